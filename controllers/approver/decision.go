@@ -1,0 +1,96 @@
+package approver
+
+import (
+	"fmt"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// Verdict is what a rule says of a request. The zero value is Ignore.
+type Verdict int
+
+// The verdicts. No fault ever becomes Approve or Deny.
+const (
+	// Ignore has no opinion.
+	Ignore Verdict = iota
+	// Approve writes the Approved condition.
+	Approve
+	// Wait cannot decide yet, and is looked at again.
+	Wait
+	// Deny is for what can never become valid. It is written only where denial is switched on.
+	Deny
+)
+
+func (v Verdict) String() string {
+	return [...]string{"Ignore", "Approve", "Wait", "Deny"}[v]
+}
+
+// Decision is a verdict with the reason token of docs/reasons.md and a sentence for people. Rule names the recogniser
+// that approved, if any.
+type Decision struct {
+	Verdict Verdict
+	Reason  string
+	Message string
+	Rule    string
+}
+
+// Rule says how requests of one signer are judged: by their shape, then by asking for the permission of each
+// recogniser that knows them, in order.
+type Rule struct {
+	SignerName  string
+	Shape       func(*csr.Request) error
+	Recognisers []Recogniser
+}
+
+// Recogniser knows one kind of requester and the permission that such a one needs.
+type Recogniser struct {
+	Name       string
+	Matches    func(*csr.Request) bool
+	Permission authorizationv1.ResourceAttributes
+	// Message is that of the Approved condition.
+	Message string
+}
+
+// review is the part of the judgement before anybody is asked: either a final decision or the recognisers to ask for.
+func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
+	if err := r.Shape(req); err != nil {
+		return nil, Decision{
+			Verdict: Deny,
+			Reason:  "ShapeMismatch",
+			Message: fmt.Sprintf("not a request that signer %s may sign: %v; a new request is needed", req.SignerName, err),
+		}
+	}
+	var recognisers []Recogniser
+	for _, recogniser := range r.Recognisers {
+		if recogniser.Matches(req) {
+			recognisers = append(recognisers, recogniser)
+		}
+	}
+	return recognisers, Decision{}
+}
+
+func approved(by Recogniser) Decision {
+	return Decision{Verdict: Approve, Reason: "AutoApproved", Message: by.Message, Rule: by.Name}
+}
+
+// notAuthorized is the decision when every review said no.
+func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
+	wanted := make([]string, len(asked))
+	for i, recogniser := range asked {
+		what := recogniser.Permission
+		wanted[i] = fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
+	}
+	return Decision{
+		Verdict: Wait,
+		Reason:  "NotAuthorized",
+		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute",
+			req.Requester.Username, req.Requester.Groups, req.Cert.Subject, strings.Join(wanted, " or ")),
+	}
+}
+
+func malformed(err error) Decision {
+	return Decision{Verdict: Deny, Reason: "Malformed", Message: fmt.Sprintf("%v; a new request is needed", err)}
+}

@@ -1,0 +1,185 @@
+// Package approver approves CertificateSigningRequests: it decides by rules that are pure and by one question to the
+// API server for each, and writes one condition. It signs and deletes nothing.
+package approver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// Name is the controller's name in logs and in the metrics of its queue.
+const Name = "csr-approver"
+
+// Denial says whether the approver may deny.
+type Denial string
+
+const (
+	// DenialNever leaves what can never become valid alone, for other approvers, people and the cleaner. It is the
+	// default: a denied kubelet asks again every half minute, one that waits only every quarter of an hour.
+	DenialNever Denial = "Never"
+	// DenialPermanent denies what can never become valid.
+	DenialPermanent Denial = "Permanent"
+)
+
+// Reconciler approves requests. Fields left nil are filled in from the manager by SetupWithManager.
+type Reconciler struct {
+	// Rules judge, each for its signer. Requests of other signers are not touched and cost no call.
+	Rules []Rule
+	// Denial is DenialNever when empty.
+	Denial Denial
+
+	Client     client.Client
+	Authorizer authz.Authorizer
+	Reporter   *report.Reporter
+	Clock      clock.PassiveClock
+}
+
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/approval,verbs=update
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client-kubelet,verbs=approve
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
+
+// SetupWithManager fills in what is nil and registers the controller.
+func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+	if r.Client == nil {
+		r.Client = mgr.GetClient()
+	}
+	if r.Clock == nil {
+		r.Clock = clock.RealClock{}
+	}
+	if r.Authorizer == nil {
+		r.Authorizer = &authz.Shared{Authorizer: authz.SubjectAccess{Client: r.Client}}
+	}
+	if r.Reporter == nil {
+		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
+	}
+	switch r.Denial {
+	case "":
+		r.Denial = DenialNever
+	case DenialNever, DenialPermanent:
+	default:
+		return fmt.Errorf("denial %q is neither %s nor %s", r.Denial, DenialNever, DenialPermanent)
+	}
+	return builder.ControllerManagedBy(mgr).
+		Named(Name).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
+			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
+			return ok && r.rule(request) != nil
+		}))).
+		WithOptions(options).
+		Complete(r)
+}
+
+// rule returns the rule for obj, or nil when obj is not ours or already decided.
+func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
+	for i := range r.Rules {
+		if r.Rules[i].SignerName == obj.Spec.SignerName && csr.Undecided(obj) {
+			return &r.Rules[i]
+		}
+	}
+	return nil
+}
+
+// Reconcile decides about one request and writes at most one condition.
+func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	obj := &certificatesv1.CertificateSigningRequest{}
+	if err := r.Client.Get(ctx, key.NamespacedName, obj); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	rule := r.rule(obj)
+	if rule == nil {
+		return reconcile.Result{}, nil
+	}
+	decision, err := r.decide(ctx, rule, obj)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return r.apply(ctx, obj, decision)
+}
+
+func (r *Reconciler) decide(ctx context.Context, rule *Rule, obj *certificatesv1.CertificateSigningRequest) (Decision, error) {
+	req, err := csr.Parse(obj)
+	if err != nil {
+		return malformed(err), nil
+	}
+	recognisers, decision := rule.review(req)
+	if decision.Verdict != Ignore {
+		return decision, nil
+	}
+	for _, recogniser := range recognisers {
+		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, recogniser.Permission)
+		if err != nil {
+			return Decision{}, fmt.Errorf("review whether the requester may %s: %w", recogniser.Name, err)
+		}
+		if allowed {
+			return approved(recogniser), nil
+		}
+	}
+	return notAuthorized(req, recognisers), nil
+}
+
+func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decision Decision) (reconcile.Result, error) {
+	kind := certificatesv1.CertificateApproved
+	switch {
+	case decision.Verdict == Deny && r.Denial == DenialPermanent:
+		kind = certificatesv1.CertificateDenied
+	case decision.Verdict == Deny:
+		decision.Verdict = Ignore
+		return r.refuse(ctx, obj, decision), nil
+	case decision.Verdict != Approve:
+		return r.refuse(ctx, obj, decision), nil
+	}
+	obj = obj.DeepCopy()
+	csr.AddCondition(obj, kind, decision.Reason, decision.Message, time.Time{})
+	if err := r.Client.SubResource("approval").Update(ctx, obj); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return reconcile.Result{}, nil // the watch brings what changed
+		}
+		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
+	}
+	if decision.Verdict == Deny {
+		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
+	}
+	count(obj, decision)
+	log.FromContext(ctx).Info("Decided", "verdict", decision.Verdict.String(), "reason", decision.Reason, "rule", decision.Rule,
+		"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+	return reconcile.Result{}, nil
+}
+
+// refuse says why obj stays as it is, and when to look at it again: a verdict of Wait after as long as the request is
+// old, so that the pause doubles, from a second to a minute; any other never, as spec does not change.
+func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decision Decision) reconcile.Result {
+	if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
+		count(obj, decision)
+		log.FromContext(ctx).V(1).Info("Not approved", "verdict", decision.Verdict.String(), "reason", decision.Reason, "message", decision.Message,
+			"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+	}
+	if decision.Verdict != Wait {
+		return reconcile.Result{}
+	}
+	age := r.Clock.Since(obj.CreationTimestamp.Time)
+	low := handler.LowPriority
+	return reconcile.Result{RequeueAfter: min(max(age, time.Second), time.Minute), Priority: &low}
+}
+
+func count(obj *certificatesv1.CertificateSigningRequest, decision Decision) {
+	decisionsTotal.WithLabelValues(obj.Spec.SignerName, decision.Rule, decision.Verdict.String(), decision.Reason).Inc()
+}

@@ -1,0 +1,122 @@
+package controllers
+
+import (
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// FromConfiguration returns the Options that a checked configuration describes.
+func FromConfiguration(c *config.Configuration) (Options, error) {
+	retention := retentionPolicy(c.Cleaning)
+	options := Options{Concurrency: Concurrency(c.Concurrency)}
+	if c.Enabled(config.ApproverController) {
+		options.Approver = &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}, Denial: approver.Denial(c.Approval.Denial)}
+	}
+	if c.Enabled(config.SignerController) {
+		signers, err := signersOf(c.Signing)
+		if err != nil {
+			return Options{}, err
+		}
+		options.Signer = &signer.Reconciler{Signers: signers, Retention: retention}
+	}
+	if c.Enabled(config.CleanerController) {
+		rate := c.Cleaning.DeletesPerSecond
+		options.Cleaner = &cleaner.Reconciler{Retention: retention, Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate)}
+	}
+	return options, nil
+}
+
+// signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
+// settings of their own.
+func signersOf(c config.Signing) (map[string]signer.Signer, error) {
+	settings := map[string]config.Signer{}
+	var shared *signer.KeyPair
+	if c.CA != (config.CA{}) {
+		shared = keyPair(c.CA)
+		for _, name := range signer.KubernetesSignerNames() {
+			settings[name] = config.Signer{Name: name}
+		}
+	}
+	for _, one := range c.Signers {
+		settings[one.Name] = one
+	}
+	signers := map[string]signer.Signer{}
+	for name, one := range settings {
+		profile, err := profile(c, one)
+		if err != nil {
+			return nil, fmt.Errorf("signer %s: %w", name, err)
+		}
+		pair := shared
+		if one.CA != (config.CA{}) {
+			pair = keyPair(one.CA)
+		}
+		usages := make([]certificatesv1.KeyUsage, len(one.Usages))
+		for i, usage := range one.Usages {
+			usages[i] = certificatesv1.KeyUsage(usage)
+		}
+		signers[name] = signer.Signer{Profile: profile, Usages: usages, KeyPair: pair}
+	}
+	return signers, nil
+}
+
+func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
+	longest := duration(one.MaxDuration, 0)
+	otherwise := c.Duration.Duration
+	if longest > 0 {
+		otherwise = min(otherwise, longest)
+	}
+	forbidden := one.ForbiddenSubjects
+	if forbidden == nil && one.Name == certificatesv1.KubeAPIServerClientSignerName {
+		forbidden = []string{"O=system:masters"}
+	}
+	return ca.NewProfile(ca.ProfileConfig{
+		Lifetime:          duration(one.Duration, otherwise),
+		MinLifetime:       duration(one.MinDuration, 0),
+		MaxLifetime:       longest,
+		MinRSABits:        c.MinRSABits,
+		ForbiddenSubjects: forbidden,
+	})
+}
+
+func keyPair(c config.CA) *signer.KeyPair {
+	if namespace, name := c.SecretName(); name != "" {
+		return signer.NewKeyPair(signer.Secret{Namespace: namespace, Name: name})
+	}
+	return signer.NewKeyPair(signer.Files{Cert: c.CertFile, Key: c.KeyFile})
+}
+
+func retentionPolicy(c config.Cleaning) csr.RetentionPolicy {
+	policy := csr.RetentionPolicy{Default: retention(c.Retention, csr.DefaultRetention), Signers: map[string]csr.Retention{}}
+	for _, one := range c.Signers {
+		policy.Signers[one.Name] = retention(one.Retention, policy.Default)
+	}
+	return policy
+}
+
+func retention(c config.Retention, otherwise csr.Retention) csr.Retention {
+	return csr.Retention{
+		Approved: duration(c.Approved, otherwise.Approved),
+		Denied:   duration(c.Denied, otherwise.Denied),
+		Failed:   duration(c.Failed, otherwise.Failed),
+		Pending:  duration(c.Pending, otherwise.Pending),
+		Expired:  duration(c.Expired, otherwise.Expired),
+	}
+}
+
+func duration(set *metav1.Duration, otherwise time.Duration) time.Duration {
+	if set == nil {
+		return otherwise
+	}
+	return set.Duration
+}

@@ -1,0 +1,97 @@
+// Package controllers puts the approver, the signer and the cleaner on a manager. It is the library surface: importing
+// it registers metrics and does nothing else.
+package controllers
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+)
+
+// Options is the whole configuration surface. A nil controller is left out. Fields of the controllers that are nil are
+// filled in from the manager, so a caller may bring a client, a clock or an authorizer of its own.
+type Options struct {
+	Approver *approver.Reconciler
+	Signer   *signer.Reconciler
+	Cleaner  *cleaner.Reconciler
+
+	// Concurrency is how many requests each controller works on at a time; zero is kube-controller-manager's number.
+	Concurrency Concurrency
+
+	// Clock, if set, is the clock of every controller that has none and of their queues: with a fake one retention,
+	// expiry and retries follow its steps. A controller with a Clock of its own keeps it.
+	Clock clock.WithTicker
+}
+
+// Concurrency is the number of workers of each controller.
+type Concurrency struct{ Approver, Signer, Cleaner int }
+
+// DefaultConcurrency is kube-controller-manager's (cmd/kube-controller-manager/app/certificates.go).
+var DefaultConcurrency = Concurrency{Approver: 5, Signer: 5, Cleaner: 1}
+
+// Errors are retried after 200 ms as in kube-controller-manager, but after a minute at the most, so that what was
+// missing is noticed within one.
+const firstRetry, lastRetry = 200 * time.Millisecond, time.Minute
+
+// SetupWithManager registers what Options holds on mgr, and returns all that is wrong at once. Leader election, metrics
+// and probes are the manager's owner's.
+func (o Options) SetupWithManager(mgr manager.Manager) error {
+	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil {
+		return errors.New("no controller to run")
+	}
+	var errs []error
+	if o.Approver != nil {
+		if o.Approver.Clock == nil && o.Clock != nil {
+			o.Approver.Clock = o.Clock
+		}
+		errs = append(errs, named(approver.Name, o.Approver.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver))))
+	}
+	if o.Signer != nil {
+		if o.Signer.Clock == nil && o.Clock != nil {
+			o.Signer.Clock = o.Clock
+		}
+		errs = append(errs, named(signer.Name, o.Signer.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer))))
+	}
+	if o.Cleaner != nil {
+		if o.Cleaner.Clock == nil && o.Clock != nil {
+			o.Cleaner.Clock = o.Clock
+		}
+		errs = append(errs, named(cleaner.Name, o.Cleaner.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner))))
+	}
+	return errors.Join(errs...)
+}
+
+func named(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("set up %s: %w", name, err)
+}
+
+func (o Options) controller(workers, otherwise int) controller.Options {
+	if workers == 0 {
+		workers = otherwise
+	}
+	warm := true
+	options := controller.Options{
+		MaxConcurrentReconciles: workers,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		EnableWarmup:            &warm, // a standby has its queue filled when it becomes the leader
+	}
+	if o.Clock != nil {
+		options.NewQueue = func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
+			return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{Name: name, Clock: o.Clock})
+		}
+	}
+	return options
+}

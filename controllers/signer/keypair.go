@@ -1,0 +1,156 @@
+package signer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// Unavailable is why there is no Authority to sign with: a reason token of docs/reasons.md and a sentence.
+type Unavailable struct{ Reason, Message string }
+
+func (u *Unavailable) Error() string { return u.Message }
+
+// Source feeds a KeyPair: Secret, Files or Static.
+type Source interface {
+	// describe names the source in messages, and the object that Events are about, if there is one.
+	describe() (string, client.Object)
+	// runnable returns what keeps pair up to date once mgr runs it.
+	runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error)
+}
+
+// KeyPair holds the Authority of the moment, fed by a source. A candidate that can't be used leaves the last good one
+// in place and is reported; a good one wakes whoever waits. It is safe for concurrent use; NewKeyPair makes one.
+type KeyPair struct {
+	source Source
+	name   string
+	object client.Object
+
+	signers  []string // whose certificates it signs, for metrics
+	clock    clock.PassiveClock
+	reporter *report.Reporter
+	log      logr.Logger
+
+	mu        sync.Mutex
+	certPEM   []byte
+	keyPEM    []byte
+	authority *ca.Authority
+	problem   *Unavailable // of the newest candidate; nil when it is the one in use
+	changed   []chan struct{}
+}
+
+// NewKeyPair returns a KeyPair without an Authority; the manager that a Reconciler is set up with runs source.
+// Signers that share a CA share a KeyPair.
+func NewKeyPair(source Source) *KeyPair {
+	name, object := source.describe()
+	return &KeyPair{source: source, name: name, object: object}
+}
+
+// Authority returns the one to sign with at now. An error is always an *Unavailable.
+func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.authority != nil && k.authority.Usable(now) == nil:
+		return k.authority, nil
+	case k.authority != nil:
+		return nil, k.unusable(k.authority.Usable(now))
+	case k.problem != nil:
+		return nil, k.problem
+	default:
+		return nil, &Unavailable{Reason: "CAMissing", Message: k.name + " has not been read yet"}
+	}
+}
+
+// Load offers a candidate; certPEM may hold several certificates, see ca.Load.
+func (k *KeyPair) Load(certPEM, keyPEM []byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.problem == nil && k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM) {
+		return
+	}
+	authority, err := ca.Load(certPEM, keyPEM)
+	if err != nil {
+		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
+		return
+	}
+	if err := authority.Usable(k.clock.Now()); err != nil {
+		k.reject(k.unusable(err))
+		return
+	}
+	k.certPEM, k.keyPEM, k.authority, k.problem = certPEM, keyPEM, authority, nil
+	reloadsTotal.WithLabelValues("accepted").Inc()
+	k.measure(float64(authority.NotAfter().Unix()))
+	k.log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+	k.tell(corev1.EventTypeNormal, "CALoaded", fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339)))
+	for _, changed := range k.changed {
+		select {
+		case changed <- struct{}{}:
+		default: // a wake-up is already on its way
+		}
+	}
+}
+
+// Refuse reports that the source has no candidate, or none that can be one.
+func (k *KeyPair) Refuse(reason, message string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reject(&Unavailable{Reason: reason, Message: message})
+}
+
+func (k *KeyPair) unusable(err error) *Unavailable {
+	reason := "CAInvalid"
+	if errors.Is(err, ca.ErrExpired) {
+		reason = "CAExpired"
+	}
+	return &Unavailable{Reason: reason, Message: fmt.Sprintf("%s can't be used: %v", k.name, err)}
+}
+
+// reject keeps what is in use, and reports a problem that is not the last one.
+func (k *KeyPair) reject(problem *Unavailable) {
+	if k.problem != nil && *k.problem == *problem {
+		return
+	}
+	k.problem = problem
+	reloadsTotal.WithLabelValues("rejected").Inc()
+	message := problem.Message
+	if k.authority == nil {
+		k.measure(0)
+	} else {
+		message += "; the last good one stays in use"
+	}
+	k.log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)
+	k.tell(corev1.EventTypeWarning, problem.Reason, message)
+}
+
+func (k *KeyPair) measure(notAfter float64) {
+	for _, name := range k.signers {
+		caNotAfter.WithLabelValues(name).Set(notAfter)
+	}
+}
+
+func (k *KeyPair) tell(eventType, reason, message string) {
+	if k.object != nil {
+		k.reporter.Object(k.object, eventType, "Load", reason, message)
+	}
+}
+
+// subscribe returns a channel that yields after each new Authority.
+func (k *KeyPair) subscribe() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	changed := make(chan struct{}, 1)
+	k.changed = append(k.changed, changed)
+	return changed
+}

@@ -1,0 +1,74 @@
+package signer
+
+import (
+	"fmt"
+	"slices"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// LegacyUnknownSignerName is Kubernetes' signer without rules. The v1 API refuses it at creation, so only objects that
+// were stored before 1.22 have it.
+const LegacyUnknownSignerName = "kubernetes.io/legacy-unknown"
+
+// shapes are what Kubernetes' own signers demand; a nil one demands nothing.
+var shapes = map[string]func(*csr.Request) error{
+	certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,
+	certificatesv1.KubeAPIServerClientKubeletSignerName: csr.KubeletClientShape,
+	certificatesv1.KubeletServingSignerName:             csr.KubeletServingShape,
+	LegacyUnknownSignerName:                             nil,
+}
+
+// KubernetesSignerNames are the four signers of kube-controller-manager, in order.
+func KubernetesSignerNames() []string {
+	return []string{
+		certificatesv1.KubeAPIServerClientSignerName,
+		certificatesv1.KubeAPIServerClientKubeletSignerName,
+		certificatesv1.KubeletServingSignerName,
+		LegacyUnknownSignerName,
+	}
+}
+
+// Signer says how requests for one signer name are signed.
+type Signer struct {
+	// Profile bounds what is issued.
+	Profile ca.Profile
+	// Usages are those that a custom signer permits. Kubernetes' own signers have rules of their own and leave it nil.
+	Usages []certificatesv1.KeyUsage
+	// KeyPair is the CA.
+	KeyPair *KeyPair
+}
+
+// check returns why req can never be signed, as the reason and message of a Failed condition, or nil. The rules of
+// kube-controller-manager come first and keep its reason and its texts.
+func (s Signer) check(req *csr.Request) *ca.Violation {
+	shape, kubernetes := shapes[req.SignerName]
+	if shape != nil {
+		if err := shape(req); err != nil {
+			return &ca.Violation{Reason: "SignerValidationFailure", Message: err.Error()}
+		}
+	}
+	if len(req.UnknownUsages) > 0 {
+		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %q", req.UnknownUsages)}
+	}
+	if !kubernetes {
+		for _, usage := range req.Usages {
+			if !slices.Contains(s.Usages, usage) {
+				return &ca.Violation{
+					Reason:  "UsagesNotPermitted",
+					Message: fmt.Sprintf("usage %q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages),
+				}
+			}
+		}
+	}
+	if violations := s.Profile.Check(req.Cert); len(violations) > 0 {
+		return &violations[0]
+	}
+	if err := req.CheckSignature(); err != nil {
+		return &ca.Violation{Reason: "Malformed", Message: err.Error()}
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package signer
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/status,verbs=update
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving;kubernetes.io/legacy-unknown,verbs=sign
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
+
+// SetupWithManager fills in what is nil and registers the controller, the sources of its key pairs, and a readiness
+// check that fails while a signer has no CA to sign with.
+func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+	if r.Client == nil {
+		r.Client = mgr.GetClient()
+	}
+	if r.Clock == nil {
+		r.Clock = clock.RealClock{}
+	}
+	if r.Reporter == nil {
+		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
+	}
+	if r.Retention.Default == (csr.Retention{}) {
+		r.Retention.Default = csr.DefaultRetention
+	}
+	ctrl := builder.ControllerManagedBy(mgr).
+		Named(Name).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
+			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
+			return ok && r.signable(request)
+		}))).
+		WithOptions(options)
+	pairs := r.keyPairs()
+	for _, pair := range pairs {
+		if err := r.run(mgr, pair); err != nil {
+			return err
+		}
+		ctrl.WatchesRawSource(r.wakeAfter(pair))
+	}
+	err := mgr.AddReadyzCheck("signing-ca", func(*http.Request) error {
+		for _, pair := range pairs {
+			if _, err := pair.Authority(r.Clock.Now()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("add readiness check: %w", err)
+	}
+	return ctrl.Complete(r)
+}
+
+// keyPairs returns each KeyPair of Signers once, and tells it which signers it serves.
+func (r *Reconciler) keyPairs() []*KeyPair {
+	var pairs []*KeyPair
+	for name, signer := range r.Signers {
+		if !slices.Contains(pairs, signer.KeyPair) {
+			pairs = append(pairs, signer.KeyPair)
+		}
+		signer.KeyPair.signers = append(signer.KeyPair.signers, name)
+	}
+	return pairs
+}
+
+func (r *Reconciler) run(mgr manager.Manager, pair *KeyPair) error {
+	pair.clock, pair.reporter, pair.log = r.Clock, r.Reporter, mgr.GetLogger().WithName(Name)
+	runnable, err := pair.source.runnable(mgr, pair)
+	if err != nil || runnable == nil {
+		return err
+	}
+	if err := mgr.Add(runnable); err != nil {
+		return fmt.Errorf("run the source of %s: %w", pair.name, err)
+	}
+	return nil
+}
+
+// wakeAfter enqueues what waits for pair each time that it has a new Authority.
+func (r *Reconciler) wakeAfter(pair *KeyPair) source.Source {
+	changed := pair.subscribe()
+	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-changed:
+					r.enqueueWaiting(ctx, pair, queue)
+				}
+			}
+		}()
+		return nil
+	})
+}
+
+func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *KeyPair, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	requests := &certificatesv1.CertificateSigningRequestList{}
+	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
+		log.FromContext(ctx).Error(err, "List requests that wait for a CA") // they are looked at again within a minute
+		return
+	}
+	for i := range requests.Items {
+		obj := &requests.Items[i]
+		if r.signable(obj) && r.Signers[obj.Spec.SignerName].KeyPair == pair {
+			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}})
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package signer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+)
+
+// Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, and tls.key.
+// It is watched by name, so that a role for that one Secret is enough.
+type Secret types.NamespacedName
+
+func (s Secret) String() string { return types.NamespacedName(s).String() }
+
+func (s Secret) describe() (string, client.Object) {
+	secret := &corev1.Secret{}
+	secret.Namespace, secret.Name = s.Namespace, s.Name
+	return "Secret " + s.String(), secret
+}
+
+func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error) {
+	secrets, err := cache.New(mgr.GetConfig(), cache.Options{
+		HTTPClient: mgr.GetHTTPClient(),
+		Scheme:     mgr.GetScheme(),
+		Mapper:     mgr.GetRESTMapper(),
+		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
+			if apierrors.IsForbidden(err) {
+				pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+			}
+			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
+		},
+		ByObject: map[client.Object]cache.ByObject{&corev1.Secret{}: {
+			Namespaces: map[string]cache.Config{s.Namespace: {}},
+			Field:      fields.OneTermEqualSelector("metadata.name", s.Name),
+		}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", pair.name, err)
+	}
+	return everywhere(func(ctx context.Context) error { return s.watch(ctx, secrets, pair) }), nil
+}
+
+func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair) error {
+	informer, err := secrets.GetInformer(ctx, &corev1.Secret{}, cache.BlockUntilSynced(false))
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", pair.name, err)
+	}
+	look := make(chan struct{}, 1)
+	wake := func(any) {
+		select {
+		case look <- struct{}{}:
+		default:
+		}
+	}
+	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake,
+	}); err != nil {
+		return fmt.Errorf("watch %s: %w", pair.name, err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- secrets.Start(ctx) }()
+	ticker := time.NewTicker(recheck)
+	defer ticker.Stop()
+	// A Secret that is not there causes no event, so look once when the informer knows.
+	toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+	for {
+		s.load(ctx, secrets, pair)
+		select {
+		case err := <-stopped:
+			return err
+		case <-look:
+		case <-ticker.C:
+		}
+	}
+}
+
+func (s Secret) load(ctx context.Context, secrets client.Reader, pair *KeyPair) {
+	secret := &corev1.Secret{}
+	err := secrets.Get(ctx, types.NamespacedName(s), secret)
+	switch {
+	case ctx.Err() != nil:
+	case client.IgnoreNotFound(err) != nil:
+		pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+	case err != nil:
+		pair.Refuse("CAMissing", fmt.Sprintf("%s does not exist: create it with type %s", pair.name, corev1.SecretTypeTLS))
+	case secret.Type != corev1.SecretTypeTLS:
+		pair.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", pair.name, secret.Type, corev1.SecretTypeTLS))
+	default:
+		pair.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+	}
+}

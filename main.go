@@ -1,0 +1,131 @@
+// Command csr-controller-manager approves, signs and cleans CertificateSigningRequests.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// version is set by the build with -ldflags "-X main.version=…".
+var version string
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "csr-controller-manager:", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	configuration, err := config.Load(args, os.Stdout)
+	switch {
+	case errors.Is(err, config.ErrHelp):
+		return nil
+	case errors.Is(err, config.ErrVersion):
+		fmt.Println("csr-controller-manager", versionOrBuild())
+		return nil
+	case err != nil:
+		return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
+	}
+	logger := newLogger(configuration.Verbosity)
+	logger.Info("Starting", "version", versionOrBuild())
+	options, err := controllers.FromConfiguration(configuration)
+	if err != nil {
+		return err
+	}
+	mgr, err := newManager(configuration, logger)
+	if err != nil {
+		return err
+	}
+	if err := options.SetupWithManager(mgr); err != nil {
+		return err
+	}
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		return err
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	logger.Info("Stopped")
+	return nil
+}
+
+// newLogger writes JSON lines to standard error, for our own code and for the libraries below it.
+func newLogger(verbosity int) logr.Logger {
+	level := slog.Level(-verbosity)
+	logger := logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log.SetLogger(logger)
+	klog.SetLogger(logger)
+	return logger
+}
+
+func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.Kubeconfig
+	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	cluster.UserAgent = "csr-controller-manager/" + versionOrBuild()
+	cluster.QPS, cluster.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
+	election := rest.CopyConfig(cluster)
+	election.QPS = -1 // renewing the Lease never waits behind work
+	namespace := c.LeaderElection.ResourceNamespace
+	if namespace == "" && !inCluster() {
+		namespace = "kube-system"
+	}
+	return manager.New(cluster, manager.Options{
+		Scheme:                        clientgoscheme.Scheme,
+		Logger:                        logger,
+		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Metrics:                       metricsserver.Options{BindAddress: c.MetricsBindAddress},
+		HealthProbeBindAddress:        c.HealthProbeBindAddress,
+		LeaderElection:                c.LeaderElection.Enabled,
+		LeaderElectionID:              c.LeaderElection.ResourceName,
+		LeaderElectionNamespace:       namespace,
+		LeaderElectionConfig:          election,
+		LeaderElectionReleaseOnCancel: true, // main returns right after Start does
+		LeaseDuration:                 &c.LeaderElection.LeaseDuration.Duration,
+		RenewDeadline:                 &c.LeaderElection.RenewDeadline.Duration,
+		RetryPeriod:                   &c.LeaderElection.RetryPeriod.Duration,
+	})
+}
+
+func inCluster() bool {
+	_, err := rest.InClusterConfig()
+	return err == nil
+}
+
+func versionOrBuild() string {
+	if version != "" {
+		return version
+	}
+	if build, ok := debug.ReadBuildInfo(); ok {
+		return build.Main.Version
+	}
+	return "unknown"
+}

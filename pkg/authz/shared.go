@@ -1,0 +1,94 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// reviewTimeout bounds one shared review, which outlives the callers that gave up on it.
+const reviewTimeout = 30 * time.Second
+
+// Shared lets identical questions share an answer: those that arrive while one is being asked wait for the next one,
+// and all of them share that. So an answer is never older than the question, none is kept, and no caller's
+// cancellation fails another.
+type Shared struct {
+	Authorizer Authorizer
+
+	mu sync.Mutex
+	// waiting holds, for each question that is being asked, the review that has not been sent yet, or nil.
+	waiting map[string]*review
+}
+
+type review struct {
+	done    chan struct{}
+	allowed bool
+	err     error
+}
+
+// Allowed returns the shared answer, or the cause of ctx's end if that comes first.
+func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+	// %#v quotes every string and sorts every map, so no two questions look the same.
+	question := fmt.Sprintf("%#v %#v", who, what)
+	answer := s.join(context.WithoutCancel(ctx), question, who, what)
+	select {
+	case <-answer.done:
+		return answer.allowed, answer.err
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+// join returns the review of question that has not been sent yet, and makes one where there is none. The first one's
+// goroutine goes on to ask for all that come after it.
+func (s *Shared) join(ctx context.Context, question string, who csr.Requester, what authorizationv1.ResourceAttributes) *review {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting == nil {
+		s.waiting = map[string]*review{}
+	}
+	next, busy := s.waiting[question]
+	if next == nil {
+		next = &review{done: make(chan struct{})}
+		s.waiting[question] = next
+	}
+	if !busy {
+		go s.ask(ctx, question, who, what)
+	}
+	return next
+}
+
+func (s *Shared) ask(ctx context.Context, question string, who csr.Requester, what authorizationv1.ResourceAttributes) {
+	for {
+		next := s.take(question)
+		if next == nil {
+			return
+		}
+		next.allowed, next.err = s.askOnce(ctx, who, what)
+		close(next.done)
+	}
+}
+
+// take marks the waiting review of question as sent, or forgets the question when none waits.
+func (s *Shared) take(question string) *review {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.waiting[question]
+	if next == nil {
+		delete(s.waiting, question)
+		return nil
+	}
+	s.waiting[question] = nil
+	return next
+}
+
+func (s *Shared) askOnce(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	return s.Authorizer.Allowed(ctx, who, what)
+}

@@ -1,0 +1,138 @@
+// Package ca issues X.509 leaf certificates. It knows the standard library and nothing of Kubernetes, does no
+// I/O and reads no clock: the instant is always an argument.
+package ca
+
+import (
+	"crypto"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrExpired is what Authority.Usable and Authority.Issue return, wrapped, once the signing certificate has run out.
+var ErrExpired = errors.New("the signing certificate has expired")
+
+// Authority is a signing certificate with its private key. It is immutable and safe for concurrent use; Load is the
+// only way to get one, so that one that exists can sign.
+type Authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// Load builds an Authority from PEM. certPEM may hold several certificates in any order; the one that signs is the one
+// whose public key is that of keyPEM and that may sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9), and of
+// several such the one that ends last. Blocks of other types are passed over. Validity in time is not looked at here,
+// see Usable, so that an expired CA can still be reported by name.
+func Load(certPEM, keyPEM []byte) (*Authority, error) {
+	key, err := parsePrivateKey(keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	certs, err := ParseCertificates(certPEM)
+	if err != nil {
+		return nil, err
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no PEM block of type CERTIFICATE found")
+	}
+	cert, err := signingCertificate(certs, key)
+	if err != nil {
+		return nil, err
+	}
+	return &Authority{cert: cert, key: key}, nil
+}
+
+// ParseCertificates parses every CERTIFICATE block of data, in order, and passes over blocks of other types.
+func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for i := 1; ; {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			return certs, nil
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("parse certificate %d: %w", i, err)
+		}
+		certs = append(certs, cert)
+		i++
+	}
+}
+
+func signingCertificate(certs []*x509.Certificate, key crypto.Signer) (*x509.Certificate, error) {
+	public, comparable := key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !comparable {
+		return nil, fmt.Errorf("a private key of type %T cannot sign certificates", key)
+	}
+	var best *x509.Certificate
+	var unfit error
+	for _, cert := range certs {
+		if !public.Equal(cert.PublicKey) {
+			continue
+		}
+		if err := maySign(cert); err != nil {
+			unfit = err
+			continue
+		}
+		if best == nil || cert.NotAfter.After(best.NotAfter) {
+			best = cert
+		}
+	}
+	switch {
+	case best != nil:
+		return best, nil
+	case unfit != nil:
+		return nil, unfit
+	default:
+		return nil, fmt.Errorf("the private key belongs to none of the %d certificate(s)", len(certs))
+	}
+}
+
+func maySign(cert *x509.Certificate) error {
+	if !cert.BasicConstraintsValid || !cert.IsCA {
+		return fmt.Errorf("certificate %q is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)", cert.Subject)
+	}
+	if cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0 {
+		return fmt.Errorf("certificate %q may not sign certificates (key usage keyCertSign missing, RFC 5280 section 4.2.1.3)", cert.Subject)
+	}
+	return nil
+}
+
+// Usable says whether the Authority may sign at now: nil, an error that wraps ErrExpired, or one that says from when on
+// it will be valid.
+func (a *Authority) Usable(now time.Time) error {
+	if !now.Before(a.cert.NotAfter) {
+		return fmt.Errorf("%w: %q ended at %s", ErrExpired, a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339))
+	}
+	if now.Before(a.cert.NotBefore) {
+		return fmt.Errorf("the signing certificate %q is not valid before %s", a.cert.Subject, a.cert.NotBefore.Format(time.RFC3339))
+	}
+	return nil
+}
+
+// NotAfter is the end of the signing certificate; nothing that it issues lives longer.
+func (a *Authority) NotAfter() time.Time { return a.cert.NotAfter }
+
+// KeyID names the signing key in logs and metrics: the hex of the first eight bytes of the SHA-256 of its
+// SubjectPublicKeyInfo, so that two certificates for one key share it.
+func (a *Authority) KeyID() string {
+	return KeyID(a.cert.RawSubjectPublicKeyInfo)
+}
+
+// KeyID is the short fingerprint of a DER SubjectPublicKeyInfo, see Authority.KeyID.
+func KeyID(spki []byte) string {
+	sum := sha256.Sum256(spki)
+	return hex.EncodeToString(sum[:8])
+}
+
+// CertificatePEM is the signing certificate as one PEM block, for those who must trust it.
+func (a *Authority) CertificatePEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+}

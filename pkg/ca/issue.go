@@ -1,0 +1,104 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"time"
+)
+
+// Request is the certificate as it would be issued: whoever judges it and whoever signs it look at the same value, and
+// nothing that is not in it can reach a certificate.
+type Request struct {
+	PublicKey      crypto.PublicKey
+	Subject        pkix.Name
+	DNSNames       []string
+	EmailAddresses []string
+	IPAddresses    []net.IP
+	URIs           []*url.URL
+	KeyUsage       x509.KeyUsage
+	ExtKeyUsage    []x509.ExtKeyUsage
+	// Lifetime is the requester's wish; zero is none.
+	Lifetime time.Duration
+}
+
+// Issued is a certificate as Issue made it.
+type Issued struct {
+	// PEM is one CERTIFICATE block without headers.
+	PEM       []byte
+	Serial    *big.Int
+	NotBefore time.Time
+	NotAfter  time.Time
+	// Cut is how much earlier than the profile says the certificate ends because the Authority itself ends.
+	Cut time.Duration
+}
+
+// Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. An error
+// means that it may work another time; it wraps ErrExpired when the Authority has run out.
+func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
+	if err := a.Usable(now); err != nil {
+		return nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               req.Subject,
+		DNSNames:              req.DNSNames,
+		EmailAddresses:        req.EmailAddresses,
+		IPAddresses:           req.IPAddresses,
+		URIs:                  req.URIs,
+		KeyUsage:              req.KeyUsage,
+		ExtKeyUsage:           req.ExtKeyUsage,
+		BasicConstraintsValid: true,
+		IsCA:                  false,
+	}
+	var cut time.Duration
+	template.NotBefore, template.NotAfter, cut = a.validity(p.lifetime(req.Lifetime), now)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, req.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate: %w", err)
+	}
+	return &Issued{
+		PEM:       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Serial:    serial,
+		NotBefore: template.NotBefore,
+		NotAfter:  template.NotAfter,
+		Cut:       cut,
+	}, nil
+}
+
+// validity is Kubernetes pkg/controller/certificates/authority/policies.go: the backdating is part of a long lifetime
+// and comes on top of a short one, and nothing outlives the Authority.
+func (a *Authority) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {
+	notBefore, notAfter = now.Add(-Backdate), now.Add(lifetime)
+	if lifetime >= shortLived {
+		notAfter = notAfter.Add(-Backdate)
+	}
+	if !notAfter.Before(a.cert.NotAfter) {
+		cut = notAfter.Sub(a.cert.NotAfter)
+		notAfter = a.cert.NotAfter
+	}
+	return notBefore, notAfter, cut
+}
+
+// newSerial returns a random positive number of up to 128 bits (RFC 5280 section 4.1.2.2 allows 20 octets).
+func newSerial() (*big.Int, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
+	if err != nil {
+		return nil, err
+	}
+	if serial.Sign() == 0 {
+		return nil, errors.New("random source returned zero")
+	}
+	return serial, nil
+}

@@ -1,0 +1,155 @@
+package ca
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/x509/pkix"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// Backdate is how far NotBefore lies before the moment of issuance, against clocks that run late
+	// (Kubernetes pkg/controller/certificates/signer/signer.go).
+	Backdate = 5 * time.Minute
+
+	// shortLived is the lifetime below which the backdating is added to a certificate's validity instead of taken
+	// from it (Kubernetes pkg/controller/certificates/authority/policies.go, PermissiveSigningPolicy.Short).
+	shortLived = 8 * time.Hour
+
+	// ShortestLifetime is what a certificate must outlive to be of use. A client renews as early as after 70 % of
+	// the validity (client-go util/certificate), of which Backdate has passed at issuance, so with
+	// 0.7 × (lifetime + Backdate) <= Backdate it would renew at once, for ever.
+	ShortestLifetime = Backdate * 3 / 7
+
+	// DefaultLifetime and DefaultMinLifetime are kube-controller-manager's: one year at most, ten minutes at least.
+	DefaultLifetime    = 365 * 24 * time.Hour
+	DefaultMinLifetime = 10 * time.Minute
+
+	// DefaultMinRSABits is what NIST SP 800-57 part 1 calls the least for use after 2013.
+	DefaultMinRSABits = 2048
+)
+
+// ProfileConfig says what an Authority may issue to one kind of requester. The zero value is kube-controller-manager's
+// behaviour with a signing duration of one year, and RSA keys of 2048 bits or more.
+type ProfileConfig struct {
+	// Lifetime is what a request without a wish gets, and without MaxLifetime also the longest. Zero is one year.
+	Lifetime time.Duration
+	// MinLifetime lifts shorter wishes, up to MaxLifetime. Zero is ten minutes.
+	MinLifetime time.Duration
+	// MaxLifetime cuts longer wishes. Zero is Lifetime.
+	MaxLifetime time.Duration
+	// MinRSABits refuses shorter RSA keys. Zero is 2048.
+	MinRSABits int
+	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any rest.
+	ForbiddenSubjects []string
+}
+
+// Profile is a checked ProfileConfig.
+type Profile struct{ config ProfileConfig }
+
+// NewProfile fills in the defaults of config and checks it.
+func NewProfile(config ProfileConfig) (Profile, error) {
+	if config.Lifetime == 0 {
+		config.Lifetime = DefaultLifetime
+	}
+	if config.MinLifetime == 0 {
+		config.MinLifetime = DefaultMinLifetime
+	}
+	if config.MaxLifetime == 0 {
+		config.MaxLifetime = config.Lifetime
+	}
+	if config.MinRSABits == 0 {
+		config.MinRSABits = DefaultMinRSABits
+	}
+	config.ForbiddenSubjects = slices.Clone(config.ForbiddenSubjects)
+	for _, lifetime := range []time.Duration{config.Lifetime, config.MinLifetime, config.MaxLifetime} {
+		if err := CheckLifetime(lifetime); err != nil {
+			return Profile{}, err
+		}
+	}
+	if config.Lifetime > config.MaxLifetime {
+		return Profile{}, fmt.Errorf("the default lifetime %s is over the longest, %s", config.Lifetime, config.MaxLifetime)
+	}
+	for _, pattern := range config.ForbiddenSubjects {
+		if err := CheckSubjectPattern(pattern); err != nil {
+			return Profile{}, err
+		}
+	}
+	return Profile{config: config}, nil
+}
+
+// CheckLifetime says why certificates of that lifetime would be of no use, or nil.
+func CheckLifetime(lifetime time.Duration) error {
+	if lifetime > ShortestLifetime {
+		return nil
+	}
+	return fmt.Errorf("%s is too short: certificates are backdated by %s and clients renew after as little as 70%% of the validity, "+
+		"so what lives for %s or less is due for renewal the moment it is issued", lifetime, Backdate, ShortestLifetime.Round(time.Second))
+}
+
+// CheckSubjectPattern says what is wrong with one entry of ProfileConfig.ForbiddenSubjects, or nil.
+func CheckSubjectPattern(pattern string) error {
+	attribute, value, found := strings.Cut(pattern, "=")
+	if !found || (attribute != "O" && attribute != "CN") || value == "" || strings.Contains(strings.TrimSuffix(value, "*"), "*") {
+		return fmt.Errorf("%q is no subject pattern: want O=value or CN=value, with at most one *, at the end", pattern)
+	}
+	return nil
+}
+
+// Violation is why a Request can never be issued under a Profile: a reason token of docs/reasons.md and a sentence.
+type Violation struct{ Reason, Message string }
+
+// Check returns why req can never be issued under p; none means that it can.
+func (p Profile) Check(req Request) []Violation {
+	var found []Violation
+	if message := p.weakKey(req.PublicKey); message != "" {
+		found = append(found, Violation{Reason: "KeyTooWeak", Message: message})
+	}
+	for _, pattern := range p.config.ForbiddenSubjects {
+		if matchesSubject(pattern, req.Subject) {
+			found = append(found, Violation{
+				Reason:  "SubjectNotPermitted",
+				Message: fmt.Sprintf("subject %q is not permitted: this signer never issues %s", req.Subject, pattern),
+			})
+		}
+	}
+	return found
+}
+
+func (p Profile) weakKey(public any) string {
+	switch key := public.(type) {
+	case *rsa.PublicKey:
+		if bits := key.N.BitLen(); bits < p.config.MinRSABits {
+			return fmt.Sprintf("RSA key of %d bits is too weak: at least %d bits are needed", bits, p.config.MinRSABits)
+		}
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+	default:
+		return fmt.Sprintf("public key of type %T is not supported: use RSA, ECDSA or Ed25519", public)
+	}
+	return ""
+}
+
+func matchesSubject(pattern string, subject pkix.Name) bool {
+	attribute, want, _ := strings.Cut(pattern, "=")
+	values := subject.Organization
+	if attribute == "CN" {
+		values = []string{subject.CommonName}
+	}
+	prefix, wildcard := strings.CutSuffix(want, "*")
+	return slices.ContainsFunc(values, func(value string) bool {
+		return value == want || wildcard && strings.HasPrefix(value, prefix)
+	})
+}
+
+// lifetime is kube-controller-manager's arithmetic (pkg/controller/certificates/signer/signer.go, duration): no wish
+// gets the default, the floor lifts, and the ceiling, applied last, wins.
+func (p Profile) lifetime(wish time.Duration) time.Duration {
+	if wish == 0 {
+		return p.config.Lifetime
+	}
+	return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)
+}

@@ -1,0 +1,159 @@
+package config
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+// perSignerFlags are the middles of kube-controller-manager's --cluster-signing-<middle>-{cert,key}-file.
+var perSignerFlags = []struct{ middle, signer string }{
+	{"kubelet-serving", certificatesv1.KubeletServingSignerName},
+	{"kubelet-client", certificatesv1.KubeAPIServerClientKubeletSignerName},
+	{"kube-apiserver-client", certificatesv1.KubeAPIServerClientSignerName},
+	{"legacy-unknown", "kubernetes.io/legacy-unknown"},
+}
+
+// flags binds command line flags to a Configuration and remembers their groups and the fields they set.
+type flags struct {
+	set    *flag.FlagSet
+	groups []group
+	fields map[string]string // flag name → field path
+}
+
+type group struct {
+	title string
+	names []string
+}
+
+func (f *flags) group(title string) { f.groups = append(f.groups, group{title: title}) }
+
+// add notes that the flag called name, just defined, sets field.
+func (f *flags) add(name, field string) {
+	last := &f.groups[len(f.groups)-1]
+	last.names = append(last.names, name)
+	f.fields[name] = field
+}
+
+func (f *flags) string(target *string, name, field, usage string) {
+	f.set.StringVar(target, name, *target, usage)
+	f.add(name, field)
+}
+
+func (f *flags) int(target *int, name, field, usage string) {
+	f.set.IntVar(target, name, *target, usage)
+	f.add(name, field)
+}
+
+// newFlags binds flags to c, whose values are their defaults. The three that are not configuration are in meta.
+func newFlags(c *Configuration, meta *meta) *flags {
+	f := &flags{set: flag.NewFlagSet("csr-controller-manager", flag.ContinueOnError), fields: map[string]string{}}
+	f.set.SetOutput(io.Discard)
+	f.set.Usage = func() {}
+	f.generic(c, meta)
+	f.leaderElection(&c.LeaderElection)
+	f.signing(&c.Signing)
+	return f
+}
+
+func (f *flags) generic(c *Configuration, meta *meta) {
+	f.group("Generic")
+	f.string(&meta.file, "config", "", "`file` with the configuration; flags override it")
+	f.set.Func("controllers", "`list` of controllers to run, separated by commas: approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner); * is all, a leading - leaves one out (default *)", func(list string) error {
+		c.Controllers = strings.Split(list, ",")
+		return nil
+	})
+	f.add("controllers", "controllers")
+	f.string(&c.Kubeconfig, "kubeconfig", "kubeconfig", "`file` to reach the API server with; without it the usual places, then the Pod's ServiceAccount")
+	f.set.Float64Var(&c.KubeAPIQPS, "kube-api-qps", c.KubeAPIQPS, "requests a second to the API server; negative is no limit of our own")
+	f.add("kube-api-qps", "kubeAPIQPS")
+	f.int(&c.KubeAPIBurst, "kube-api-burst", "kubeAPIBurst", "requests at once to the API server, with --kube-api-qps")
+	f.int(&c.Concurrency.Approver, "concurrent-approver-syncs", "concurrency.approver", "requests that the approver works on at a time")
+	f.int(&c.Concurrency.Signer, "concurrent-signer-syncs", "concurrency.signer", "requests that the signer works on at a time")
+	f.int(&c.Concurrency.Cleaner, "concurrent-cleaner-syncs", "concurrency.cleaner", "requests that the cleaner works on at a time")
+	f.string(&c.MetricsBindAddress, "metrics-bind-address", "metricsBindAddress", "`host:port` for /metrics; 0 is off")
+	f.string(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress", "`host:port` for /healthz and /readyz; 0 is off")
+	f.int(&c.Verbosity, "v", "verbosity", "verbosity of the log: 0 what was done, 1 also why nothing was done")
+	f.set.BoolVar(&meta.version, "version", false, "print the version and exit")
+	f.add("version", "")
+	f.set.BoolVar(&meta.help, "help", false, "print this and exit")
+	f.add("help", "")
+}
+
+func (f *flags) leaderElection(l *LeaderElection) {
+	f.group("Leader election")
+	f.set.BoolVar(&l.Enabled, "leader-elect", l.Enabled, "work only while holding the Lease, so that several replicas can run")
+	f.add("leader-elect", "leaderElection.enabled")
+	f.set.DurationVar(&l.LeaseDuration.Duration, "leader-elect-lease-duration", l.LeaseDuration.Duration, "how long a standby waits before it takes over")
+	f.add("leader-elect-lease-duration", "leaderElection.leaseDuration")
+	f.set.DurationVar(&l.RenewDeadline.Duration, "leader-elect-renew-deadline", l.RenewDeadline.Duration, "how long the leader tries to renew before it gives up; less than the lease duration")
+	f.add("leader-elect-renew-deadline", "leaderElection.renewDeadline")
+	f.set.DurationVar(&l.RetryPeriod.Duration, "leader-elect-retry-period", l.RetryPeriod.Duration, "pause between tries")
+	f.add("leader-elect-retry-period", "leaderElection.retryPeriod")
+	f.string(&l.ResourceName, "leader-elect-resource-name", "leaderElection.resourceName", "`name` of the Lease")
+	f.string(&l.ResourceNamespace, "leader-elect-resource-namespace", "leaderElection.resourceNamespace", "`namespace` of the Lease (default the Pod's, or kube-system outside of a cluster)")
+}
+
+func (f *flags) signing(s *Signing) {
+	f.group("Signing")
+	f.string(&s.Secret, "signing-secret", "signing.secret", "`namespace/name` of a Secret of type kubernetes.io/tls with the CA for all of Kubernetes' signers")
+	f.string(&s.CertFile, "cluster-signing-cert-file", "signing.certFile", "`file` with the CA certificate for all of Kubernetes' signers")
+	f.string(&s.KeyFile, "cluster-signing-key-file", "signing.keyFile", "`file` with the CA key for all of Kubernetes' signers")
+	for _, one := range perSignerFlags {
+		f.pair(s, one.middle, one.signer)
+	}
+	f.set.DurationVar(&s.Duration.Duration, "cluster-signing-duration", s.Duration.Duration, "longest lifetime of certificates, and that of requests without a wish")
+	f.add("cluster-signing-duration", "signing.duration")
+}
+
+// pair defines the two file flags of one signer.
+func (f *flags) pair(s *Signing, middle, signer string) {
+	for _, half := range []struct {
+		name, what, field string
+		target            func(*Signer) *string
+	}{
+		{"cert", "certificate", "certFile", func(s *Signer) *string { return &s.CertFile }},
+		{"key", "key", "keyFile", func(s *Signer) *string { return &s.KeyFile }},
+	} {
+		name := fmt.Sprintf("cluster-signing-%s-%s-file", middle, half.name)
+		f.set.Func(name, fmt.Sprintf("`file` with the CA %s for %s alone; signers without a pair are then not served", half.what, signer), func(file string) error {
+			*half.target(s.signer(signer)) = file
+			return nil
+		})
+		f.add(name, fmt.Sprintf("signing.signers[%s].%s", signer, half.field))
+	}
+}
+
+// signer returns the settings of the signer called name, and makes them where there are none.
+func (s *Signing) signer(name string) *Signer {
+	for i := range s.Signers {
+		if s.Signers[i].Name == name {
+			return &s.Signers[i]
+		}
+	}
+	s.Signers = append(s.Signers, Signer{Name: name})
+	return &s.Signers[len(s.Signers)-1]
+}
+
+// help writes all flags, by group.
+func (f *flags) help(out io.Writer) {
+	_, _ = fmt.Fprint(out, "csr-controller-manager approves, signs and cleans CertificateSigningRequests.\n\nUsage: csr-controller-manager [flags]\n")
+	for _, group := range f.groups {
+		_, _ = fmt.Fprintf(out, "\n%s:\n", group.title)
+		for _, name := range group.names {
+			def := f.set.Lookup(name)
+			what, usage := flag.UnquoteUsage(def)
+			if def.DefValue != "" && def.DefValue != "false" {
+				usage += fmt.Sprintf(" (default %s)", def.DefValue)
+			}
+			dashes := "--"
+			if len(name) == 1 {
+				dashes = "-"
+			}
+			_, _ = fmt.Fprintf(out, "  %s%s %s\n        %s\n", dashes, name, what, usage)
+		}
+	}
+}

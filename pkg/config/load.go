@@ -1,0 +1,97 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/yaml"
+)
+
+// meta are the flags that are not configuration.
+type meta struct {
+	file    string
+	version bool
+	help    bool
+}
+
+// ErrHelp and ErrVersion are returned by Load when that is what the flags ask for.
+var (
+	ErrHelp    = flag.ErrHelp
+	ErrVersion = errors.New("version requested")
+)
+
+// Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other
+// flags in args. An error holds every mistake, each with its flag or field path. With --help it writes the help to out.
+func Load(args []string, out io.Writer) (*Configuration, error) {
+	var meta meta
+	scout := newFlags(Default(), &meta)
+	errs := scout.parse(args)
+	switch {
+	case meta.help:
+		scout.help(out)
+		return nil, ErrHelp
+	case meta.version:
+		return nil, ErrVersion
+	}
+	configuration := Default()
+	if meta.file != "" {
+		if err := configuration.read(meta.file); err != nil {
+			return nil, errors.Join(append(errs, err)...)
+		}
+	}
+	bound := newFlags(configuration, &meta)
+	_ = bound.parse(args) // the same mistakes as the first time
+	for _, mistake := range configuration.validate() {
+		errs = append(errs, bound.name(mistake))
+	}
+	return configuration, errors.Join(errs...)
+}
+
+// parse parses args to the end and returns every mistake.
+func (f *flags) parse(args []string) []error {
+	var errs []error
+	for {
+		err := f.set.Parse(args)
+		switch args = f.set.Args(); {
+		case errors.Is(err, flag.ErrHelp): // -h
+			_ = f.set.Set("help", "true")
+		case err != nil:
+			errs = append(errs, err)
+		case len(args) > 0:
+			errs = append(errs, fmt.Errorf("unexpected argument %q", args[0]))
+			args = args[1:]
+		default:
+			return errs
+		}
+	}
+}
+
+func (c *Configuration) read(file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	c.APIVersion, c.Kind = "", ""
+	if err := yaml.UnmarshalStrict(data, c); err != nil {
+		return fmt.Errorf("--config: %s: %w", file, err)
+	}
+	if c.APIVersion != APIVersion || c.Kind != Kind {
+		return fmt.Errorf("--config: %s: want apiVersion %s and kind %s, found %q and %q", file, APIVersion, Kind, c.APIVersion, c.Kind)
+	}
+	return nil
+}
+
+// name turns a mistake into an error that names the flag that set the field, if one did, or else the field.
+func (f *flags) name(mistake *field.Error) error {
+	where := mistake.Field
+	f.set.Visit(func(set *flag.Flag) {
+		if f.fields[set.Name] == mistake.Field {
+			where = "--" + set.Name
+		}
+	})
+	return fmt.Errorf("%s: %s", where, mistake.ErrorBody())
+}

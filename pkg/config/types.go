@@ -1,0 +1,148 @@
+// Package config is the versioned configuration: a file, and flags that override it. It reads the file, reports every
+// mistake at once by flag name or field path, and knows nothing of controllers.
+package config
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// APIVersion and Kind are what a configuration file must say.
+const (
+	APIVersion = "config.csr-controller-manager.io/v1alpha1"
+	Kind       = "ControllerManagerConfiguration"
+)
+
+// Configuration is all that can be configured. Default fills it in.
+type Configuration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Controllers to run: approver, signer, cleaner, or kube-controller-manager's names for them; * is all, and a
+	// leading - leaves one out.
+	Controllers []string `json:"controllers"`
+	// Kubeconfig is a file; empty means the usual places, then the Pod's ServiceAccount.
+	Kubeconfig string `json:"kubeconfig"`
+	// KubeAPIQPS and KubeAPIBurst bound the requests to the API server; a negative QPS, the default, leaves that to
+	// the API server's priority and fairness.
+	KubeAPIQPS   float64 `json:"kubeAPIQPS"`
+	KubeAPIBurst int     `json:"kubeAPIBurst"`
+	// Concurrency is how many requests each controller works on at a time.
+	Concurrency    Concurrency    `json:"concurrency"`
+	LeaderElection LeaderElection `json:"leaderElection"`
+	// MetricsBindAddress and HealthProbeBindAddress are host:port; "0" switches them off.
+	MetricsBindAddress     string `json:"metricsBindAddress"`
+	HealthProbeBindAddress string `json:"healthProbeBindAddress"`
+	// Verbosity of the log: 0 is what was done, 1 also why nothing was done, more is for debugging.
+	Verbosity int      `json:"verbosity"`
+	Approval  Approval `json:"approval"`
+	Signing   Signing  `json:"signing"`
+	Cleaning  Cleaning `json:"cleaning"`
+}
+
+// Concurrency is the number of workers of each controller.
+type Concurrency struct {
+	Approver int `json:"approver"`
+	Signer   int `json:"signer"`
+	Cleaner  int `json:"cleaner"`
+}
+
+// LeaderElection is by a Lease.
+type LeaderElection struct {
+	Enabled       bool            `json:"enabled"`
+	LeaseDuration metav1.Duration `json:"leaseDuration"`
+	RenewDeadline metav1.Duration `json:"renewDeadline"`
+	RetryPeriod   metav1.Duration `json:"retryPeriod"`
+	ResourceName  string          `json:"resourceName"`
+	// ResourceNamespace is the Pod's when empty, and kube-system outside of a cluster.
+	ResourceNamespace string `json:"resourceNamespace"`
+}
+
+// Approval configures the approver.
+type Approval struct {
+	// Denial is Never or Permanent: whether what can never become valid is denied.
+	Denial string `json:"denial"`
+}
+
+// Signing configures the signer: either one CA for Kubernetes' four signers, or one for each that is to be served.
+type Signing struct {
+	CA `json:",inline"`
+	// Duration of certificates, unless the request asks for less or a signer has its own.
+	Duration metav1.Duration `json:"duration"`
+	// MinRSABits refuses shorter RSA keys.
+	MinRSABits int `json:"minRSABits"`
+	// Signers with settings of their own, Kubernetes' or custom ones.
+	Signers []Signer `json:"signers"`
+}
+
+// CA is where a signing certificate and its key come from: a Secret of type kubernetes.io/tls, or two files.
+type CA struct {
+	// Secret is namespace/name.
+	Secret   string `json:"secret,omitempty"`
+	CertFile string `json:"certFile,omitempty"`
+	KeyFile  string `json:"keyFile,omitempty"`
+}
+
+// Signer is one signer with settings of its own.
+type Signer struct {
+	// Name is the signerName that it serves.
+	Name string `json:"name"`
+	CA   `json:",inline"`
+	// Duration, MinDuration and MaxDuration bound the lifetime of its certificates.
+	Duration    *metav1.Duration `json:"duration,omitempty"`
+	MinDuration *metav1.Duration `json:"minDuration,omitempty"`
+	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
+	// Usages are those that a custom signer permits; Kubernetes' signers have rules of their own.
+	Usages []string `json:"usages,omitempty"`
+	// ForbiddenSubjects refuses subjects: O=value or CN=value, with at most one *, at the end. Unset is
+	// O=system:masters for kubernetes.io/kube-apiserver-client and nothing for the others.
+	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
+}
+
+// Cleaning configures the cleaner, and up to when an approved request is signed.
+type Cleaning struct {
+	Retention Retention `json:"retention"`
+	// Signers with a retention of their own.
+	Signers []SignerRetention `json:"signers"`
+	// DeletesPerSecond bounds how fast a backlog goes.
+	DeletesPerSecond int `json:"deletesPerSecond"`
+}
+
+// Retention says how long requests are kept; a negative duration is for ever.
+type Retention struct {
+	Approved *metav1.Duration `json:"approved,omitempty"`
+	Denied   *metav1.Duration `json:"denied,omitempty"`
+	Failed   *metav1.Duration `json:"failed,omitempty"`
+	Pending  *metav1.Duration `json:"pending,omitempty"`
+	// Expired counts from the end of the issued certificate.
+	Expired *metav1.Duration `json:"expired,omitempty"`
+}
+
+// SignerRetention overrides the retention for the requests of one signer; what is unset is as for all.
+type SignerRetention struct {
+	Name      string    `json:"name"`
+	Retention Retention `json:"retention"`
+}
+
+// Default is the configuration of a manager that is given nothing.
+func Default() *Configuration {
+	return &Configuration{
+		TypeMeta:     metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind},
+		Controllers:  []string{"*"},
+		KubeAPIQPS:   -1,
+		KubeAPIBurst: 30,
+		Concurrency:  Concurrency{Approver: 5, Signer: 5, Cleaner: 1},
+		LeaderElection: LeaderElection{
+			Enabled:       true,
+			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},
+			RenewDeadline: metav1.Duration{Duration: 10 * time.Second},
+			RetryPeriod:   metav1.Duration{Duration: 2 * time.Second},
+			ResourceName:  "csr-controller-manager",
+		},
+		MetricsBindAddress:     ":8080",
+		HealthProbeBindAddress: ":8081",
+		Approval:               Approval{Denial: "Never"},
+		Signing:                Signing{Duration: metav1.Duration{Duration: 365 * 24 * time.Hour}, MinRSABits: 2048},
+		Cleaning:               Cleaning{DeletesPerSecond: 100},
+	}
+}

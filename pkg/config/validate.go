@@ -1,0 +1,173 @@
+package config
+
+import (
+	"net"
+	"slices"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// validate returns every mistake in c.
+func (c *Configuration) validate() field.ErrorList {
+	errs := c.validateGeneric()
+	errs = append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
+	if !slices.Contains([]string{"Never", "Permanent"}, c.Approval.Denial) {
+		errs = append(errs, field.NotSupported(field.NewPath("approval", "denial"), c.Approval.Denial, []string{"Never", "Permanent"}))
+	}
+	errs = append(errs, c.Signing.validate(field.NewPath("signing"), c.Enabled(SignerController))...)
+	return append(errs, c.Cleaning.validate(field.NewPath("cleaning"))...)
+}
+
+func (c *Configuration) validateGeneric() field.ErrorList {
+	var errs field.ErrorList
+	running := false
+	for _, controller := range []Controller{ApproverController, SignerController, CleanerController} {
+		running = running || c.Enabled(controller)
+	}
+	path := field.NewPath("controllers")
+	for _, entry := range c.Controllers {
+		if _, known := controllerNames[strings.TrimPrefix(entry, "-")]; !known && entry != "*" {
+			errs = append(errs, field.Invalid(path, entry, "no such controller: want approver, signer or cleaner"))
+		}
+	}
+	if !running && len(errs) == 0 {
+		errs = append(errs, field.Invalid(path, strings.Join(c.Controllers, ","), "leaves no controller to run"))
+	}
+	if c.KubeAPIQPS == 0 {
+		errs = append(errs, field.Invalid(field.NewPath("kubeAPIQPS"), c.KubeAPIQPS, "must be positive, or negative for no limit"))
+	}
+	errs = append(errs, atLeast(field.NewPath("kubeAPIBurst"), c.KubeAPIBurst, 1)...)
+	errs = append(errs, atLeast(field.NewPath("concurrency", "approver"), c.Concurrency.Approver, 1)...)
+	errs = append(errs, atLeast(field.NewPath("concurrency", "signer"), c.Concurrency.Signer, 1)...)
+	errs = append(errs, atLeast(field.NewPath("concurrency", "cleaner"), c.Concurrency.Cleaner, 1)...)
+	errs = append(errs, atLeast(field.NewPath("verbosity"), c.Verbosity, 0)...)
+	errs = append(errs, bindAddress(field.NewPath("metricsBindAddress"), c.MetricsBindAddress)...)
+	return append(errs, bindAddress(field.NewPath("healthProbeBindAddress"), c.HealthProbeBindAddress)...)
+}
+
+func atLeast(path *field.Path, value, least int) field.ErrorList {
+	if value >= least {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, value, "is too low")}
+}
+
+func bindAddress(path *field.Path, address string) field.ErrorList {
+	if address == "0" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return field.ErrorList{field.Invalid(path, address, "want host:port, or 0 for none")}
+	}
+	return nil
+}
+
+func (l *LeaderElection) validate(path *field.Path) field.ErrorList {
+	if !l.Enabled {
+		return nil
+	}
+	var errs field.ErrorList
+	if l.RetryPeriod.Duration <= 0 {
+		errs = append(errs, field.Invalid(path.Child("retryPeriod"), l.RetryPeriod.Duration.String(), "must be positive"))
+	}
+	if float64(l.RenewDeadline.Duration) <= 1.2*float64(l.RetryPeriod.Duration) {
+		errs = append(errs, field.Invalid(path.Child("renewDeadline"), l.RenewDeadline.Duration.String(), "must be more than 1.2 times the retry period"))
+	}
+	if l.LeaseDuration.Duration <= l.RenewDeadline.Duration {
+		errs = append(errs, field.Invalid(path.Child("leaseDuration"), l.LeaseDuration.Duration.String(), "must be more than the renew deadline"))
+	}
+	if l.ResourceName == "" {
+		errs = append(errs, field.Required(path.Child("resourceName"), "the Lease needs a name"))
+	}
+	return errs
+}
+
+func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
+	errs := s.CA.validate(path)
+	errs = append(errs, lifetime(path.Child("duration"), &s.Duration)...)
+	errs = append(errs, atLeast(path.Child("minRSABits"), s.MinRSABits, 1024)...)
+	seen := map[string]bool{}
+	specific := false
+	for i := range s.Signers {
+		signer := &s.Signers[i]
+		at := path.Child("signers").Key(signer.Name)
+		if seen[signer.Name] {
+			errs = append(errs, field.Duplicate(at, signer.Name))
+		}
+		seen[signer.Name] = true
+		specific = specific || !signer.CA.empty()
+		errs = append(errs, signer.validate(at, s)...)
+	}
+	if enabled && s.CA.empty() && !specific {
+		errs = append(errs, field.Required(path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, "+
+			"or one for each signer; or leave the signer out with --controllers=*,-signer"))
+	}
+	return errs
+}
+
+func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
+	errs := s.CA.validate(path)
+	errs = append(errs, signerName(path.Child("name"), s.Name)...)
+	kubernetes := isKubernetesSigner(s.Name)
+	switch {
+	case kubernetes && !s.CA.empty() && !signing.CA.empty():
+		errs = append(errs, field.Invalid(path, s.CA.String(), "one of Kubernetes' signers can't have a CA of its own while there is one for all, "+signing.CA.String()+": drop one of them"))
+	case s.CA.empty() && (!kubernetes || signing.CA.empty()):
+		errs = append(errs, field.Required(path, "needs a CA: secret, or certFile and keyFile"))
+	}
+	if strings.HasPrefix(s.Name, "kubernetes.io/") && !kubernetes {
+		errs = append(errs, field.Invalid(path.Child("name"), s.Name, "Kubernetes has no such signer that can be served"))
+	}
+	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
+	for _, each := range []struct {
+		name  string
+		value *metav1.Duration
+	}{{"duration", s.Duration}, {"minDuration", s.MinDuration}, {"maxDuration", s.MaxDuration}} {
+		errs = append(errs, lifetime(path.Child(each.name), each.value)...)
+	}
+	if s.MaxDuration != nil && s.Duration != nil && s.MaxDuration.Duration < s.Duration.Duration {
+		errs = append(errs, field.Invalid(path.Child("maxDuration"), s.MaxDuration.Duration.String(), "is less than the duration"))
+	}
+	for i, pattern := range s.ForbiddenSubjects {
+		if err := ca.CheckSubjectPattern(pattern); err != nil {
+			errs = append(errs, field.Invalid(path.Child("forbiddenSubjects").Index(i), pattern, err.Error()))
+		}
+	}
+	return errs
+}
+
+func (s *Signer) validateUsages(path *field.Path, kubernetes bool) field.ErrorList {
+	switch {
+	case kubernetes && len(s.Usages) > 0:
+		return field.ErrorList{field.Forbidden(path, "Kubernetes' signers have rules of their own")}
+	case !kubernetes && len(s.Usages) == 0:
+		return field.ErrorList{field.Required(path, "say which usages this signer permits")}
+	}
+	var errs field.ErrorList
+	for i, usage := range s.Usages {
+		if !csr.KnownUsage(certificatesv1.KeyUsage(usage)) {
+			errs = append(errs, field.Invalid(path.Index(i), usage, "no such usage"))
+		}
+	}
+	return errs
+}
+
+func lifetime(path *field.Path, value *metav1.Duration) field.ErrorList {
+	if value == nil {
+		return nil
+	}
+	if err := ca.CheckLifetime(value.Duration); err != nil {
+		return field.ErrorList{field.Invalid(path, value.Duration.String(), err.Error())}
+	}
+	return nil
+}
+
+func isKubernetesSigner(name string) bool {
+	return slices.ContainsFunc(perSignerFlags, func(one struct{ middle, signer string }) bool { return one.signer == name })
+}

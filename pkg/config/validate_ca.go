@@ -1,0 +1,69 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func (c CA) empty() bool { return c == CA{} }
+
+// String names the CA in messages.
+func (c CA) String() string {
+	if c.Secret != "" {
+		return "Secret " + c.Secret
+	}
+	return fmt.Sprintf("files %q and %q", c.CertFile, c.KeyFile)
+}
+
+// SecretName splits Secret into its halves; both are empty for anything but namespace/name.
+func (c CA) SecretName() (namespace, name string) {
+	namespace, name, _ = strings.Cut(c.Secret, "/")
+	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return "", ""
+	}
+	return namespace, name
+}
+
+func (c CA) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if _, name := c.SecretName(); c.Secret != "" && name == "" {
+		errs = append(errs, field.Invalid(path.Child("secret"), c.Secret, "want namespace/name"))
+	}
+	if c.Secret != "" && (c.CertFile != "" || c.KeyFile != "") {
+		errs = append(errs, field.Invalid(path.Child("secret"), c.Secret, "given together with files: drop one of them"))
+	}
+	switch {
+	case c.CertFile != "" && c.KeyFile == "":
+		errs = append(errs, field.Invalid(path.Child("certFile"), c.CertFile, "given without the key file that belongs to it"))
+	case c.CertFile == "" && c.KeyFile != "":
+		errs = append(errs, field.Invalid(path.Child("keyFile"), c.KeyFile, "given without the certificate file that belongs to it"))
+	}
+	return errs
+}
+
+// signerName checks what the API server checks (Kubernetes pkg/apis/certificates/validation, ValidateSignerName): one
+// slash, a domain of two or more labels before it, and something after it.
+func signerName(path *field.Path, name string) field.ErrorList {
+	domain, rest, found := strings.Cut(name, "/")
+	if !found || rest == "" || strings.Contains(rest, "/") || !strings.Contains(domain, ".") || len(validation.IsDNS1123Subdomain(domain)) > 0 {
+		return field.ErrorList{field.Invalid(path, name, "want domain/name, such as example.com/client")}
+	}
+	return nil
+}
+
+func (c *Cleaning) validate(path *field.Path) field.ErrorList {
+	errs := atLeast(path.Child("deletesPerSecond"), c.DeletesPerSecond, 1)
+	seen := map[string]bool{}
+	for _, signer := range c.Signers {
+		at := path.Child("signers").Key(signer.Name)
+		errs = append(errs, signerName(at.Child("name"), signer.Name)...)
+		if seen[signer.Name] {
+			errs = append(errs, field.Duplicate(at, signer.Name))
+		}
+		seen[signer.Name] = true
+	}
+	return errs
+}

@@ -1,0 +1,114 @@
+package csr
+
+import (
+	"crypto/x509"
+	"encoding/asn1"
+	"fmt"
+	"slices"
+)
+
+var (
+	oidExtensionRequest = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14} // RFC 2985 section 5.4.2
+	oidSubjectAltName   = asn1.ObjectIdentifier{2, 5, 29, 17}                // RFC 5280 section 4.2.1.6
+	oidAttributePrefix  = asn1.ObjectIdentifier{2, 5, 4}                     // X.520
+)
+
+// repeatable and single are the X.520 attributes that crypto/x509 carries from a request into a certificate, by the
+// last arc of their OID: of the single ones it keeps only one value.
+var (
+	repeatable = []int{6, 7, 8, 9, 10, 11, 17} // C, L, ST, STREET, O, OU, postalCode
+	single     = []int{3, 5}                   // CN, serialNumber
+)
+
+// generalNames names the kinds of subjectAltName by their tag (RFC 5280 section 4.2.1.6); the empty ones are carried
+// into the certificate.
+var generalNames = []string{"otherName", "", "", "x400Address", "directoryName", "ediPartyName", "", "", "registeredID"}
+
+// droppedContent lists what payload asks for beyond what its certificate will hold, sorted and without repetition. It
+// goes by type and OID and never by comparing bytes, as honest encoders differ in string types.
+func droppedContent(payload *x509.CertificateRequest) ([]string, error) {
+	dropped := droppedSubject(payload)
+	for _, extension := range payload.Extensions {
+		if !extension.Id.Equal(oidSubjectAltName) {
+			dropped = append(dropped, "extension "+extension.Id.String())
+			continue
+		}
+		kinds, err := droppedNames(extension.Value)
+		if err != nil {
+			return nil, err
+		}
+		dropped = append(dropped, kinds...)
+	}
+	attributes, err := droppedAttributes(payload.RawTBSCertificateRequest)
+	if err != nil {
+		return nil, err
+	}
+	dropped = append(dropped, attributes...)
+	slices.Sort(dropped)
+	return slices.Compact(dropped), nil
+}
+
+func droppedSubject(payload *x509.CertificateRequest) []string {
+	var dropped []string
+	seen := map[int]bool{}
+	for _, attribute := range payload.Subject.Names {
+		id := attribute.Type
+		known := len(id) == 4 && oidAttributePrefix.Equal(id[:3])
+		switch {
+		case known && slices.Contains(repeatable, id[3]):
+		case known && slices.Contains(single, id[3]) && !seen[id[3]]:
+			seen[id[3]] = true
+		case known && slices.Contains(single, id[3]):
+			dropped = append(dropped, "repeated subject attribute "+id.String())
+		default:
+			dropped = append(dropped, "subject attribute "+id.String())
+		}
+	}
+	return dropped
+}
+
+func droppedNames(san []byte) ([]string, error) {
+	var names []asn1.RawValue
+	if rest, err := asn1.Unmarshal(san, &names); err != nil || len(rest) > 0 {
+		return nil, fmt.Errorf("spec.request holds no valid subjectAltName extension")
+	}
+	var dropped []string
+	for _, name := range names {
+		kind := fmt.Sprintf("tag %d", name.Tag)
+		if name.Class == asn1.ClassContextSpecific && name.Tag < len(generalNames) {
+			kind = generalNames[name.Tag]
+		}
+		if kind != "" {
+			dropped = append(dropped, "subjectAltName "+kind)
+		}
+	}
+	return dropped, nil
+}
+
+// droppedAttributes reads the PKCS#10 attributes (RFC 2986 section 4.1), of which only extensionRequest is used.
+func droppedAttributes(tbs []byte) ([]string, error) {
+	var info struct {
+		Raw        asn1.RawContent
+		Version    int
+		Subject    asn1.RawValue
+		PublicKey  asn1.RawValue
+		Attributes []asn1.RawValue `asn1:"tag:0"`
+	}
+	if _, err := asn1.Unmarshal(tbs, &info); err != nil {
+		return nil, fmt.Errorf("spec.request holds no valid PKCS#10 attributes: %w", err)
+	}
+	var dropped []string
+	for _, raw := range info.Attributes {
+		var attribute struct {
+			ID     asn1.ObjectIdentifier
+			Values asn1.RawValue
+		}
+		if _, err := asn1.Unmarshal(raw.FullBytes, &attribute); err != nil {
+			return nil, fmt.Errorf("spec.request holds no valid PKCS#10 attributes: %w", err)
+		}
+		if !attribute.ID.Equal(oidExtensionRequest) {
+			dropped = append(dropped, "attribute "+attribute.ID.String())
+		}
+	}
+	return dropped, nil
+}

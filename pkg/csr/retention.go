@@ -1,0 +1,82 @@
+package csr
+
+import (
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// Retention says how long a request is kept. A negative duration keeps for ever; zero deletes at once.
+type Retention struct {
+	// Approved counts from the approval, issued or not.
+	Approved time.Duration
+	// Denied counts from the denial.
+	Denied time.Duration
+	// Failed counts from the failure.
+	Failed time.Duration
+	// Pending counts from creation, for a request that is neither approved, denied nor failed, whatever other
+	// conditions it has.
+	Pending time.Duration
+	// Expired counts from the end of the issued certificate.
+	Expired time.Duration
+}
+
+// DefaultRetention is kube-controller-manager's (pkg/controller/certificates/cleaner/cleaner.go), but for approved
+// requests that are not issued: they go after one hour and not after 24.
+var DefaultRetention = Retention{Approved: time.Hour, Denied: time.Hour, Failed: time.Hour, Pending: 24 * time.Hour}
+
+// RetentionPolicy is the retention of every request: by signer name, or Default.
+type RetentionPolicy struct {
+	Default Retention
+	Signers map[string]Retention
+}
+
+// Deadline returns when obj is due to be deleted: it is once that instant has passed. Of several rules that apply the
+// earliest counts; ok is false when none does, as for a condition without lastUpdateTime, which the API server fills.
+func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest) (at time.Time, ok bool) {
+	keep, found := p.Signers[obj.Spec.SignerName]
+	if !found {
+		keep = p.Default
+	}
+	var deadline deadline
+	decided := false
+	for kind, age := range map[certificatesv1.RequestConditionType]time.Duration{
+		certificatesv1.CertificateApproved: keep.Approved,
+		certificatesv1.CertificateDenied:   keep.Denied,
+		certificatesv1.CertificateFailed:   keep.Failed,
+	} {
+		if found := condition(obj, kind); found != nil {
+			decided = true
+			deadline.add(found.LastUpdateTime.Time, age)
+		}
+	}
+	if !decided {
+		deadline.add(obj.CreationTimestamp.Time, keep.Pending)
+	}
+	if condition(obj, certificatesv1.CertificateApproved) != nil {
+		deadline.add(certificateEnd(obj), keep.Expired)
+	}
+	return deadline.at, !deadline.at.IsZero()
+}
+
+type deadline struct{ at time.Time }
+
+func (d *deadline) add(since time.Time, age time.Duration) {
+	if since.IsZero() || age < 0 {
+		return
+	}
+	if at := since.Add(age); d.at.IsZero() || at.Before(d.at) {
+		d.at = at
+	}
+}
+
+// certificateEnd is NotAfter of the first certificate in status, or zero.
+func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
+	certs, err := ca.ParseCertificates(obj.Status.Certificate)
+	if err != nil || len(certs) == 0 {
+		return time.Time{}
+	}
+	return certs[0].NotAfter
+}

@@ -1,0 +1,73 @@
+package csr
+
+import (
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// State is where a request stands, in the words of docs, metrics and configuration.
+type State string
+
+// The states. A request with a certificate is Issued whatever its conditions; else Failed and Denied go before Approved,
+// since nothing can be signed any more.
+const (
+	Pending  State = "Pending"
+	Approved State = "Approved"
+	Denied   State = "Denied"
+	Failed   State = "Failed"
+	Issued   State = "Issued"
+)
+
+// StateOf returns the state of obj. Like kube-controller-manager it does not read the status of Approved and Denied
+// conditions, which the API server forces to True, and takes Failed for true when its status is True or empty
+// (pkg/controller/certificates/certificate_controller_utils.go).
+func StateOf(obj *certificatesv1.CertificateSigningRequest) State {
+	switch {
+	case len(obj.Status.Certificate) > 0:
+		return Issued
+	case hasFailed(obj):
+		return Failed
+	case condition(obj, certificatesv1.CertificateDenied) != nil:
+		return Denied
+	case condition(obj, certificatesv1.CertificateApproved) != nil:
+		return Approved
+	default:
+		return Pending
+	}
+}
+
+// Undecided says whether obj still waits for an approver: neither Approved nor Denied nor issued. A Failed condition
+// does not decide (pkg/controller/certificates/approver/sarapprove.go).
+func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
+	return len(obj.Status.Certificate) == 0 &&
+		condition(obj, certificatesv1.CertificateApproved) == nil &&
+		condition(obj, certificatesv1.CertificateDenied) == nil
+}
+
+func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
+	failed := condition(obj, certificatesv1.CertificateFailed)
+	return failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == "")
+}
+
+func condition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequestCondition {
+	for i := range obj.Status.Conditions {
+		if obj.Status.Conditions[i].Type == kind {
+			return &obj.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// AddCondition appends a condition with status True. A zero now leaves the times to the API server.
+func AddCondition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string, now time.Time) {
+	added := certificatesv1.CertificateSigningRequestCondition{
+		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message,
+	}
+	if !now.IsZero() {
+		added.LastUpdateTime = metav1.NewTime(now)
+	}
+	obj.Status.Conditions = append(obj.Status.Conditions, added)
+}

@@ -1,0 +1,112 @@
+// Package report tells people about outcomes: as Events, once for each distinct outcome of a request, and fewer of them
+// when one requester causes many.
+package report
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
+)
+
+const (
+	// remembered bounds how many requests' last outcomes are kept; a forgotten one may be told twice.
+	remembered = 20_000
+	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
+	burst     = 10
+	perSecond = 1.0 / 60
+	// maxNote is the API server's limit for an Event's note (events.k8s.io/v1, Event.note), in bytes.
+	maxNote = 1024
+)
+
+// Reporter writes Events. It is safe for concurrent use; New makes one.
+type Reporter struct {
+	recorder events.EventRecorder
+	clock    clock.PassiveClock
+
+	mu         sync.Mutex
+	outcomes   *lru.Cache // types.UID → outcome
+	requesters *lru.Cache // user name → *allowance
+}
+
+type outcome struct{ reason, message string }
+
+// allowance is how many Events one requester may still cause, and how many were left out.
+type allowance struct {
+	limit   flowcontrol.PassiveRateLimiter
+	leftOut int
+}
+
+// New returns a Reporter that writes with recorder.
+func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
+	return &Reporter{
+		recorder:   recorder,
+		clock:      clock,
+		outcomes:   lru.New(remembered),
+		requesters: lru.New(remembered),
+	}
+}
+
+// Object is what an Event can be about.
+type Object interface {
+	runtime.Object
+	GetUID() types.UID
+}
+
+// Request writes a Warning Event about a request, unless its last outcome was the same or its requester has caused too
+// many. action is what was tried ("Approve", "Sign"). It returns whether the outcome is a new one, so that a caller
+// logs and counts once too.
+func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
+	r.mu.Lock()
+	now := outcome{reason: reason, message: message}
+	last, known := r.outcomes.Get(obj.GetUID())
+	if known && last == any(now) {
+		r.mu.Unlock()
+		return false
+	}
+	r.outcomes.Add(obj.GetUID(), now)
+	leftOut, tell := r.allow(requester)
+	r.mu.Unlock()
+	if !tell {
+		return true
+	}
+	if leftOut > 0 {
+		message = fmt.Sprintf("%s (%d more Events about requests of this requester were left out)", message, leftOut)
+	}
+	r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reason, action, "%s", shorten(message))
+	return true
+}
+
+func (r *Reporter) allow(requester string) (leftOut int, ok bool) {
+	entry, known := r.requesters.Get(requester)
+	if !known {
+		entry = &allowance{limit: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)}
+		r.requesters.Add(requester, entry)
+	}
+	allowed := entry.(*allowance)
+	if !allowed.limit.TryAccept() {
+		allowed.leftOut++
+		return 0, false
+	}
+	leftOut, allowed.leftOut = allowed.leftOut, 0
+	return leftOut, true
+}
+
+// Object writes an Event about something that is not a request, such as the signing Secret.
+func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", shorten(message))
+}
+
+func shorten(message string) string {
+	if len(message) <= maxNote {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxNote-len("…")], "") + "…"
+}
