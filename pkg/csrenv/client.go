@@ -1,0 +1,104 @@
+package csrenv
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// pollInterval is how often a request is looked at while it is on its way.
+const pollInterval = 10 * time.Millisecond
+
+// ConfigFor returns a client configuration that authenticates as user with groups, by a client certificate that went
+// through the loop: requested, approved, signed. A node (system:node:… in system:nodes) asks the kubelet signer, whose
+// requests the approver decides; any other asks kubernetes.io/kube-apiserver-client and is approved here. It fails
+// when the request does, when ctx ends, and when the API server does not trust CA: see Prepare.
+func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*rest.Config, error) {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	payload, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: user, Organization: groups},
+	}, key)
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	obj := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csrenv-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: payload}),
+			SignerName: certificatesv1.KubeAPIServerClientSignerName,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}
+	if strings.HasPrefix(user, csr.NodeUserPrefix) && slices.Equal(groups, []string{csr.NodeGroup}) {
+		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientKubeletSignerName
+	}
+	certificate, err := e.request(ctx, obj)
+	if err != nil {
+		return nil, fmt.Errorf("get a certificate for %q: %w", user, err)
+	}
+	cfg := rest.AnonymousClientConfig(e.config)
+	cfg.CertData, cfg.KeyData = certificate, keyPEM
+	return cfg, checkTrust(ctx, cfg, user)
+}
+
+// request creates obj, has it approved, and returns its certificate.
+func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) ([]byte, error) {
+	if err := e.client.Create(ctx, obj); err != nil {
+		return nil, fmt.Errorf("create request: %w", err)
+	}
+	if obj.Spec.SignerName == certificatesv1.KubeAPIServerClientSignerName {
+		csr.AddCondition(obj, certificatesv1.CertificateApproved, "CSREnv", "Approved for a test.", time.Time{})
+		if err := e.client.SubResource("approval").Update(ctx, obj); err != nil {
+			return nil, fmt.Errorf("approve request %s: %w", obj.Name, err)
+		}
+	}
+	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+		if err := e.client.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return false, err
+		}
+		for _, condition := range obj.Status.Conditions {
+			if condition.Status == corev1.ConditionTrue && condition.Type != certificatesv1.CertificateApproved {
+				return false, fmt.Errorf("%s: %s: %s", condition.Type, condition.Reason, condition.Message)
+			}
+		}
+		return len(obj.Status.Certificate) > 0, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("request %s is %s: %w", obj.Name, csr.StateOf(obj), err)
+	}
+	return obj.Status.Certificate, nil
+}
+
+// checkTrust asks the API server who cfg is.
+func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
+	self, err := client.New(cfg, client.Options{})
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	review := &authenticationv1.SelfSubjectReview{}
+	if err := self.Create(ctx, review); err != nil || review.Status.UserInfo.Username != user {
+		return errors.Join(fmt.Errorf("the API server does not take the certificate for %q, but for %q: call csrenv.Prepare before the environment starts, and give its CA to Start",
+			user, review.Status.UserInfo.Username), err)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+// Package csrenv gives an envtest suite what envtest lacks: the loop that approves, signs and cleans
+// CertificateSigningRequests, in process. docs/envtest.md shows it in fifteen lines.
+package csrenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// Options change what Start does. The zero value is a loop that works.
+type Options struct {
+	// CA signs; nil is a new one. Use the one that Prepare returned for certificates that the API server accepts.
+	CA *CA
+	// Profile bounds what is issued; the zero value is kube-controller-manager's behaviour.
+	Profile ca.ProfileConfig
+	// Retention is when requests are deleted; the zero value is csr.DefaultRetention.
+	Retention csr.Retention
+	// Clock drives validity, retention and retries; nil is the real one. With a fake clock, stepping it is enough: what
+	// has become due is deleted then.
+	Clock clock.WithTicker
+	// SkipRBAC leaves out the ClusterRoleBindings that kubelets need.
+	SkipRBAC bool
+	// Customize may change the controllers before they start: leave one out, bring an Authorizer or a Client that
+	// fails, add a Rule or a Signer.
+	Customize func(*controllers.Options)
+	// Logger receives the manager's log; the zero value discards it.
+	Logger logr.Logger
+}
+
+// Env is a running loop.
+type Env struct {
+	// CA is the one that signs.
+	CA *CA
+
+	config  *rest.Config
+	client  client.Client
+	stop    context.CancelFunc
+	stopped chan error
+}
+
+// Start runs the approver, the signer and the cleaner against the API server of cfg, whose user must be an
+// administrator, until ctx ends or Stop is called. It returns once they work.
+func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
+	if opts.CA == nil {
+		made, err := NewCA()
+		if err != nil {
+			return nil, err
+		}
+		opts.CA = made
+	}
+	if opts.Logger.GetSink() == nil {
+		opts.Logger = logr.Discard()
+	}
+	admin, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	if !opts.SkipRBAC {
+		if err := grantKubelets(ctx, admin); err != nil {
+			return nil, err
+		}
+	}
+	mgr, err := newManager(cfg, opts)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	env := &Env{CA: opts.CA, config: rest.CopyConfig(cfg), client: admin, stop: cancel, stopped: make(chan error, 1)}
+	go func() { env.stopped <- mgr.Start(ctx) }()
+	if !mgr.GetCache().WaitForCacheSync(ctx) {
+		return nil, errors.Join(errors.New("the cache did not sync"), env.Stop())
+	}
+	return env, nil
+}
+
+// Stop ends the loop and waits for it.
+func (e *Env) Stop() error {
+	e.stop()
+	err := <-e.stopped
+	e.stopped <- err // for whoever asks again
+	return err
+}
+
+func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1
+	unnamed, grace := true, 10*time.Second
+	mgr, err := manager.New(cfg, manager.Options{
+		Scheme:                  clientgoscheme.Scheme,
+		Logger:                  opts.Logger,
+		Metrics:                 metricsserver.Options{BindAddress: "0"},
+		Controller:              config.Controller{SkipNameValidation: &unnamed}, // several Envs in one process
+		GracefulShutdownTimeout: &grace,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make manager: %w", err)
+	}
+	options, err := controllerOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if opts.Customize != nil {
+		opts.Customize(options)
+	}
+	return mgr, options.SetupWithManager(mgr)
+}
+
+func controllerOptions(opts Options) (*controllers.Options, error) {
+	profile, err := ca.NewProfile(opts.Profile)
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	pair := signer.NewKeyPair(signer.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
+	signers := map[string]signer.Signer{}
+	for _, name := range signer.KubernetesSignerNames() {
+		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}
+	}
+	retention := csr.RetentionPolicy{Default: opts.Retention}
+	return &controllers.Options{
+		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
+		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
+		Cleaner:  &cleaner.Reconciler{Retention: retention},
+		Clock:    opts.Clock,
+	}, nil
+}

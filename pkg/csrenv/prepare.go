@@ -1,0 +1,111 @@
+package csrenv
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// caLifetime is longer than any test.
+const caLifetime = 10 * 365 * 24 * time.Hour
+
+// CA is a signing certificate and its key, in PEM.
+type CA struct{ CertPEM, KeyPEM []byte }
+
+// NewCA makes a self-signed CA.
+func NewCA() (*CA, error) {
+	authority, key, err := ca.NewSelfSigned("csrenv", caLifetime, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return &CA{CertPEM: authority.CertificatePEM(), KeyPEM: key}, nil
+}
+
+// Prepare makes a CA and has env's API server, which must not be running yet, trust client certificates of that CA
+// beside those of env.AddUser. It takes over the API server's Authn, so a suite can't bring one of its own.
+func Prepare(env *envtest.Environment) (*CA, error) {
+	apiServer := env.ControlPlane.GetAPIServer()
+	if apiServer.Authn != nil {
+		return nil, errors.New("the environment has been started, or has an Authn of its own: call Prepare before")
+	}
+	signing, err := NewCA()
+	if err != nil {
+		return nil, err
+	}
+	users, usersKey, err := ca.NewSelfSigned("csrenv-users", caLifetime, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	authority, err := ca.Load(users.CertificatePEM(), usersKey)
+	if err != nil {
+		return nil, err
+	}
+	apiServer.Authn = &authn{users: authority, trusted: slices.Concat(users.CertificatePEM(), signing.CertPEM)}
+	return signing, nil
+}
+
+// authn is envtest's authentication by client certificate, with more than one CA. It implements envtest.Authn.
+type authn struct {
+	users   *ca.Authority
+	trusted []byte
+	file    string
+}
+
+func (a *authn) Configure(workDir string, args *envtest.Arguments) error {
+	a.file = filepath.Join(workDir, "csrenv-client-ca.crt")
+	args.Set("client-ca-file", a.file)
+	return nil
+}
+
+func (a *authn) Start() error { return os.WriteFile(a.file, a.trusted, 0o640) }
+
+func (a *authn) Stop() error { return nil }
+
+func (a *authn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	profile, err := ca.NewProfile(ca.ProfileConfig{})
+	if err != nil {
+		return nil, err
+	}
+	issued, err := a.users.Issue(profile, ca.Request{
+		PublicKey:   key.Public(),
+		Subject:     pkix.Name{CommonName: user.Name, Organization: user.Groups},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("issue certificate for %q: %w", user.Name, err)
+	}
+	cfg := rest.CopyConfig(base)
+	cfg.CertData, cfg.KeyData = issued.PEM, keyPEM
+	return cfg, nil
+}
+
+func newKey() (*ecdsa.PrivateKey, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode key: %w", err)
+	}
+	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
