@@ -1,0 +1,74 @@
+# csr-controller-manager. `make help` lists what there is.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+TOOL := go tool -modfile=hack/tools.mod
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# The control plane's place, as environment variables; a second call takes milliseconds.
+CONTROL_PLANE := set -a; eval "$$(hack/controlplane/get.sh)"; set +a;
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
+
+##
+.PHONY: build
+build: ## the binary
+	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o csr-controller-manager .
+
+.PHONY: demo
+demo: build ## a node joins a real control plane, step by step; cleans up after itself
+	$(CONTROL_PLANE) go run ./hack/demo
+
+.PHONY: run
+run: build ## the demo's set-up, kept up until Ctrl-C, with a kubeconfig to use
+	$(CONTROL_PLANE) go run ./hack/demo -keep
+
+.PHONY: test
+test: ## all tests, with the race detector, on a real control plane and against the real kube-controller-manager
+	$(CONTROL_PLANE) go test -race -timeout 20m ./...
+
+.PHONY: test-matrix
+test-matrix: ## the integration tests on every Kubernetes version that is pinned
+	for version in 1.36.3 1.35.4 1.34.4; do \
+	  echo "== Kubernetes $$version"; \
+	  ( set -a; eval "$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh etcd kube-apiserver kubectl)"; set +a; \
+	    go test -race -count=1 ./test/integration/... ./pkg/csrenv/... ); \
+	done
+
+.PHONY: parity
+parity: ## the same requests through kube-controller-manager and through ours, compared field by field
+	$(CONTROL_PLANE) go test -race -count=1 -v ./test/parity
+
+.PHONY: parity-mutants
+parity-mutants: ## takes out one rule at a time; parity must fail each time
+	$(CONTROL_PLANE) go run ./test/parity/mutants
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME (default 30s)
+	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime $(or $(FUZZTIME),30s) ./pkg/csr
+	go test -run '^$$' -fuzz '^FuzzIssue$$' -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
+
+.PHONY: bench-quick
+bench-quick: build ## a burst of requests through ours and through kube-controller-manager, interleaved
+	$(CONTROL_PLANE) go run ./test/bench
+
+.PHONY: nightly
+nightly: ## what takes too long for every change
+	$(MAKE) test-matrix parity-mutants bench-quick
+	$(MAKE) fuzz FUZZTIME=5m
+
+.PHONY: lint
+lint: ## golangci-lint
+	$(TOOL) golangci-lint run ./...
+
+.PHONY: generate
+generate: ## roles in config/rbac from the markers in the code
+	for controller in approver signer cleaner; do \
+	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
+	done
+
+.PHONY: verify
+verify: ## generated files, modules and formatting are up to date
+	hack/verify.sh

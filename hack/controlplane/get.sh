@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Gets the control plane that demo, tests and benchmarks run on, and prints where it is, as lines for a shell or make:
+#
+#   hack/controlplane/get.sh [BINARY…]
+#
+# BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager, kubelet,
+# kube-scheduler; without one, all but the last two. K8S_VERSION chooses the version (default 1.36.3). The order for the
+# first three: KUBEBUILDER_ASSETS if it is set; what is there already; a prebuilt download where the network allows one;
+# else a build from the modules that this folder pins. What Kubernetes does not publish as a prebuilt download for tests
+# is always built.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+version=${K8S_VERSION:-1.36.3}
+out=$here/../../bin/controlplane/v$version
+mkdir -p "$out" && out=$(cd "$out" && pwd)
+assets=${KUBEBUILDER_ASSETS:-}
+download_timeout=20s
+
+say() { echo "controlplane: $*" >&2; }
+
+pinned() { sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$@" | sort -V | tr '\n' ' '; }
+modfile=$here/go-$version.mod
+[ "$version " = "$(pinned "$here/go.mod")" ] && modfile=$here/go.mod
+if [ ! -f "$modfile" ]; then
+  say "no pins for Kubernetes $version: K8S_VERSION may be $(pinned "$here"/go*.mod)"
+  exit 2
+fi
+
+package() {
+  case $1 in
+    etcd) echo go.etcd.io/etcd/server/v3 ;;
+    kube-apiserver | kube-controller-manager | kubectl | kubelet | kube-scheduler) echo "k8s.io/kubernetes/cmd/$1" ;;
+    *) say "no such binary: $1"; exit 2 ;;
+  esac
+}
+
+# download asks setup-envtest, once a version: a machine without network is not asked again.
+download() {
+  [ -e "$out/.no-download" ] && return 1
+  say "looking for a prebuilt control plane $version (at most $download_timeout)"
+  local dir
+  if dir=$(timeout "$download_timeout" go tool -modfile="$here/../tools.mod" setup-envtest use "$version" --bin-dir "$out/download" -p path 2>/dev/null); then
+    cp "$dir"/* "$out/" && chmod -R u+w "$out/download" && rm -rf "$out/download"
+    return 0
+  fi
+  touch "$out/.no-download"
+  return 1
+}
+
+build() {
+  local name=$1 minor=${version#1.}
+  local stamp=k8s.io/component-base/version
+  say "building $name $version from source ($2); minutes the first time"
+  local start=$SECONDS
+  (cd "$here" && CGO_ENABLED=0 go build -modfile="$modfile" -trimpath \
+    -ldflags "-s -w -X $stamp.gitVersion=v$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*}" \
+    -o "$out/$name.part" "$(package "$name")")
+  mv "$out/$name.part" "$out/$name"
+  say "built $name in $((SECONDS - start)) s"
+}
+
+wanted=("$@")
+[ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager)
+count=0
+for name in "${wanted[@]}"; do
+  count=$((count + 1))
+  package "$name" >/dev/null
+  case $name in
+    etcd | kube-apiserver | kubectl)
+      [ -n "$assets" ] && [ -x "$assets/$name" ] && continue
+      [ -x "$out/$name" ] || download || true ;;
+  esac
+  [ -x "$out/$name" ] || build "$name" "$count of ${#wanted[@]}"
+done
+
+echo "KUBEBUILDER_ASSETS=${assets:-$out}"
+echo "KUBE_CONTROLLER_MANAGER=$out/kube-controller-manager"
+echo "CONTROLPLANE=$out"
