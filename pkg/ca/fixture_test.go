@@ -1,0 +1,124 @@
+package ca_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// now is the instant of every test; certificates hold whole seconds.
+var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+// keys are made once: RSA ones take long.
+var keys = map[string]func() crypto.Signer{
+	"RSA-2048": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 2048)) }),
+	"RSA-1024": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 1024)) }),
+	"P-224":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader)) }),
+	"P-256":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }),
+	"P-384":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P384(), rand.Reader)) }),
+	"P-521":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader)) }),
+	"Ed25519": sync.OnceValue(func() crypto.Signer {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		return must(key, err)
+	}),
+	"leaf": sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }),
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// caTemplate is a CA called name that is valid for ten days around now.
+func caTemplate(name string) *x509.Certificate {
+	return &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: name},
+		NotBefore:             now.AddDate(0, 0, -5),
+		NotAfter:              now.AddDate(0, 0, 5),
+		KeyUsage:              x509.KeyUsageCertSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+}
+
+// selfSigned returns the certificate of template and key in PEM.
+func selfSigned(t testing.TB, template *x509.Certificate, key crypto.Signer) []byte {
+	t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return block("CERTIFICATE", der)
+}
+
+func block(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+func pkcs8(t testing.TB, key crypto.Signer) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return block("PRIVATE KEY", der)
+}
+
+// authority is one with the kind of key, changed by modify.
+func authority(t testing.TB, kind string, modify ...func(*x509.Certificate)) *ca.Authority {
+	t.Helper()
+	template := caTemplate("CA")
+	for _, change := range modify {
+		change(template)
+	}
+	key := keys[kind]()
+	loaded, err := ca.Load(selfSigned(t, template, key), pkcs8(t, key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loaded
+}
+
+func profile(t testing.TB, config ca.ProfileConfig) ca.Profile {
+	t.Helper()
+	checked, err := ca.NewProfile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return checked
+}
+
+func parse(t testing.TB, data []byte) *x509.Certificate {
+	t.Helper()
+	first, rest := pem.Decode(data)
+	if first == nil || first.Type != "CERTIFICATE" || len(first.Headers) > 0 || len(rest) > 0 {
+		t.Fatalf("not exactly one CERTIFICATE block without headers: %q", data)
+	}
+	cert, err := x509.ParseCertificate(first.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
