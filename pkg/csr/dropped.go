@@ -3,6 +3,7 @@ package csr
 import (
 	"crypto/x509"
 	"encoding/asn1"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -53,7 +54,8 @@ func droppedSubject(payload *x509.CertificateRequest) []string {
 	seen := map[int]bool{}
 	for _, attribute := range payload.Subject.Names {
 		id := attribute.Type
-		known := len(id) == 4 && oidAttributePrefix.Equal(id[:3])
+		_, text := attribute.Value.(string) // crypto/x509 passes over all other values
+		known := text && len(id) == 4 && oidAttributePrefix.Equal(id[:3])
 		switch {
 		case known && slices.Contains(repeatable, id[3]):
 		case known && slices.Contains(single, id[3]) && !seen[id[3]]:
@@ -69,14 +71,21 @@ func droppedSubject(payload *x509.CertificateRequest) []string {
 
 func droppedNames(san []byte) ([]string, error) {
 	var names []asn1.RawValue
-	if rest, err := asn1.Unmarshal(san, &names); err != nil || len(rest) > 0 {
-		return nil, fmt.Errorf("spec.request holds no valid subjectAltName extension")
+	rest, err := asn1.Unmarshal(san, &names)
+	if err != nil {
+		return nil, errors.New("spec.request holds no valid subjectAltName extension")
 	}
 	var dropped []string
+	if len(rest) > 0 {
+		dropped = append(dropped, "subjectAltName trailing data")
+	}
 	for _, name := range names {
 		kind := fmt.Sprintf("tag %d", name.Tag)
 		if name.Class == asn1.ClassContextSpecific && name.Tag < len(generalNames) {
 			kind = generalNames[name.Tag]
+		}
+		if kind == "" && name.IsCompound { // those that are carried are primitive
+			kind = fmt.Sprintf("tag %d", name.Tag)
 		}
 		if kind != "" {
 			dropped = append(dropped, "subjectAltName "+kind)
@@ -85,7 +94,9 @@ func droppedNames(san []byte) ([]string, error) {
 	return dropped, nil
 }
 
-// droppedAttributes reads the PKCS#10 attributes (RFC 2986 section 4.1), of which only extensionRequest is used.
+// droppedAttributes reads the PKCS#10 attributes (RFC 2986 section 4.1), of which only extensionRequest is used: the
+// first value of each that is well formed. The others crypto/x509 passes over, and so not even a malformed one is an
+// error.
 func droppedAttributes(tbs []byte) ([]string, error) {
 	var info struct {
 		Raw        asn1.RawContent
@@ -95,7 +106,7 @@ func droppedAttributes(tbs []byte) ([]string, error) {
 		Attributes []asn1.RawValue `asn1:"tag:0"`
 	}
 	if _, err := asn1.Unmarshal(tbs, &info); err != nil {
-		return nil, fmt.Errorf("spec.request holds no valid PKCS#10 attributes: %w", err)
+		return nil, errors.New("spec.request holds no valid PKCS#10 attributes")
 	}
 	var dropped []string
 	for _, raw := range info.Attributes {
@@ -103,10 +114,13 @@ func droppedAttributes(tbs []byte) ([]string, error) {
 			ID     asn1.ObjectIdentifier
 			Values asn1.RawValue
 		}
-		if _, err := asn1.Unmarshal(raw.FullBytes, &attribute); err != nil {
-			return nil, fmt.Errorf("spec.request holds no valid PKCS#10 attributes: %w", err)
+		if rest, err := asn1.Unmarshal(raw.FullBytes, &attribute); err != nil || len(rest) > 0 {
+			dropped = append(dropped, "malformed attribute")
+			continue
 		}
-		if !attribute.ID.Equal(oidExtensionRequest) {
+		var values []asn1.RawValue
+		_, err := asn1.UnmarshalWithParams(attribute.Values.FullBytes, &values, "set")
+		if !attribute.ID.Equal(oidExtensionRequest) || err != nil || len(values) != 1 {
 			dropped = append(dropped, "attribute "+attribute.ID.String())
 		}
 	}
