@@ -77,10 +77,11 @@ func (r *Reporter) Request(obj Object, requester, action, reason, message string
 	if !tell {
 		return true
 	}
+	suffix := ""
 	if leftOut > 0 {
-		message = fmt.Sprintf("%s (%d more Events about requests of this requester were left out)", message, leftOut)
+		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
 	}
-	r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reason, action, "%s", shorten(message))
+	r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reason, action, "%s", shorten(message, suffix))
 	return true
 }
 
@@ -101,12 +102,14 @@ func (r *Reporter) allow(requester string) (leftOut int, ok bool) {
 
 // Object writes an Event about something that is not a request, such as the signing Secret.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", shorten(message))
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", shorten(message, ""))
 }
 
-func shorten(message string) string {
-	if len(message) <= maxNote {
-		return message
+// shorten cuts message so that it fits into a note together with suffix.
+func shorten(message, suffix string) string {
+	room := maxNote - len(suffix)
+	if len(message) > room {
+		message = strings.ToValidUTF8(message[:room-len("…")], "") + "…"
 	}
-	return strings.ToValidUTF8(message[:maxNote-len("…")], "") + "…"
+	return message + suffix
 }

@@ -1,0 +1,207 @@
+package report_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// event is one Event as it was written.
+type event struct{ Object, Type, Reason, Action, Note string }
+
+// recorder keeps Events.
+type recorder struct {
+	mu     sync.Mutex
+	events []event
+}
+
+func (r *recorder) Eventf(regarding, _ runtime.Object, eventType, reason, action, note string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := ""
+	switch obj := regarding.(type) {
+	case *certificatesv1.CertificateSigningRequest:
+		name = obj.Name
+	case *corev1.Secret:
+		name = obj.Name
+	}
+	r.events = append(r.events, event{name, eventType, reason, action, fmt.Sprintf(note, args...)})
+}
+
+func (r *recorder) take() []event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	taken := r.events
+	r.events = nil
+	return taken
+}
+
+func request(uid string) *certificatesv1.CertificateSigningRequest {
+	obj := &certificatesv1.CertificateSigningRequest{}
+	obj.Name, obj.UID = "name-"+uid, types.UID(uid)
+	return obj
+}
+
+func newReporter() (*report.Reporter, *recorder, *clocktesting.FakePassiveClock) {
+	written := &recorder{}
+	clock := clocktesting.NewFakePassiveClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
+	return report.New(written, clock), written, clock
+}
+
+func TestOncePerDistinctOutcome(t *testing.T) {
+	t.Parallel()
+	reporter, written, clock := newReporter()
+	steps := []struct {
+		uid, action, reason, message string
+		want                         bool
+	}{
+		{"1", "Approve", "NotAuthorized", "100% no", true},
+		{"1", "Approve", "NotAuthorized", "100% no", false},
+		{"2", "Approve", "NotAuthorized", "100% no", true}, // another request
+		{"1", "Approve", "NotAuthorized", "other", true},   // another message
+		{"1", "Approve", "Malformed", "other", true},       // another reason
+		{"1", "Approve", "Malformed", "other", false},
+		{"1", "Approve", "NotAuthorized", "100% no", true}, // an earlier one again
+		{"2", "Approve", "NotAuthorized", "100% no", false},
+	}
+	for i, step := range steps {
+		if got := reporter.Request(request(step.uid), "user", step.action, step.reason, step.message); got != step.want {
+			t.Errorf("step %d: new %t, want %t", i, got, step.want)
+		}
+		clock.SetTime(clock.Now().Add(time.Hour))
+	}
+	want := []event{
+		{"name-1", "Warning", "NotAuthorized", "Approve", "100% no"},
+		{"name-2", "Warning", "NotAuthorized", "Approve", "100% no"},
+		{"name-1", "Warning", "NotAuthorized", "Approve", "other"},
+		{"name-1", "Warning", "Malformed", "Approve", "other"},
+		{"name-1", "Warning", "NotAuthorized", "Approve", "100% no"},
+	}
+	if diff := cmp.Diff(want, written.take()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
+
+func TestOneRequesterCausesTenEventsThenOneAMinute(t *testing.T) {
+	t.Parallel()
+	reporter, written, clock := newReporter()
+	next := 0
+	flood := func(user string, requests int) {
+		for range requests {
+			next++
+			if !reporter.Request(request(fmt.Sprint(next)), user, "Approve", "NotAuthorized", "no") {
+				t.Error("a first outcome is not new, though its Event may be left out")
+			}
+		}
+	}
+	notes := func() []string {
+		var notes []string
+		for _, one := range written.take() {
+			notes = append(notes, one.Note)
+		}
+		return notes
+	}
+	ten := strings.Split(strings.Repeat("no,", 9)+"no", ",")
+	check := func(what string, want []string) {
+		t.Helper()
+		if diff := cmp.Diff(want, notes()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+
+	flood("noisy", 2000)
+	check("at first", ten)
+	flood("quiet", 1)
+	check("somebody else", []string{"no"})
+	clock.SetTime(clock.Now().Add(59 * time.Second))
+	flood("noisy", 3)
+	check("within the minute", nil)
+	clock.SetTime(clock.Now().Add(time.Second))
+	flood("noisy", 2)
+	check("after a minute", []string{"no (1993 more Events about requests of this requester were left out)"})
+	clock.SetTime(clock.Now().Add(time.Minute))
+	flood("noisy", 1)
+	check("after another", []string{"no (1 more Events about requests of this requester were left out)"})
+	clock.SetTime(clock.Now().Add(time.Hour))
+	flood("noisy", 11)
+	check("after an hour", ten)
+}
+
+func TestNotesFitIntoAnEvent(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ message, want string }{
+		"short":                       {"a", "a"},
+		"as long as fits":             {strings.Repeat("a", 1024), strings.Repeat("a", 1024)},
+		"a byte too long":             {strings.Repeat("a", 1025), strings.Repeat("a", 1021) + "…"},
+		"far too long":                {strings.Repeat("a", 100_000), strings.Repeat("a", 1021) + "…"},
+		"cut inside of a letter":      {strings.Repeat("ü", 600), strings.Repeat("ü", 510) + "…"},
+		"cut inside of a long letter": {strings.Repeat("a", 1018) + strings.Repeat("🔑", 9), strings.Repeat("a", 1018) + "…"},
+		"format verbs are text":       {"%s %d %!", "%s %d %!"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			reporter, written, _ := newReporter()
+			secret := &corev1.Secret{}
+			secret.Name = "signer"
+			reporter.Request(request("1"), "user", "Sign", "Malformed", test.message)
+			reporter.Object(secret, "Normal", "Load", "CALoaded", test.message)
+			want := []event{{"name-1", "Warning", "Malformed", "Sign", test.want}, {"signer", "Normal", "CALoaded", "Load", test.want}}
+			got := written.take()
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
+			}
+			if note := got[0].Note; len(note) > 1024 || !utf8.ValidString(note) {
+				t.Errorf("%d bytes, valid UTF-8: %t", len(note), utf8.ValidString(note))
+			}
+		})
+	}
+}
+
+func TestTheLeftOutCountIsToldWithALongMessageToo(t *testing.T) {
+	t.Parallel()
+	reporter, written, clock := newReporter()
+	for i := range 12 {
+		reporter.Request(request(fmt.Sprint(i)), "user", "Sign", "Malformed", "no")
+	}
+	clock.SetTime(clock.Now().Add(time.Minute))
+	written.take()
+	reporter.Request(request("last"), "user", "Sign", "Malformed", strings.Repeat("a", 2000))
+	const suffix = " (2 more Events about requests of this requester were left out)"
+	got := written.take()
+	if want := strings.Repeat("a", 1024-len("…")-len(suffix)) + "…" + suffix; len(got) != 1 || got[0].Note != want {
+		t.Errorf("Events %v", got)
+	}
+}
+
+func TestReporterIsSafeForConcurrentUse(t *testing.T) {
+	t.Parallel()
+	reporter, written, _ := newReporter()
+	var done sync.WaitGroup
+	var mu sync.Mutex
+	fresh := 0
+	for i := range 100 {
+		done.Go(func() {
+			if reporter.Request(request(fmt.Sprint(i%5)), "user", "Sign", "Malformed", "no") {
+				mu.Lock()
+				fresh++
+				mu.Unlock()
+			}
+		})
+	}
+	done.Wait()
+	if got := len(written.take()); got != 5 || fresh != 5 {
+		t.Errorf("%d Events and %d new outcomes for five requests", got, fresh)
+	}
+}
