@@ -1,0 +1,165 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
+)
+
+const (
+	kubeletWait      = 30 * time.Second
+	bootstrapper     = "kubelet-bootstrap"
+	nodeMessage      = "Auto approving kubelet client certificate after SubjectAccessReview."
+	selfNodeMessage  = "Auto approving self kubelet client certificate after SubjectAccessReview."
+	nodeClientRole   = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+	mayRequestRole   = "system:node-bootstrapper"
+	bootstrapperTeam = "system:bootstrappers"
+)
+
+// kubelets is a control plane of its own: its loop must not meet the requests of other tests.
+type kubelets struct {
+	*cluster.Cluster
+	admin     client.Client
+	bootstrap *rest.Config
+}
+
+func startKubelets(t *testing.T) *kubelets {
+	t.Helper()
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		t.Fatal("KUBEBUILDER_ASSETS is not set: run the tests with make test")
+	}
+	const token = "02b50b05283e98dd0fd71db496ef01e8" // the TLS bootstrapping document's
+	c, err := cluster.Start(cluster.Token{Token: token, User: bootstrapper, UID: "10001", Groups: bootstrapperTeam})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	admin, err := client.New(c.Config, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bootstrap := rest.AnonymousClientConfig(c.Config)
+	bootstrap.BearerToken = token
+	k := &kubelets{Cluster: c, admin: admin, bootstrap: bootstrap}
+	k.bind(t, mayRequestRole)
+	k.waitFor(t, "the permission to request", func(ctx context.Context) (bool, error) { return k.mayRequest(ctx) })
+	return k
+}
+
+// bind gives role to whoever bootstraps.
+func (k *kubelets) bind(t *testing.T, role string) {
+	t.Helper()
+	obj := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "kubelets-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: bootstrapperTeam}},
+	}
+	if err := k.admin.Create(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mayRequest says whether the API server has seen the binding: its authorizer reads from a cache.
+func (k *kubelets) mayRequest(ctx context.Context) (bool, error) {
+	self, err := client.New(k.bootstrap, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		return false, err
+	}
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Verb: "create"},
+	}}
+	err = self.Create(ctx, review)
+	return review.Status.Allowed, err
+}
+
+func (k *kubelets) waitFor(t *testing.T, what string, done wait.ConditionWithContextFunc) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, kubeletWait, true, done); err != nil {
+		t.Fatalf("wait for %s: %v", what, err)
+	}
+}
+
+func (k *kubelets) startLoop(t *testing.T, opts csrenv.Options) {
+	t.Helper()
+	opts.CA = k.CA
+	env, err := csrenv.Start(t.Context(), k.Config, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (k *kubelets) node(t *testing.T, name string) *kubelet.Node {
+	t.Helper()
+	return &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: k.bootstrap}
+}
+
+// asked is what one request says and what became of it.
+type asked struct {
+	Requester         string
+	Usages            []certificatesv1.KeyUsage
+	ExpirationSeconds int32
+	Reason, Message   string
+}
+
+// requestsFor returns the requests for node: the bootstrapper's, then its own. Creation times are too coarse to sort by.
+func (k *kubelets) requestsFor(t *testing.T, node *kubelet.Node) []asked {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := k.admin.List(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortStableFunc(list.Items, func(a, b certificatesv1.CertificateSigningRequest) int {
+		return strings.Compare(a.Spec.Username, b.Spec.Username)
+	})
+	var all []asked
+	for i := range list.Items {
+		obj := &list.Items[i]
+		req, err := csr.Parse(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req.Cert.Subject.CommonName != node.User() {
+			continue
+		}
+		one := asked{Requester: obj.Spec.Username, Usages: obj.Spec.Usages, ExpirationSeconds: int32(req.Cert.Lifetime.Seconds())}
+		for _, condition := range obj.Status.Conditions {
+			one.Reason, one.Message = condition.Reason, condition.Message
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func checkAsked(t *testing.T, got []asked, want ...asked) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("requests:\n got %+v\nwant %+v", got, want)
+	}
+}

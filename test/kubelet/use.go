@@ -1,0 +1,66 @@
+package kubelet
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"slices"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// WhoAmI returns who the API server takes the holder of cfg for.
+func WhoAmI(ctx context.Context, cfg *rest.Config) (authenticationv1.UserInfo, error) {
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return authenticationv1.UserInfo{}, fmt.Errorf("make client: %w", err)
+	}
+	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return authenticationv1.UserInfo{}, fmt.Errorf("ask who I am: %w", err)
+	}
+	return review.Status.UserInfo, nil
+}
+
+// CheckIdentity says why the API server does not take the holder of cert for this node, or nil.
+func (n *Node) CheckIdentity(ctx context.Context, cert *tls.Certificate) error {
+	cfg, err := n.ConfigFor(cert)
+	if err != nil {
+		return err
+	}
+	user, err := WhoAmI(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	if user.Username != n.User() || !slices.Contains(user.Groups, csr.NodeGroup) {
+		return fmt.Errorf("the API server takes the certificate of %s for %q with groups %q", n.User(), user.Username, user.Groups)
+	}
+	return nil
+}
+
+// Register creates the node's own Node, as a kubelet does, and reads it back. The Node authorizer allows a node no other.
+func (n *Node) Register(ctx context.Context, cert *tls.Certificate) (*corev1.Node, error) {
+	cfg, err := n.ConfigFor(cert)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	obj := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
+	if _, err := client.CoreV1().Nodes().Create(ctx, obj, metav1.CreateOptions{}); err != nil {
+		return nil, fmt.Errorf("register: %w", err)
+	}
+	obj, err = client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read own Node: %w", err)
+	}
+	return obj, nil
+}
