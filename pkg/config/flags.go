@@ -153,7 +153,7 @@ func (f *flags) help(out io.Writer) {
 			if len(name) == 1 {
 				dashes = "-"
 			}
-			_, _ = fmt.Fprintf(out, "  %s%s %s\n        %s\n", dashes, name, what, usage)
+			_, _ = fmt.Fprintf(out, "  %s\n        %s\n", strings.TrimSpace(dashes+name+" "+what), usage)
 		}
 	}
 }

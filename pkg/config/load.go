@@ -44,6 +44,7 @@ func Load(args []string, out io.Writer) (*Configuration, error) {
 		}
 	}
 	bound := newFlags(configuration, &meta)
+	bound.set.VisitAll(func(each *flag.Flag) { each.Value = careful{each.Value} })
 	_ = bound.parse(args) // the same mistakes as the first time
 	for _, mistake := range configuration.validate() {
 		errs = append(errs, bound.name(mistake))
@@ -68,6 +69,25 @@ func (f *flags) parse(args []string) []error {
 			return errs
 		}
 	}
+}
+
+// careful keeps what was there when a text can't be parsed. Package flag puts a zero in its place, which would be
+// reported as a second mistake.
+type careful struct{ flag.Value }
+
+func (c careful) Set(text string) error {
+	before := c.String()
+	err := c.Value.Set(text)
+	if err != nil {
+		_ = c.Value.Set(before)
+	}
+	return err
+}
+
+// IsBoolFlag is how package flag asks whether a flag can stand without a value.
+func (c careful) IsBoolFlag() bool {
+	boolean, ok := c.Value.(interface{ IsBoolFlag() bool })
+	return ok && boolean.IsBoolFlag()
 }
 
 func (c *Configuration) read(file string) error {

@@ -1,0 +1,300 @@
+package config_test
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+var update = flag.Bool("update", false, "write testdata/help.txt anew")
+
+const header = "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"
+
+// load loads args after --config with a file of body below the header, if there is a body.
+func load(t *testing.T, body string, args ...string) (*config.Configuration, string) {
+	t.Helper()
+	if body != "" {
+		args = append([]string{"--config=" + write(t, header+body)}, args...)
+	}
+	loaded, err := config.Load(args, io.Discard)
+	if err != nil {
+		return loaded, err.Error()
+	}
+	return loaded, ""
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func seconds(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
+
+// defaults is what a manager runs with that is told only its CA.
+func defaults() *config.Configuration {
+	return &config.Configuration{
+		TypeMeta:     metav1.TypeMeta{APIVersion: "config.csr-controller-manager.io/v1alpha1", Kind: "ControllerManagerConfiguration"},
+		Controllers:  []string{"*"},
+		KubeAPIQPS:   -1,
+		KubeAPIBurst: 30,
+		Concurrency:  config.Concurrency{Approver: 5, Signer: 5, Cleaner: 1},
+		LeaderElection: config.LeaderElection{
+			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: seconds(2), ResourceName: "csr-controller-manager",
+		},
+		MetricsBindAddress:     ":8080",
+		HealthProbeBindAddress: ":8081",
+		Approval:               config.Approval{Denial: "Never"},
+		Signing:                config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
+		Cleaning:               config.Cleaning{DeletesPerSecond: 100},
+	}
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	duration := func(n int) *metav1.Duration { value := seconds(n); return &value }
+	for name, test := range map[string]struct {
+		body string
+		args []string
+		want func(*config.Configuration)
+	}{
+		"defaults": {want: func(*config.Configuration) {}},
+		"every flag": {
+			args: []string{
+				"--controllers=approver,-cleaner", "--kubeconfig=k", "--kube-api-qps=7.5", "--kube-api-burst=8",
+				"--concurrent-approver-syncs=11", "--concurrent-signer-syncs=12", "--concurrent-cleaner-syncs=13",
+				"--metrics-bind-address=0", "--health-probe-bind-address", "127.0.0.1:1", "-v=2",
+				"--leader-elect=false", "--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=1s",
+				"--leader-elect-resource-name=lease", "--leader-elect-resource-namespace=ns", "--cluster-signing-duration=1h", "--signing-secret=ns/ca",
+			},
+			want: func(c *config.Configuration) {
+				c.Controllers, c.Kubeconfig, c.KubeAPIQPS, c.KubeAPIBurst = []string{"approver", "-cleaner"}, "k", 7.5, 8
+				c.Concurrency = config.Concurrency{Approver: 11, Signer: 12, Cleaner: 13}
+				c.MetricsBindAddress, c.HealthProbeBindAddress, c.Verbosity = "0", "127.0.0.1:1", 2
+				c.LeaderElection = config.LeaderElection{LeaseDuration: seconds(4), RenewDeadline: seconds(3), RetryPeriod: seconds(1), ResourceName: "lease", ResourceNamespace: "ns"}
+				c.Signing.Duration, c.Signing.Secret = seconds(3600), "ns/ca"
+			},
+		},
+		"one dash, or a value apart": {
+			args: []string{"-kube-api-burst", "9", "-leader-elect"},
+			want: func(c *config.Configuration) { c.KubeAPIBurst = 9 },
+		},
+		"a file": {
+			body: `
+controllers: [signer, csrcleaner]
+kubeAPIQPS: 20
+concurrency: {signer: 9}
+leaderElection: {enabled: false}
+approval: {denial: Permanent}
+signing:
+  duration: 2h
+  minRSABits: 3072
+  signers:
+  - {name: example.com/a, certFile: c, keyFile: k, duration: 1h, minDuration: 30m, maxDuration: 3h, usages: [client auth], forbiddenSubjects: [CN=a*]}
+cleaning:
+  deletesPerSecond: 5
+  retention: {pending: -1s}
+  signers: [{name: example.com/a, retention: {approved: 5m}}]
+`,
+			want: func(c *config.Configuration) {
+				c.Controllers, c.KubeAPIQPS, c.Concurrency.Signer, c.LeaderElection.Enabled = []string{"signer", "csrcleaner"}, 20, 9, false
+				c.Approval.Denial, c.Signing.Duration, c.Signing.MinRSABits = "Permanent", seconds(7200), 3072
+				c.Signing.Signers = []config.Signer{{
+					Name: "example.com/a", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600), MinDuration: duration(1800), MaxDuration: duration(3 * 3600),
+					Usages: []string{"client auth"}, ForbiddenSubjects: []string{"CN=a*"},
+				}}
+				c.Cleaning = config.Cleaning{
+					DeletesPerSecond: 5, Retention: config.Retention{Pending: duration(-1)},
+					Signers: []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: duration(300)}}},
+				}
+			},
+		},
+		"flags override the file": {
+			body: "controllers: [signer]\nkubeAPIBurst: 1\nverbosity: 3\n",
+			args: []string{"--controllers=*", "--kube-api-burst=2"},
+			want: func(c *config.Configuration) { c.KubeAPIBurst, c.Verbosity = 2, 3 },
+		},
+		"a flag that equals the default overrides too": {
+			body: "kubeAPIBurst: 1\nleaderElection: {enabled: false}\n",
+			args: []string{"--kube-api-burst=30", "--leader-elect"},
+			want: func(*config.Configuration) {},
+		},
+		"a flag completes a pair of the file": {
+			body: "signing: {signers: [{name: kubernetes.io/kubelet-serving, certFile: c, duration: 1h}]}\n",
+			args: []string{"--signing-secret=", "--cluster-signing-kubelet-serving-key-file=k"},
+			want: func(c *config.Configuration) {
+				c.Signing.Secret = ""
+				c.Signing.Signers = []config.Signer{{Name: "kubernetes.io/kubelet-serving", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600)}}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := defaults()
+			test.want(want)
+			got, problem := load(t, test.body, append([]string{"--signing-secret=kube-system/csr-signer"}, test.args...)...)
+			if problem != "" {
+				t.Fatal(problem)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("configuration (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Each pair of flags is for the signer in its name: kube-controller-manager shifts two of these labels in its errors.
+func TestPerSignerFlags(t *testing.T) {
+	t.Parallel()
+	for middle, signer := range map[string]string{
+		"kubelet-serving":       "kubernetes.io/kubelet-serving",
+		"kubelet-client":        "kubernetes.io/kube-apiserver-client-kubelet",
+		"kube-apiserver-client": "kubernetes.io/kube-apiserver-client",
+		"legacy-unknown":        "kubernetes.io/legacy-unknown",
+	} {
+		cert, key := "--cluster-signing-"+middle+"-cert-file", "--cluster-signing-"+middle+"-key-file"
+		t.Run(middle, func(t *testing.T) {
+			t.Parallel()
+			loaded, problem := load(t, "", cert+"=c", key+"=k")
+			want := []config.Signer{{Name: signer, CA: config.CA{CertFile: "c", KeyFile: "k"}}}
+			if diff := cmp.Diff(want, loaded.Signing.Signers); diff != "" || problem != "" {
+				t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
+			}
+			_, problem = load(t, "", cert+"=c")
+			if want := cert + `: Invalid value: "c": given without the key file that belongs to it`; problem != want {
+				t.Errorf("half a pair: %s", cmp.Diff(want, problem))
+			}
+			_, problem = load(t, "", key+"=k")
+			if want := key + `: Invalid value: "k": given without the certificate file that belongs to it`; problem != want {
+				t.Errorf("half a pair: %s", cmp.Diff(want, problem))
+			}
+			_, problem = load(t, "", cert+"=c", key+"=k", "--signing-secret=ns/ca")
+			if want := "signing.signers[" + signer + `]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: drop one of them`; problem != want {
+				t.Errorf("one for all too: %s", cmp.Diff(want, problem))
+			}
+		})
+	}
+}
+
+func TestFourPairs(t *testing.T) {
+	t.Parallel()
+	var args []string
+	for _, middle := range []string{"legacy-unknown", "kubelet-serving", "kubelet-client", "kube-apiserver-client"} {
+		args = append(args, "--cluster-signing-"+middle+"-key-file="+middle+".key", "--cluster-signing-"+middle+"-cert-file="+middle+".crt")
+	}
+	loaded, problem := load(t, "", args...)
+	want := []config.Signer{
+		{Name: "kubernetes.io/legacy-unknown", CA: config.CA{CertFile: "legacy-unknown.crt", KeyFile: "legacy-unknown.key"}},
+		{Name: "kubernetes.io/kubelet-serving", CA: config.CA{CertFile: "kubelet-serving.crt", KeyFile: "kubelet-serving.key"}},
+		{Name: "kubernetes.io/kube-apiserver-client-kubelet", CA: config.CA{CertFile: "kubelet-client.crt", KeyFile: "kubelet-client.key"}},
+		{Name: "kubernetes.io/kube-apiserver-client", CA: config.CA{CertFile: "kube-apiserver-client.crt", KeyFile: "kube-apiserver-client.key"}},
+	}
+	if diff := cmp.Diff(want, loaded.Signing.Signers); diff != "" || problem != "" {
+		t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
+	}
+}
+
+func TestHelpListsEveryFlag(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"--help"}, {"-help"}, {"-h"}, {"--kube-api-qps=zz", "--help", "--nonsense"}} {
+		var out bytes.Buffer
+		if _, err := config.Load(args, &out); !errors.Is(err, config.ErrHelp) {
+			t.Fatalf("%v: %v", args, err)
+		}
+		if *update {
+			if err := os.WriteFile("testdata/help.txt", out.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		golden, err := os.ReadFile("testdata/help.txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(golden), out.String()); diff != "" {
+			t.Errorf("%v (-testdata/help.txt +got; go test ./pkg/config -update):\n%s", args, diff)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	if loaded, err := config.Load([]string{"--kube-api-qps=zz", "--version"}, io.Discard); !errors.Is(err, config.ErrVersion) || loaded != nil {
+		t.Errorf("%v, error %v", loaded, err)
+	}
+}
+
+func TestBadFlagsAndFiles(t *testing.T) {
+	t.Parallel()
+	const ca = "--signing-secret=ns/ca"
+	file := func(text string) string { return write(t, text) }
+	for name, test := range map[string]struct {
+		args []string
+		want []string // FILE stands for the file's name
+		file string
+	}{
+		"not a number":          {args: []string{ca, "--kube-api-qps=zz"}, want: []string{`invalid value "zz" for flag -kube-api-qps: parse error`}},
+		"not a whole number":    {args: []string{ca, "--kube-api-burst=1.5"}, want: []string{`invalid value "1.5" for flag -kube-api-burst: parse error`}},
+		"not a duration":        {args: []string{ca, "--cluster-signing-duration=1d"}, want: []string{`invalid value "1d" for flag -cluster-signing-duration: parse error`}},
+		"not a boolean":         {args: []string{ca, "--leader-elect=maybe"}, want: []string{`invalid boolean value "maybe" for -leader-elect: parse error`}},
+		"too large":             {args: []string{ca, "--concurrent-signer-syncs=99999999999999999999"}, want: []string{`invalid value "99999999999999999999" for flag -concurrent-signer-syncs: value out of range`}},
+		"unknown":               {args: []string{ca, "--nonsense"}, want: []string{"flag provided but not defined: -nonsense"}},
+		"without its value":     {args: []string{ca, "--kubeconfig"}, want: []string{"flag needs an argument: -kubeconfig"}},
+		"stray argument":        {args: []string{ca, "run", "--kube-api-burst=0"}, want: []string{`unexpected argument "run"`, "--kube-api-burst: Invalid value: 0: is too low"}},
+		"boolean, value apart":  {args: []string{ca, "--leader-elect", "false"}, want: []string{`unexpected argument "false"`}},
+		"unparsable, then good": {args: []string{ca, "--kube-api-qps=zz", "--kube-api-qps=5"}, want: []string{`invalid value "zz" for flag -kube-api-qps: parse error`}},
+		"many at once": {
+			args: []string{"--kube-api-qps=zz", "--nonsense", "--concurrent-cleaner-syncs=0", "--leader-elect-retry-period=x", "--kube-api-qps=0"},
+			want: []string{
+				`invalid value "zz" for flag -kube-api-qps: parse error`, "flag provided but not defined: -nonsense", `invalid value "x" for flag -leader-elect-retry-period: parse error`,
+				"--kube-api-qps: Invalid value: 0: must be positive, or negative for no limit", "--concurrent-cleaner-syncs: Invalid value: 0: is too low", noCA,
+			},
+		},
+		"a value that the file gave stays": {args: []string{ca, "--kube-api-burst=x"}, file: header + "kubeAPIBurst: 0\n", want: []string{
+			`invalid value "x" for flag -kube-api-burst: parse error`, "kubeAPIBurst: Invalid value: 0: is too low",
+		}},
+
+		"no such file":      {args: []string{"--config=testdata/none.yaml", "--nonsense"}, want: []string{"flag provided but not defined: -nonsense", "--config: open testdata/none.yaml: no such file or directory"}},
+		"empty file":        {file: "\n", want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "" and ""`}},
+		"wrong version":     {file: strings.Replace(header, "v1alpha1", "v1", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1" and "ControllerManagerConfiguration"`}},
+		"wrong kind":        {file: strings.Replace(header, "ControllerManager", "", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1alpha1" and "Configuration"`}},
+		"unknown field":     {file: header + "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
+		"field twice":       {file: header + "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
+		"wrong type":        {file: header + "verbosity: high\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go struct field Configuration.verbosity of type int"}},
+		"bad duration":      {file: header + "signing: {duration: 1d}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: time: unknown unit "d" in duration "1d"`}},
+		"not YAML":          {file: "{", want: []string{"--config: FILE: error converting YAML to JSON: yaml: line 1: did not find expected node content"}},
+		"text, not a map":   {file: "hello\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go value of type config.Configuration"}},
+		"a folder":          {args: []string{"--config=testdata"}, want: []string{"--config: read testdata: is a directory"}},
+		"mistake in a file": {file: header + "signing: {secret: ca}\n", want: []string{`signing.secret: Invalid value: "ca": want namespace/name`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			args, path := test.args, ""
+			if test.file != "" {
+				path = file(test.file)
+				args = append([]string{"--config=" + path}, args...)
+			}
+			_, err := config.Load(args, io.Discard)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			want := strings.ReplaceAll(strings.Join(test.want, "\n"), "FILE", path)
+			if diff := cmp.Diff(want, err.Error()); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package config_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+const (
+	noCA = "signing: Required value: no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, " +
+		"or one for each signer; or leave the signer out with --controllers=*,-signer"
+	tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
+		"so what lives for 2m9s or less is due for renewal the moment it is issued"
+)
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	const secret = "signing: {secret: ns/ca}\n"
+	custom := func(more string) string {
+		return "signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [client auth]" + more + "}]}\n"
+	}
+	for name, test := range map[string]struct {
+		body string
+		args []string
+		want []string // accepted when empty
+	}{
+		"a Secret":                {body: secret},
+		"files":                   {args: []string{"--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}},
+		"no signer, no CA":        {args: []string{"--controllers=*,-signer"}},
+		"no address at all":       {body: secret, args: []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"}},
+		"a custom signer alone":   {body: custom("")},
+		"the shortest lifetime":   {body: secret, args: []string{"--cluster-signing-duration=130s"}},
+		"settings without own CA": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, duration: 1h}]}\n"},
+		"leader election is off, whatever its times": {body: secret, args: []string{"--leader-elect=false", "--leader-elect-lease-duration=0", "--leader-elect-resource-name="}},
+
+		"no CA":                 {want: []string{noCA}},
+		"unknown controller":    {body: secret, args: []string{"--controllers=*,nonsense"}, want: []string{`--controllers: Invalid value: "nonsense": no such controller: want approver, signer or cleaner`}},
+		"no star to leave out":  {body: secret, args: []string{"--controllers=-*"}, want: []string{`--controllers: Invalid value: "-*": no such controller: want approver, signer or cleaner`}},
+		"spaces count":          {body: secret, args: []string{"--controllers=approver, signer"}, want: []string{`--controllers: Invalid value: " signer": no such controller: want approver, signer or cleaner`}},
+		"two unknown":           {body: "controllers: [a, -b]\n" + secret, want: []string{`controllers: Invalid value: "a": no such controller: want approver, signer or cleaner`, `controllers: Invalid value: "-b": no such controller: want approver, signer or cleaner`}},
+		"no controller at all":  {body: secret, args: []string{"--controllers=-signer"}, want: []string{`--controllers: Invalid value: "-signer": leaves no controller to run`}},
+		"an empty list":         {body: "controllers: []\n", want: []string{`controllers: Invalid value: "": leaves no controller to run`}},
+		"QPS of zero":           {body: "kubeAPIQPS: 0\n" + secret, want: []string{"kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"}},
+		"burst":                 {body: secret, args: []string{"--kube-api-burst=0"}, want: []string{"--kube-api-burst: Invalid value: 0: is too low"}},
+		"approver's workers":    {body: secret, args: []string{"--concurrent-approver-syncs=-1"}, want: []string{"--concurrent-approver-syncs: Invalid value: -1: is too low"}},
+		"signer's workers":      {body: secret, args: []string{"--concurrent-signer-syncs=0"}, want: []string{"--concurrent-signer-syncs: Invalid value: 0: is too low"}},
+		"cleaner's workers":     {body: "concurrency: {cleaner: 0}\n" + secret, want: []string{"concurrency.cleaner: Invalid value: 0: is too low"}},
+		"verbosity":             {body: secret, args: []string{"-v=-1"}, want: []string{"--v: Invalid value: -1: is too low"}},
+		"metrics address":       {body: secret, args: []string{"--metrics-bind-address=8080"}, want: []string{`--metrics-bind-address: Invalid value: "8080": want host:port, or 0 for none`}},
+		"health address":        {body: secret, args: []string{"--health-probe-bind-address="}, want: []string{`--health-probe-bind-address: Invalid value: "": want host:port, or 0 for none`}},
+		"retry period":          {body: secret, args: []string{"--leader-elect-retry-period=0"}, want: []string{`--leader-elect-retry-period: Invalid value: "0s": must be positive`}},
+		"renew deadline":        {body: secret, args: []string{"--leader-elect-renew-deadline=2400ms"}, want: []string{`--leader-elect-renew-deadline: Invalid value: "2.4s": must be more than 1.2 times the retry period`}},
+		"lease duration":        {body: secret, args: []string{"--leader-elect-lease-duration=10s"}, want: []string{`--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`}},
+		"lease without name":    {body: secret, args: []string{"--leader-elect-resource-name="}, want: []string{"--leader-elect-resource-name: Required value: the Lease needs a name"}},
+		"denial":                {body: "approval: {denial: Always}\n" + secret, want: []string{`approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`}},
+		"deletions":             {body: "cleaning: {deletesPerSecond: 0}\n" + secret, want: []string{"cleaning.deletesPerSecond: Invalid value: 0: is too low"}},
+		"signer to be cleaned":  {body: "cleaning: {signers: [{name: nonsense}]}\n" + secret, want: []string{`cleaning.signers[nonsense].name: Invalid value: "nonsense": want domain/name, such as example.com/client`}},
+		"to be cleaned twice":   {body: "cleaning: {signers: [{name: example.com/a}, {name: example.com/a}]}\n" + secret, want: []string{`cleaning.signers[example.com/a]: Duplicate value: "example.com/a"`}},
+		"Secret of no name":     {args: []string{"--signing-secret=ns/"}, want: []string{`--signing-secret: Invalid value: "ns/": want namespace/name`}},
+		"Secret of two slashes": {args: []string{"--signing-secret=a/b/c"}, want: []string{`--signing-secret: Invalid value: "a/b/c": want namespace/name`}},
+		"Secret and files":      {args: []string{"--signing-secret=ns/ca", "--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}, want: []string{`--signing-secret: Invalid value: "ns/ca": given together with files: drop one of them`}},
+		"certificate only":      {args: []string{"--cluster-signing-cert-file=c"}, want: []string{`--cluster-signing-cert-file: Invalid value: "c": given without the key file that belongs to it`}},
+		"key only":              {args: []string{"--cluster-signing-key-file=k"}, want: []string{`--cluster-signing-key-file: Invalid value: "k": given without the certificate file that belongs to it`}},
+		"certificate only, in the file": {
+			body: "signing: {certFile: c}\n", want: []string{`signing.certFile: Invalid value: "c": given without the key file that belongs to it`},
+		},
+		"half a pair beside the Secret": {
+			body: secret, args: []string{"--cluster-signing-kubelet-client-cert-file=c"},
+			want: []string{
+				`--cluster-signing-kubelet-client-cert-file: Invalid value: "c": given without the key file that belongs to it`,
+				`signing.signers[kubernetes.io/kube-apiserver-client-kubelet]: Invalid value: "files \"c\" and \"\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: drop one of them`,
+			},
+		},
+		"lifetime":        {body: secret, args: []string{"--cluster-signing-duration=2m"}, want: []string{`--cluster-signing-duration: Invalid value: "2m0s": 2m0s` + tooShort}},
+		"RSA bits":        {body: "signing: {secret: ns/ca, minRSABits: 1023}\n", want: []string{"signing.minRSABits: Invalid value: 1023: is too low"}},
+		"signer twice":    {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", want: []string{`signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`}},
+		"signer, no name": {body: "signing: {secret: ns/ca, signers: [{secret: ns/b, usages: [any]}]}\n", want: []string{`signing.signers[].name: Invalid value: "": want domain/name, such as example.com/client`}},
+		"signer, one label": {
+			body: "signing: {signers: [{name: example/a, secret: ns/ca, usages: [any]}]}\n", want: []string{`signing.signers[example/a].name: Invalid value: "example/a": want domain/name, such as example.com/client`},
+		},
+		"signer of Kubernetes that nobody serves": {
+			body: "signing: {signers: [{name: kubernetes.io/kube-apiserver-serving, secret: ns/ca, usages: [server auth]}]}\n",
+			want: []string{`signing.signers[kubernetes.io/kube-apiserver-serving].name: Invalid value: "kubernetes.io/kube-apiserver-serving": Kubernetes has no such signer that can be served`},
+		},
+		"custom signer, no CA":       {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [any]}]}\n", want: []string{"signing.signers[example.com/a]: Required value: needs a CA: secret, or certFile and keyFile"}},
+		"custom signer, no usages":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", want: []string{"signing.signers[example.com/a].usages: Required value: say which usages this signer permits"}},
+		"custom signer, bad usage":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", want: []string{`signing.signers[example.com/a].usages[1]: Invalid value: "magic": no such usage`}},
+		"custom signer, half a pair": {body: "signing: {signers: [{name: example.com/a, keyFile: k, usages: [any]}]}\n", want: []string{`signing.signers[example.com/a].keyFile: Invalid value: "k": given without the certificate file that belongs to it`}},
+		"signer's lifetime":          {body: custom(", duration: 1m"), want: []string{`signing.signers[example.com/a].duration: Invalid value: "1m0s": 1m0s` + tooShort}},
+		"signer's least":             {body: custom(", minDuration: 0s"), want: []string{`signing.signers[example.com/a].minDuration: Invalid value: "0s": 0s` + tooShort}},
+		"signer's longest":           {body: custom(", maxDuration: -1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "-1h0m0s": -1h0m0s` + tooShort}},
+		"longest under the lifetime": {body: custom(", duration: 2h, maxDuration: 1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "1h0m0s": is less than the duration`}},
+		"bad subject":                {body: custom(", forbiddenSubjects: [CN=a, OU=b]"), want: []string{`signing.signers[example.com/a].forbiddenSubjects[1]: Invalid value: "OU=b": "OU=b" is no subject pattern: want O=value or CN=value, with at most one *, at the end`}},
+		"Kubernetes' signer, usages": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, usages: [any]}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving].usages: Forbidden: Kubernetes' signers have rules of their own"}},
+		"Kubernetes' signer, no CA":  {body: "signing: {signers: [{name: kubernetes.io/kubelet-serving}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving]: Required value: needs a CA: secret, or certFile and keyFile", noCA}},
+		"everything at once": {
+			body: "kubeAPIBurst: 0\napproval: {denial: x}\nsigning: {minRSABits: 1}\ncleaning: {deletesPerSecond: 0}\n",
+			args: []string{"--controllers=x", "--leader-elect-resource-name="},
+			want: []string{
+				`--controllers: Invalid value: "x": no such controller: want approver, signer or cleaner`,
+				"kubeAPIBurst: Invalid value: 0: is too low",
+				"--leader-elect-resource-name: Required value: the Lease needs a name",
+				`approval.denial: Unsupported value: "x": supported values: "Never", "Permanent"`,
+				"signing.minRSABits: Invalid value: 1: is too low",
+				"cleaning.deletesPerSecond: Invalid value: 0: is too low",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, problem := load(t, test.body, test.args...)
+			if diff := cmp.Diff(strings.Join(test.want, "\n"), problem); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEnabled(t *testing.T) {
+	t.Parallel()
+	type running struct{ Approver, Signer, Cleaner bool }
+	for list, want := range map[string]running{
+		"":                  {},
+		"*":                 {true, true, true},
+		"*,-signer":         {true, false, true},
+		"-signer,*":         {true, false, true},
+		"signer":            {Signer: true},
+		"signer,-signer":    {Signer: true}, // the first one decides
+		"-signer,signer":    {},
+		"signer,-signer,*":  {true, true, true},
+		"*,*":               {true, true, true},
+		"-approver,cleaner": {Cleaner: true},
+		"csrapproving":      {Approver: true},
+		"*,-csrcleaner":     {true, true, false},
+		"csrsigning,-certificatesigningrequest-signing-controller":                                                                                      {Signer: true},
+		"certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller,certificatesigningrequest-cleaner-controller":      {true, true, true},
+		"*,-certificatesigningrequest-approving-controller,-certificatesigningrequest-signing-controller,-certificatesigningrequest-cleaner-controller": {},
+		"Signer": {},
+	} {
+		c := &config.Configuration{Controllers: strings.Split(list, ",")}
+		got := running{c.Enabled("approver"), c.Enabled("signer"), c.Enabled("cleaner")}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", list, diff)
+		}
+	}
+}
+
+func TestSecretName(t *testing.T) {
+	t.Parallel()
+	for secret, want := range map[string][2]string{
+		"ns/name": {"ns", "name"}, "kube-system/csr.signer": {"kube-system", "csr.signer"},
+		"": {}, "name": {}, "/name": {}, "ns/": {}, "a/b/c": {}, "NS/name": {}, "n.s/name": {}, "ns/Name": {}, "ns/na me": {},
+	} {
+		namespace, name := config.CA{Secret: secret}.SecretName()
+		if got := [2]string{namespace, name}; got != want {
+			t.Errorf("%q: %q", secret, got)
+		}
+	}
+}
