@@ -76,8 +76,16 @@ func run(ctx context.Context, args []string) error {
 
 // newLogger writes JSON lines to standard error, for our own code and for the libraries below it.
 func newLogger(verbosity int) logr.Logger {
-	level := slog.Level(-verbosity)
-	logger := logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	logger := logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
+		Level: slog.Level(-verbosity),
+		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
+			// slog calls verbosity 1 "DEBUG+3": say V1.
+			if level, ok := attr.Value.Any().(slog.Level); ok && attr.Key == slog.LevelKey && level < slog.LevelInfo {
+				return slog.String(slog.LevelKey, fmt.Sprintf("V%d", -level))
+			}
+			return attr
+		},
+	}))
 	log.SetLogger(logger)
 	klog.SetLogger(logger)
 	return logger

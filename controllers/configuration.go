@@ -77,8 +77,8 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 		otherwise = min(otherwise, longest)
 	}
 	forbidden := one.ForbiddenSubjects
-	if forbidden == nil && one.Name == certificatesv1.KubeAPIServerClientSignerName {
-		forbidden = []string{"O=system:masters"}
+	if forbidden == nil {
+		forbidden = signer.ForbiddenByDefault(one.Name)
 	}
 	return ca.NewProfile(ca.ProfileConfig{
 		Lifetime:          duration(one.Duration, otherwise),

@@ -102,6 +102,13 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte) {
 	}
 }
 
+// identify makes Events be about object, once it is known better than by name.
+func (k *KeyPair) identify(object client.Object) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.object = object
+}
+
 // Refuse reports that the source has no candidate, or none that can be one.
 func (k *KeyPair) Refuse(reason, message string) {
 	k.mu.Lock()

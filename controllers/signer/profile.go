@@ -32,6 +32,15 @@ func KubernetesSignerNames() []string {
 	}
 }
 
+// ForbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise: whoever is in
+// system:masters bypasses every authorizer, so what admission refuses (CertificateSubjectRestriction) is refused again.
+func ForbiddenByDefault(signerName string) []string {
+	if signerName == certificatesv1.KubeAPIServerClientSignerName {
+		return []string{"O=system:masters"}
+	}
+	return nil
+}
+
 // Signer says how requests for one signer name are signed.
 type Signer struct {
 	// Profile bounds what is issued.

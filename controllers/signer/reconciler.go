@@ -47,7 +47,8 @@ type outcome struct {
 // Reconcile signs one request, or fails it, or says why it waits.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	if err := r.Client.Get(ctx, key.NamespacedName, obj); err != nil {
+	// The cache's own object: judging only reads: apply writes a copy.
+	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.signable(obj) {
@@ -117,14 +118,19 @@ func (r *Reconciler) wait(ctx context.Context, obj *certificatesv1.CertificateSi
 
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why *ca.Violation) error {
 	csr.AddCondition(obj, certificatesv1.CertificateFailed, why.Reason, why.Message, r.Clock.Now())
-	if err := r.Client.Status().Update(ctx, obj); err != nil {
+	err := r.Client.Status().Update(ctx, obj)
+	if err != nil && !apierrors.IsInvalid(err) {
 		return newsOrError(err)
 	}
-	r.Reporter.Request(obj, obj.Spec.Username, "Sign", why.Reason,
+	// What only etcd can hold, such as a request without PKCS#10, the API server refuses to mark: then it is told, and
+	// left to the cleaner.
+	told := r.Reporter.Request(obj, obj.Spec.Username, "Sign", why.Reason,
 		fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", obj.Spec.SignerName, why.Message))
-	outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Failed", why.Reason).Inc()
-	log.FromContext(ctx).Info("Failed", "reason", why.Reason, "message", why.Message,
-		"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+	if told {
+		outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Failed", why.Reason).Inc()
+		log.FromContext(ctx).Info("Failed", "reason", why.Reason, "message", why.Message, "marked", err == nil,
+			"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+	}
 	return nil
 }
 
@@ -147,8 +153,12 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	return nil
 }
 
-// newsOrError turns a refused write into nil when it only means that the object has changed: the watch brings it.
+// newsOrError turns a refused write into nil when it only means that the object has changed: the watch brings it. What
+// the API server calls invalid stays so until the object changes, so trying again is no use either.
 func newsOrError(err error) error {
+	if apierrors.IsInvalid(err) {
+		return reconcile.TerminalError(fmt.Errorf("update status: %w", err))
+	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -3,6 +3,7 @@ package signer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -31,6 +32,11 @@ import (
 // SetupWithManager fills in what is nil and registers the controller, the sources of its key pairs, and a readiness
 // check that fails while a signer has no CA to sign with.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
+		if r.Signers[name].KeyPair == nil {
+			return fmt.Errorf("signer %s has no KeyPair", name)
+		}
+	}
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
 	}

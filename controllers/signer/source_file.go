@@ -45,13 +45,27 @@ func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	defer ticker.Stop()
 	for {
 		f.load(pair)
+		if err := f.wait(ctx, watcher, ticker); err != nil {
+			return nil
+		}
+	}
+}
+
+// wait returns when the files may have changed, or with an error when ctx has ended. A write to another file, such as
+// a log in the same folder, changes neither; all else in the folder may, as a symlink may lead to it.
+func (f Files) wait(ctx context.Context, watcher *fsnotify.Watcher, ticker *time.Ticker) error {
+	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-watcher.Events:
+			return ctx.Err()
+		case event := <-watcher.Events:
+			if event.Op == fsnotify.Write && event.Name != filepath.Clean(f.Cert) && event.Name != filepath.Clean(f.Key) {
+				continue
+			}
 		case <-watcher.Errors:
 		case <-ticker.C:
 		}
+		return nil
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -21,10 +22,11 @@ type Secret types.NamespacedName
 
 func (s Secret) String() string { return types.NamespacedName(s).String() }
 
-func (s Secret) describe() (string, client.Object) {
-	secret := &corev1.Secret{}
-	secret.Namespace, secret.Name = s.Namespace, s.Name
-	return "Secret " + s.String(), secret
+func (s Secret) describe() (string, client.Object) { return "Secret " + s.String(), s.reference("") }
+
+// reference is the Secret without its data.
+func (s Secret) reference(uid types.UID) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: uid}}
 }
 
 func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error) {
@@ -86,6 +88,7 @@ func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair) e
 func (s Secret) load(ctx context.Context, secrets client.Reader, pair *KeyPair) {
 	secret := &corev1.Secret{}
 	err := secrets.Get(ctx, types.NamespacedName(s), secret)
+	pair.identify(s.reference(secret.UID))
 	switch {
 	case ctx.Err() != nil:
 	case client.IgnoreNotFound(err) != nil:

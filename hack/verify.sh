@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Regenerates everything in a copy of the tree and compares, so it works with uncommitted changes and touches nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+  [ -e "$file" ] && printf '%s\0' "$file"
+done | tar --null -T - -cf - | tar -xf - -C "$copy"
+(
+  cd "$copy"
+  make --no-print-directory generate >/dev/null
+  go mod tidy
+  (cd hack && go mod verify -modfile=tools.mod >/dev/null)
+  gofmt -l -w . >/dev/null
+)
+status=0
+for path in config/rbac go.mod go.sum $(git ls-files '*.go'); do
+  [ -e "$path" ] || continue
+  diff -ru "$path" "$copy/$path" || status=1
+done
+[ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
+exit $status

@@ -1,0 +1,173 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// The tests in this file call Reconcile in line, with a real client and a fake clock: nothing runs beside them, so
+// there is nothing to wait for.
+
+func newApprover(clock *clocktesting.FakeClock) (*approver.Reconciler, *events.FakeRecorder) {
+	recorder := events.NewFakeRecorder(10)
+	return &approver.Reconciler{
+		Rules:      []approver.Rule{approver.NodeClient()},
+		Client:     admin,
+		Authorizer: &authz.Shared{Authorizer: authz.SubjectAccess{Client: admin}},
+		Reporter:   report.New(recorder, clock),
+		Clock:      clock,
+	}, recorder
+}
+
+func reconcileOnce(t *testing.T, r reconcile.Reconciler, obj client.Object) reconcile.Result {
+	t.Helper()
+	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func TestApproverWaitsForRBACAndForgetsItWhenItGoes(t *testing.T) {
+	grant(t, "stranger", mayCreate)
+	obj := createRequest(t, as(t, "stranger"), nodeRequest(t, "late"))
+	clock := clocktesting.NewFakeClock(obj.CreationTimestamp.Time)
+	r, recorder := newApprover(clock)
+
+	for _, step := range []struct{ age, pause time.Duration }{
+		{0, time.Second}, {time.Second, time.Second}, {2 * time.Second, 2 * time.Second},
+		{4 * time.Second, 4 * time.Second}, {30 * time.Second, 30 * time.Second}, {10 * time.Minute, time.Minute},
+	} {
+		clock.SetTime(obj.CreationTimestamp.Add(step.age))
+		if got := reconcileOnce(t, r, obj).RequeueAfter; got != step.pause {
+			t.Errorf("at the age of %s it comes back after %s, want %s", step.age, got, step.pause)
+		}
+	}
+	if got := len(recorder.Events); got != 1 {
+		t.Errorf("%d Events for one outcome, want 1", got)
+	}
+	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+		t.Fatalf("refused request is %s, want Pending", got)
+	}
+
+	binding := grant(t, "stranger", mayJoin)
+	eventuallyAllowed(t, "stranger", true)
+	reconcileOnce(t, r, obj)
+	want := certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: "True", Reason: "AutoApproved",
+		Message: "Auto approving kubelet client certificate after SubjectAccessReview.",
+	}
+	got := reload(t, obj).Status.Conditions[0]
+	got.LastTransitionTime, got.LastUpdateTime = want.LastTransitionTime, want.LastUpdateTime
+	if got != want {
+		t.Errorf("condition is %+v, want %+v", got, want)
+	}
+
+	if err := admin.Delete(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	eventuallyAllowed(t, "stranger", false)
+	next := createRequest(t, as(t, "stranger"), nodeRequest(t, "later"))
+	reconcileOnce(t, r, next)
+	if got := csr.StateOf(reload(t, next)); got != csr.Pending {
+		t.Errorf("request after the binding went is %s, want Pending", got)
+	}
+}
+
+func TestApproverWritesOnlyWhatItJudged(t *testing.T) {
+	obj := createRequest(t, admin, nodeRequest(t, "stale"))
+	r, _ := newApprover(clocktesting.NewFakeClock(time.Now()))
+	changing := &changingClient{Client: admin, before: func() { decide(t, reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
+	r.Client = changing
+	reconcileOnce(t, r, obj)
+	if got := csr.StateOf(reload(t, obj)); got != csr.Denied {
+		t.Errorf("request that was denied in between is %s, want Denied", got)
+	}
+}
+
+// changingClient changes the object between the read and the write of a reconciler.
+type changingClient struct {
+	client.Client
+	before func()
+}
+
+func (c *changingClient) SubResource(name string) client.SubResourceClient {
+	c.before()
+	return c.Client.SubResource(name)
+}
+
+func TestDenialIsOptIn(t *testing.T) {
+	wrong := func(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth) }
+	for denial, want := range map[approver.Denial]csr.State{"": csr.Pending, approver.DenialNever: csr.Pending, approver.DenialPermanent: csr.Denied} {
+		obj := createRequest(t, admin, nodeRequest(t, "denied", wrong))
+		r, recorder := newApprover(clocktesting.NewFakeClock(time.Now()))
+		r.Denial = denial
+		if result := reconcileOnce(t, r, obj); result.RequeueAfter != 0 {
+			t.Errorf("denial %q: comes back after %s to what can never become valid", denial, result.RequeueAfter)
+		}
+		if got := csr.StateOf(reload(t, obj)); got != want {
+			t.Errorf("denial %q: request is %s, want %s", denial, got, want)
+		}
+		if len(recorder.Events) != 1 {
+			t.Errorf("denial %q: %d Events, want 1", denial, len(recorder.Events))
+		}
+	}
+}
+
+func TestCleanerDeletesWhenDueAndNothingElse(t *testing.T) {
+	obj := createRequest(t, admin, nodeRequest(t, "old"))
+	clock := clocktesting.NewFakeClock(obj.CreationTimestamp.Time)
+	r := &cleaner.Reconciler{
+		Client: admin, Clock: clock,
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
+		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
+	}
+	if got := reconcileOnce(t, r, obj).RequeueAfter; got != 24*time.Hour+time.Millisecond {
+		t.Errorf("new request comes back after %s, want 24h", got)
+	}
+	approve(t, reload(t, obj))
+	approved := obj.Status.Conditions[0].LastUpdateTime.Time
+	clock.SetTime(approved.Add(time.Hour))
+	if got := reconcileOnce(t, r, obj).RequeueAfter; got != time.Millisecond {
+		t.Errorf("approved request comes back after %s, want at once after its hour", got)
+	}
+	reload(t, obj)
+	clock.SetTime(approved.Add(time.Hour + time.Millisecond))
+	reconcileOnce(t, r, obj)
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); !apierrors.IsNotFound(err) {
+		t.Errorf("due request is still there: %v", err)
+	}
+}
+
+func TestCleanerSparesARequestOfTheSameName(t *testing.T) {
+	first := createRequest(t, admin, nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
+	clock := clocktesting.NewFakeClock(first.CreationTimestamp.Add(25 * time.Hour))
+	stale := first.DeepCopy()
+	if err := admin.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	second := createRequest(t, admin, nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
+	r := &cleaner.Reconciler{
+		Client: staleClient{Client: admin, obj: stale}, Clock: clock,
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
+		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
+	}
+	reconcileOnce(t, r, second)
+	if got := reload(t, second).UID; got != second.UID || got == stale.UID {
+		t.Errorf("the new request was not spared")
+	}
+}

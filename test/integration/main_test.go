@@ -1,0 +1,55 @@
+// Package integration runs the controllers on a real etcd and kube-apiserver.
+package integration
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/go-logr/logr"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// shared is the control plane of all tests but those that need one of their own; admin is its administrator.
+var (
+	shared *cluster.Cluster
+	admin  client.WithWatch
+)
+
+func TestMain(m *testing.M) {
+	code, err := runTests(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runTests(m *testing.M) (code int, err error) {
+	log.SetLogger(logr.Discard())
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return 1, fmt.Errorf("KUBEBUILDER_ASSETS is not set: run the tests with make test")
+	}
+	shared, err = cluster.Start(
+		cluster.Token{Token: "joiner-token", User: "joiner", UID: "j-1", Groups: "joiners"},
+		cluster.Token{Token: "stranger-token", User: "stranger", UID: "s-1", Groups: "strangers"},
+		cluster.Token{Token: "flooder-token", User: "flooder", UID: "f-1", Groups: "flooders"},
+	)
+	if err != nil {
+		return 1, err
+	}
+	defer func() {
+		if stopped := shared.Stop(); stopped != nil && err == nil {
+			err = stopped
+		}
+	}()
+	if admin, err = client.NewWithWatch(shared.Config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
