@@ -1,0 +1,76 @@
+package integration
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// TestConfigurationPage loads every example of docs/configuration.md, and compares its flags with --help.
+func TestConfigurationPage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1)
+	if len(examples) != 2 {
+		t.Fatalf("%d examples, want 2", len(examples))
+	}
+	for _, example := range examples {
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		write(t, file, example[1])
+		args := []string{"--config", file}
+		if !strings.Contains(string(example[1]), "secret:") {
+			args = append(args, "--signing-secret", "a/b")
+		}
+		if _, err := config.Load(args, &bytes.Buffer{}); err != nil {
+			t.Errorf("%v in\n%s", err, example[1])
+		}
+	}
+	var help bytes.Buffer
+	if _, err := config.Load([]string{"--help"}, &help); err != config.ErrHelp {
+		t.Fatal(err)
+	}
+	_, flags, _ := strings.Cut(help.String(), "Usage: csr-controller-manager [flags]\n")
+	if !strings.Contains(string(page), strings.TrimSpace(flags)) {
+		t.Error("the flags differ from --help")
+	}
+}
+
+// TestReasonsPage explains every reason that the code can give.
+func TestReasonsPage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reasons.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reason := regexp.MustCompile(`(?:Reason: +|Refuse\(|reason := |reason = |EventTypeNormal, |"Sign", )"([A-Z][A-Za-z]+)"`)
+	found := map[string]bool{}
+	for _, folder := range []string{"controllers", "pkg"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", folder), func(path string, _ os.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			for _, match := range reason.FindAllSubmatch(source, -1) {
+				found[string(match[1])] = true
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name := range found {
+		if !strings.Contains(string(page), "| `"+name+"` |") {
+			t.Errorf("docs/reasons.md does not explain %s", name)
+		}
+	}
+	if len(found) < 11 {
+		t.Errorf("only %d reasons found in the code: %v", len(found), found)
+	}
+}
