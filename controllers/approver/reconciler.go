@@ -4,6 +4,7 @@ package approver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -71,12 +72,11 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
 	}
-	switch r.Denial {
-	case "":
+	if r.Denial == "" {
 		r.Denial = DenialNever
-	case DenialNever, DenialPermanent:
-	default:
-		return fmt.Errorf("denial %q is neither %s nor %s", r.Denial, DenialNever, DenialPermanent)
+	}
+	if err := r.check(); err != nil {
+		return err
 	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
@@ -86,6 +86,25 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		}))).
 		WithOptions(options).
 		Complete(r)
+}
+
+// check returns all that is wrong with what cannot be filled in.
+func (r *Reconciler) check() error {
+	var errs []error
+	if r.Denial != DenialNever && r.Denial != DenialPermanent {
+		errs = append(errs, fmt.Errorf("denial %q is neither %s nor %s", r.Denial, DenialNever, DenialPermanent))
+	}
+	for _, rule := range r.Rules {
+		if rule.Shape == nil {
+			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape", rule.SignerName))
+		}
+		for _, recogniser := range rule.Recognisers {
+			if recogniser.Matches == nil {
+				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches", recogniser.Name, rule.SignerName))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // rule returns the rule for obj, or nil when obj is not ours or already decided.
@@ -101,7 +120,8 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 // Reconcile decides about one request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	if err := r.Client.Get(ctx, key.NamespacedName, obj); err != nil {
+	// The cache's own object: judging only reads: apply writes a copy.
+	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	rule := r.rule(obj)

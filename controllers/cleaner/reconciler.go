@@ -63,7 +63,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 // Reconcile deletes one request, or comes back when it is due.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	if err := r.Client.Get(ctx, key.NamespacedName, obj); err != nil {
+	// The cache's own object: nothing of it is changed.
+	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	at, ok := r.Retention.Deadline(obj)

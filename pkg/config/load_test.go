@@ -52,7 +52,7 @@ func defaults() *config.Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  config.Concurrency{Approver: 5, Signer: 5, Cleaner: 1},
+		Concurrency:  config.Concurrency{Approver: 20, Signer: 20, Cleaner: 1},
 		LeaderElection: config.LeaderElection{
 			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: seconds(2), ResourceName: "csr-controller-manager",
 		},

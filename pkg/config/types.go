@@ -131,7 +131,7 @@ func Default() *Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  Concurrency{Approver: 5, Signer: 5, Cleaner: 1},
+		Concurrency:  Concurrency{Approver: 20, Signer: 20, Cleaner: 1},
 		LeaderElection: LeaderElection{
 			Enabled:       true,
 			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,11 +14,13 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -58,7 +59,10 @@ func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*re
 	}
 	cfg := rest.AnonymousClientConfig(e.config)
 	cfg.CertData, cfg.KeyData = certificate, keyPEM
-	return cfg, checkTrust(ctx, cfg, user)
+	if err := checkTrust(ctx, cfg, user); err != nil {
+		return nil, err
+	}
+	return cfg, nil
 }
 
 // request creates obj, has it approved, and returns its certificate.
@@ -83,6 +87,9 @@ func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSignin
 		}
 		return len(obj.Status.Certificate) > 0, nil
 	})
+	if ctx.Err() != nil {
+		err = ctx.Err() // whatever it interrupted
+	}
 	if err != nil {
 		return nil, fmt.Errorf("request %s is %s: %w", obj.Name, csr.StateOf(obj), err)
 	}
@@ -93,12 +100,27 @@ func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSignin
 func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 	self, err := client.New(cfg, client.Options{})
 	if err != nil {
-		return fmt.Errorf("make client: %w", err)
+		return fmt.Errorf("make client for %q: %w", user, err)
 	}
 	review := &authenticationv1.SelfSubjectReview{}
-	if err := self.Create(ctx, review); err != nil || review.Status.UserInfo.Username != user {
-		return errors.Join(fmt.Errorf("the API server does not take the certificate for %q, but for %q: call csrenv.Prepare before the environment starts, and give its CA to Start",
-			user, review.Status.UserInfo.Username), err)
+	err = self.Create(ctx, review)
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the API server does not accept the certificate for %q: %s: %w", user, whyRefused(cfg.CertData), err)
+	case err != nil:
+		return fmt.Errorf("ask the API server who %q is: %w", user, err)
+	case review.Status.UserInfo.Username != user:
+		return fmt.Errorf("the API server takes the certificate for %q as %q's", user, review.Status.UserInfo.Username)
 	}
 	return nil
+}
+
+// whyRefused is what to do about a certificate that the API server does not accept.
+func whyRefused(certificate []byte) string {
+	certs, err := ca.ParseCertificates(certificate)
+	if now := time.Now(); err == nil && len(certs) > 0 && (now.Before(certs[0].NotBefore) || now.After(certs[0].NotAfter)) {
+		return fmt.Sprintf("it is valid from %s to %s by the Clock in Options, and the API server goes by the real time",
+			certs[0].NotBefore.Format(time.RFC3339), certs[0].NotAfter.Format(time.RFC3339))
+	}
+	return "call csrenv.Prepare before the environment starts, and give the CA that it returns to Start"
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -69,26 +70,50 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	if opts.Logger.GetSink() == nil {
 		opts.Logger = logr.Discard()
 	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1
 	admin, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
+	}
+	mgr, err := newManager(cfg, opts)
+	if err != nil {
+		return nil, err
+	}
+	// A manager would try for minutes what the API server does not permit.
+	if err := admin.List(ctx, &certificatesv1.CertificateSigningRequestList{}, client.Limit(1)); err != nil {
+		return nil, fmt.Errorf("list requests, as the administrator that csrenv needs: %w", err)
 	}
 	if !opts.SkipRBAC {
 		if err := grantKubelets(ctx, admin); err != nil {
 			return nil, err
 		}
 	}
-	mgr, err := newManager(cfg, opts)
-	if err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	env := &Env{CA: opts.CA, config: cfg, client: admin, stop: cancel, stopped: make(chan error, 1)}
+	go func() { env.stopped <- mgr.Start(ctx) }()
+	if err := env.await(ctx, mgr.GetCache().WaitForCacheSync); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	env := &Env{CA: opts.CA, config: rest.CopyConfig(cfg), client: admin, stop: cancel, stopped: make(chan error, 1)}
-	go func() { env.stopped <- mgr.Start(ctx) }()
-	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		return nil, errors.Join(errors.New("the cache did not sync"), env.Stop())
-	}
 	return env, nil
+}
+
+// await returns once synced does, or with what went wrong when that or the manager ends first; all has ended then.
+func (e *Env) await(ctx context.Context, synced func(context.Context) bool) error {
+	done := make(chan bool, 1)
+	go func() { done <- synced(ctx) }()
+	select {
+	case ok := <-done:
+		if ok {
+			return nil
+		}
+		return errors.Join(fmt.Errorf("the cache did not sync: %w", context.Cause(ctx)), e.Stop())
+	case err := <-e.stopped:
+		e.stopped <- err
+		e.stop()
+		<-done
+		return errors.Join(errors.New("the manager ended before it worked"), err)
+	}
 }
 
 // Stop ends the loop and waits for it.
@@ -100,8 +125,6 @@ func (e *Env) Stop() error {
 }
 
 func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
-	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1
 	unnamed, grace := true, 10*time.Second
 	mgr, err := manager.New(cfg, manager.Options{
 		Scheme:                  clientgoscheme.Scheme,
@@ -114,23 +137,29 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 		return nil, fmt.Errorf("make manager: %w", err)
 	}
 	options, err := controllerOptions(opts)
-	if err != nil {
-		return nil, err
-	}
 	if opts.Customize != nil {
 		opts.Customize(options)
 	}
-	return mgr, options.SetupWithManager(mgr)
+	return mgr, errors.Join(err, options.SetupWithManager(mgr))
 }
 
+// controllerOptions returns the whole loop, and all that is wrong with opts.
 func controllerOptions(opts Options) (*controllers.Options, error) {
-	profile, err := ca.NewProfile(opts.Profile)
-	if err != nil {
-		return nil, fmt.Errorf("profile: %w", err)
+	var err error
+	if _, caErr := ca.Load(opts.CA.CertPEM, opts.CA.KeyPEM); caErr != nil {
+		err = fmt.Errorf("CA: %w", caErr)
 	}
 	pair := signer.NewKeyPair(signer.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
 	signers := map[string]signer.Signer{}
 	for _, name := range signer.KubernetesSignerNames() {
+		config := opts.Profile
+		if config.ForbiddenSubjects == nil {
+			config.ForbiddenSubjects = signer.ForbiddenByDefault(name)
+		}
+		profile, profileErr := ca.NewProfile(config)
+		if profileErr != nil {
+			err = errors.Join(err, fmt.Errorf("profile of %s: %w", name, profileErr))
+		}
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}
 	}
 	retention := csr.RetentionPolicy{Default: opts.Retention}
@@ -139,5 +168,5 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
 		Cleaner:  &cleaner.Reconciler{Retention: retention},
 		Clock:    opts.Clock,
-	}, nil
+	}, err
 }

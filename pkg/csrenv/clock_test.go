@@ -1,0 +1,116 @@
+package csrenv_test
+
+import (
+	"crypto/x509"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	testingclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// still fails the test when obj has been deleted or replaced. A marker that is due is deleted first, so the cleaner has
+// had its turn: it has one worker, and obj came before the marker.
+func still(t *testing.T, obj *certificatesv1.CertificateSigningRequest, state csr.State) {
+	t.Helper()
+	now := &certificatesv1.CertificateSigningRequest{}
+	if err := newClient(t, admin).Get(t.Context(), client.ObjectKeyFromObject(obj), now); err != nil {
+		t.Fatalf("request %s, to be %s still: %v", obj.Name, state, err)
+	}
+	if got := csr.StateOf(now); now.UID != obj.UID || got != state {
+		t.Errorf("request %s is %s, want %s", obj.Name, got, state)
+	}
+}
+
+func TestStepsOfAFakeClockDriveRetention(t *testing.T) {
+	for name, test := range map[string]struct {
+		// before is a step after which the request is kept, after one more by which it is gone.
+		before, after time.Duration
+		state         csr.State
+		mod           func(*testing.T, *certificatesv1.CertificateSigningRequest)
+	}{
+		"issued": {before: 58 * time.Minute, after: 3 * time.Minute, state: csr.Issued},
+		"pending": {before: 24*time.Hour - 2*time.Minute, after: 3 * time.Minute, state: csr.Pending,
+			mod: func(_ *testing.T, obj *certificatesv1.CertificateSigningRequest) { unowned(obj, nil) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			steps := testingclock.NewFakeClock(time.Now())
+			start(t, csrenv.Options{Clock: steps, Retention: csr.Retention{
+				Approved: time.Hour, Denied: time.Minute, Failed: time.Hour, Pending: 24 * time.Hour,
+			}})
+			obj := newRequest(t, "retention-"+name)
+			if test.mod != nil {
+				test.mod(t, obj)
+			}
+			create(t, newClient(t, admin), obj)
+			eventually(t, obj, test.state)
+			steps.Step(test.before)
+			markerIsCleaned(t)
+			still(t, obj, test.state)
+			steps.Step(test.after)
+			eventually(t, obj, gone)
+		})
+	}
+}
+
+// markerIsCleaned has a denied request deleted, which is due by the stepped clock already: what came before it has been
+// looked at then.
+func markerIsCleaned(t *testing.T) {
+	t.Helper()
+	marker := create(t, newClient(t, admin), newRequest(t, "marker", unowned))
+	csr.AddCondition(marker, certificatesv1.CertificateDenied, "Test", "Denied by the test.", time.Time{})
+	if err := newClient(t, admin).SubResource("approval").Update(t.Context(), marker); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, marker, gone)
+}
+
+func TestAStepWhileTheRequestIsOnItsWayIsNotLost(t *testing.T) {
+	steps := testingclock.NewFakeClock(time.Now())
+	start(t, csrenv.Options{Clock: steps})
+	for range 20 {
+		obj := create(t, newClient(t, admin), newRequest(t, "racing", unowned))
+		steps.Step(25 * time.Hour) // before, while, or after the cleaner looks at it
+		eventually(t, obj, gone)
+		steps.SetTime(time.Now())
+	}
+}
+
+func TestCertificatesFollowAFakeClock(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	steps := testingclock.NewFakeClock(now)
+	start(t, csrenv.Options{Clock: steps, Retention: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}})
+	seconds := int32(3600)
+	obj := newRequest(t, "validity", func(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
+		obj.Spec.ExpirationSeconds = &seconds
+	})
+	create(t, newClient(t, admin), obj)
+	eventually(t, obj, csr.Issued)
+	cert := certificate(t, obj)
+	if want := now.Add(time.Hour - 5*time.Minute); !cert.NotAfter.Equal(want) && !cert.NotAfter.Equal(now.Add(time.Hour)) {
+		t.Errorf("valid until %s, want %s", cert.NotAfter, want)
+	}
+
+	later := now.Add(48 * time.Hour)
+	steps.SetTime(later) // the first certificate has expired: its request goes
+	eventually(t, obj, gone)
+	next := create(t, newClient(t, admin), newRequest(t, "validity"))
+	eventually(t, next, csr.Issued)
+	if got, want := certificate(t, next).NotBefore, later.Add(-5*time.Minute); !got.Equal(want) {
+		t.Errorf("valid from %s, want %s", got, want)
+	}
+}
+
+func TestACertificateOfTheFutureIsExplained(t *testing.T) {
+	steps := testingclock.NewFakeClock(time.Now().Add(48 * time.Hour))
+	env := start(t, csrenv.Options{Clock: steps, Customize: func(o *controllers.Options) { o.Cleaner = nil },
+		Retention: csr.Retention{Approved: 1000 * time.Hour}})
+	_, err := env.ConfigFor(t.Context(), "dave")
+	contains(t, err, `the API server does not accept the certificate for "dave": it is valid from `)
+	contains(t, err, "by the Clock in Options, and the API server goes by the real time")
+}

@@ -1,0 +1,247 @@
+package csrenv_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+func contains(t *testing.T, err error, want string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want an error with %q", err, want)
+	}
+}
+
+func TestTwoEnvironmentsInOneProcess(t *testing.T) {
+	first := start(t, csrenv.Options{})
+	other := &envtest.Environment{} // not prepared: its API server does not trust our CA
+	t.Cleanup(func() {
+		if err := other.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	cfg, err := other.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := csrenv.Start(t.Context(), cfg, csrenv.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = second.Stop() })
+
+	if _, err := first.ConfigFor(t.Context(), "system:node:first", "system:nodes"); err != nil {
+		t.Error(err)
+	}
+	_, err = second.ConfigFor(t.Context(), "system:node:second", "system:nodes")
+	contains(t, err, "call csrenv.Prepare before the environment starts, and give the CA that it returns to Start")
+	requests := &certificatesv1.CertificateSigningRequestList{}
+	if err := newClient(t, cfg).List(t.Context(), requests); err != nil {
+		t.Fatal(err)
+	}
+	if len(requests.Items) != 1 {
+		t.Fatalf("the second API server has %d requests, want 1", len(requests.Items))
+	}
+	verifies(t, certificate(t, &requests.Items[0]), second.CA)
+}
+
+// goroutines returns the stacks of those that run our code, but for tests.
+func goroutines() []string {
+	buffer := make([]byte, 1<<22)
+	var ours []string
+	for stack := range strings.SplitSeq(string(buffer[:runtime.Stack(buffer, true)]), "\n\n") {
+		_, created, _ := strings.Cut(stack, "created by ")
+		if strings.Contains(created, "csr-controller-manager/") || strings.Contains(created, "controller-runtime/pkg/manager") ||
+			strings.Contains(created, "controller-runtime/pkg/internal/controller.") || strings.Contains(created, "client-go/util/workqueue") {
+			ours = append(ours, stack)
+		}
+	}
+	return ours
+}
+
+func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
+	env, err := csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := env.ConfigFor(t.Context(), "system:node:leaving", "system:nodes"); err != nil {
+		t.Fatal(err)
+	}
+	if len(goroutines()) == 0 {
+		t.Fatal("a running loop has no goroutine: the filter is wrong")
+	}
+	for range 2 { // the second call is harmless
+		if err := env.Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deadline := time.After(patience)
+	for left := goroutines(); len(left) > 0; left = goroutines() {
+		select {
+		case <-deadline:
+			t.Fatalf("left behind:\n%s", strings.Join(left, "\n\n"))
+		default:
+			runtime.Gosched()
+		}
+	}
+	obj := create(t, newClient(t, admin), newRequest(t, "after-stop"))
+	if _, err := env.ConfigFor(ended(t), "erin"); err == nil {
+		t.Error("a stopped loop gave a certificate")
+	}
+	still(t, obj, csr.Pending)
+}
+
+func ended(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
+func TestTheEndOfTheContextStopsTheLoop(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	env, err := csrenv.Start(ctx, admin, csrenv.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := env.Stop(); err != nil {
+		t.Error(err)
+	}
+	_, err = csrenv.Start(ended(t), admin, csrenv.Options{})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("Start with an ended context: %v", err)
+	}
+}
+
+func TestStartSaysAllThatIsWrong(t *testing.T) {
+	_, err := csrenv.Start(t.Context(), admin, csrenv.Options{
+		CA:      &csrenv.CA{CertPEM: []byte("no"), KeyPEM: []byte("no")},
+		Profile: ca.ProfileConfig{Lifetime: time.Second},
+		Customize: func(o *controllers.Options) {
+			o.Approver.Denial = "Often"
+			o.Approver.Rules[0].Shape = nil
+			for name, one := range o.Signer.Signers {
+				one.KeyPair = nil
+				o.Signer.Signers[name] = one
+			}
+		},
+	})
+	for _, want := range []string{"CA: ", "profile of kubernetes.io/kubelet-serving: ", `denial "Often"`, "has no Shape", "has no KeyPair"} {
+		contains(t, err, want)
+	}
+	_, err = csrenv.Start(t.Context(), admin, csrenv.Options{Customize: func(o *controllers.Options) { *o = controllers.Options{} }})
+	contains(t, err, "no controller to run")
+	_, err = csrenv.Start(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}, csrenv.Options{})
+	contains(t, err, "connection refused")
+	user, err := testEnv.AddUser(envtest.User{Name: "frank"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = csrenv.Start(t.Context(), user.Config(), csrenv.Options{})
+	contains(t, err, "list requests, as the administrator that csrenv needs: ")
+}
+
+func TestAnAbsentControllerDoesNothing(t *testing.T) {
+	start(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer, o.Cleaner = nil, nil }})
+	obj := create(t, newClient(t, admin), newRequest(t, "approved-only"))
+	eventually(t, obj, csr.Approved)
+	still(t, obj, csr.Approved)
+}
+
+func TestAFaultIsNeverAnAnswer(t *testing.T) {
+	var asked atomic.Int32
+	var broken atomic.Bool
+	broken.Store(true)
+	start(t, csrenv.Options{Customize: func(o *controllers.Options) {
+		o.Approver.Denial = "Permanent"
+		o.Approver.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+			if !broken.Load() {
+				return true, nil
+			}
+			asked.Add(1)
+			return true, errors.New("the authorizer is broken") // true must not count
+		})
+	}})
+	obj := create(t, newClient(t, admin), newRequest(t, "faulty"))
+	waitFor(t, func() bool { return asked.Load() >= 3 })
+	still(t, obj, csr.Pending)
+	broken.Store(false)
+	eventually(t, obj, csr.Issued)
+}
+
+func waitFor(t *testing.T, done func() bool) {
+	t.Helper()
+	deadline, ticker := time.After(patience), time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatal("it never came")
+		}
+	}
+}
+
+// counting is a client whose writes to subresources are counted.
+type counting struct {
+	client.Client
+	writes *atomic.Int32
+}
+
+func (c counting) SubResource(name string) client.SubResourceClient {
+	c.writes.Add(1)
+	return c.Client.SubResource(name)
+}
+
+func TestACallerMayBringItsOwnParts(t *testing.T) {
+	var writes atomic.Int32
+	recorder := events.NewFakeRecorder(10)
+	steps := testingclock.NewFakePassiveClock(time.Now().Add(10 * time.Minute).Truncate(time.Second))
+	start(t, csrenv.Options{Customize: func(o *controllers.Options) {
+		o.Approver.Client = counting{Client: newClient(t, admin), writes: &writes}
+		o.Approver.Reporter = report.New(recorder, clock.RealClock{})
+		o.Signer.Clock = steps
+	}})
+	obj := create(t, newClient(t, admin), newRequest(t, "parts"))
+	eventually(t, obj, csr.Issued)
+	if writes.Load() != 1 {
+		t.Errorf("%d writes through the given client, want 1", writes.Load())
+	}
+	if got, want := certificate(t, obj).NotBefore, steps.Now().Add(-5*time.Minute); !got.Equal(want) {
+		t.Errorf("valid from %s, want %s by the given clock", got, want)
+	}
+	create(t, addUser(t, "system:bootstrap:mallory", "system:bootstrappers"), newRequest(t, "odd",
+		func(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
+			obj.Spec.Usages = []certificatesv1.KeyUsage{"client auth", "server auth"}
+		}))
+	select {
+	case event := <-recorder.Events:
+		if !strings.Contains(event, "ShapeMismatch") {
+			t.Errorf("Event %q, want ShapeMismatch", event)
+		}
+	case <-time.After(patience):
+		t.Error("no Event through the given reporter")
+	}
+}

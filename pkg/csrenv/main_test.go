@@ -1,0 +1,197 @@
+package csrenv_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// patience bounds every wait; nothing here takes a tenth of it.
+const patience = 30 * time.Second
+
+// The one API server of all tests but one, its administrator, and the CA that it trusts.
+var (
+	testEnv   = &envtest.Environment{}
+	admin     *rest.Config
+	trustedCA *csrenv.CA
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		fmt.Fprintln(os.Stderr, "KUBEBUILDER_ASSETS is not set: run `make test`, which gets a control plane")
+		return 1
+	}
+	log.SetLogger(logr.Discard())
+	var err error
+	if trustedCA, err = csrenv.Prepare(testEnv); err == nil {
+		admin, err = testEnv.Start()
+	}
+	defer func() {
+		if err := testEnv.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the control plane:", err)
+		}
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start the control plane:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// start runs a loop with the CA that the API server trusts until the test ends.
+func start(tb testing.TB, opts csrenv.Options) *csrenv.Env {
+	tb.Helper()
+	if opts.CA == nil {
+		opts.CA = trustedCA
+	}
+	env, err := csrenv.Start(tb.Context(), admin, opts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := env.Stop(); err != nil {
+			tb.Error("stop:", err)
+		}
+	})
+	return env
+}
+
+func newClient(tb testing.TB, cfg *rest.Config) client.Client {
+	tb.Helper()
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+// newRequest is a request for a kubelet client certificate that mods change.
+func newRequest(tb testing.TB, node string, mods ...func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)) *certificatesv1.CertificateSigningRequest {
+	tb.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	payload := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
+	obj := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
+			Usages:     []certificatesv1.KeyUsage{"digital signature", "client auth"},
+		},
+	}
+	for _, mod := range mods {
+		mod(obj, payload)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, payload, key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	return obj
+}
+
+// unowned makes a request that none of our signers knows.
+func unowned(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
+	obj.Spec.SignerName = "example.com/foreign"
+}
+
+// create creates obj and removes it when the test ends.
+func create(tb testing.TB, c client.Client, obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	tb.Helper()
+	if err := c.Create(tb.Context(), obj); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		// The test's context has ended.
+		if err := client.IgnoreNotFound(newClient(tb, admin).Delete(context.Background(), obj)); err != nil {
+			tb.Error(err)
+		}
+	})
+	return obj
+}
+
+// approve approves obj as an administrator does.
+func approve(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) {
+	tb.Helper()
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, "Test", "Approved by the test.", time.Time{})
+	if err := newClient(tb, admin).SubResource("approval").Update(tb.Context(), obj); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// eventually reads obj until it is in state; Gone is one too.
+func eventually(tb testing.TB, obj *certificatesv1.CertificateSigningRequest, state csr.State) {
+	tb.Helper()
+	c := newClient(tb, admin)
+	last := csr.State("")
+	err := wait.PollUntilContextTimeout(tb.Context(), 2*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		last = csr.StateOf(obj)
+		if apierrors.IsNotFound(err) {
+			last, err = gone, nil
+		}
+		return last == state, err
+	})
+	if err != nil {
+		tb.Fatalf("request %s is %s, want %s: %v", obj.Name, last, state, err)
+	}
+}
+
+// gone is the state of what does not exist any more.
+const gone csr.State = "Gone"
+
+// certificate returns the first certificate that obj was given.
+func certificate(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
+	tb.Helper()
+	return parse(tb, obj.Status.Certificate)
+}
+
+func parse(tb testing.TB, data []byte) *x509.Certificate {
+	tb.Helper()
+	block, _ := pem.Decode(data)
+	if block == nil {
+		tb.Fatalf("no PEM block in %q", data)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return cert
+}
+
+// verifies fails the test unless cert was issued by authority.
+func verifies(tb testing.TB, cert *x509.Certificate, authority *csrenv.CA) {
+	tb.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(authority.CertPEM)
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		tb.Error(err)
+	}
+}
