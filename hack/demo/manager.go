@@ -58,7 +58,7 @@ func (p *process) ready(ctx context.Context) error {
 		}
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
-			return false, nil //nolint:nilerr // it does not listen yet
+			return false, nil // it does not listen yet
 		}
 		return response.StatusCode == http.StatusOK, response.Body.Close()
 	})

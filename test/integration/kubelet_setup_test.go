@@ -148,7 +148,10 @@ func (k *kubelets) requestsFor(t *testing.T, node *kubelet.Node) []asked {
 		if req.Cert.Subject.CommonName != node.User() {
 			continue
 		}
-		one := asked{Requester: obj.Spec.Username, Usages: obj.Spec.Usages, ExpirationSeconds: int32(req.Cert.Lifetime.Seconds())}
+		one := asked{Requester: obj.Spec.Username, Usages: obj.Spec.Usages}
+		if seconds := obj.Spec.ExpirationSeconds; seconds != nil {
+			one.ExpirationSeconds = *seconds
+		}
 		for _, condition := range obj.Status.Conditions {
 			one.Reason, one.Message = condition.Reason, condition.Message
 		}

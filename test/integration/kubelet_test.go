@@ -26,10 +26,6 @@ var (
 func TestKubeletBootstrap(t *testing.T) {
 	k := startKubelets(t)
 	k.startLoop(t, csrenv.Options{})
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for name, test := range map[string]struct {
 		key      crypto.Signer
 		lifetime time.Duration
@@ -38,7 +34,7 @@ func TestKubeletBootstrap(t *testing.T) {
 		validity time.Duration // the backdating of five minutes is on top of what is under eight hours
 	}{
 		"ecdsa":            {usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 365 * 24 * time.Hour},
-		"rsa":              {key: rsaKey, usages: rsaUsages, keyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, validity: 365 * 24 * time.Hour},
+		"rsa":              {key: newRSAKey(t), usages: rsaUsages, keyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, validity: 365 * 24 * time.Hour},
 		"ten-minutes":      {lifetime: 10 * time.Minute, usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 15 * time.Minute},
 		"ten-hours":        {lifetime: 10 * time.Hour, usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 10 * time.Hour},
 		"over-the-longest": {lifetime: 400 * 24 * time.Hour, usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 365 * 24 * time.Hour},
@@ -64,6 +60,15 @@ func TestKubeletBootstrap(t *testing.T) {
 			}
 		})
 	}
+}
+
+func newRSAKey(t *testing.T) crypto.Signer {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
 }
 
 // join bootstraps node and checks that the API server takes its certificate.
