@@ -1,0 +1,139 @@
+package approver
+
+import (
+	"crypto/x509/pkix"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+func TestVerdictStrings(t *testing.T) {
+	t.Parallel()
+	for verdict, want := range map[Verdict]string{0: "Ignore", Approve: "Approve", Wait: "Wait", Deny: "Deny"} {
+		if verdict.String() != want {
+			t.Errorf("%d is %s, want %s", verdict, verdict, want)
+		}
+	}
+}
+
+// bootstrap is the smallest request that the rule knows.
+func bootstrap(modify ...func(*csr.Request)) *csr.Request {
+	req := &csr.Request{
+		SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
+		Requester:  csr.Requester{Username: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers"}},
+		Usages:     []certificatesv1.KeyUsage{"digital signature", "client auth"},
+		Cert:       ca.Request{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}},
+	}
+	for _, change := range modify {
+		change(req)
+	}
+	return req
+}
+
+func TestNodeClientRule(t *testing.T) {
+	t.Parallel()
+	by := func(name string) func(*csr.Request) {
+		return func(req *csr.Request) { req.Requester.Username = name }
+	}
+	mismatch := func(text string) Decision {
+		return Decision{Verdict: Deny, Reason: "ShapeMismatch", Message: "not a request that signer kubernetes.io/kube-apiserver-client-kubelet may sign: " + text + "; a new request is needed"}
+	}
+	for name, test := range map[string]struct {
+		change func(*csr.Request)
+		ask    []string
+		want   Decision
+	}{
+		"bootstrapper":             {change: by("system:bootstrap:abcdef"), ask: []string{"nodeclient"}},
+		"the node itself":          {change: by("system:node:a"), ask: []string{"selfnodeclient", "nodeclient"}},
+		"another node":             {change: by("system:node:b"), ask: []string{"nodeclient"}},
+		"another case":             {change: by("system:node:A"), ask: []string{"nodeclient"}},
+		"nobody":                   {change: by(""), ask: []string{"nodeclient"}},
+		"a person":                 {change: by("admin"), ask: []string{"nodeclient"}},
+		"DNS name":                 {change: func(req *csr.Request) { req.Cert.DNSNames = []string{"a"} }, want: mismatch("DNS subjectAltNames are not allowed")},
+		"another organization":     {change: func(req *csr.Request) { req.Cert.Subject.Organization = []string{"system:masters"} }, want: mismatch("subject organization is not system:nodes")},
+		"another common name":      {change: func(req *csr.Request) { req.Cert.Subject.CommonName = "a" }, want: mismatch("subject common name does not begin with system:node:")},
+		"server auth":              {change: func(req *csr.Request) { req.Usages = append(req.Usages, "server auth") }, want: mismatch("usages did not match [client auth digital signature key encipherment]")},
+		"content that goes unread": {change: func(req *csr.Request) { req.Dropped = []string{"extension 2.5.29.19"} }, ask: []string{"nodeclient"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rule := NodeClient()
+			recognisers, decision := rule.review(bootstrap(test.change))
+			var names []string
+			for _, recogniser := range recognisers {
+				names = append(names, recogniser.Name)
+			}
+			if diff := cmp.Diff(test.ask, names); diff != "" {
+				t.Errorf("recognisers (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.want, decision); diff != "" {
+				t.Errorf("decision (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestNodeClientAsksAndSaysWhatKubernetesDoes(t *testing.T) {
+	t.Parallel()
+	rule := NodeClient()
+	if rule.SignerName != "kubernetes.io/kube-apiserver-client-kubelet" {
+		t.Errorf("signer %s", rule.SignerName)
+	}
+	type said struct {
+		Permission authorizationv1.ResourceAttributes
+		Decision   Decision
+	}
+	want := []said{
+		{
+			authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "selfnodeclient", Version: "*"},
+			Decision{Verdict: Approve, Reason: "AutoApproved", Message: "Auto approving self kubelet client certificate after SubjectAccessReview.", Rule: "selfnodeclient"},
+		},
+		{
+			authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*"},
+			Decision{Verdict: Approve, Reason: "AutoApproved", Message: "Auto approving kubelet client certificate after SubjectAccessReview.", Rule: "nodeclient"},
+		},
+	}
+	var got []said
+	for _, recogniser := range rule.Recognisers {
+		got = append(got, said{recogniser.Permission, approved(recogniser)})
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("permissions and approvals (-want +got):\n%s", diff)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	rule := NodeClient()
+	for name, test := range map[string]struct{ got, want Decision }{
+		"one permission": {
+			notAuthorized(bootstrap(), rule.Recognisers[1:]),
+			Decision{Verdict: Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+				`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
+				`grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute`},
+		},
+		"two permissions": {
+			notAuthorized(bootstrap(), rule.Recognisers),
+			Decision{Verdict: Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
+				`grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute`},
+		},
+		"malformed": {
+			malformed(errors.New("spec.request is bad")),
+			Decision{Verdict: Deny, Reason: "Malformed", Message: "spec.request is bad; a new request is needed"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(test.want, test.got); diff != "" {
+				t.Errorf("decision (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,187 @@
+package approver
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+type request = certificatesv1.CertificateSigningRequest
+
+var requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+
+func with(kind certificatesv1.RequestConditionType) func(*request) {
+	return func(obj *request) {
+		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: "True"})
+	}
+}
+
+func malformedRequest(obj *request) { obj.Spec.Request = []byte("nonsense") }
+func serverAuth(obj *request)       { obj.Spec.Usages = append(obj.Spec.Usages, "server auth") }
+
+const (
+	selfMessage  = "Auto approving self kubelet client certificate after SubjectAccessReview."
+	otherMessage = "Auto approving kubelet client certificate after SubjectAccessReview."
+	noPEM        = "spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed"
+	badUsages    = "not a request that signer kubernetes.io/kube-apiserver-client-kubelet may sign: usages did not match [client auth digital signature key encipherment]; a new request is needed"
+)
+
+func TestReconcileDecides(t *testing.T) {
+	t.Parallel()
+	const notAuthorized = `Warning NotAuthorized user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute`
+	type condition = certificatesv1.CertificateSigningRequestCondition
+	for name, test := range map[string]struct {
+		change []func(*request)
+		denial Denial
+		grants []string
+		asked  []string
+		want   *condition // nothing is written when nil
+		events []string
+		again  bool
+	}{
+		"a bootstrapper that may":             {grants: []string{"nodeclient"}, asked: []string{"nodeclient"}, want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage}},
+		"a bootstrapper with the other right": {grants: []string{"selfnodeclient"}, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
+		"a bootstrapper that may not":         {asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
+		"refused is not denied":               {denial: DenialPermanent, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
+		"a node that may renew": {
+			change: []func(*request){user("system:node:a")}, grants: []string{"selfnodeclient", "nodeclient"}, asked: []string{"selfnodeclient"},
+			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: selfMessage},
+		},
+		"a node that may only bootstrap": {
+			change: []func(*request){user("system:node:a")}, grants: []string{"nodeclient"}, asked: []string{"selfnodeclient", "nodeclient"},
+			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
+		},
+		"failed, yet undecided": {
+			change: []func(*request){with("Failed")}, grants: []string{"nodeclient"}, asked: []string{"nodeclient"},
+			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
+		},
+		"a condition of somebody else": {
+			change: []func(*request){with("Vetted")}, grants: []string{"nodeclient"}, asked: []string{"nodeclient"},
+			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
+		},
+
+		"another signer":            {change: []func(*request){func(obj *request) { obj.Spec.SignerName = "kubernetes.io/kubelet-serving" }}, grants: []string{"nodeclient"}},
+		"another signer, malformed": {change: []func(*request){malformedRequest, func(obj *request) { obj.Spec.SignerName = "example.com/a" }}, denial: DenialPermanent},
+		"approved already":          {change: []func(*request){with("Approved")}, grants: []string{"nodeclient"}},
+		"denied already":            {change: []func(*request){with("Denied")}, grants: []string{"nodeclient"}},
+		"issued already":            {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x") }}, grants: []string{"nodeclient"}},
+
+		"malformed":              {change: []func(*request){malformedRequest}, grants: []string{"nodeclient"}, events: []string{"Warning Malformed " + noPEM}},
+		"malformed, denied":      {change: []func(*request){malformedRequest}, denial: DenialPermanent, want: &condition{Type: "Denied", Status: "True", Reason: "Malformed", Message: noPEM}, events: []string{"Warning Malformed " + noPEM}},
+		"wrong usages":           {change: []func(*request){serverAuth}, denial: DenialNever, grants: []string{"nodeclient"}, events: []string{"Warning ShapeMismatch " + badUsages}},
+		"wrong usages, denied":   {change: []func(*request){serverAuth}, denial: DenialPermanent, want: &condition{Type: "Denied", Status: "True", Reason: "ShapeMismatch", Message: badUsages}, events: []string{"Warning ShapeMismatch " + badUsages}},
+		"unknown usage, ignored": {change: []func(*request){func(obj *request) { obj.Spec.Usages = []certificatesv1.KeyUsage{"magic"} }}, events: []string{"Warning ShapeMismatch " + badUsages}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t, test.change...))
+			p.reconciler.Denial, p.grants = test.denial, test.grants
+			before := p.served.DeepCopy()
+			var wantWritten []*request
+			if test.want != nil {
+				judged := p.served.DeepCopy() // with the resourceVersion that was judged
+				judged.Status.Conditions = append(judged.Status.Conditions, *test.want)
+				wantWritten = append(wantWritten, judged)
+			}
+			result, err := p.reconcile(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(wantWritten, p.written); diff != "" {
+				t.Errorf("written (-want +got):\n%s", diff)
+			}
+			var asked []string
+			for _, review := range p.reviews {
+				asked = append(asked, review.Subresource)
+			}
+			if diff := cmp.Diff(test.asked, asked); diff != "" {
+				t.Errorf("asked for (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.events, p.events()); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
+			}
+			if again := result.RequeueAfter > 0; again != test.again {
+				t.Errorf("looked at again: %t", again)
+			}
+			if diff := cmp.Diff(before, p.served); diff != "" {
+				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReconcileFaults(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, "csr-1", nil)
+	for name, test := range map[string]struct {
+		get, review, write error
+		grants             []string
+		writes             int
+		want               string
+	}{
+		"gone":                      {get: apierrors.NewNotFound(requests, "csr-1")},
+		"cannot be read":            {get: down, want: "down"},
+		"review fails":              {review: down, want: "review whether the requester may nodeclient: down"},
+		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review whether the requester may nodeclient: down"},
+		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
+		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
+		"write fails":               {grants: []string{"nodeclient"}, write: down, writes: 1, want: "update approval: down"},
+		"write is forbidden":        {grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: `update approval: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
+		"write is invalid":          {grants: []string{"nodeclient"}, write: invalid, writes: 1, want: "invalid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t))
+			p.getFault, p.fault, p.writeFault, p.grants = test.get, test.review, test.write, test.grants
+			_, err := p.reconcile(t)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+			if len(p.written) != test.writes || len(p.events()) > 0 {
+				t.Errorf("%d writes, want %d; a fault is no outcome to tell", len(p.written), test.writes)
+			}
+		})
+	}
+}
+
+// A refused request is looked at again after as long as it is old, so that the pause doubles from a second to a minute.
+func TestPauseDoubles(t *testing.T) {
+	t.Parallel()
+	for age, want := range map[time.Duration]time.Duration{
+		-time.Hour: time.Second, 0: time.Second, time.Second: time.Second, 3 * time.Second: 3 * time.Second,
+		59 * time.Second: 59 * time.Second, time.Hour: time.Minute,
+	} {
+		p := newParts(t, object(t))
+		p.clock.SetTime(now.Add(age))
+		result, err := p.reconcile(t)
+		if err != nil || result.RequeueAfter != want || result.Priority == nil || *result.Priority >= 0 {
+			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, want)
+		}
+	}
+}
+
+func TestARefusalIsToldOnce(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	for range 5 {
+		if _, err := p.reconcile(t); err != nil {
+			t.Fatal(err)
+		}
+		p.clock.SetTime(p.clock.Now().Add(time.Minute))
+	}
+	if told := p.events(); len(told) != 1 || len(p.reviews) != 5 {
+		t.Errorf("%d Events for %d reviews", len(told), len(p.reviews))
+	}
+	p.grants = []string{"nodeclient"} // late RBAC
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+		t.Errorf("%d writes, error %v", len(p.written), err)
+	}
+}
