@@ -1,11 +1,11 @@
 package csr
 
 import (
+	"crypto/x509"
+	"encoding/pem"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 // Retention says how long a request is kept. A negative duration keeps for ever; zero deletes at once.
@@ -72,11 +72,16 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 	}
 }
 
-// certificateEnd is NotAfter of the first certificate in status, or zero.
+// certificateEnd is NotAfter of the first PEM block in status, or zero when that holds no certificate; what follows is
+// not looked at, as in kube-controller-manager (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
 func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
-	certs, err := ca.ParseCertificates(obj.Status.Certificate)
-	if err != nil || len(certs) == 0 {
+	block, _ := pem.Decode(obj.Status.Certificate)
+	if block == nil {
 		return time.Time{}
 	}
-	return certs[0].NotAfter
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return time.Time{}
+	}
+	return cert.NotAfter
 }

@@ -1,0 +1,125 @@
+package parity
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// table is every row.
+var table = func() map[string]row {
+	all := map[string]row{}
+	for _, part := range []map[string]row{approverRows, signerRows, certificateRows, usageRows(), cleanerRows, ownCARows} {
+		for key, r := range part {
+			if _, twice := all[key]; twice {
+				panic("two rows are called " + key)
+			}
+			all[key] = r
+		}
+	}
+	return all
+}()
+
+func rowsWhere(keep func(row) bool) map[string]row {
+	rows := maps.Clone(table)
+	maps.DeleteFunc(rows, func(_ string, r row) bool { return !keep(r) })
+	return rows
+}
+
+// expected is the row's state at the end.
+func (r row) expected(ours bool) string {
+	if ours && r.deviation != "" {
+		return r.ours
+	}
+	return r.want
+}
+
+func TestParity(t *testing.T) {
+	env := startEnv(t)
+	own := csrControllerManager(ownBinary(t))
+	theirs := env.recorded(t)
+	ours := env.pass(t, own)
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		t.Run(key, func(t *testing.T) { compare(t, table[key], theirs[key], ours[key]) })
+	}
+	t.Run("CA file with several certificates", func(t *testing.T) { env.testSeveralCertificates(t, own) })
+	t.Run("documented", testDocumented)
+	if os.Getenv("PARITY_BINARY") == "" { // about the API server alone
+		t.Run("admission", env.testAdmission)
+		t.Run("creation", env.testCreation)
+		t.Run("field selector", env.testFieldSelector)
+	}
+}
+
+// testDocumented is that docs/kcm-parity.md has a row for each deviation, and no other.
+func testDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/kcm-parity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, found := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(string(doc), -1) {
+		documented[found[1]] = true
+	}
+	listed := map[string]bool{"ca-bundle": true} // has a test of its own
+	for _, r := range table {
+		if r.deviation != "" {
+			listed[r.deviation] = true
+		}
+	}
+	if diff := cmp.Diff(documented, listed); diff != "" {
+		t.Errorf("deviations (-in docs/kcm-parity.md +in the table):\n%s", diff)
+	}
+}
+
+func compare(t *testing.T, r row, theirs, ours outcome) {
+	t.Helper()
+	if theirs.State != r.want {
+		t.Errorf("kube-controller-manager made %q of it, the table says %q", theirs.State, r.want)
+	}
+	diff := cmp.Diff(theirs, ours)
+	if r.deviation == "" {
+		if diff != "" {
+			t.Errorf("a difference that is no listed deviation (-kube-controller-manager +ours):\n%s", diff)
+		}
+		return
+	}
+	if diff == "" {
+		t.Errorf("deviation %q no longer differs", r.deviation)
+	}
+	if ours.State != r.ours {
+		t.Errorf("we made %q of it, deviation %q is %q", ours.State, r.deviation, r.ours)
+	}
+	if r.message != "" && (len(ours.Conditions) == 0 || ours.Conditions[len(ours.Conditions)-1] != "Failed=True "+r.message+" (times filled: true)") {
+		t.Errorf("conditions %q, want the last to be Failed with %q", ours.Conditions, r.message)
+	}
+}
+
+// recorded is kube-controller-manager's turn, or what PARITY_RECORDED, a file, has of an earlier one.
+func (e *env) recorded(t *testing.T) map[string]outcome {
+	t.Helper()
+	file := os.Getenv("PARITY_RECORDED")
+	recorded, err := os.ReadFile(file)
+	if file == "" || errors.Is(err, fs.ErrNotExist) {
+		outcomes := e.pass(t, kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")))
+		if file != "" {
+			recorded, err := json.Marshal(outcomes)
+			if err := errors.Join(err, os.WriteFile(file, recorded, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return outcomes
+	}
+	outcomes := map[string]outcome{}
+	if err := errors.Join(err, json.Unmarshal(recorded, &outcomes)); err != nil {
+		t.Fatal(err)
+	}
+	return outcomes
+}

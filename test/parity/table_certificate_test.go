@@ -1,0 +1,147 @@
+package parity
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net"
+	"net/url"
+	"slices"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+var allNames = x509.CertificateRequest{
+	DNSNames:       []string{"b.example.org", "a.example.org", "*.example.org"},
+	EmailAddresses: []string{"a@example.org"},
+	IPAddresses:    []net.IP{net.IPv4(10, 0, 0, 1).To4(), net.IPv6loopback},
+	URIs:           []*url.URL{spiffe},
+}
+
+func sans(dns ...string) x509.CertificateRequest { return x509.CertificateRequest{DNSNames: dns} }
+
+func ips(addresses ...string) x509.CertificateRequest {
+	var names x509.CertificateRequest
+	for _, address := range addresses {
+		names.IPAddresses = append(names.IPAddresses, net.ParseIP(address))
+	}
+	return names
+}
+
+// certificateRows are what is in a certificate, and how long it lives.
+var certificateRows = map[string]row{
+	"subject, empty":           with(client, func(r *row) { r.subject = &pkix.Name{}; r.names = sans("a.example.org") }),
+	"subject, empty, no names": with(client, func(r *row) { r.subject = &pkix.Name{} }),
+	"subject, everything":      with(client, func(r *row) { r.subject = everything }),
+	"subject, O out of order": with(client, func(r *row) {
+		r.rawSubject = name(attribute{organization, "b"}, attribute{organization, "a"}, attribute{commonName, "x"})
+	}),
+	"subject, O in one RDN":  with(client, func(r *row) { r.rawSubject = oneRDN(attribute{organization, "b"}, attribute{organization, "a"}) }),
+	"subject, CN first":      with(client, func(r *row) { r.rawSubject = name(attribute{commonName, "x"}, attribute{organization, "a"}) }),
+	"subject, two CN":        with(client, func(r *row) { r.rawSubject = name(attribute{commonName, "x"}, attribute{commonName, "y"}) }),
+	"subject, serial number": with(client, func(r *row) { r.rawSubject = name(attribute{serialNumber, "1"}, attribute{serialNumber, "2"}) }),
+	"subject, unknown attributes": with(client, func(r *row) {
+		r.rawSubject = name(attribute{userID, "u"}, attribute{domainComponent, "d"}, attribute{commonName, "x"})
+	}),
+	"kubelet, unknown attributes": with(byHand, func(r *row) {
+		r.rawSubject = name(attribute{organization, "system:nodes"}, attribute{userID, "u"}, attribute{commonName, "system:node:n1"})
+	}),
+	"not ASCII":                       with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "Zoë", Organization: []string{"Größe"}} }),
+	"asks to be a CA":                 with(client, func(r *row) { r.names.ExtraExtensions = askForCA }),
+	"asks for an extension":           with(client, func(r *row) { r.names.ExtraExtensions = custom }),
+	"asks for an otherName":           with(client, func(r *row) { r.names.ExtraExtensions = otherName }),
+	"names twice":                     with(client, func(r *row) { r.names = sans("a.example.org", "a.example.org") }),
+	"key, RSA 2048":                   with(client, func(r *row) { r.key = "RSA-2048" }),
+	"key, RSA 4096":                   with(client, func(r *row) { r.key = "RSA-4096" }),
+	"key, P-224":                      with(client, func(r *row) { r.key = "P-224" }),
+	"key, P-384":                      with(client, func(r *row) { r.key = "P-384" }),
+	"key, P-521":                      with(client, func(r *row) { r.key = "P-521" }),
+	"key, Ed25519":                    with(client, func(r *row) { r.key = "Ed25519" }),
+	"key, RSA 1024":                   weak(client),
+	"key, RSA 1024, kubelet client":   weak(byHand),
+	"key, RSA 1024, kubelet serving":  weak(serving),
+	"key, RSA 1024, legacy":           weak(legacy),
+	"key, RSA 1024, but first usages": failed(client, func(r *row) { r.key = "RSA-1024"; r.usages = usages("client auth", "any") }),
+
+	"seconds, 48 h":             with(client, func(r *row) { r.seconds = 48 * 3600 }),
+	"seconds, 24 h":             with(client, func(r *row) { r.seconds = 24 * 3600 }),
+	"seconds, over 24 h":        with(client, func(r *row) { r.seconds = 24*3600 + 1 }),
+	"seconds, 20 h":             with(client, func(r *row) { r.seconds = 20 * 3600 }),
+	"seconds, 10 h":             with(client, func(r *row) { r.seconds = 10 * 3600 }),
+	"seconds, 8 h":              with(client, func(r *row) { r.seconds = 8 * 3600 }),
+	"seconds, under 8 h":        with(client, func(r *row) { r.seconds = 8*3600 - 1 }),
+	"seconds, 2 h":              with(client, func(r *row) { r.seconds = 2 * 3600 }),
+	"seconds, 30 min":           with(client, func(r *row) { r.seconds = 1800 }),
+	"seconds, 10 min":           with(client, func(r *row) { r.seconds = 600 }),
+	"seconds, 10 min, serving":  with(serving, func(r *row) { r.seconds = 600 }),
+	"seconds, 10 min, legacy":   with(legacy, func(r *row) { r.seconds = 600 }),
+	"seconds, 599":              with(client, func(r *row) { r.stored, r.seconds, r.want = true, 599, approvedOnly }),
+	"seconds, negative":         with(client, func(r *row) { r.stored, r.seconds, r.want = true, -420, approvedOnly }),
+	"PEM, trailing data":        with(client, func(r *row) { r.payload = trailing }),
+	"PEM, text before":          with(client, func(r *row) { r.payload = textBefore }),
+	"PEM, CRLF":                 with(client, func(r *row) { r.payload = carriageReturns }),
+	"PEM, twice":                with(client, func(r *row) { r.payload = secondBlock }),
+	"PEM, headers":              with(client, func(r *row) { r.payload = withHeaders }),
+	"PEM, another block first":  unwritable(otherBlockFirst),
+	"PEM, NEW":                  unwritable(newBlockType),
+	"PEM, none":                 unwritable(noPEM),
+	"PEM, garbage":              unwritable(garbage),
+	"bad signature":             unwritable(badSignature),
+	"bad signature, undecided":  with(unwritable(badSignature), func(r *row) { r.signer, r.conditions, r.want = kubeletClient, nil, untouched }),
+	"garbage, undecided":        with(unwritable(garbage), func(r *row) { r.signer, r.conditions, r.want = kubeletClient, nil, untouched }),
+	"garbage, foreign signer":   with(unwritable(garbage), func(r *row) { r.signer = "example.com/client" }),
+	"system:masters let in":     masters(client),
+	"system:masters among more": masters(with(client, func(r *row) { r.subject = &pkix.Name{Organization: []string{"a", "system:masters"}} })),
+	"system:mastersx":           with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "x", Organization: []string{"system:mastersx"}} }),
+	"CN system:masters":         with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "system:masters"} }),
+	"unknown usage": with(legacy, func(r *row) {
+		r.usages, r.want = usages("client auth", "unknown"), approvedOnly
+		r.deviation, r.ours, r.message = "unknown-usage", approvedFailed, `UsagesNotPermitted: unrecognized usage values: ["unknown"]`
+	}),
+}
+
+var everything = &pkix.Name{
+	Country: []string{"DE"}, Organization: []string{"z", "a"}, OrganizationalUnit: []string{"ou2", "ou1"}, Locality: []string{"l"},
+	Province: []string{"p"}, StreetAddress: []string{"s"}, PostalCode: []string{"1"}, SerialNumber: "7", CommonName: "x",
+}
+
+// weak is base with a key that we refuse.
+func weak(base row) row {
+	return with(base, func(r *row) {
+		r.key, r.deviation, r.ours = "RSA-1024", "weak-rsa-key", approvedFailed
+		r.message = "KeyTooWeak: RSA key of 1024 bits is too weak: at least 2048 bits are needed"
+	})
+}
+
+// masters is base as an API server without the admission plugin CertificateSubjectRestriction would let it in.
+func masters(base row) row {
+	return with(base, func(r *row) {
+		if r.subject == nil {
+			r.subject = &pkix.Name{CommonName: "parity", Organization: []string{"system:masters"}}
+		}
+		r.stored, r.deviation, r.ours = true, "forbidden-subject", approvedFailed
+		r.message = `SubjectNotPermitted: subject "` + r.subject.String() + `" is not permitted: this signer never issues O=system:masters`
+	})
+}
+
+// unwritable is an approved request that the API server takes no update of any more, from nobody.
+func unwritable(payload func([]byte) []byte) row {
+	return with(client, func(r *row) { r.stored, r.payload, r.want = true, payload, approvedOnly })
+}
+
+// usageRows has every usage alone, and all of them, in an order of their own.
+func usageRows() map[string]row {
+	all := usages("signing", "digital signature", "content commitment", "key encipherment", "key agreement", "data encipherment",
+		"cert sign", "crl sign", "encipher only", "decipher only", "any", "server auth", "client auth", "code signing",
+		"email protection", "s/mime", "ipsec end system", "ipsec tunnel", "ipsec user", "timestamping", "ocsp signing",
+		"microsoft sgc", "netscape sgc")
+	rows := map[string]row{}
+	for _, usage := range all {
+		rows["usage, "+string(usage)] = with(legacy, func(r *row) { r.usages = []certificatesv1.KeyUsage{usage} })
+	}
+	backwards := slices.Clone(all)
+	slices.Reverse(backwards)
+	rows["usages, all"] = with(legacy, func(r *row) { r.usages = all })
+	rows["usages, all backwards"] = with(legacy, func(r *row) { r.usages = backwards })
+	rows["usages, twice"] = with(legacy, func(r *row) { r.usages = usages("client auth", "s/mime", "client auth", "email protection") })
+	return rows
+}
