@@ -2,6 +2,7 @@ package csrenv_test
 
 import (
 	"crypto/x509"
+	"strconv"
 	"testing"
 	"time"
 
@@ -71,13 +72,14 @@ func markerIsCleaned(t *testing.T) {
 }
 
 func TestAStepWhileTheRequestIsOnItsWayIsNotLost(t *testing.T) {
-	steps := testingclock.NewFakeClock(time.Now())
-	start(t, csrenv.Options{Clock: steps})
-	for range 20 {
-		obj := create(t, newClient(t, admin), newRequest(t, "racing", unowned))
-		steps.Step(25 * time.Hour) // before, while, or after the cleaner looks at it
-		eventually(t, obj, gone)
-		steps.SetTime(time.Now())
+	for i := range 10 {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			steps := testingclock.NewFakeClock(time.Now())
+			start(t, csrenv.Options{Clock: steps})
+			obj := create(t, newClient(t, admin), newRequest(t, "racing", unowned))
+			steps.Step(25 * time.Hour) // before, while, or after the cleaner looks at it
+			eventually(t, obj, gone)
+		})
 	}
 }
 
@@ -92,7 +94,7 @@ func TestCertificatesFollowAFakeClock(t *testing.T) {
 	create(t, newClient(t, admin), obj)
 	eventually(t, obj, csr.Issued)
 	cert := certificate(t, obj)
-	if want := now.Add(time.Hour - 5*time.Minute); !cert.NotAfter.Equal(want) && !cert.NotAfter.Equal(now.Add(time.Hour)) {
+	if want := now.Add(time.Hour); !cert.NotAfter.Equal(want) {
 		t.Errorf("valid until %s, want %s", cert.NotAfter, want)
 	}
 

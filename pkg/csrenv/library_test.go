@@ -1,0 +1,109 @@
+package csrenv_test
+
+import (
+	"context"
+	"flag"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// runManager runs options on a manager of the test's own, with a scheme that knows no more than is needed.
+func runManager(t *testing.T, options controllers.Options) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := certificatesv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	if err := authorizationv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	unnamed := true
+	mgr, err := manager.New(admin, manager.Options{
+		Scheme:     scheme,
+		Cache:      cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: &unnamed},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := options.SetupWithManager(mgr); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() { stopped <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
+	const name = "example.com/mine"
+	profile, err := ca.NewProfile(ca.ProfileConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := csrenv.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runManager(t, controllers.Options{
+		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
+		Cleaner:  &cleaner.Reconciler{Retention: csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: time.Nanosecond, Failed: -1, Pending: -1}}},
+	})
+	runManager(t, controllers.Options{
+		Signer: &signer.Reconciler{Signers: map[string]signer.Signer{name: {
+			Profile: profile, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
+			KeyPair: signer.NewKeyPair(signer.Static{Cert: mine.CertPEM, Key: mine.KeyPEM}),
+		}}},
+	})
+	c := newClient(t, admin)
+	node := create(t, c, newRequest(t, "managed"))
+	eventually(t, node, csr.Approved) // nobody signs it: the second manager serves another signer
+	custom := newRequest(t, "custom")
+	custom.Spec.SignerName = name
+	approve(t, create(t, c, custom))
+	eventually(t, custom, csr.Issued)
+	verifies(t, certificate(t, custom), mine)
+	markerIsCleaned(t)
+	still(t, node, csr.Approved)
+}
+
+// envtest itself, which a suite imports anyway, registers "kubeconfig"; surface proves that ours registers nothing.
+func TestNoFlagButEnvtests(t *testing.T) {
+	var names []string
+	flag.CommandLine.VisitAll(func(f *flag.Flag) {
+		if !strings.HasPrefix(f.Name, "test.") {
+			names = append(names, f.Name)
+		}
+	})
+	if want := []string{"kubeconfig"}; !slices.Equal(names, want) {
+		t.Errorf("flags %q, want %q", names, want)
+	}
+}

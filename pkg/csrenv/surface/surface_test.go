@@ -1,0 +1,70 @@
+// Package surface_test proves what importing the library does: it registers metrics, once, and nothing else. It imports
+// no test environment, which would bring flags of its own.
+package surface_test
+
+import (
+	"flag"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	_ "github.com/csr-controller-manager/csr-controller-manager/controllers" // what is tested: its import
+)
+
+var atStart struct {
+	stacks  string
+	logging bool
+}
+
+func TestMain(m *testing.M) {
+	buffer := make([]byte, 1<<20)
+	atStart.stacks = string(buffer[:runtime.Stack(buffer, true)])
+	atStart.logging = log.Log.Enabled()
+	os.Exit(m.Run())
+}
+
+func TestImportRegistersNoFlag(t *testing.T) {
+	flag.CommandLine.VisitAll(func(f *flag.Flag) {
+		if !strings.HasPrefix(f.Name, "test.") {
+			t.Errorf("flag %q", f.Name)
+		}
+	})
+}
+
+func TestImportStartsNoGoroutine(t *testing.T) {
+	for stack := range strings.SplitSeq(atStart.stacks, "\n\n") {
+		if strings.Contains(stack, "csr-controller-manager/controllers") || strings.Contains(stack, "csr-controller-manager/pkg/") &&
+			!strings.Contains(stack, "surface_test.TestMain") {
+			t.Errorf("goroutine:\n%s", stack)
+		}
+	}
+}
+
+func TestImportSetsNoLogger(t *testing.T) {
+	if atStart.logging {
+		t.Error("controller-runtime has a logger")
+	}
+}
+
+func TestImportRegistersMetrics(t *testing.T) {
+	for name, labels := range map[string][]string{
+		"csr_approver_decisions_total":    {"signer", "rule", "verdict", "reason"},
+		"csr_signer_outcomes_total":       {"signer", "outcome", "reason"},
+		"csr_signer_lifetime_cut_total":   {"signer"},
+		"csr_signer_ca_reloads_total":     {"result"},
+		"csr_signer_ca_not_after_seconds": {"signer"},
+		"csr_cleaner_deleted_total":       {"state"},
+	} {
+		// A second one of that name and with another text is refused; that ours came once, not twice, the import proves
+		// by not panicking.
+		err := metrics.Registry.Register(prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: "another"}, labels))
+		if err == nil {
+			t.Errorf("%s is not registered", name)
+		}
+	}
+}
