@@ -1,0 +1,190 @@
+package cleaner
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+type request = certificatesv1.CertificateSigningRequest
+
+var (
+	now      = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+)
+
+// object is a pending request of now, for a signer that is not ours.
+func object(modify ...func(*request)) *request {
+	obj := &request{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "uid-1", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now)}}
+	obj.Spec.SignerName = "example.com/foreign"
+	for _, change := range modify {
+		change(obj)
+	}
+	return obj
+}
+
+func with(kind certificatesv1.RequestConditionType) func(*request) {
+	return func(obj *request) {
+		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: "True", LastUpdateTime: metav1.NewTime(now)})
+	}
+}
+
+// deletion is one call to delete.
+type deletion struct {
+	Name    string
+	Options client.DeleteOptions
+}
+
+// allowance is a Limiter that counts, or fails.
+type allowance struct {
+	waits int
+	err   error
+}
+
+func (a *allowance) TryAccept() bool { return true }
+func (a *allowance) Accept()         {}
+func (a *allowance) Stop()           {}
+func (a *allowance) QPS() float32    { return 0 }
+func (a *allowance) Wait(context.Context) error {
+	a.waits++
+	return a.err
+}
+
+// newReconciler returns a Reconciler at the instant at that sees served, and what it deletes.
+func newReconciler(served *request, at time.Time, getFault, deleteFault error) (*Reconciler, *[]deletion, *allowance) {
+	deleted, limiter := &[]deletion{}, &allowance{}
+	reads := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+			if getFault == nil {
+				*obj.(*request) = *served
+			}
+			return getFault
+		},
+		Delete: func(_ context.Context, _ client.WithWatch, obj client.Object, options ...client.DeleteOption) error {
+			called := deletion{Name: obj.GetName()}
+			called.Options.ApplyOptions(options)
+			*deleted = append(*deleted, called)
+			return deleteFault
+		},
+	}).Build()
+	return &Reconciler{
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Limiter: limiter, Client: reads, Clock: clocktesting.NewFakePassiveClock(at),
+	}, deleted, limiter
+}
+
+func reconcileOnce(t *testing.T, r *Reconciler) (time.Duration, string) {
+	t.Helper()
+	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
+	if err != nil {
+		return result.RequeueAfter, err.Error()
+	}
+	return result.RequeueAfter, ""
+}
+
+func TestReconcileDeletesWhenDue(t *testing.T) {
+	t.Parallel()
+	const hour, day = time.Hour, 24 * time.Hour
+	leaving := func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }
+	for name, test := range map[string]struct {
+		change []func(*request)
+		keep   csr.Retention
+		age    time.Duration
+		again  time.Duration
+		gone   bool
+	}{
+		"pending":                       {again: day + time.Millisecond},
+		"pending for 23 hours":          {age: 23 * hour, again: hour + time.Millisecond},
+		"pending, due this very moment": {age: day, again: time.Millisecond}, // older is strict, as in kube-controller-manager
+		"pending, a nanosecond later":   {age: day + 1, gone: true},
+		"pending, long ago":             {age: 1000 * day, gone: true},
+		"approved":                      {change: []func(*request){with("Approved")}, age: 10 * time.Minute, again: 50*time.Minute + time.Millisecond},
+		"approved, due":                 {change: []func(*request){with("Approved")}, age: hour + 1, gone: true},
+		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
+		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
+		"somebody else's condition":     {change: []func(*request){with("Vetted")}, age: hour + 1, again: 23*hour - 1 + time.Millisecond},
+		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
+		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
+		"created in the future":         {age: -hour, again: day + hour + time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			served := object(test.change...)
+			before := served.DeepCopy()
+			r, deleted, limiter := newReconciler(served, now.Add(test.age), nil, nil)
+			if test.keep != (csr.Retention{}) {
+				r.Retention.Default = test.keep
+			}
+			again, problem := reconcileOnce(t, r)
+			if again != test.again || problem != "" {
+				t.Errorf("again after %s, want %s; error %q", again, test.again, problem)
+			}
+			var want []deletion
+			if test.gone {
+				uid, version := types.UID("uid-1"), "7"
+				want = []deletion{{"csr-1", client.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}}}
+			}
+			if diff := cmp.Diff(want, append([]deletion(nil), *deleted...)); diff != "" {
+				t.Errorf("deleted (-want +got):\n%s", diff)
+			}
+			if limiter.waits != len(want) {
+				t.Errorf("%d waits for the rate", limiter.waits)
+			}
+			if diff := cmp.Diff(before, served); diff != "" {
+				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReconcileUsesTheSignersOwnRetention(t *testing.T) {
+	t.Parallel()
+	r, deleted, _ := newReconciler(object(), now.Add(2*time.Minute), nil, nil)
+	r.Retention.Signers = map[string]csr.Retention{"example.com/foreign": {Pending: time.Minute}}
+	if _, problem := reconcileOnce(t, r); problem != "" || len(*deleted) != 1 {
+		t.Errorf("%d deletions, error %q", len(*deleted), problem)
+	}
+}
+
+func TestReconcileFaults(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	for name, test := range map[string]struct {
+		get, limit, del error
+		deletions       int
+		want            string
+	}{
+		"gone":               {get: apierrors.NewNotFound(requests, "csr-1")},
+		"cannot be read":     {get: down, want: "down"},
+		"stopping":           {limit: context.Canceled, want: "wait for the deletion rate: context canceled"},
+		"gone meanwhile":     {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1},
+		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1},
+		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
+		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, deleted, limiter := newReconciler(object(), now.Add(25*time.Hour), test.get, test.del)
+			limiter.err = test.limit
+			_, problem := reconcileOnce(t, r)
+			if problem != test.want || len(*deleted) != test.deletions {
+				t.Errorf("error %q, want %q; %d deletions", problem, test.want, len(*deleted))
+			}
+		})
+	}
+}

@@ -1,0 +1,248 @@
+package signer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// state says what pair has at now: the key's name, or the reason and message of why there is none.
+func state(pair *KeyPair, now time.Time) string {
+	authority, err := pair.Authority(now)
+	if err == nil {
+		return authority.KeyID()
+	}
+	var unavailable *Unavailable
+	if !errors.As(err, &unavailable) {
+		return "not an *Unavailable: " + err.Error()
+	}
+	return unavailable.Reason + ": " + unavailable.Message
+}
+
+func keyID(t *testing.T, root root) string {
+	t.Helper()
+	pair, _, _ := newPair()
+	pair.Load(root.cert, root.key)
+	return state(pair, now)
+}
+
+func TestKeyPair(t *testing.T) {
+	t.Parallel()
+	pair, clock, recorder := newPair()
+	one, two := newRoot(t, 24*time.Hour), newRoot(t, 48*time.Hour)
+	future := newRoot(t, 48*time.Hour)
+	oneID, twoID := keyID(t, one), keyID(t, two)
+	const noCert = "Secret ns/ca can't be used: no PEM block of type CERTIFICATE found"
+	woken := pair.subscribe()
+	steps := []struct {
+		what   string
+		do     func()
+		at     time.Duration
+		want   string
+		events []string
+		wakes  bool
+	}{
+		{"at first", func() {}, 0, "CAMissing: Secret ns/ca has not been read yet", nil, false},
+		{"no Secret", func() { pair.Refuse("CAMissing", "Secret ns/ca does not exist") }, 0, "CAMissing: Secret ns/ca does not exist", []string{"Warning CAMissing Secret ns/ca does not exist"}, false},
+		{"still none", func() { pair.Refuse("CAMissing", "Secret ns/ca does not exist") }, 0, "CAMissing: Secret ns/ca does not exist", nil, false},
+		{"an empty one", func() { pair.Load(nil, one.key) }, 0, "CAInvalid: " + noCert, []string{"Warning CAInvalid " + noCert}, false},
+		{"a good one", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
+		{"the same", func() { pair.Load(bytes.Clone(one.cert), bytes.Clone(one.key)) }, 0, oneID, nil, false},
+		{"a bad one", func() { pair.Load(nil, one.key) }, 0, oneID, []string{"Warning CAInvalid " + noCert + "; the last good one stays in use"}, false},
+		{"the same bad one", func() { pair.Load(nil, one.key) }, 0, oneID, nil, false},
+		{"half a new one", func() { pair.Load(two.cert, one.key) }, 0, oneID, []string{"Warning CAInvalid Secret ns/ca can't be used: the private key belongs to none of the 1 certificate(s); the last good one stays in use"}, false},
+		{"deleted", func() { pair.Refuse("CAMissing", "Secret ns/ca does not exist") }, 0, oneID, []string{"Warning CAMissing Secret ns/ca does not exist; the last good one stays in use"}, false},
+		{"back again", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
+		{"another one", func() { pair.Load(two.cert, two.key) }, 0, twoID, []string{"Normal CALoaded signing with key " + twoID + " until 2026-03-03T12:00:00Z"}, true},
+		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z; the last good one stays in use`}, false},
+		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z`, nil, false},
+		{"one that is not yet valid", func() { clock.SetTime(now.Add(-2 * time.Hour)); pair.Load(future.cert, future.key) }, 0, twoID, []string{`Warning CAInvalid Secret ns/ca can't be used: the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z; the last good one stays in use`}, false},
+		{"now it is", func() { clock.SetTime(now); pair.Load(future.cert, future.key) }, 0, keyID(t, future), []string{"Normal CALoaded signing with key " + keyID(t, future) + " until 2026-03-03T12:00:00Z"}, true},
+	}
+	for _, step := range steps {
+		step.do()
+		if diff := cmp.Diff(step.want, state(pair, now.Add(step.at))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+		if diff := cmp.Diff(step.events, taken(recorder)); diff != "" {
+			t.Errorf("%s: Events (-want +got):\n%s", step.what, diff)
+		}
+		if wakes := len(woken) > 0; wakes != step.wakes {
+			t.Errorf("%s: wakes %t", step.what, wakes)
+		} else if wakes {
+			<-woken
+		}
+	}
+}
+
+func TestLoadNeverWaitsForThoseItWakes(t *testing.T) {
+	t.Parallel()
+	pair, _, _ := newPair()
+	first, second := pair.subscribe(), pair.subscribe()
+	for range 3 { // nobody listens
+		root := newRoot(t, time.Hour)
+		pair.Load(root.cert, root.key)
+	}
+	<-first
+	<-second
+	if len(first) > 0 || len(second) > 0 {
+		t.Error("one waking is enough for several changes")
+	}
+}
+
+func TestStaticSource(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t, time.Hour)
+	pair, _, recorder := newPair()
+	static := NewKeyPair(Static{Cert: root.cert, Key: root.key})
+	static.clock, static.reporter = pair.clock, pair.reporter
+	runnable, err := static.source.runnable(nil, static)
+	if runnable != nil || err != nil || state(static, now) != keyID(t, root) || len(recorder.Events) > 0 {
+		t.Errorf("runnable %v, error %v, %s", runnable, err, state(static, now))
+	}
+}
+
+// filesPair returns a pair of files in a folder of their own.
+func filesPair(t *testing.T) (*KeyPair, Files) {
+	t.Helper()
+	folder := t.TempDir()
+	files := Files{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}
+	made, _, _ := newPair()
+	pair := NewKeyPair(files)
+	pair.clock, pair.reporter = made.clock, made.reporter
+	return pair, files
+}
+
+func replace(t *testing.T, file string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(file+".new", data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFilesLoad(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t, time.Hour)
+	pair, files := filesPair(t)
+	name := "files " + files.Cert + " and " + files.Key
+	for _, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() {}, "CAMissing: " + name + ": open " + files.Cert + ": no such file or directory\nopen " + files.Key + ": no such file or directory"},
+		{func() { replace(t, files.Cert, root.cert) }, "CAMissing: " + name + ": open " + files.Key + ": no such file or directory"},
+		{func() { replace(t, files.Key, nil) }, "CAInvalid: " + name + " can't be used: no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"},
+		{func() { replace(t, files.Key, root.key) }, keyID(t, root)},
+		{func() { replace(t, files.Cert, []byte("half")) }, keyID(t, root)},
+		{func() { _ = os.Remove(files.Key) }, keyID(t, root)},
+	} {
+		step.do()
+		files.load(pair)
+		if diff := cmp.Diff(step.want, state(pair, now)); diff != "" {
+			t.Errorf("state (-want +got):\n%s", diff)
+		}
+	}
+	folder := Files{Cert: t.TempDir(), Key: files.Cert}
+	unreadable := NewKeyPair(folder)
+	unreadable.clock, unreadable.reporter = pair.clock, pair.reporter
+	folder.load(unreadable)
+	want := "CAInvalid: files " + folder.Cert + " and " + folder.Key + " can't be read: read " + folder.Cert + ": is a directory"
+	if diff := cmp.Diff(want, state(unreadable, now)); diff != "" {
+		t.Errorf("a folder (-want +got):\n%s", diff)
+	}
+}
+
+func TestFilesAreWatched(t *testing.T) {
+	t.Parallel()
+	one, two := newRoot(t, time.Hour), newRoot(t, time.Hour)
+	pair, files := filesPair(t)
+	replace(t, files.Cert, one.cert)
+	replace(t, files.Key, one.key)
+	woken := pair.subscribe()
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	runnable, err := files.runnable(nil, pair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { stopped <- runnable.Start(ctx) }()
+	<-woken
+	replace(t, files.Cert, two.cert)
+	replace(t, files.Key, two.key)
+	<-woken
+	if got := state(pair, now); got != keyID(t, two) {
+		t.Errorf("after the change: %s", got)
+	}
+	cancel()
+	if err := <-stopped; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+// A new CA wakes what waits for it: approved requests of the signers that use it, and nothing else.
+func TestANewAuthorityWakesWhatWaits(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	other, _, _ := newPair()
+	serving := p.reconciler.Signers["kubernetes.io/kubelet-serving"]
+	serving.KeyPair = other
+	p.reconciler.Signers["kubernetes.io/kubelet-serving"] = serving
+	named := func(name string, change func(*request)) *request {
+		return object(t, change, func(obj *request) { obj.Name = name })
+	}
+	p.reconciler.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(
+		named("waits", func(*request) {}),
+		named("waits-too", signerName("example.com/custom")),
+		named("for-another-ca", signerName("kubernetes.io/kubelet-serving")),
+		named("foreign", signerName("example.com/foreign")),
+		named("pending", func(obj *request) { obj.Status.Conditions = nil }),
+		named("denied", with("Denied", "True")),
+		named("failed", with("Failed", "True")),
+		named("issued", func(obj *request) { obj.Status.Certificate = []byte("x") }),
+	).Build()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	defer queue.ShutDown()
+	if err := p.reconciler.wakeAfter(p.pair).Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	root := newRoot(t, time.Hour)
+	p.pair.Load(root.cert, root.key)
+	got := map[string]bool{}
+	for range 2 {
+		key, _ := queue.Get()
+		got[key.Name] = true
+	}
+	if diff := cmp.Diff(map[string]bool{"waits": true, "waits-too": true}, got); diff != "" || queue.Len() > 0 {
+		t.Errorf("%d more; woken (-want +got):\n%s", queue.Len(), diff)
+	}
+}
+
+func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	if pairs := p.reconciler.keyPairs(); len(pairs) != 1 || len(pairs[0].signers) != 5 {
+		t.Errorf("%d key pairs", len(pairs))
+	}
+}
+
+func TestSetupRefusesASignerWithoutCA(t *testing.T) {
+	t.Parallel()
+	r := &Reconciler{Signers: map[string]Signer{"example.com/b": {}, "example.com/a": {}}}
+	if err := r.SetupWithManager(nil, controller.Options{}); err == nil || err.Error() != "signer example.com/a has no KeyPair" {
+		t.Errorf("error %v", err)
+	}
+}

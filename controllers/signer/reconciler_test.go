@@ -1,0 +1,238 @@
+package signer
+
+import (
+	"crypto/ecdsa"
+	"crypto/x509"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+var requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+
+func TestReconcileSigns(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*request){
+		"approved":                       func(*request) {},
+		"approved by hand, years of age": func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.AddDate(-2, 0, 0)) },
+		"failed is False":                with("Failed", "False"),
+		"somebody else's condition":      with("Vetted", "True"),
+		"approved without a time":        func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = metav1.Time{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t, change))
+			before := p.served.DeepCopy()
+			root := newRoot(t, 1000*24*time.Hour)
+			p.pair.Load(root.cert, root.key)
+			if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) {
+				t.Fatalf("%+v, error %v", result, err)
+			}
+			if len(p.written) != 1 {
+				t.Fatalf("%d writes", len(p.written))
+			}
+			want := before.DeepCopy() // the certificate is all that is written
+			want.Status.Certificate = p.written[0].Status.Certificate
+			if diff := cmp.Diff(want, p.written[0]); diff != "" {
+				t.Errorf("written (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, p.served); diff != "" {
+				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
+			}
+			certs, err := ca.ParseCertificates(p.written[0].Status.Certificate)
+			if err != nil || len(certs) != 1 {
+				t.Fatalf("%d certificates, error %v", len(certs), err)
+			}
+			roots := x509.NewCertPool()
+			roots.AppendCertsFromPEM(root.cert)
+			if _, err := certs[0].Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+				t.Error(err)
+			}
+			got := []any{certs[0].Subject.String(), certs[0].KeyUsage, certs[0].NotAfter.Sub(certs[0].NotBefore), leafKey().PublicKey.Equal(certs[0].PublicKey.(*ecdsa.PublicKey))}
+			if diff := cmp.Diff([]any{"CN=system:node:a,O=system:nodes", x509.KeyUsageDigitalSignature, 365 * 24 * time.Hour, true}, got); diff != "" {
+				t.Errorf("certificate (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReconcileLeavesAlone(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*request)
+		later  time.Duration
+	}{
+		"pending":             {change: func(obj *request) { obj.Status.Conditions = nil }},
+		"denied":              {change: with("Denied", "True")},
+		"denied only":         {change: func(obj *request) { obj.Status.Conditions[0].Type = "Denied" }},
+		"denied, no status":   {change: with("Denied", "")},
+		"failed":              {change: with("Failed", "True")},
+		"failed, no status":   {change: with("Failed", "")},
+		"issued":              {change: func(obj *request) { obj.Status.Certificate = []byte("whatever") }},
+		"another signer":      {change: signerName("example.com/foreign")},
+		"another, malformed":  {change: func(obj *request) { obj.Spec.SignerName, obj.Spec.Request = "example.com/foreign", nil }},
+		"a stale approval":    {change: func(*request) {}, later: time.Hour + 1},
+		"stale and malformed": {change: func(obj *request) { obj.Spec.Request = nil }, later: time.Hour + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t, test.change))
+			root := newRoot(t, 1000*24*time.Hour)
+			p.pair.Load(root.cert, root.key)
+			taken(p.recorder)
+			p.clock.SetTime(now.Add(test.later))
+			result, err := p.reconcile(t)
+			if err != nil || result != (reconcile.Result{}) || len(p.written) > 0 || len(p.recorder.Events) > 0 {
+				t.Errorf("%+v, error %v, %d writes, Events %q", result, err, len(p.written), taken(p.recorder))
+			}
+		})
+	}
+}
+
+func TestReconcileSignsUntilTheApprovalIsDue(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	root := newRoot(t, 24*time.Hour)
+	p.pair.Load(root.cert, root.key)
+	p.clock.SetTime(now.Add(time.Hour))
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+		t.Errorf("%d writes, error %v", len(p.written), err)
+	}
+}
+
+func TestReconcileFails(t *testing.T) {
+	t.Parallel()
+	refusal := func(reason, message string) string {
+		return "Warning " + reason + " signer kubernetes.io/kube-apiserver-client-kubelet refuses this request for good: " + message + "; a new request is needed"
+	}
+	const badUsages = "usages did not match [client auth digital signature key encipherment]"
+	const noPEM = "spec.request is not a PEM block of type CERTIFICATE REQUEST"
+	const weak = "RSA key of 1024 bits is too weak: at least 2048 bits are needed"
+	for name, test := range map[string]struct {
+		change          func(*request)
+		reason, message string
+	}{
+		"unknown usage": {usages("magic"), "SignerValidationFailure", badUsages},
+		"wrong usages":  {usages("server auth"), "SignerValidationFailure", badUsages},
+		"malformed":     {func(obj *request) { obj.Spec.Request = []byte("nonsense") }, "Malformed", noPEM},
+		"weak key":      {func(obj *request) { obj.Spec.Request = payload(t, nodeRequest(), weakKey()) }, "KeyTooWeak", weak},
+	} {
+		t.Run(name, func(t *testing.T) { // with or without a CA
+			t.Parallel()
+			p := newParts(t, object(t, test.change))
+			want := p.served.DeepCopy()
+			want.Status.Conditions = append(want.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+				Type: "Failed", Status: "True", Reason: test.reason, Message: test.message, LastUpdateTime: metav1.NewTime(now),
+			})
+			if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) {
+				t.Fatalf("%+v, error %v", result, err)
+			}
+			if diff := cmp.Diff([]*request{want}, p.written); diff != "" {
+				t.Errorf("written (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff([]string{refusal(test.reason, test.message)}, taken(p.recorder)); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
+			}
+			if len(p.served.Status.Conditions) != 1 {
+				t.Error("the cache's object was changed")
+			}
+		})
+	}
+}
+
+func TestReconcileWaitsForACA(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.pair.Refuse("CAMissing", "Secret ns/ca does not exist")
+	taken(p.recorder)
+	for age, want := range map[time.Duration]time.Duration{0: time.Second, 5 * time.Second: 5 * time.Second, 10 * time.Minute: time.Minute} {
+		p.clock.SetTime(now.Add(age))
+		result, err := p.reconcile(t)
+		if err != nil || result.RequeueAfter != want || result.Priority == nil || *result.Priority >= 0 {
+			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, want)
+		}
+	}
+	if diff := cmp.Diff([]string{"Warning CAMissing Secret ns/ca does not exist"}, taken(p.recorder)); diff != "" || len(p.written) > 0 {
+		t.Errorf("%d writes, Events (-want +got):\n%s", len(p.written), diff)
+	}
+	root := newRoot(t, 24*time.Hour)
+	p.pair.Load(root.cert, root.key)
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+		t.Errorf("with a CA: %d writes, error %v", len(p.written), err)
+	}
+}
+
+func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	root := newRoot(t, 24*time.Hour)
+	p.pair.Load(root.cert, root.key)
+	taken(p.recorder)
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+		t.Fatalf("%d writes, error %v", len(p.written), err)
+	}
+	want := []string{"Warning LifetimeCut the certificate ends 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA ends then: replace the CA"}
+	if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
+
+func TestReconcileFaults(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, "csr-1", nil)
+	bad := usages("magic")
+	for name, test := range map[string]struct {
+		change     func(*request)
+		get, write error
+		writes     int
+		want       string
+		final      bool
+		events     int
+	}{
+		"gone":                              {get: apierrors.NewNotFound(requests, "csr-1")},
+		"cannot be read":                    {get: down, want: "down"},
+		"certificate, conflict":             {write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
+		"certificate, deleted meanwhile":    {write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
+		"certificate, write fails":          {write: down, writes: 1, want: "update status: down"},
+		"certificate, forbidden":            {write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: "forbidden"},
+		"certificate, invalid for good":     {write: invalid, writes: 1, want: "invalid", final: true},
+		"failure, conflict":                 {change: bad, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
+		"failure, deleted meanwhile":        {change: bad, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
+		"failure, write fails":              {change: bad, write: down, writes: 1, want: "update status: down"},
+		"failure that cannot be marked":     {change: bad, write: invalid, writes: 1, events: 1},
+		"failure that can be, once written": {change: bad, writes: 1, events: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if test.change == nil {
+				test.change = func(*request) {}
+			}
+			p := newParts(t, object(t, test.change))
+			root := newRoot(t, 24*time.Hour)
+			p.pair.Load(root.cert, root.key)
+			taken(p.recorder)
+			p.getFault, p.writeFault = test.get, test.write
+			_, err := p.reconcile(t)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+			if errors.Is(err, reconcile.TerminalError(nil)) != test.final {
+				t.Errorf("tried again: %t", test.final)
+			}
+			if told := taken(p.recorder); len(p.written) != test.writes || len(told) != test.events {
+				t.Errorf("%d writes, want %d; Events %q, want %d", len(p.written), test.writes, told, test.events)
+			}
+		})
+	}
+}
