@@ -51,25 +51,26 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 		return errors.New("no controller to run")
 	}
 	var errs []error
-	if o.Approver != nil {
-		if o.Approver.Clock == nil && o.Clock != nil {
-			o.Approver.Clock = o.Clock
-		}
-		errs = append(errs, named(approver.Name, o.Approver.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver))))
+	if r := o.Approver; r != nil {
+		r.Clock = firstClock(r.Clock, o.Clock)
+		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver))))
 	}
-	if o.Signer != nil {
-		if o.Signer.Clock == nil && o.Clock != nil {
-			o.Signer.Clock = o.Clock
-		}
-		errs = append(errs, named(signer.Name, o.Signer.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer))))
+	if r := o.Signer; r != nil {
+		r.Clock = firstClock(r.Clock, o.Clock)
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer))))
 	}
-	if o.Cleaner != nil {
-		if o.Cleaner.Clock == nil && o.Clock != nil {
-			o.Cleaner.Clock = o.Clock
-		}
-		errs = append(errs, named(cleaner.Name, o.Cleaner.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner))))
+	if r := o.Cleaner; r != nil {
+		r.Clock = firstClock(r.Clock, o.Clock)
+		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner))))
 	}
 	return errors.Join(errs...)
+}
+
+func firstClock(own clock.PassiveClock, shared clock.WithTicker) clock.PassiveClock {
+	if own == nil && shared != nil {
+		return shared
+	}
+	return own
 }
 
 func named(name string, err error) error {

@@ -30,6 +30,12 @@ type Source interface {
 	runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error)
 }
 
+var (
+	_ Source = Secret{}
+	_ Source = Files{}
+	_ Source = Static{}
+)
+
 // KeyPair holds the Authority of the moment, fed by a source. A candidate that can't be used leaves the last good one
 // in place and is reported; a good one wakes whoever waits. It is safe for concurrent use; NewKeyPair makes one.
 type KeyPair struct {

@@ -32,22 +32,8 @@ import (
 // SetupWithManager fills in what is nil and registers the controller, the sources of its key pairs, and a readiness
 // check that fails while a signer has no CA to sign with.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
-	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
-		if r.Signers[name].KeyPair == nil {
-			return fmt.Errorf("signer %s has no KeyPair", name)
-		}
-	}
-	if r.Client == nil {
-		r.Client = mgr.GetClient()
-	}
-	if r.Clock == nil {
-		r.Clock = clock.RealClock{}
-	}
-	if r.Reporter == nil {
-		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
-	if r.Retention.Default == (csr.Retention{}) {
-		r.Retention.Default = csr.DefaultRetention
+	if err := r.fill(mgr); err != nil {
+		return err
 	}
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(Name).
@@ -75,6 +61,28 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	return ctrl.Complete(r)
+}
+
+// fill fills in what is nil, and says what cannot be filled in.
+func (r *Reconciler) fill(mgr manager.Manager) error {
+	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
+		if r.Signers[name].KeyPair == nil {
+			return fmt.Errorf("signer %s has no KeyPair", name)
+		}
+	}
+	if r.Client == nil {
+		r.Client = mgr.GetClient()
+	}
+	if r.Clock == nil {
+		r.Clock = clock.RealClock{}
+	}
+	if r.Reporter == nil {
+		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
+	}
+	if r.Retention.Default == (csr.Retention{}) {
+		r.Retention.Default = csr.DefaultRetention
+	}
+	return nil
 }
 
 // keyPairs returns each KeyPair of Signers once, and tells it which signers it serves.

@@ -45,27 +45,28 @@ func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	defer ticker.Stop()
 	for {
 		f.load(pair)
-		if err := f.wait(ctx, watcher, ticker); err != nil {
+		if !f.wait(ctx, pair, watcher, ticker) {
 			return nil
 		}
 	}
 }
 
-// wait returns when the files may have changed, or with an error when ctx has ended. A write to another file, such as
+// wait returns true when the files may have changed, and false when ctx has ended. A write to another file, such as
 // a log in the same folder, changes neither; all else in the folder may, as a symlink may lead to it.
-func (f Files) wait(ctx context.Context, watcher *fsnotify.Watcher, ticker *time.Ticker) error {
+func (f Files) wait(ctx context.Context, pair *KeyPair, watcher *fsnotify.Watcher, ticker *time.Ticker) bool {
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return false
 		case event := <-watcher.Events:
 			if event.Op == fsnotify.Write && event.Name != filepath.Clean(f.Cert) && event.Name != filepath.Clean(f.Key) {
 				continue
 			}
-		case <-watcher.Errors:
+		case err := <-watcher.Errors:
+			pair.log.Error(err, "Watch signing files")
 		case <-ticker.C:
 		}
-		return nil
+		return true
 	}
 }
 

@@ -25,8 +25,10 @@ const (
 	// 0.7 × (lifetime + Backdate) <= Backdate it would renew at once, for ever.
 	ShortestLifetime = Backdate * 3 / 7
 
-	// DefaultLifetime and DefaultMinLifetime are kube-controller-manager's: one year at most, ten minutes at least.
-	DefaultLifetime    = 365 * 24 * time.Hour
+	// DefaultLifetime is kube-controller-manager's: one year.
+	DefaultLifetime = 365 * 24 * time.Hour
+
+	// DefaultMinLifetime is kube-controller-manager's: ten minutes.
 	DefaultMinLifetime = 10 * time.Minute
 
 	// DefaultMinRSABits is what NIST SP 800-57 part 1 calls the least for use after 2013.

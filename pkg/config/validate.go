@@ -101,10 +101,10 @@ func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
 			errs = append(errs, field.Duplicate(at, signer.Name))
 		}
 		seen[signer.Name] = true
-		specific = specific || !signer.CA.empty()
+		specific = specific || !signer.empty()
 		errs = append(errs, signer.validate(at, s)...)
 	}
-	if enabled && s.CA.empty() && !specific {
+	if enabled && s.empty() && !specific {
 		errs = append(errs, field.Required(path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, "+
 			"or one for each signer; or leave the signer out with --controllers=*,-signer"))
 	}
@@ -112,32 +112,34 @@ func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
 }
 
 func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
+	kubernetes := isKubernetesSigner(s.Name)
 	errs := s.CA.validate(path)
 	errs = append(errs, signerName(path.Child("name"), s.Name)...)
-	kubernetes := isKubernetesSigner(s.Name)
-	switch {
-	case kubernetes && !s.CA.empty() && !signing.CA.empty():
-		errs = append(errs, field.Invalid(path, s.CA.String(), "one of Kubernetes' signers can't have a CA of its own while there is one for all, "+signing.CA.String()+": drop one of them"))
-	case s.CA.empty() && (!kubernetes || signing.CA.empty()):
-		errs = append(errs, field.Required(path, "needs a CA: secret, or certFile and keyFile"))
-	}
 	if strings.HasPrefix(s.Name, "kubernetes.io/") && !kubernetes {
 		errs = append(errs, field.Invalid(path.Child("name"), s.Name, "Kubernetes has no such signer that can be served"))
 	}
+	switch {
+	case kubernetes && !s.empty() && !signing.empty():
+		errs = append(errs, field.Invalid(path, s.String(), "one of Kubernetes' signers can't have a CA of its own while there is one for all, "+signing.String()+": drop one of them"))
+	case s.empty() && (!kubernetes || signing.empty()):
+		errs = append(errs, field.Required(path, "needs a CA: secret, or certFile and keyFile"))
+	}
 	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
-	for _, each := range []struct {
-		name  string
-		value *metav1.Duration
-	}{{"duration", s.Duration}, {"minDuration", s.MinDuration}, {"maxDuration", s.MaxDuration}} {
-		errs = append(errs, lifetime(path.Child(each.name), each.value)...)
-	}
-	if s.MaxDuration != nil && s.Duration != nil && s.MaxDuration.Duration < s.Duration.Duration {
-		errs = append(errs, field.Invalid(path.Child("maxDuration"), s.MaxDuration.Duration.String(), "is less than the duration"))
-	}
+	errs = append(errs, s.validateLifetimes(path)...)
 	for i, pattern := range s.ForbiddenSubjects {
 		if err := ca.CheckSubjectPattern(pattern); err != nil {
 			errs = append(errs, field.Invalid(path.Child("forbiddenSubjects").Index(i), pattern, err.Error()))
 		}
+	}
+	return errs
+}
+
+func (s *Signer) validateLifetimes(path *field.Path) field.ErrorList {
+	errs := lifetime(path.Child("duration"), s.Duration)
+	errs = append(errs, lifetime(path.Child("minDuration"), s.MinDuration)...)
+	errs = append(errs, lifetime(path.Child("maxDuration"), s.MaxDuration)...)
+	if s.MaxDuration != nil && s.Duration != nil && s.MaxDuration.Duration < s.Duration.Duration {
+		errs = append(errs, field.Invalid(path.Child("maxDuration"), s.MaxDuration.Duration.String(), "is less than the duration"))
 	}
 	return errs
 }

@@ -27,7 +27,7 @@ func KubeletClientShape(req *Request) error {
 	case len(req.Cert.DNSNames) > 0:
 		return errors.New("DNS subjectAltNames are not allowed")
 	case len(req.Cert.EmailAddresses) > 0:
-		return errors.New("Email subjectAltNames are not allowed")
+		return errors.New("Email subjectAltNames are not allowed") //nolint:staticcheck // Kubernetes' text
 	case len(req.Cert.IPAddresses) > 0:
 		return errors.New("IP subjectAltNames are not allowed")
 	case len(req.Cert.URIs) > 0:
@@ -51,7 +51,7 @@ func KubeletServingShape(req *Request) error {
 	case len(req.Cert.DNSNames) == 0 && len(req.Cert.IPAddresses) == 0:
 		return errors.New("DNS or IP subjectAltName is required")
 	case len(req.Cert.EmailAddresses) > 0:
-		return errors.New("Email subjectAltNames are not allowed")
+		return errors.New("Email subjectAltNames are not allowed") //nolint:staticcheck // Kubernetes' text
 	case len(req.Cert.URIs) > 0:
 		return errors.New("URI subjectAltNames are not allowed")
 	}
@@ -85,7 +85,7 @@ func checkNodeOrganization(req *Request) error {
 
 func checkNodeCommonName(req *Request) error {
 	if !strings.HasPrefix(req.Cert.Subject.CommonName, NodeUserPrefix) {
-		return errors.New("subject common name does not begin with system:node:")
+		return errors.New("subject common name does not begin with system:node:") //nolint:staticcheck // Kubernetes' text
 	}
 	return nil
 }

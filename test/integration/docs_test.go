@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -33,7 +34,7 @@ func TestConfigurationPage(t *testing.T) {
 		}
 	}
 	var help bytes.Buffer
-	if _, err := config.Load([]string{"--help"}, &help); err != config.ErrHelp {
+	if _, err := config.Load([]string{"--help"}, &help); !errors.Is(err, config.ErrHelp) {
 		t.Fatal(err)
 	}
 	_, flags, _ := strings.Cut(help.String(), "Usage: csr-controller-manager [flags]\n")

@@ -112,7 +112,7 @@ func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 	go func() { p.done <- p.command.Wait() }()
 	t.Cleanup(func() {
 		_ = p.command.Process.Kill()
-		p.wait(t)
+		_ = p.wait(t)
 		if t.Failed() {
 			t.Logf("log of the manager:\n%s", p.log)
 		}
