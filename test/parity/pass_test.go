@@ -15,6 +15,8 @@ import (
 )
 
 const (
+	// patience is generous, as nobody waits for it but a failing test.
+	patience     = 15 * time.Second
 	pollInterval = 100 * time.Millisecond
 	// starts bounds how often a program is started until its cleaner has seen what is old.
 	starts = 8
@@ -28,20 +30,24 @@ const (
 type pass struct {
 	*env
 	program
+	// patience is how long nothing may happen; a hasty turn ends with the first row that does not settle.
 	patience time.Duration
-	names    map[string]string // row → object
-	from     map[string]time.Time
+	hasty    bool
+	// awake is that it has done something; a program may start slowly.
+	awake bool
+	names map[string]string // row → object
+	from  map[string]time.Time
 }
 
 func (e *env) pass(t *testing.T, p program) map[string]outcome {
 	t.Helper()
-	turn := &pass{env: e, program: p, patience: 15 * time.Second, names: map[string]string{}, from: map[string]time.Time{}}
+	turn := &pass{env: e, program: p, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
 	if set := os.Getenv("PARITY_PATIENCE"); set != "" {
-		patience, err := time.ParseDuration(set)
+		short, err := time.ParseDuration(set)
 		if err != nil {
 			t.Fatal(err)
 		}
-		turn.patience = patience
+		turn.patience, turn.hasty = short, p.ours
 	}
 	outcomes := map[string]outcome{}
 	first := rowsWhere(func(r row) bool { return !r.ownCA })
@@ -180,19 +186,23 @@ func (p *pass) settle(t *testing.T, wanted map[string]string) bool {
 		var open []string
 		for name, want := range wanted {
 			if got := stateOf(objs[name]); got != want {
-				open = append(open, name+" "+got)
+				open = append(open, fmt.Sprintf("%s is %q", name, got))
 			}
 		}
 		if now := fmt.Sprint(len(open), len(objs)); now != last {
+			p.awake = p.awake || last != ""
 			last, since = now, time.Now()
 		}
-		if len(open) > 0 && time.Since(since) > p.patience {
+		if quiet := time.Since(since); len(open) > 0 && (quiet > patience || quiet > p.patience && p.awake) {
 			return false, fmt.Errorf("nothing happens any more: %s", strings.Join(open, "; "))
 		}
 		return len(open) == 0, nil
 	})
 	if err != nil {
 		t.Logf("%s: %v", p.id, err)
+	}
+	if err != nil && p.hasty {
+		t.FailNow()
 	}
 	return err == nil
 }

@@ -31,7 +31,7 @@ func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	if tail := theirs.tail(t); !strings.Contains(tail, "expected 1 certificate, found 2") {
 		t.Errorf("kube-controller-manager ended, but said:\n%s", tail)
 	}
-	turn := &pass{env: e, program: own, patience: 15 * time.Second, names: map[string]string{}, from: map[string]time.Time{}}
+	turn := &pass{env: e, program: own, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
 	turn.make(t, "bundle", client)
 	running := turn.start(t, args...)
 	turn.settle(t, map[string]string{turn.names["bundle"]: approvedIssued})

@@ -46,9 +46,9 @@ var signerMutations = []mutation{
 	{"signer: legacy-unknown has no rules", "controllers/signer/profile.go", "LegacyUnknownSignerName:                             nil,", "LegacyUnknownSignerName:                             csr.APIServerClientShape,"},
 	{"deviation: unknown usage", "controllers/signer/profile.go", "if len(req.UnknownUsages) > 0 {", "if false {"},
 	{"deviation: weak RSA keys", "pkg/ca/profile.go", "bits < p.config.MinRSABits", "bits < 1024"},
-	{"deviation: forbidden subjects", "controllers/configuration.go", "forbidden = []string{\"O=system:masters\"}", "forbidden = nil"},
-	{"deviation: forbidden subjects, whole value", "controllers/configuration.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}"},
+	{"deviation: forbidden subjects", "controllers/signer/profile.go", "return []string{\"O=system:masters\"}", "return nil"},
+	{"deviation: forbidden subjects, whole value", "controllers/signer/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}"},
 	{"deviation: forbidden subjects, organization only", "pkg/ca/profile.go", "values := subject.Organization", "values := append([]string{subject.CommonName}, subject.Organization...)"},
-	{"deviation: forbidden subjects, one signer", "controllers/configuration.go", "forbidden == nil && one.Name == certificatesv1.KubeAPIServerClientSignerName", "forbidden == nil"},
+	{"deviation: forbidden subjects, one signer", "controllers/signer/profile.go", "if signerName == certificatesv1.KubeAPIServerClientSignerName {", "if signerName != \"\" {"},
 	{"deviation: bundles of CA certificates", "pkg/ca/authority.go", "\tif len(certs) == 0 {", "\tif len(certs) != 1 {"},
 }
