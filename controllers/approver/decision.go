@@ -86,7 +86,7 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	return Decision{
 		Verdict: Wait,
 		Reason:  "NotAuthorized",
-		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute",
+		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
 			req.Requester.Username, req.Requester.Groups, req.Cert.Subject, strings.Join(wanted, " or ")),
 	}
 }

@@ -116,13 +116,13 @@ func TestRefusals(t *testing.T) {
 			notAuthorized(bootstrap(), rule.Recognisers[1:]),
 			Decision{Verdict: Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute`},
+				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`},
 		},
 		"two permissions": {
 			notAuthorized(bootstrap(), rule.Recognisers),
 			Decision{Verdict: Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute`},
+				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`},
 		},
 		"malformed": {
 			malformed(errors.New("spec.request is bad")),

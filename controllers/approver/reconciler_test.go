@@ -35,7 +35,7 @@ const (
 func TestReconcileDecides(t *testing.T) {
 	t.Parallel()
 	const notAuthorized = `Warning NotAuthorized user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
-		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): grant it to one of these, for example with a ClusterRoleBinding; looked at again within a minute`
+		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`
 	type condition = certificatesv1.CertificateSigningRequestCondition
 	for name, test := range map[string]struct {
 		change []func(*request)

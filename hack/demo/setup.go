@@ -86,7 +86,7 @@ func (d *demo) createBindings(ctx context.Context) error {
 		if err := d.bind(ctx, binding.name, binding.role, binding.subject); err != nil {
 			return err
 		}
-		d.say("%s may %s", binding.subject.Name, binding.role)
+		d.say("%s has ClusterRole %s", binding.subject.Name, binding.role)
 	}
 	return nil
 }
