@@ -29,18 +29,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 const systemNamespace = "csr-controller-manager-system"
 
-// binary builds the manager once, with the race detector.
+// binary builds the manager once.
 var binary = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(shared.Dir, "csr-controller-manager")
-	out, err := exec.Command("go", "build", "-race", "-o", path, "../..").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build: %w: %s", err, out)
-	}
-	return path, nil
+	return path, cluster.BuildManager(context.Background(), "../..", path)
 })
 
 // installRBAC applies config/rbac as it is shipped.

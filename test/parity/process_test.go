@@ -111,9 +111,8 @@ func ownBinary(t *testing.T) string {
 		return binary
 	}
 	binary := filepath.Join(t.TempDir(), "csr-controller-manager")
-	build := exec.CommandContext(t.Context(), "go", "build", "-race", "-o", binary, "../..")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	if err := cluster.BuildManager(t.Context(), "../..", binary); err != nil {
+		t.Fatal(err)
 	}
 	return binary
 }
