@@ -38,7 +38,7 @@ func (b *bench) subjects(kubeconfig, certFile, keyFile string) error {
 }
 
 // start runs s until the returned function is called, which returns what went wrong on the way. What s writes goes to
-// a file in dir.
+// a file in dir, as a service's output does, so that both pay for their logs.
 func (s *subject) start(ctx context.Context, dir string) (stop func() error, err error) {
 	path := filepath.Join(dir, s.name+".log")
 	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
