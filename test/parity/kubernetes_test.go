@@ -18,6 +18,7 @@ import (
 
 // testAdmission is admission_approval_test.go and admission_sign_test.go: who may write a decision or a certificate.
 func (e *env) testAdmission(t *testing.T) {
+	t.Helper()
 	for verb, refused := range map[string]string{
 		"approve": `user not permitted to approve requests with signerName "example.com/something"`,
 		"sign":    `user not permitted to sign requests with signerName "example.com/something"`,
@@ -89,6 +90,7 @@ func (e *env) permit(t *testing.T, verb, signers, to string) {
 
 // testCreation is admission_subjectrestriction_test.go, and what duration_test.go and NodeRestriction refuse.
 func (e *env) testCreation(t *testing.T) {
+	t.Helper()
 	for name, test := range map[string]struct {
 		row     row
 		refused string
@@ -117,6 +119,7 @@ func (e *env) testCreation(t *testing.T) {
 
 // testFieldSelector is field_selector_test.go.
 func (e *env) testFieldSelector(t *testing.T) {
+	t.Helper()
 	for name, signer := range map[string]string{"csr-1": "example.com/one", "csr-2": "example.com/two", "csr-3": "example.com/two"} {
 		if err := e.create(t.Context(), name, row{signer: signer, user: stranger}); err != nil {
 			t.Fatal(err)

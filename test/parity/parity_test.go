@@ -60,6 +60,7 @@ func TestParity(t *testing.T) {
 
 // testDocumented is that docs/kcm-parity.md has a row for each deviation, and no other.
 func testDocumented(t *testing.T) {
+	t.Helper()
 	doc, err := os.ReadFile("../../docs/kcm-parity.md")
 	if err != nil {
 		t.Fatal(err)

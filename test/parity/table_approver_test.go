@@ -78,7 +78,12 @@ var approverRows = map[string]row{
 		r.conditions = conditions(since("Denied", time.Minute), since("Example", 0))
 		r.want = "Denied Example"
 	}),
-	"approved before":   with(node, func(r *row) { r.conditions = conditions(since("Approved", time.Minute)) }),
+	"approved before": with(node, func(r *row) { r.conditions = conditions(since("Approved", time.Minute)) }),
+	// Only of a request that has a condition twice already does the API server take a third one.
+	"approved twice and failed": with(node, func(r *row) {
+		r.stored, r.want = true, "Approved Approved Failed"
+		r.conditions = conditions(since("Approved", time.Minute), since("Approved", time.Minute), since("Failed", time.Minute))
+	}),
 	"failed, undecided": with(node, func(r *row) { r.conditions = conditions(since("Failed", time.Minute)); r.want = "Failed Approved" }),
 	"failed, undecided, stranger": with(node, func(r *row) {
 		r.user = stranger

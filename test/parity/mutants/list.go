@@ -8,10 +8,10 @@ type mutation struct{ rule, file, old, new string }
 var mutations = slices.Concat(approverMutations, signerMutations, certificateMutations, cleanerMutations)
 
 // Rules of the approver. Left out: the version, UID and extra of the review, which an API server with RBAC does not
-// look at; and that nothing is approved again or after a denial, which the API server refuses as well: a type of
-// condition may be there once, and Approved and Denied exclude each other. The pure tests have them.
+// look at; and that nothing is approved after a denial, which the API server refuses as well. The pure tests have them.
 var approverMutations = []mutation{
 	{"approver: only its signer", "controllers/approver/reconciler.go", "r.Rules[i].SignerName == obj.Spec.SignerName && csr.Undecided(obj)", "csr.Undecided(obj)"},
+	{"approver: never after Approved", "pkg/csr/state.go", "\t\tcondition(obj, certificatesv1.CertificateApproved) == nil &&\n", ""},
 	{"approver: never with a certificate", "pkg/csr/state.go", "return len(obj.Status.Certificate) == 0 &&", "return len(obj.Status.Certificate) >= 0 &&"},
 	{"approver: Failed does not decide", "pkg/csr/state.go", "return len(obj.Status.Certificate) == 0 &&", "return len(obj.Status.Certificate) == 0 && !hasFailed(obj) &&"},
 	{"approver: shape", "controllers/approver/rules.go", "csr.KubeletClientShape,", "func(*csr.Request) error { return nil },"},

@@ -3,6 +3,7 @@ package main
 // Rules of the signer. Left out, as nothing that can reach an API server tells them apart:
 //   - the floor of ten minutes: the API refuses shorter wishes at creation, and updates of requests stored with one;
 //   - the signature check and Failed/Malformed: the API server refuses every update of such a request;
+//   - that a certificate is not replaced: the API server refuses that too;
 //   - Failed with a status other than True: the same;
 //   - Backdate added to the ceiling and the like are variants of what is here.
 var signerMutations = []mutation{
@@ -11,7 +12,6 @@ var signerMutations = []mutation{
 	{"signer: never after Failed", "pkg/csr/state.go", "case hasFailed(obj):", "case false && hasFailed(obj):"},
 	{"signer: never after Denied", "pkg/csr/state.go", "case condition(obj, certificatesv1.CertificateDenied) != nil:", "case false:"},
 	{"signer: stale approvals", "controllers/signer/reconciler.go", "ok && now.After(at)", "ok && now.Before(at.Add(-1000*time.Hour))"},
-	{"signer: no certificate is replaced", "pkg/csr/state.go", "case len(obj.Status.Certificate) > 0:", "case false:"},
 	{"client: shape is checked", "controllers/signer/profile.go", "certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,", "certificatesv1.KubeAPIServerClientSignerName:        nil,"},
 	{"client: usages permitted", "pkg/csr/shape.go", "return fmt.Errorf(\"invalid usage for client certificate: %s\", usage)", "continue"},
 	{"client: client auth needed", "pkg/csr/shape.go", "if !slices.Contains(req.Usages, certificatesv1.UsageClientAuth) {", "if false {"},
@@ -20,7 +20,7 @@ var signerMutations = []mutation{
 	{"kubelet serving: signer checks the shape", "controllers/signer/profile.go", "certificatesv1.KubeletServingSignerName:             csr.KubeletServingShape,", "certificatesv1.KubeletServingSignerName:             nil,"},
 	{"kubelet: organization", "pkg/csr/shape.go", "if !slices.Equal(req.Cert.Subject.Organization, []string{NodeGroup}) {", "if false {"},
 	{"kubelet: organization alone", "pkg/csr/shape.go", "!slices.Equal(req.Cert.Subject.Organization, []string{NodeGroup})", "!slices.Contains(req.Cert.Subject.Organization, NodeGroup)"},
-	{"kubelet: common name", "pkg/csr/shape.go", "if !strings.HasPrefix(req.Cert.Subject.CommonName, NodeUserPrefix) {", "if false {"},
+	{"kubelet: common name", "pkg/csr/shape.go", "!strings.HasPrefix(req.Cert.Subject.CommonName, NodeUserPrefix)", "strings.HasPrefix(req.Cert.Subject.CommonName, \"!\")"},
 	{"kubelet: common name from the start", "pkg/csr/shape.go", "!strings.HasPrefix(req.Cert.Subject.CommonName, NodeUserPrefix)", "!strings.Contains(req.Cert.Subject.CommonName, NodeUserPrefix)"},
 	{"kubelet: empty node name", "pkg/csr/shape.go", "if !strings.HasPrefix(req.Cert.Subject.CommonName, NodeUserPrefix) {", "if req.Cert.Subject.CommonName == NodeUserPrefix || !strings.HasPrefix(req.Cert.Subject.CommonName, NodeUserPrefix) {"},
 	{"kubelet client: DNS names", "pkg/csr/shape.go", "case len(req.Cert.DNSNames) > 0:", "case false:"},
