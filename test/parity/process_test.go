@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // program is one of the two that are compared.
