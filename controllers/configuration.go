@@ -41,9 +41,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 // settings of their own.
 func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 	settings := map[string]config.Signer{}
-	var shared *signer.KeyPair
 	if c.CA != (config.CA{}) {
-		shared = keyPair(c.CA)
 		for _, name := range signer.KubernetesSignerNames() {
 			settings[name] = config.Signer{Name: name}
 		}
@@ -52,20 +50,24 @@ func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 		settings[one.Name] = one
 	}
 	signers := map[string]signer.Signer{}
+	pairs := map[config.CA]*signer.KeyPair{} // a CA that several signers share is read once
 	for name, one := range settings {
 		profile, err := profile(c, one)
 		if err != nil {
 			return nil, fmt.Errorf("signer %s: %w", name, err)
 		}
-		pair := shared
-		if one.CA != (config.CA{}) {
-			pair = keyPair(one.CA)
+		source := one.CA
+		if source == (config.CA{}) {
+			source = c.CA
+		}
+		if pairs[source] == nil {
+			pairs[source] = keyPair(source)
 		}
 		usages := make([]certificatesv1.KeyUsage, len(one.Usages))
 		for i, usage := range one.Usages {
 			usages[i] = certificatesv1.KeyUsage(usage)
 		}
-		signers[name] = signer.Signer{Profile: profile, Usages: usages, KeyPair: pair}
+		signers[name] = signer.Signer{Profile: profile, Usages: usages, KeyPair: pairs[source]}
 	}
 	return signers, nil
 }

@@ -118,6 +118,10 @@ func TestSigners(t *testing.T) {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: shared, ForbiddenSubjects: []string{}}}},
 			map[string]served{client: with(ca.ProfileConfig{ForbiddenSubjects: []string{}}, "Secret ns/ca")}, 1,
 		},
+		"one Secret named twice": {
+			config.Signing{Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared}}},
+			map[string]served{client: with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=system:masters"}}, "Secret ns/ca"), serving: with(plain, "Secret ns/ca")}, 1,
+		},
 		"a custom one beside Kubernetes'": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"client auth", "any"}}}},
 			all("Secret ns/ca", func(signers map[string]served) {

@@ -173,7 +173,11 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return reconcile.Result{}, nil // the watch brings what changed
 		}
-		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
+		err = fmt.Errorf("update approval: %w", err)
+		if apierrors.IsInvalid(err) {
+			err = reconcile.TerminalError(err) // it stays so until the object changes
+		}
+		return reconcile.Result{}, err
 	}
 	if decision.Verdict == Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)

@@ -140,7 +140,7 @@ func (k *KeyPair) reject(problem *Unavailable) {
 	message := problem.Message
 	if k.authority == nil {
 		k.measure(0)
-	} else {
+	} else if k.authority.Usable(k.clock.Now()) == nil {
 		message += "; the last good one stays in use"
 	}
 	k.log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)

@@ -67,7 +67,7 @@ func TestKeyPair(t *testing.T) {
 		{"another one", func() { pair.Load(two.cert, two.key) }, 0, twoID, []string{"Normal CALoaded signing with key " + twoID + " until 2026-03-03T12:00:00Z"}, true},
 		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z; the last good one stays in use`}, false},
 		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z`, nil, false},
-		{"one that is not yet valid", func() { clock.SetTime(now.Add(-2 * time.Hour)); pair.Load(future.cert, future.key) }, 0, twoID, []string{`Warning CAInvalid Secret ns/ca can't be used: the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z; the last good one stays in use`}, false},
+		{"one that is not yet valid", func() { clock.SetTime(now.Add(-2 * time.Hour)); pair.Load(future.cert, future.key) }, 0, twoID, []string{`Warning CAInvalid Secret ns/ca can't be used: the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z`}, false},
 		{"now it is", func() { clock.SetTime(now); pair.Load(future.cert, future.key) }, 0, keyID(t, future), []string{"Normal CALoaded signing with key " + keyID(t, future) + " until 2026-03-03T12:00:00Z"}, true},
 	}
 	for _, step := range steps {

@@ -3,7 +3,9 @@ package config
 import (
 	"fmt"
 	"strings"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -56,6 +58,7 @@ func signerName(path *field.Path, name string) field.ErrorList {
 
 func (c *Cleaning) validate(path *field.Path) field.ErrorList {
 	errs := atLeast(path.Child("deletesPerSecond"), c.DeletesPerSecond, 1)
+	errs = append(errs, c.Retention.validate(path.Child("retention"))...)
 	seen := map[string]bool{}
 	for _, signer := range c.Signers {
 		at := path.Child("signers").Key(signer.Name)
@@ -64,6 +67,22 @@ func (c *Cleaning) validate(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Duplicate(at, signer.Name))
 		}
 		seen[signer.Name] = true
+		errs = append(errs, signer.Retention.validate(at.Child("retention"))...)
+	}
+	return errs
+}
+
+// validate refuses what would delete requests before anybody could act on them: times of the API are whole seconds.
+func (r Retention) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, each := range []struct {
+		name string
+		age  *metav1.Duration
+	}{{"approved", r.Approved}, {"pending", r.Pending}} {
+		if each.age != nil && each.age.Duration >= 0 && each.age.Duration < time.Second {
+			errs = append(errs, field.Invalid(path.Child(each.name), each.age.Duration.String(),
+				"must be a second or more, or negative for ever: requests would be gone before they are served"))
+		}
 	}
 	return errs
 }
