@@ -123,7 +123,7 @@ func (l lab) judge(ctx context.Context, one mutation) error {
 		fmt.Printf("BROKEN    %s (%s)\n%s\n", one.rule, took, out)
 		return fmt.Errorf("%s: no row failed: %w", one.rule, err)
 	}
-	fmt.Printf("caught    %s: %s%s (%s)\n", one.rule, rows[1], rows[2], took)
+	fmt.Printf("caught    %s: %.80s%.80s (%s)\n", one.rule, rows[1], rows[2], took)
 	return nil
 }
 
