@@ -36,6 +36,6 @@ var certificateMutations = []mutation{
 	{"certificate: one block", "pkg/ca/issue.go", "PEM:       pem.EncodeToMemory(&pem.Block{Type: \"CERTIFICATE\", Bytes: der}),", "PEM:       append(pem.EncodeToMemory(&pem.Block{Type: \"CERTIFICATE\", Bytes: der}), a.CertificatePEM()...),"},
 	{"PEM: trailing data is ignored", "pkg/csr/request.go", "block, _ := pem.Decode(data)\n\tif block == nil ||", "block, rest := pem.Decode(data)\n\tif block == nil || len(rest) > 0 ||"},
 	{"PEM: headers are ignored", "pkg/csr/request.go", "if block == nil ||", "if block == nil || len(block.Headers) > 0 ||"},
-	{"configuration: CA of a signer", "controllers/configuration.go", "if one.CA != (config.CA{}) {", "if shared != nil {"},
+	{"configuration: CA of a signer", "controllers/configuration.go", "\t\tif pairs[source] == nil {\n", "\t\tfor _, first := range c.Signers[:min(1, len(c.Signers))] {\n\t\t\tsource = first.CA\n\t\t}\n\t\tif pairs[source] == nil {\n"},
 	{"configuration: signers without a CA are left out", "controllers/configuration.go", "\tif c.CA != (config.CA{}) {\n", "\tif len(c.Signers) > 0 && c.CA == (config.CA{}) {\n\t\tc.CA = c.Signers[0].CA\n\t}\n\tif c.CA != (config.CA{}) {\n"},
 }
