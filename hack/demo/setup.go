@@ -44,6 +44,7 @@ func (d *demo) setUp(ctx context.Context, binary string, ended context.CancelCau
 	if d.manager, err = startManager(binary, d.kubeconfig, d.cluster.Dir, ended); err != nil {
 		return err
 	}
+	d.cluster.Guard(d.manager.cmd.Process)
 	if err := d.manager.ready(ctx); err != nil {
 		return err
 	}

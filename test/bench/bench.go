@@ -160,7 +160,7 @@ func (b *bench) backlog(ctx context.Context, s *subject) (rate float64, err erro
 	if err := createAll(ctx, b.node, requests, b.creators); err != nil {
 		return 0, err
 	}
-	stop, err := s.start(ctx, b.cluster.Dir)
+	stop, err := s.start(ctx, b.cluster)
 	if err != nil {
 		return 0, err
 	}
@@ -174,7 +174,7 @@ func (b *bench) backlog(ctx context.Context, s *subject) (rate float64, err erro
 
 // with runs s around work, which starts once s has issued a first certificate.
 func (b *bench) with(ctx context.Context, s *subject, work func(context.Context) error) error {
-	stop, err := s.start(ctx, b.cluster.Dir)
+	stop, err := s.start(ctx, b.cluster)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // subject is a controller under test, in a process of its own.
@@ -38,9 +40,9 @@ func (b *bench) subjects(kubeconfig, certFile, keyFile string) error {
 }
 
 // start runs s until the returned function is called, which returns what went wrong on the way. What s writes goes to
-// a file in dir, as a service's output does, so that both pay for their logs.
-func (s *subject) start(ctx context.Context, dir string) (stop func() error, err error) {
-	path := filepath.Join(dir, s.name+".log")
+// a file in c's folder, as a service's output does, so that both pay for their logs.
+func (s *subject) start(ctx context.Context, c *cluster.Cluster) (stop func() error, err error) {
+	path := filepath.Join(c.Dir, s.name+".log")
 	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -50,11 +52,11 @@ func (s *subject) start(ctx context.Context, dir string) (stop func() error, err
 	command.Stdout, command.Stderr = log, log
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
 	command.WaitDelay = stopGrace
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // never outlives the benchmark
 	if err := command.Start(); err != nil {
 		cancel()
 		return nil, fmt.Errorf("start %s: %w", s.name, err)
 	}
+	c.Guard(command.Process)
 	return func() error {
 		early := command.Process.Signal(syscall.Signal(0)) // an error when it has ended by itself
 		cancel()

@@ -38,6 +38,8 @@ type Cluster struct {
 	Env *envtest.Environment
 	// Dir is a folder of its own that Stop removes.
 	Dir string
+
+	guard *guard
 }
 
 // Start starts a control plane whose binaries KUBEBUILDER_ASSETS names, and which knows tokens. Call Stop.
@@ -47,26 +49,12 @@ func Start(tokens ...Token) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{Env: &envtest.Environment{}, Dir: dir}
-	if c.CA, err = csrenv.Prepare(c.Env); err != nil {
+	if err := c.prepare(tokens); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	var file bytes.Buffer
-	for _, token := range tokens {
-		fmt.Fprintf(&file, "%s,%s,%s,%q\n", token.Token, token.User, token.UID, token.Groups)
-	}
-	tokenFile := filepath.Join(dir, "tokens.csv")
-	if err := os.WriteFile(tokenFile, file.Bytes(), 0o600); err != nil {
+	if c.guard, err = startGuard(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	args := c.Env.ControlPlane.GetAPIServer().Configure().
-		Set("authorization-mode", "Node", "RBAC").
-		Set("enable-bootstrap-token-auth", "true").
-		Append("enable-admission-plugins", "NodeRestriction")
-	if len(tokens) > 0 {
-		args.Set("token-auth-file", tokenFile)
-	}
-	c.Env.ControlPlane.Etcd = &envtest.Etcd{}
-	c.Env.ControlPlane.Etcd.Configure().Set("unsafe-no-fsync", "true")
 	if c.Config, err = c.Env.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start control plane: %w", err), c.Stop())
 	}
@@ -74,9 +62,43 @@ func Start(tokens ...Token) (*Cluster, error) {
 	return c, nil
 }
 
+// prepare configures what Start starts, all of it in Dir.
+func (c *Cluster) prepare(tokens []Token) (err error) {
+	if c.CA, err = csrenv.Prepare(c.Env); err != nil {
+		return err
+	}
+	var lines bytes.Buffer
+	for _, token := range tokens {
+		fmt.Fprintf(&lines, "%s,%s,%s,%q\n", token.Token, token.User, token.UID, token.Groups)
+	}
+	tokenFile := filepath.Join(c.Dir, "tokens.csv")
+	certDir, dataDir := filepath.Join(c.Dir, "apiserver"), filepath.Join(c.Dir, "etcd-data")
+	if err := errors.Join(os.WriteFile(tokenFile, lines.Bytes(), 0o600), os.Mkdir(certDir, 0o700), os.Mkdir(dataDir, 0o700)); err != nil {
+		return err
+	}
+	apiServer := c.Env.ControlPlane.GetAPIServer()
+	apiServer.CertDir = certDir
+	args := apiServer.Configure().
+		Set("authorization-mode", "Node", "RBAC").
+		Set("enable-bootstrap-token-auth", "true").
+		Append("enable-admission-plugins", "NodeRestriction")
+	if len(tokens) > 0 {
+		args.Set("token-auth-file", tokenFile)
+	}
+	etcd := &envtest.Etcd{DataDir: dataDir}
+	etcd.Configure().Set("unsafe-no-fsync", "true")
+	c.Env.ControlPlane.Etcd = etcd
+	apiServer.Path, err = wrap(c.Dir, "kube-apiserver")
+	if err != nil {
+		return err
+	}
+	etcd.Path, err = wrap(c.Dir, "etcd")
+	return err
+}
+
 // Stop ends the control plane and removes what it left.
 func (c *Cluster) Stop() error {
-	return errors.Join(c.Env.Stop(), os.RemoveAll(c.Dir))
+	return errors.Join(c.Env.Stop(), c.guard.stop(), os.RemoveAll(c.Dir))
 }
 
 // WriteKubeconfig writes cfg to a file of its own and returns its path.

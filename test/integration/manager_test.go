@@ -106,6 +106,7 @@ func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 	if err := p.command.Start(); err != nil {
 		t.Fatal(err)
 	}
+	shared.Guard(p.command.Process)
 	go func() { p.done <- p.command.Wait() }()
 	t.Cleanup(func() {
 		_ = p.command.Process.Kill()
