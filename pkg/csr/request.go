@@ -59,6 +59,9 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 	var lifetime time.Duration
 	if seconds := obj.Spec.ExpirationSeconds; seconds != nil {
 		lifetime = time.Duration(*seconds) * time.Second
+		if lifetime == 0 {
+			lifetime = 1 // a wish for no time at all, which the API server refuses, is still a wish
+		}
 	}
 	return &Request{
 		Name:       obj.Name,

@@ -71,7 +71,7 @@ func TestParse(t *testing.T) {
 
 func TestParseLifetime(t *testing.T) {
 	t.Parallel()
-	for seconds, want := range map[int32]time.Duration{600: 10 * time.Minute, 1: time.Second, -1: -time.Second, 1e9: 1e9 * time.Second} {
+	for seconds, want := range map[int32]time.Duration{600: 10 * time.Minute, 1: time.Second, 0: 1, -1: -time.Second, 1e9: 1e9 * time.Second} {
 		got := parse(t, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.ExpirationSeconds = &seconds })
 		if got.Cert.Lifetime != want {
 			t.Errorf("%d seconds became %s", seconds, got.Cert.Lifetime)

@@ -55,7 +55,7 @@ func (e *env) pass(t *testing.T, p program) map[string]outcome {
 	turn.seed(t, first)
 	turn.collect(t, first, turn.startCleaning(t), outcomes)
 	turn.seed(t, second)
-	turn.collect(t, second, p.start(t, e.ownCAs...), outcomes)
+	turn.collect(t, second, p.start(t, e.Cluster, e.ownCAs...), outcomes)
 	return outcomes
 }
 
@@ -95,7 +95,7 @@ func (p *pass) startCleaning(t *testing.T) *process {
 		if err := p.create(t.Context(), sentinel, old(month, gone)); err != nil {
 			t.Fatal(err)
 		}
-		running := p.start(t, p.oneCA...)
+		running := p.start(t, p.Cluster, p.oneCA...)
 		if p.settle(t, map[string]string{sentinel: gone}) {
 			seen++
 		}

@@ -51,7 +51,7 @@ type process struct {
 }
 
 // start runs the program until stop or the end of the test.
-func (p program) start(t *testing.T, args ...string) *process {
+func (p program) start(t *testing.T, on *cluster.Cluster, args ...string) *process {
 	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), p.id+".log"))
 	if err != nil {
@@ -67,6 +67,7 @@ func (p program) start(t *testing.T, args ...string) *process {
 		cancel()
 		t.Fatal(err)
 	}
+	on.Guard(running.cmd.Process)
 	go func() {
 		_ = running.cmd.Wait()
 		_ = log.Close()

@@ -22,7 +22,7 @@ func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	}
 	args := []string{"--kubeconfig=" + e.kubeconfig, "--leader-elect=false", "--controllers=csrsigning",
 		"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
-	theirs := kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")).start(t, args...)
+	theirs := kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")).start(t, e.Cluster, args...)
 	select {
 	case <-theirs.ended:
 	case <-time.After(time.Minute):
@@ -33,7 +33,7 @@ func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	}
 	turn := &pass{env: e, program: own, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
 	turn.make(t, "bundle", client)
-	running := turn.start(t, args...)
+	running := turn.start(t, e.Cluster, args...)
 	turn.settle(t, map[string]string{turn.names["bundle"]: approvedIssued})
 	found := turn.read(t, client, "bundle", turn.list(t)[turn.names["bundle"]])
 	if found.Certificate == nil || found.Certificate.Issuer != "CN=csrenv" {
