@@ -6,10 +6,10 @@ SHELL := bash
 TOOL := go tool -modfile=hack/tools.mod
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 # The control plane's place, as environment variables; a second call takes milliseconds.
-CONTROL_PLANE := set -a; eval "$$(hack/controlplane/get.sh)"; set +a;
+CONTROL_PLANE := place=$$(hack/controlplane/get.sh); set -a; eval "$$place"; set +a;
 
 # The race detector needs a C compiler; .ci/run installs one.
-RACE := $(if $(shell command -v gcc),-race,$(info no gcc: the tests run without the race detector))
+RACE := $(if $(shell command -v gcc),-race)
 
 .PHONY: help
 help: ## list the targets
@@ -29,13 +29,15 @@ run: build ## the demo's set-up, kept up until Ctrl-C, with a kubeconfig to use
 
 .PHONY: test
 test: ## all tests, with the race detector, on a real control plane and against the real kube-controller-manager
+	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) go test $(RACE) -timeout 20m ./...
 
 .PHONY: test-matrix
 test-matrix: ## the integration tests on every Kubernetes version that is pinned
 	for version in 1.36.3 1.35.4 1.34.4; do \
 	  echo "== Kubernetes $$version"; \
-	  ( set -a; eval "$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh etcd kube-apiserver kubectl)"; set +a; \
+	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh etcd kube-apiserver kubectl); \
+	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \
 	    go test $(RACE) -count=1 ./test/integration/... ./pkg/csrenv/... ); \
 	done
 

@@ -1,7 +1,10 @@
 package controllers
 
 import (
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -51,10 +54,12 @@ func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 	}
 	signers := map[string]signer.Signer{}
 	pairs := map[config.CA]*signer.KeyPair{} // a CA that several signers share is read once
-	for name, one := range settings {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		one := settings[name]
 		profile, err := profile(c, one)
 		if err != nil {
-			return nil, fmt.Errorf("signer %s: %w", name, err)
+			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
 		}
 		source := one.CA
 		if source == (config.CA{}) {
@@ -69,7 +74,7 @@ func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 		}
 		signers[name] = signer.Signer{Profile: profile, Usages: usages, KeyPair: pairs[source]}
 	}
-	return signers, nil
+	return signers, errors.Join(errs...)
 }
 
 func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
@@ -80,7 +85,7 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 	}
 	forbidden := one.ForbiddenSubjects
 	if forbidden == nil {
-		forbidden = signer.ForbiddenByDefault(one.Name)
+		forbidden = c.ForbiddenSubjects
 	}
 	return ca.NewProfile(ca.ProfileConfig{
 		Lifetime:          duration(one.Duration, otherwise),

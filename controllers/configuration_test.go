@@ -47,11 +47,10 @@ func TestSigners(t *testing.T) {
 		}
 		return served{CA: source + " has not been read yet", Profile: checked, Usages: usages}
 	}
-	masters := ca.ProfileConfig{ForbiddenSubjects: []string{"O=system:masters"}}
 	plain := ca.ProfileConfig{}
 	shared := config.CA{Secret: "ns/ca"}
 	all := func(source string, change func(map[string]served)) map[string]served {
-		signers := map[string]served{client: with(masters, source), kubelet: with(plain, source), serving: with(plain, source), legacy: with(plain, source)}
+		signers := map[string]served{client: with(plain, source), kubelet: with(plain, source), serving: with(plain, source), legacy: with(plain, source)}
 		change(signers)
 		return signers
 	}
@@ -68,7 +67,7 @@ func TestSigners(t *testing.T) {
 		"a duration for all": {
 			config.Signing{CA: shared, Duration: *span(time.Hour)},
 			map[string]served{
-				client:  with(ca.ProfileConfig{Lifetime: time.Hour, ForbiddenSubjects: []string{"O=system:masters"}}, "Secret ns/ca"),
+				client:  with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 				kubelet: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 				serving: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 				legacy:  with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
@@ -77,7 +76,7 @@ func TestSigners(t *testing.T) {
 		"one each": {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: files("a")}, {Name: kubelet, CA: files("b")}, {Name: serving, CA: files("c")}, {Name: legacy, CA: config.CA{Secret: "ns/d"}}}},
 			map[string]served{
-				client: with(masters, "files a.crt and a.key"), kubelet: with(plain, "files b.crt and b.key"),
+				client: with(plain, "files a.crt and a.key"), kubelet: with(plain, "files b.crt and b.key"),
 				serving: with(plain, "files c.crt and c.key"), legacy: with(plain, "Secret ns/d"),
 			}, 4,
 		},
@@ -114,13 +113,20 @@ func TestSigners(t *testing.T) {
 				signers[kubelet] = with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a*"}}, "Secret ns/ca")
 			}), 1,
 		},
+		"subjects forbidden for all, and for one": {
+			config.Signing{ForbiddenSubjects: []string{"O=a"}, Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared, ForbiddenSubjects: []string{"O=b"}}}},
+			map[string]served{
+				client:  with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a"}}, "Secret ns/ca"),
+				serving: with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=b"}}, "Secret ns/ca"),
+			}, 1,
+		},
 		"no subject is forbidden": {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: shared, ForbiddenSubjects: []string{}}}},
 			map[string]served{client: with(ca.ProfileConfig{ForbiddenSubjects: []string{}}, "Secret ns/ca")}, 1,
 		},
 		"one Secret named twice": {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared}}},
-			map[string]served{client: with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=system:masters"}}, "Secret ns/ca"), serving: with(plain, "Secret ns/ca")}, 1,
+			map[string]served{client: with(plain, "Secret ns/ca"), serving: with(plain, "Secret ns/ca")}, 1,
 		},
 		"a custom one beside Kubernetes'": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"client auth", "any"}}}},

@@ -2,6 +2,7 @@ package approver
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -87,8 +88,17 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 		Verdict: Wait,
 		Reason:  "NotAuthorized",
 		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
-			req.Requester.Username, req.Requester.Groups, req.Cert.Subject, strings.Join(wanted, " or ")),
+			csr.Shorten(req.Requester.Username), groups(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
 	}
+}
+
+// groups leaves out what makes a message too long to be read.
+func groups(all []string) []string {
+	const most = 8
+	if len(all) <= most {
+		return all
+	}
+	return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", len(all)-most))
 }
 
 func malformed(err error) Decision {

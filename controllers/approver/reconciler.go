@@ -157,14 +157,13 @@ func (r *Reconciler) decide(ctx context.Context, rule *Rule, obj *certificatesv1
 }
 
 func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decision Decision) (reconcile.Result, error) {
-	kind := certificatesv1.CertificateApproved
+	var kind certificatesv1.RequestConditionType
 	switch {
+	case decision.Verdict == Approve:
+		kind = certificatesv1.CertificateApproved
 	case decision.Verdict == Deny && r.Denial == DenialPermanent:
 		kind = certificatesv1.CertificateDenied
-	case decision.Verdict == Deny:
-		decision.Verdict = Ignore
-		return r.refuse(ctx, obj, decision), nil
-	case decision.Verdict != Approve:
+	default:
 		return r.refuse(ctx, obj, decision), nil
 	}
 	obj = obj.DeepCopy()
@@ -173,11 +172,10 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return reconcile.Result{}, nil // the watch brings what changed
 		}
-		err = fmt.Errorf("update approval: %w", err)
-		if apierrors.IsInvalid(err) {
-			err = reconcile.TerminalError(err) // it stays so until the object changes
+		if apierrors.IsInvalid(err) { // it stays so until the object changes
+			return r.refuse(ctx, obj, malformed(fmt.Errorf("the API server takes no approval for this request: %w", err))), nil
 		}
-		return reconcile.Result{}, err
+		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
 	}
 	if decision.Verdict == Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
@@ -189,8 +187,12 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 }
 
 // refuse says why obj stays as it is, and when to look at it again: a verdict of Wait after as long as the request is
-// old, so that the pause doubles, from a second to a minute; any other never, as spec does not change.
+// old, so that the pause doubles, from a second to a minute; any other never, as spec does not change. What is not denied
+// counts as ignored.
 func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decision Decision) reconcile.Result {
+	if decision.Verdict == Deny {
+		decision.Verdict = Ignore
+	}
 	if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 		count(obj, decision)
 		log.FromContext(ctx).V(1).Info("Not approved", "verdict", decision.Verdict.String(), "reason", decision.Reason, "message", decision.Message,
@@ -199,9 +201,8 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 	if decision.Verdict != Wait {
 		return reconcile.Result{}
 	}
-	age := r.Clock.Since(obj.CreationTimestamp.Time)
 	low := handler.LowPriority
-	return reconcile.Result{RequeueAfter: min(max(age, time.Second), time.Minute), Priority: &low}
+	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
 }
 
 func count(obj *certificatesv1.CertificateSigningRequest, decision Decision) {

@@ -28,7 +28,7 @@ const DefaultDeletesPerSecond = 100
 
 // Reconciler deletes requests. Fields left nil are filled in from the manager by SetupWithManager.
 type Reconciler struct {
-	// Retention says when. The zero value is taken for csr.DefaultRetention.
+	// Retention says when.
 	Retention csr.RetentionPolicy
 	// Limiter bounds the rate of deletions; nil is DefaultDeletesPerSecond.
 	Limiter flowcontrol.RateLimiter
@@ -49,9 +49,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	if r.Limiter == nil {
 		r.Limiter = flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond)
-	}
-	if r.Retention.Default == (csr.Retention{}) {
-		r.Retention.Default = csr.DefaultRetention
 	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).

@@ -71,7 +71,11 @@ func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
 	case k.authority != nil && k.authority.Usable(now) == nil:
 		return k.authority, nil
 	case k.authority != nil:
-		return nil, k.unusable(k.authority.Usable(now))
+		ended := k.unusable(k.authority.Usable(now))
+		if k.problem != nil && *k.problem != *ended {
+			ended.Message += "; its replacement: " + k.problem.Message
+		}
+		return nil, ended
 	case k.problem != nil:
 		return nil, k.problem
 	default:
@@ -83,7 +87,9 @@ func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
 func (k *KeyPair) Load(certPEM, keyPEM []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.problem == nil && k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM) {
+	now := k.clock.Now()
+	inUse := k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM)
+	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
 		return
 	}
 	authority, err := ca.Load(certPEM, keyPEM)
@@ -91,7 +97,7 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte) {
 		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
 		return
 	}
-	if err := authority.Usable(k.clock.Now()); err != nil {
+	if err := authority.Usable(now); err != nil { // one in use that has ended too
 		k.reject(k.unusable(err))
 		return
 	}

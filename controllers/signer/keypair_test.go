@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,6 +46,7 @@ func TestKeyPair(t *testing.T) {
 	oneID, twoID := keyID(t, one), keyID(t, two)
 	const noCert = "Secret ns/ca can't be used: no PEM block of type CERTIFICATE found"
 	woken := pair.subscribe()
+	const twoEnded = `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z`
 	steps := []struct {
 		what   string
 		do     func()
@@ -66,7 +68,9 @@ func TestKeyPair(t *testing.T) {
 		{"back again", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
 		{"another one", func() { pair.Load(two.cert, two.key) }, 0, twoID, []string{"Normal CALoaded signing with key " + twoID + " until 2026-03-03T12:00:00Z"}, true},
 		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z; the last good one stays in use`}, false},
-		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z`, nil, false},
+		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z; its replacement: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z`, nil, false},
+		{"looked at again then", func() { clock.SetTime(now.Add(48 * time.Hour)); pair.Load(two.cert, two.key) }, 48 * time.Hour, twoEnded, []string{"Warning " + strings.Replace(twoEnded, ":", "", 1)}, false},
+		{"and again", func() { pair.Load(two.cert, two.key) }, 48 * time.Hour, twoEnded, nil, false},
 		{"one that is not yet valid", func() { clock.SetTime(now.Add(-2 * time.Hour)); pair.Load(future.cert, future.key) }, 0, twoID, []string{`Warning CAInvalid Secret ns/ca can't be used: the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z`}, false},
 		{"now it is", func() { clock.SetTime(now); pair.Load(future.cert, future.key) }, 0, keyID(t, future), []string{"Normal CALoaded signing with key " + keyID(t, future) + " until 2026-03-03T12:00:00Z"}, true},
 	}
@@ -242,7 +246,7 @@ func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
 func TestSetupRefusesASignerWithoutCA(t *testing.T) {
 	t.Parallel()
 	r := &Reconciler{Signers: map[string]Signer{"example.com/b": {}, "example.com/a": {}}}
-	if err := r.SetupWithManager(nil, controller.Options{}); err == nil || err.Error() != "signer example.com/a has no KeyPair" {
+	if err := r.SetupWithManager(nil, controller.Options{}); err == nil || err.Error() != "signer example.com/a has no KeyPair\nsigner example.com/b has no KeyPair" {
 		t.Errorf("error %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 var (
 	// outcomesTotal counts what became of approved requests, a repeated outcome of the same request once. outcome is
-	// Issued, Failed or Wait; reason is empty for Issued.
+	// Issued, Failed, Wait or Ignore (not signed for good, but not marked either); reason is empty for Issued.
 	outcomesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_outcomes_total",
 		Help: "What became of approved CertificateSigningRequests, each distinct outcome of a request once.",

@@ -32,18 +32,20 @@ func KubernetesSignerNames() []string {
 	}
 }
 
-// ForbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise: whoever is in
-// system:masters bypasses every authorizer, so what admission refuses (CertificateSubjectRestriction) is refused again.
-func ForbiddenByDefault(signerName string) []string {
-	if signerName == certificatesv1.KubeAPIServerClientSignerName {
-		return []string{"O=system:masters"}
+// forbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise: whoever is in
+// system:masters bypasses every authorizer, and admission (CertificateSubjectRestriction) guards one signer only.
+// legacy-unknown, which no new request can name, stays as it is in kube-controller-manager.
+func forbiddenByDefault(signerName string) []string {
+	if signerName == LegacyUnknownSignerName {
+		return nil
 	}
-	return nil
+	return []string{"O=system:masters"}
 }
 
 // Signer says how requests for one signer name are signed.
 type Signer struct {
-	// Profile bounds what is issued.
+	// Profile bounds what is issued; the zero value is the default one. Where its ForbiddenSubjects are nil, they are
+	// O=system:masters, but for legacy-unknown.
 	Profile ca.Profile
 	// Usages are those that a custom signer permits. Kubernetes' own signers have rules of their own and leave it nil.
 	Usages []certificatesv1.KeyUsage

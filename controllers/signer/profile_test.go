@@ -26,10 +26,10 @@ func TestForbiddenByDefault(t *testing.T) {
 	t.Parallel()
 	for _, name := range append(KubernetesSignerNames(), "example.com/custom") {
 		var want []string
-		if name == "kubernetes.io/kube-apiserver-client" {
+		if name != "kubernetes.io/legacy-unknown" {
 			want = []string{"O=system:masters"}
 		}
-		if diff := cmp.Diff(want, ForbiddenByDefault(name)); diff != "" {
+		if diff := cmp.Diff(want, forbiddenByDefault(name)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -74,7 +74,8 @@ func TestCheck(t *testing.T) {
 		"legacy, anything":              {change: []func(*request){signerName(legacy), dns, masters, usages("any", "cert sign")}},
 		"legacy, no usages":             {change: []func(*request){signerName(legacy), usages()}},
 		"legacy, unknown usages":        {change: []func(*request){signerName(legacy), usages("any", "magic", "more")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic" "more"]`}},
-		"custom":                        {change: []func(*request){signerName(custom), dns, masters, usages("client auth")}},
+		"custom":                        {change: []func(*request){signerName(custom), dns, usages("client auth")}},
+		"custom, system:masters":        {change: []func(*request){signerName(custom), masters, usages("client auth")}, want: &ca.Violation{Reason: "SubjectNotPermitted", Message: `subject "CN=system:node:a,O=system:masters" is not permitted: this signer never issues O=system:masters`}},
 		"custom, another usage":         {change: []func(*request){signerName(custom), usages("client auth", "server auth")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `usage "server auth" is not permitted: signer example.com/custom permits ["client auth"]`}},
 		"custom, unknown usage":         {change: []func(*request){signerName(custom), usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
 
@@ -92,7 +93,7 @@ func TestCheck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			signer := Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: ForbiddenByDefault(req.SignerName)})}
+			signer := Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault(req.SignerName)})}
 			if req.SignerName == custom {
 				signer.Usages = []certificatesv1.KeyUsage{"client auth"}
 			}

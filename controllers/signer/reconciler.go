@@ -29,7 +29,7 @@ type Reconciler struct {
 	// Signers say how to sign, by signer name. Requests of other signers are not touched.
 	Signers map[string]Signer
 	// Retention is the cleaner's: what is due for deletion is no longer signed, so that a backlog of stale approvals
-	// never turns into certificates. The zero value is taken for csr.DefaultRetention.
+	// never turns into certificates.
 	Retention csr.RetentionPolicy
 
 	Client   client.Client
@@ -56,7 +56,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	}
 	now := r.Clock.Now()
 	if at, ok := r.Retention.Deadline(obj); ok && now.After(at) {
-		log.FromContext(ctx).V(1).Info("Not signed: the approval is older than its retention", "uid", obj.UID, "due", at)
+		r.tell(ctx, obj, "Ignore", "RequestTooOld", fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed", at.UTC().Format(time.RFC3339)))
 		return reconcile.Result{}, nil
 	}
 	req, err := csr.Parse(obj)
@@ -104,44 +104,41 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 }
 
-// wait tells why obj is not signed yet. A new CA wakes it at once; looking again after as long as the request is old,
-// a second to a minute, is the safety net.
+// wait tells why obj is not signed yet. A new CA wakes it at once; looking again is the safety net.
 func (r *Reconciler) wait(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why *Unavailable) reconcile.Result {
-	if r.Reporter.Request(obj, obj.Spec.Username, "Sign", why.Reason, why.Message) {
-		outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Wait", why.Reason).Inc()
-		log.FromContext(ctx).V(1).Info("Not signed yet", "reason", why.Reason, "message", why.Message, "uid", obj.UID, "signer", obj.Spec.SignerName)
-	}
+	r.tell(ctx, obj, "Wait", why.Reason, why.Message)
 	low := handler.LowPriority
-	age := r.Clock.Since(obj.CreationTimestamp.Time)
-	return reconcile.Result{RequeueAfter: min(max(age, time.Second), time.Minute), Priority: &low}
+	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
 }
 
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why *ca.Violation) error {
 	csr.AddCondition(obj, certificatesv1.CertificateFailed, why.Reason, why.Message, r.Clock.Now())
-	err := r.Client.Status().Update(ctx, obj)
-	if err != nil && !apierrors.IsInvalid(err) {
+	if err := r.Client.Status().Update(ctx, obj); err != nil && !final(err) {
 		return newsOrError(err)
 	}
 	// What only etcd can hold, such as a request without PKCS#10, the API server refuses to mark: then it is told, and
 	// left to the cleaner.
-	told := r.Reporter.Request(obj, obj.Spec.Username, "Sign", why.Reason,
+	r.tell(ctx, obj, "Failed", why.Reason,
 		fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", obj.Spec.SignerName, why.Message))
-	if told {
-		outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Failed", why.Reason).Inc()
-		log.FromContext(ctx).Info("Failed", "reason", why.Reason, "message", why.Message, "marked", err == nil,
-			"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
-	}
 	return nil
 }
 
 // store writes the certificate. Its serial is logged before, so that no certificate exists that no log names.
 func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, issued *ca.Issued) error {
 	logger := log.FromContext(ctx).WithValues("uid", obj.UID, "signer", obj.Spec.SignerName, "serial", issued.Serial.Text(16))
-	logger.Info("Signed", "requester", obj.Spec.Username, "subject", req.Cert.Subject.String(), "keyID", req.KeyID(),
+	logger.Info("Signed", "requester", obj.Spec.Username, "subject", req.SubjectText(), "keyID", req.KeyID(),
 		"notBefore", issued.NotBefore, "notAfter", issued.NotAfter)
 	obj.Status.Certificate = issued.PEM
 	if err := r.Client.Status().Update(ctx, obj); err != nil {
-		logger.Info("Discarded the certificate: it was not stored", "cause", err.Error())
+		if final(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			logger.Info("Discarded the certificate: it was not stored", "cause", err.Error())
+		} else {
+			logger.Info("The certificate may have been stored or not", "cause", err.Error())
+		}
+		if final(err) {
+			r.tell(ctx, obj, "Ignore", "Malformed", fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err))
+			return nil
+		}
 		return newsOrError(err)
 	}
 	outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Issued", "").Inc()
@@ -153,14 +150,25 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	return nil
 }
 
-// newsOrError turns a refused write into nil when it only means that the object has changed: the watch brings it. What
-// the API server calls invalid stays so until the object changes, so trying again is no use either.
-func newsOrError(err error) error {
-	if apierrors.IsInvalid(err) {
-		return reconcile.TerminalError(fmt.Errorf("update status: %w", err))
+// tell reports an outcome other than a certificate, once, as Event, metric and log.
+func (r *Reconciler) tell(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome, reason, message string) {
+	if !r.Reporter.Request(obj, obj.Spec.Username, "Sign", reason, message) {
+		return
 	}
+	outcomesTotal.WithLabelValues(obj.Spec.SignerName, outcome, reason).Inc()
+	log.FromContext(ctx).Info("Not signed", "outcome", outcome, "reason", reason, "message", csr.Shorten(message),
+		"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+}
+
+// newsOrError turns a refused write into nil when it only means that the object has changed: the watch brings it.
+func newsOrError(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
 	}
 	return fmt.Errorf("update status: %w", err)
+}
+
+// final says whether trying again is no use as long as the object stays as it is.
+func final(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err)
 }

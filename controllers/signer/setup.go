@@ -2,6 +2,7 @@ package signer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -20,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -65,10 +65,19 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 
 // fill fills in what is nil, and says what cannot be filled in.
 func (r *Reconciler) fill(mgr manager.Manager) error {
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
-		if r.Signers[name].KeyPair == nil {
-			return fmt.Errorf("signer %s has no KeyPair", name)
+		signer := r.Signers[name]
+		if signer.KeyPair == nil {
+			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
 		}
+		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
+		errs = append(errs, err)
+		signer.Profile = profile
+		r.Signers[name] = signer
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
@@ -78,9 +87,6 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	}
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
-	if r.Retention.Default == (csr.Retention{}) {
-		r.Retention.Default = csr.DefaultRetention
 	}
 	return nil
 }

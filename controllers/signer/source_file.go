@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"github.com/go-logr/logr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
@@ -30,43 +31,61 @@ func (f Files) runnable(_ manager.Manager, pair *KeyPair) (manager.Runnable, err
 }
 
 func (f Files) watch(ctx context.Context, pair *KeyPair) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch signing files: %w", err)
-	}
-	defer func() { _ = watcher.Close() }()
-	// Folders, not files: editors and the kubelet replace files, and a watch on one would follow the old one.
-	for _, file := range []string{f.Cert, f.Key} {
-		if err := watcher.Add(filepath.Dir(file)); err != nil {
-			pair.log.Error(err, "Signing files are only polled", "folder", filepath.Dir(file))
-		}
-	}
+	changes, stop := f.changes(pair.log)
+	defer stop()
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
 	for {
 		f.load(pair)
-		if !f.wait(ctx, pair, watcher, ticker) {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-changes:
+		case <-ticker.C:
 		}
 	}
 }
 
-// wait returns true when the files may have changed, and false when ctx has ended. A write to another file, such as
-// a log in the same folder, changes neither; all else in the folder may, as a symlink may lead to it.
-func (f Files) wait(ctx context.Context, pair *KeyPair, watcher *fsnotify.Watcher, ticker *time.Ticker) bool {
+// changes yields after the files may have changed. Where the system can't watch, it never does, and they are polled.
+func (f Files) changes(log logr.Logger) (changes <-chan struct{}, stop func()) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		log.Error(err, "Signing files are only polled")
+		return nil, func() {}
+	}
+	// Folders, not files: editors and the kubelet replace files, and a watch on one would follow the old one.
+	for _, folder := range []string{filepath.Dir(f.Cert), filepath.Dir(f.Key)} {
+		if err := watcher.Add(folder); err != nil {
+			log.Error(err, "Signing files are only polled", "folder", folder)
+		}
+	}
+	changed := make(chan struct{}, 1)
+	go f.filter(watcher, changed, log)
+	return changed, func() { _ = watcher.Close() }
+}
+
+// filter turns events into changes, until watcher is closed. A write to another file, such as a log in the same folder,
+// is none; all else in the folder may be, as a symlink may lead to it.
+func (f Files) filter(watcher *fsnotify.Watcher, changed chan<- struct{}, log logr.Logger) {
 	for {
 		select {
-		case <-ctx.Done():
-			return false
-		case event := <-watcher.Events:
+		case event, open := <-watcher.Events:
+			if !open {
+				return
+			}
 			if event.Op == fsnotify.Write && event.Name != filepath.Clean(f.Cert) && event.Name != filepath.Clean(f.Key) {
 				continue
 			}
-		case err := <-watcher.Errors:
-			pair.log.Error(err, "Watch signing files")
-		case <-ticker.C:
+		case err, open := <-watcher.Errors:
+			if !open {
+				return
+			}
+			log.Error(err, "Watch signing files")
 		}
-		return true
+		select {
+		case changed <- struct{}{}:
+		default: // one is on its way
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package signer
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,12 +31,14 @@ func (s Secret) reference(uid types.UID) *corev1.Secret {
 }
 
 func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error) {
+	var synced atomic.Bool
 	secrets, err := cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(),
 		Scheme:     mgr.GetScheme(),
 		Mapper:     mgr.GetRESTMapper(),
 		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
-			if apierrors.IsForbidden(err) {
+			// Once it has been read, what was read counts, and the reflector's own log tells.
+			if apierrors.IsForbidden(err) && !synced.Load() {
 				pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
 			}
 			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
@@ -48,10 +51,10 @@ func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, 
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", pair.name, err)
 	}
-	return everywhere(func(ctx context.Context) error { return s.watch(ctx, secrets, pair) }), nil
+	return everywhere(func(ctx context.Context) error { return s.watch(ctx, secrets, pair, &synced) }), nil
 }
 
-func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair) error {
+func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, synced *atomic.Bool) error {
 	informer, err := secrets.GetInformer(ctx, &corev1.Secret{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", pair.name, err)
@@ -73,7 +76,7 @@ func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair) e
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
 	// A Secret that is not there causes no event, so look once when the informer knows.
-	toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+	synced.Store(toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
 	for {
 		s.load(ctx, secrets, pair)
 		select {

@@ -34,15 +34,21 @@ package() {
   esac
 }
 
-# download asks setup-envtest, once a version: a machine without network is not asked again.
+# download asks setup-envtest, once a version: a machine without network is not asked again. Only asking is limited in
+# time, not building the tool that asks.
 download() {
   [ -e "$out/.no-download" ] && return 1
+  local tool=$out/.setup-envtest dir name
   say "looking for a prebuilt control plane $version (at most $download_timeout)"
-  local dir
-  if dir=$(timeout "$download_timeout" go tool -modfile="$here/../tools.mod" setup-envtest use "$version" --bin-dir "$out/download" -p path 2>/dev/null); then
-    cp "$dir"/* "$out/" && chmod -R u+w "$out/download" && rm -rf "$out/download"
+  (cd "$here/.." && go build -modfile=tools.mod -o "$tool" sigs.k8s.io/controller-runtime/tools/setup-envtest)
+  if dir=$(timeout "$download_timeout" "$tool" use "$version" --bin-dir "$out/.download" -p path 2>/dev/null); then
+    for name in etcd kube-apiserver kubectl; do
+      cp "$dir/$name" "$out/$name.part" && mv "$out/$name.part" "$out/$name"
+    done
+    chmod -R u+w "$out/.download" && rm -rf "$out/.download" "$tool"
     return 0
   fi
+  rm -rf "$out/.download" "$tool"
   touch "$out/.no-download"
   return 1
 }
@@ -61,18 +67,23 @@ build() {
 
 wanted=("$@")
 [ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager)
+if [ -n "$assets" ]; then # all three or none: they belong together
+  for name in etcd kube-apiserver kubectl; do
+    [ -x "$assets/$name" ] || { say "KUBEBUILDER_ASSETS has no $name: not used"; assets= ; break; }
+  done
+fi
 count=0
 for name in "${wanted[@]}"; do
   count=$((count + 1))
   package "$name" >/dev/null
   case $name in
     etcd | kube-apiserver | kubectl)
-      [ -n "$assets" ] && [ -x "$assets/$name" ] && continue
+      [ -n "$assets" ] && continue
       [ -x "$out/$name" ] || download || true ;;
   esac
   [ -x "$out/$name" ] || build "$name" "$count of ${#wanted[@]}"
 done
 
-echo "KUBEBUILDER_ASSETS=${assets:-$out}"
-echo "KUBE_CONTROLLER_MANAGER=$out/kube-controller-manager"
-echo "CONTROLPLANE=$out"
+printf '%s=%q\n' KUBEBUILDER_ASSETS "${assets:-$out}" \
+  KUBE_CONTROLLER_MANAGER "$out/kube-controller-manager" \
+  CONTROLPLANE "$out"

@@ -29,17 +29,22 @@ type review struct {
 	done    chan struct{}
 	allowed bool
 	err     error
+
+	ctx     context.Context // of the call, which is everybody's who waits for it
+	cancel  context.CancelFunc
+	callers int // that still wait
 }
 
 // Allowed returns the shared answer, or the cause of ctx's end if that comes first.
 func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 	// %#v quotes every string and sorts every map, so no two questions look the same.
 	question := fmt.Sprintf("%#v %#v", who, what)
-	answer := s.join(context.WithoutCancel(ctx), question, who, what)
+	answer := s.join(ctx, question, who, what)
 	select {
 	case <-answer.done:
 		return answer.allowed, answer.err
 	case <-ctx.Done():
+		s.leave(answer)
 		return false, context.Cause(ctx)
 	}
 }
@@ -53,23 +58,35 @@ func (s *Shared) join(ctx context.Context, question string, who csr.Requester, w
 		s.waiting = map[string]*review{}
 	}
 	next, busy := s.waiting[question]
-	if next == nil {
+	if next == nil || next.callers == 0 { // none, or one that everybody has left
 		next = &review{done: make(chan struct{})}
+		next.ctx, next.cancel = context.WithCancel(context.WithoutCancel(ctx))
 		s.waiting[question] = next
 	}
+	next.callers++
 	if !busy {
-		go s.ask(ctx, question, who, what)
+		go s.ask(question, who, what)
 	}
 	return next
 }
 
-func (s *Shared) ask(ctx context.Context, question string, who csr.Requester, what authorizationv1.ResourceAttributes) {
+// leave ends the call once nobody waits for it any more.
+func (s *Shared) leave(left *review) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if left.callers--; left.callers == 0 {
+		left.cancel()
+	}
+}
+
+func (s *Shared) ask(question string, who csr.Requester, what authorizationv1.ResourceAttributes) {
 	for {
 		next := s.take(question)
 		if next == nil {
 			return
 		}
-		next.allowed, next.err = s.askOnce(ctx, who, what)
+		next.allowed, next.err = s.askOnce(next.ctx, who, what)
+		next.cancel()
 		close(next.done)
 	}
 }
@@ -87,8 +104,14 @@ func (s *Shared) take(question string) *review {
 	return next
 }
 
-func (s *Shared) askOnce(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+// askOnce asks, and turns a panic of the Authorizer, which nobody else could recover in this goroutine, into an error.
+func (s *Shared) askOnce(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (allowed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
+	defer func() {
+		if cause := recover(); cause != nil {
+			allowed, err = false, fmt.Errorf("the authorizer panicked: %v", cause)
+		}
+	}()
 	return s.Authorizer.Allowed(ctx, who, what)
 }

@@ -156,10 +156,33 @@ func TestCancellationFailsOnlyItsOwnCaller(t *testing.T) {
 		cancel(cause)
 		expect(t, first, answer{err: cause})
 		expect(t, waiting, answer{err: cause})
-		authorizer.reply <- answer{allowed: false} // to nobody
-		synctest.Wait()
+		synctest.Wait() // the call that only the first one waited for has ended with it
 		authorizer.reply <- answer{allowed: true}
 		expect(t, patient, answer{allowed: true})
+	})
+}
+
+func TestAPanicIsAnError(t *testing.T) {
+	t.Parallel()
+	shared := &Shared{Authorizer: Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) { panic("no") })}
+	allowed, err := shared.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{})
+	if allowed || err == nil || err.Error() != "the authorizer panicked: no" {
+		t.Errorf("%t, %v", allowed, err)
+	}
+}
+
+func TestWhoeverComesAfterAllHaveLeftAsksAnew(t *testing.T) {
+	inBubble(t, func(t *testing.T, shared *Shared, authorizer *desk) {
+		ctx, cancel := context.WithCancel(t.Context())
+		busy, left := ask(t.Context(), shared, "a"), ask(ctx, shared, "a")
+		cancel()
+		expect(t, left, answer{err: context.Canceled})
+		late := ask(t.Context(), shared, "a")
+		authorizer.reply <- answer{allowed: true}
+		expect(t, busy, answer{allowed: true})
+		synctest.Wait()
+		authorizer.reply <- answer{allowed: true}
+		expect(t, late, answer{allowed: true})
 	})
 }
 

@@ -110,11 +110,11 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 		"DER without PEM":         {kind: "P-256", key: must(x509.MarshalPKCS8PrivateKey(keys["P-256"]())), err: none},
 		"encrypted PKCS#8":        {kind: "P-256", key: block("ENCRYPTED PRIVATE KEY", []byte("secret")), err: "the private key is encrypted: store it without a passphrase"},
 		"encrypted PKCS#1":        {kind: "P-256", key: encrypted, err: "the private key is encrypted: store it without a passphrase"},
-		"broken PKCS#8":           {kind: "P-256", key: block("PRIVATE KEY", []byte("secret")), err: "parse private key: PEM block of type PRIVATE KEY holds no key of that kind"},
-		"SEC 1 under PKCS#1":      {kind: "P-256", key: bytes.ReplaceAll(sec1, []byte("EC PRIVATE"), []byte("RSA PRIVATE")), err: "parse private key: PEM block of type RSA PRIVATE KEY holds no key of that kind"},
-		"broken SEC 1":            {kind: "P-256", key: block("EC PRIVATE KEY", []byte("secret")), err: "parse private key: PEM block of type EC PRIVATE KEY holds no key of that kind"},
+		"broken PKCS#8":           {kind: "P-256", key: block("PRIVATE KEY", []byte("secret")), err: "PEM block of type PRIVATE KEY holds no private key in PKCS#1, PKCS#8 or SEC 1"},
+		"SEC 1 under PKCS#1":      {kind: "P-256", key: bytes.ReplaceAll(sec1, []byte("EC PRIVATE"), []byte("RSA PRIVATE"))},
+		"broken SEC 1":            {kind: "P-256", key: block("EC PRIVATE KEY", []byte("secret")), err: "PEM block of type EC PRIVATE KEY holds no private key in PKCS#1, PKCS#8 or SEC 1"},
 		"a key that cannot sign":  {kind: "P-256", key: x25519, err: "a private key of type *ecdh.PrivateKey cannot sign"},
-		"another type, OpenSSH's": {kind: "P-256", key: block("OPENSSH PRIVATE KEY", []byte("secret")), err: "parse private key: PEM block of type OPENSSH PRIVATE KEY holds no key of that kind"},
+		"another type, OpenSSH's": {kind: "P-256", key: block("OPENSSH PRIVATE KEY", []byte("secret")), err: "PEM block of type OPENSSH PRIVATE KEY holds no private key in PKCS#1, PKCS#8 or SEC 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

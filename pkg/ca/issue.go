@@ -43,6 +43,9 @@ type Issued struct {
 // Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. An error
 // means that it may work another time; it wraps ErrExpired when the Authority has run out.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
+	if p.config.Lifetime == 0 {
+		return nil, errors.New("issue with a Profile that NewProfile has not made")
+	}
 	if err := a.Usable(now); err != nil {
 		return nil, err
 	}

@@ -23,9 +23,9 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 		if strings.HasPrefix(block.Type, "ENCRYPTED") || block.Headers["DEK-Info"] != "" {
 			return nil, errors.New("the private key is encrypted: store it without a passphrase")
 		}
-		key, err := parseKeyBlock(block)
-		if err != nil {
-			return nil, fmt.Errorf("parse private key: PEM block of type %s holds no key of that kind", block.Type)
+		key := parseKeyBlock(block.Bytes)
+		if key == nil {
+			return nil, fmt.Errorf("PEM block of type %s holds no private key in PKCS#1, PKCS#8 or SEC 1", block.Type)
 		}
 		signer, ok := key.(crypto.Signer)
 		if !ok {
@@ -35,13 +35,16 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	}
 }
 
-func parseKeyBlock(block *pem.Block) (any, error) {
-	switch block.Type {
-	case "RSA PRIVATE KEY":
-		return x509.ParsePKCS1PrivateKey(block.Bytes)
-	case "EC PRIVATE KEY":
-		return x509.ParseECPrivateKey(block.Bytes)
-	default:
-		return x509.ParsePKCS8PrivateKey(block.Bytes)
+// parseKeyBlock tries every encoding, as the label of the block is often wrong, or returns nil.
+func parseKeyBlock(der []byte) any {
+	if key, err := x509.ParsePKCS8PrivateKey(der); err == nil {
+		return key
 	}
+	if key, err := x509.ParsePKCS1PrivateKey(der); err == nil {
+		return key
+	}
+	if key, err := x509.ParseECPrivateKey(der); err == nil {
+		return key
+	}
+	return nil
 }

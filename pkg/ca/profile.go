@@ -47,11 +47,22 @@ type ProfileConfig struct {
 	// MinRSABits refuses shorter RSA keys. Zero is 2048.
 	MinRSABits int
 	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any rest.
+	// Nil leaves it to whoever uses the profile, see OrForbidding; empty forbids nothing.
 	ForbiddenSubjects []string
 }
 
-// Profile is a checked ProfileConfig.
+// Profile is a checked ProfileConfig. With the zero Profile nothing can be issued; OrForbidding makes it the default one.
 type Profile struct{ config ProfileConfig }
+
+// OrForbidding returns p, with patterns for its ForbiddenSubjects if those were left nil. The zero Profile becomes the
+// default one.
+func (p Profile) OrForbidding(patterns []string) (Profile, error) {
+	config := p.config
+	if config.ForbiddenSubjects == nil {
+		config.ForbiddenSubjects = patterns
+	}
+	return NewProfile(config)
+}
 
 // NewProfile fills in the defaults of config and checks it.
 func NewProfile(config ProfileConfig) (Profile, error) {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -62,8 +63,12 @@ func newFlags(c *Configuration, meta *meta) *flags {
 func (f *flags) generic(c *Configuration, meta *meta) {
 	f.group("Generic")
 	f.string(&meta.file, "config", "", "`file` with the configuration; flags override it")
+	given := false
 	f.set.Func("controllers", "`list` of controllers to run, separated by commas: approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner); * is all, a leading - leaves one out (default *)", func(list string) error {
-		c.Controllers = strings.Split(list, ",")
+		if !given { // a flag overrides the file; given twice it adds up, as in kube-controller-manager
+			c.Controllers, given = nil, true
+		}
+		c.Controllers = append(c.Controllers, strings.Split(list, ",")...)
 		return nil
 	})
 	f.add("controllers", "controllers")
@@ -93,6 +98,13 @@ func (f *flags) leaderElection(l *LeaderElection) {
 	f.add("leader-elect-renew-deadline", "leaderElection.renewDeadline")
 	f.set.DurationVar(&l.RetryPeriod.Duration, "leader-elect-retry-period", l.RetryPeriod.Duration, "pause between tries")
 	f.add("leader-elect-retry-period", "leaderElection.retryPeriod")
+	f.set.Func("leader-elect-resource-lock", "`kind` of lock; leases is the only one (default leases)", func(kind string) error {
+		if kind != "leases" {
+			return errors.New("want leases")
+		}
+		return nil
+	})
+	f.add("leader-elect-resource-lock", "")
 	f.string(&l.ResourceName, "leader-elect-resource-name", "leaderElection.resourceName", "`name` of the Lease")
 	f.string(&l.ResourceNamespace, "leader-elect-resource-namespace", "leaderElection.resourceNamespace", "`namespace` of the Lease (default the Pod's, or kube-system outside of a cluster)")
 }

@@ -56,7 +56,7 @@ func defaults() *config.Configuration {
 		LeaderElection: config.LeaderElection{
 			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: seconds(2), ResourceName: "csr-controller-manager",
 		},
-		MetricsBindAddress:     ":8080",
+		MetricsBindAddress:     "127.0.0.1:8080",
 		HealthProbeBindAddress: ":8081",
 		Approval:               config.Approval{Denial: "Never"},
 		Signing:                config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 // APIVersion and Kind are what a configuration file must say.
@@ -71,6 +73,9 @@ type Signing struct {
 	Duration metav1.Duration `json:"duration"`
 	// MinRSABits refuses shorter RSA keys.
 	MinRSABits int `json:"minRSABits"`
+	// ForbiddenSubjects refuses subjects, for every signer that has none of its own: O=value or CN=value, with at most
+	// one *, at the end. Unset is O=system:masters, but for kubernetes.io/legacy-unknown.
+	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
 	// Signers with settings of their own, Kubernetes' or custom ones.
 	Signers []Signer `json:"signers"`
 }
@@ -94,8 +99,7 @@ type Signer struct {
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// Usages are those that a custom signer permits; Kubernetes' signers have rules of their own.
 	Usages []string `json:"usages,omitempty"`
-	// ForbiddenSubjects refuses subjects: O=value or CN=value, with at most one *, at the end. Unset is
-	// O=system:masters for kubernetes.io/kube-apiserver-client and nothing for the others.
+	// ForbiddenSubjects is in the place of signing.forbiddenSubjects for this signer.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
 }
 
@@ -139,10 +143,10 @@ func Default() *Configuration {
 			RetryPeriod:   metav1.Duration{Duration: 2 * time.Second},
 			ResourceName:  "csr-controller-manager",
 		},
-		MetricsBindAddress:     ":8080",
+		MetricsBindAddress:     "127.0.0.1:8080",
 		HealthProbeBindAddress: ":8081",
 		Approval:               Approval{Denial: "Never"},
-		Signing:                Signing{Duration: metav1.Duration{Duration: 365 * 24 * time.Hour}, MinRSABits: 2048},
+		Signing:                Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
 		Cleaning:               Cleaning{DeletesPerSecond: 100},
 	}
 }

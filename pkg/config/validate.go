@@ -92,6 +92,7 @@ func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
 	errs := s.CA.validate(path)
 	errs = append(errs, lifetime(path.Child("duration"), &s.Duration)...)
 	errs = append(errs, atLeast(path.Child("minRSABits"), s.MinRSABits, 1024)...)
+	errs = append(errs, subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)...)
 	seen := map[string]bool{}
 	specific := false
 	for i := range s.Signers {
@@ -114,10 +115,7 @@ func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
 func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 	kubernetes := isKubernetesSigner(s.Name)
 	errs := s.CA.validate(path)
-	errs = append(errs, signerName(path.Child("name"), s.Name)...)
-	if strings.HasPrefix(s.Name, "kubernetes.io/") && !kubernetes {
-		errs = append(errs, field.Invalid(path.Child("name"), s.Name, "Kubernetes has no such signer that can be served"))
-	}
+	errs = append(errs, servedName(path.Child("name"), s.Name)...)
 	switch {
 	case kubernetes && !s.empty() && !signing.empty():
 		errs = append(errs, field.Invalid(path, s.String(), "one of Kubernetes' signers can't have a CA of its own while there is one for all, "+signing.String()+": drop one of them"))
@@ -126,9 +124,37 @@ func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 	}
 	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
 	errs = append(errs, s.validateLifetimes(path)...)
-	for i, pattern := range s.ForbiddenSubjects {
+	if !kubernetes && s.ForbiddenSubjects == nil && s.authenticates() && !s.empty() && signing.servesKubernetesWith(s.CA) {
+		errs = append(errs, field.Required(path.Child("forbiddenSubjects"), "this signer permits client certificates and shares the CA of one of Kubernetes' signers, "+
+			"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own"))
+	}
+	return append(errs, subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)...)
+}
+
+func servedName(path *field.Path, name string) field.ErrorList {
+	if strings.HasPrefix(name, "kubernetes.io/") && !isKubernetesSigner(name) {
+		return field.ErrorList{field.Invalid(path, name, "Kubernetes has no such signer that can be served")}
+	}
+	return signerName(path, name)
+}
+
+// authenticates says whether certificates of this signer can be used by clients.
+func (s *Signer) authenticates() bool {
+	return slices.Contains(s.Usages, string(certificatesv1.UsageClientAuth)) || slices.Contains(s.Usages, string(certificatesv1.UsageAny))
+}
+
+// servesKubernetesWith says whether one of Kubernetes' signers has that CA.
+func (s *Signing) servesKubernetesWith(authority CA) bool {
+	return authority == s.CA || slices.ContainsFunc(s.Signers, func(one Signer) bool {
+		return isKubernetesSigner(one.Name) && one.CA == authority
+	})
+}
+
+func subjects(path *field.Path, patterns []string) field.ErrorList {
+	var errs field.ErrorList
+	for i, pattern := range patterns {
 		if err := ca.CheckSubjectPattern(pattern); err != nil {
-			errs = append(errs, field.Invalid(path.Child("forbiddenSubjects").Index(i), pattern, err.Error()))
+			errs = append(errs, field.Invalid(path.Index(i), pattern, err.Error()))
 		}
 	}
 	return errs
@@ -140,6 +166,9 @@ func (s *Signer) validateLifetimes(path *field.Path) field.ErrorList {
 	errs = append(errs, lifetime(path.Child("maxDuration"), s.MaxDuration)...)
 	if s.MaxDuration != nil && s.Duration != nil && s.MaxDuration.Duration < s.Duration.Duration {
 		errs = append(errs, field.Invalid(path.Child("maxDuration"), s.MaxDuration.Duration.String(), "is less than the duration"))
+	}
+	if s.MaxDuration != nil && s.MinDuration != nil && s.MaxDuration.Duration < s.MinDuration.Duration {
+		errs = append(errs, field.Invalid(path.Child("minDuration"), s.MinDuration.Duration.String(), "is more than the longest, maxDuration"))
 	}
 	return errs
 }

@@ -78,10 +78,10 @@ func (r Retention) validate(path *field.Path) field.ErrorList {
 	for _, each := range []struct {
 		name string
 		age  *metav1.Duration
-	}{{"approved", r.Approved}, {"pending", r.Pending}} {
+	}{{"approved", r.Approved}, {"denied", r.Denied}, {"failed", r.Failed}, {"pending", r.Pending}} {
 		if each.age != nil && each.age.Duration >= 0 && each.age.Duration < time.Second {
 			errs = append(errs, field.Invalid(path.Child(each.name), each.age.Duration.String(),
-				"must be a second or more, or negative for ever: requests would be gone before they are served"))
+				"must be a second or more, or negative for ever: requests would be gone before anybody has seen them"))
 		}
 	}
 	return errs

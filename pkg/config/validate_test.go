@@ -57,9 +57,20 @@ func TestValidate(t *testing.T) {
 		"lease without name":   {body: secret, args: []string{"--leader-elect-resource-name="}, want: []string{"--leader-elect-resource-name: Required value: the Lease needs a name"}},
 		"denial":               {body: "approval: {denial: Always}\n" + secret, want: []string{`approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`}},
 		"deletions":            {body: "cleaning: {deletesPerSecond: 0}\n" + secret, want: []string{"cleaning.deletesPerSecond: Invalid value: 0: is too low"}},
+		"shortest over longest": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, minDuration: 2h, maxDuration: 1h}]}\n", want: []string{
+			`signing.signers[kubernetes.io/kubelet-serving].minDuration: Invalid value: "2h0m0s": is more than the longest, maxDuration`,
+		}},
+		"custom clients of the cluster's CA": {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, secret: ns/ca, usages: [client auth]}]}\n", want: []string{
+			"signing.signers[example.com/a].forbiddenSubjects: Required value: this signer permits client certificates and shares the CA of one of Kubernetes' signers, " +
+				"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own",
+		}},
+		"forbidden for all": {body: "signing: {secret: ns/ca, forbiddenSubjects: [nonsense]}\n", want: []string{
+			`signing.forbiddenSubjects[0]: Invalid value: "nonsense": "nonsense" is no subject pattern: want O=value or CN=value, with at most one *, at the end`,
+		}},
+		"another lock": {body: secret, args: []string{"--leader-elect-resource-lock=endpoints"}, want: []string{`invalid value "endpoints" for flag -leader-elect-resource-lock: want leases`}},
 		"gone at once": {body: "cleaning: {retention: {approved: 0s}, signers: [{name: example.com/a, retention: {pending: 1ms}}]}\n" + secret, want: []string{
-			`cleaning.retention.approved: Invalid value: "0s": must be a second or more, or negative for ever: requests would be gone before they are served`,
-			`cleaning.signers[example.com/a].retention.pending: Invalid value: "1ms": must be a second or more, or negative for ever: requests would be gone before they are served`,
+			`cleaning.retention.approved: Invalid value: "0s": must be a second or more, or negative for ever: requests would be gone before anybody has seen them`,
+			`cleaning.signers[example.com/a].retention.pending: Invalid value: "1ms": must be a second or more, or negative for ever: requests would be gone before anybody has seen them`,
 		}},
 		"signer to be cleaned":  {body: "cleaning: {signers: [{name: nonsense}]}\n" + secret, want: []string{`cleaning.signers[nonsense].name: Invalid value: "nonsense": want domain/name, such as example.com/client`}},
 		"to be cleaned twice":   {body: "cleaning: {signers: [{name: example.com/a}, {name: example.com/a}]}\n" + secret, want: []string{`cleaning.signers[example.com/a]: Duplicate value: "example.com/a"`}},

@@ -3,7 +3,6 @@ package csr
 import (
 	"crypto/x509"
 	"encoding/asn1"
-	"errors"
 	"fmt"
 	"slices"
 )
@@ -27,26 +26,18 @@ var generalNames = []string{"otherName", "", "", "x400Address", "directoryName",
 
 // droppedContent lists what payload asks for beyond what its certificate will hold, sorted and without repetition. It
 // goes by type and OID and never by comparing bytes, as honest encoders differ in string types.
-func droppedContent(payload *x509.CertificateRequest) ([]string, error) {
+func droppedContent(payload *x509.CertificateRequest) []string {
 	dropped := droppedSubject(payload)
 	for _, extension := range payload.Extensions {
 		if !extension.Id.Equal(oidSubjectAltName) {
 			dropped = append(dropped, "extension "+extension.Id.String())
 			continue
 		}
-		kinds, err := droppedNames(extension.Value)
-		if err != nil {
-			return nil, err
-		}
-		dropped = append(dropped, kinds...)
+		dropped = append(dropped, droppedNames(extension.Value)...)
 	}
-	attributes, err := droppedAttributes(payload.RawTBSCertificateRequest)
-	if err != nil {
-		return nil, err
-	}
-	dropped = append(dropped, attributes...)
+	dropped = append(dropped, droppedAttributes(payload.RawTBSCertificateRequest)...)
 	slices.Sort(dropped)
-	return slices.Compact(dropped), nil
+	return slices.Compact(dropped)
 }
 
 func droppedSubject(payload *x509.CertificateRequest) []string {
@@ -69,11 +60,11 @@ func droppedSubject(payload *x509.CertificateRequest) []string {
 	return dropped
 }
 
-func droppedNames(san []byte) ([]string, error) {
+func droppedNames(san []byte) []string {
 	var names []asn1.RawValue
 	rest, err := asn1.Unmarshal(san, &names)
 	if err != nil {
-		return nil, errors.New("spec.request holds no valid subjectAltName extension")
+		return []string{"malformed subjectAltName"}
 	}
 	var dropped []string
 	if len(rest) > 0 {
@@ -91,13 +82,13 @@ func droppedNames(san []byte) ([]string, error) {
 			dropped = append(dropped, "subjectAltName "+kind)
 		}
 	}
-	return dropped, nil
+	return dropped
 }
 
 // droppedAttributes reads the PKCS#10 attributes (RFC 2986 section 4.1), of which only extensionRequest is used: the
 // first value of each that is well formed. The others crypto/x509 passes over, and so not even a malformed one is an
 // error.
-func droppedAttributes(tbs []byte) ([]string, error) {
+func droppedAttributes(tbs []byte) []string {
 	var info struct {
 		Raw        asn1.RawContent
 		Version    int
@@ -106,7 +97,7 @@ func droppedAttributes(tbs []byte) ([]string, error) {
 		Attributes []asn1.RawValue `asn1:"tag:0"`
 	}
 	if _, err := asn1.Unmarshal(tbs, &info); err != nil {
-		return nil, errors.New("spec.request holds no valid PKCS#10 attributes")
+		return []string{"malformed attributes"}
 	}
 	var dropped []string
 	for _, raw := range info.Attributes {
@@ -124,5 +115,5 @@ func droppedAttributes(tbs []byte) ([]string, error) {
 			dropped = append(dropped, "attribute "+attribute.ID.String())
 		}
 	}
-	return dropped, nil
+	return dropped
 }

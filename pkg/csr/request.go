@@ -3,6 +3,7 @@
 package csr
 
 import (
+	"cmp"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -51,18 +52,7 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	dropped, err := droppedContent(payload)
-	if err != nil {
-		return nil, err
-	}
 	keyUsage, extKeyUsage, unknown := x509Usages(obj.Spec.Usages)
-	var lifetime time.Duration
-	if seconds := obj.Spec.ExpirationSeconds; seconds != nil {
-		lifetime = time.Duration(*seconds) * time.Second
-		if lifetime == 0 {
-			lifetime = 1 // a wish for no time at all, which the API server refuses, is still a wish
-		}
-	}
 	return &Request{
 		Name:       obj.Name,
 		UID:        obj.UID,
@@ -75,7 +65,7 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 		},
 		Usages:        obj.Spec.Usages,
 		UnknownUsages: unknown,
-		Dropped:       dropped,
+		Dropped:       droppedContent(payload),
 		Cert: ca.Request{
 			PublicKey:      payload.PublicKey,
 			Subject:        knownAttributes(payload.Subject),
@@ -85,7 +75,7 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 			URIs:           payload.URIs,
 			KeyUsage:       keyUsage,
 			ExtKeyUsage:    extKeyUsage,
-			Lifetime:       lifetime,
+			Lifetime:       wish(obj.Spec.ExpirationSeconds),
 		},
 		payload: payload,
 	}, nil
@@ -101,6 +91,15 @@ func parsePayload(data []byte) (*x509.CertificateRequest, error) {
 		return nil, fmt.Errorf("spec.request holds no valid PKCS#10 request: %w", err)
 	}
 	return payload, nil
+}
+
+// wish is the lifetime that was asked for; zero is none. A wish for no time at all, which the API server refuses, is still
+// a wish.
+func wish(seconds *int32) time.Duration {
+	if seconds == nil {
+		return 0
+	}
+	return cmp.Or(time.Duration(*seconds)*time.Second, 1)
 }
 
 // knownAttributes keeps what crypto/x509 writes into a certificate: it drops ExtraNames and Names.

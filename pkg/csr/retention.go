@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"cmp"
 	"crypto/x509"
 	"encoding/pem"
 	"time"
@@ -8,7 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// Retention says how long a request is kept. A negative duration keeps for ever; zero deletes at once.
+// Retention says how long a request is kept. Zero is DefaultRetention's duration, and a negative one keeps for ever.
 type Retention struct {
 	// Approved counts from the approval, issued or not.
 	Approved time.Duration
@@ -19,8 +20,18 @@ type Retention struct {
 	// Pending counts from creation, for a request that is neither approved, denied nor failed, whatever other
 	// conditions it has.
 	Pending time.Duration
-	// Expired counts from the end of the issued certificate.
+	// Expired counts from the end of the issued certificate; zero deletes at once.
 	Expired time.Duration
+}
+
+func (r Retention) withDefaults() Retention {
+	return Retention{
+		Approved: cmp.Or(r.Approved, DefaultRetention.Approved),
+		Denied:   cmp.Or(r.Denied, DefaultRetention.Denied),
+		Failed:   cmp.Or(r.Failed, DefaultRetention.Failed),
+		Pending:  cmp.Or(r.Pending, DefaultRetention.Pending),
+		Expired:  r.Expired,
+	}
 }
 
 // DefaultRetention is kube-controller-manager's (pkg/controller/certificates/cleaner/cleaner.go), but for approved
@@ -40,6 +51,7 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 	if !found {
 		keep = p.Default
 	}
+	keep = keep.withDefaults()
 	var deadline deadline
 	decided := false
 	for kind, age := range map[certificatesv1.RequestConditionType]time.Duration{

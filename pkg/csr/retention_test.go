@@ -82,7 +82,7 @@ func TestDeadline(t *testing.T) {
 		"own failed":               {change: []func(*request){with("Failed", now)}, policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Failed = time.Minute })}, want: now.Add(time.Minute)},
 		"own pending":              {policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Pending = time.Minute })}, want: now.Add(time.Minute)},
 		"own expired":              {change: []func(*request){with("Approved", now), issued(later)}, policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Expired = time.Minute })}, want: later.Add(time.Minute)},
-		"zero is at once":          {change: []func(*request){with("Denied", now)}, policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Denied = 0 })}, want: now},
+		"zero is the default":      {change: []func(*request){with("Denied", now)}, policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Denied = 0 })}, want: hour},
 		"negative is never":        {policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Pending = ever })}, want: never},
 		"negative, another counts": {change: []func(*request){with("Approved", now), with("Failed", later)}, policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Approved = ever })}, want: later.Add(time.Hour)},
 		"negative for expired":     {change: []func(*request){with("Approved", now), issued(now.Add(-time.Hour))}, policy: &csr.RetentionPolicy{Default: own(func(r *csr.Retention) { r.Expired = ever })}, want: hour},

@@ -145,21 +145,16 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 
 // controllerOptions returns the whole loop, and all that is wrong with opts.
 func controllerOptions(opts Options) (*controllers.Options, error) {
-	var err error
-	if _, caErr := ca.Load(opts.CA.CertPEM, opts.CA.KeyPEM); caErr != nil {
-		err = fmt.Errorf("CA: %w", caErr)
+	profile, err := ca.NewProfile(opts.Profile)
+	if err != nil {
+		err = fmt.Errorf("profile: %w", err)
+	}
+	if caErr := opts.CA.check(opts.Clock); caErr != nil {
+		err = errors.Join(err, fmt.Errorf("CA: %w", caErr))
 	}
 	pair := signer.NewKeyPair(signer.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
 	signers := map[string]signer.Signer{}
 	for _, name := range signer.KubernetesSignerNames() {
-		config := opts.Profile
-		if config.ForbiddenSubjects == nil {
-			config.ForbiddenSubjects = signer.ForbiddenByDefault(name)
-		}
-		profile, profileErr := ca.NewProfile(config)
-		if profileErr != nil {
-			err = errors.Join(err, fmt.Errorf("profile of %s: %w", name, profileErr))
-		}
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}
 	}
 	retention := csr.RetentionPolicy{Default: opts.Retention}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -67,74 +66,6 @@ func TestTwoEnvironmentsInOneProcess(t *testing.T) {
 	verifies(t, certificate(t, &requests.Items[0]), second.CA)
 }
 
-// goroutines returns the stacks of those that run our code, but for tests.
-func goroutines() []string {
-	buffer := make([]byte, 1<<22)
-	var ours []string
-	for stack := range strings.SplitSeq(string(buffer[:runtime.Stack(buffer, true)]), "\n\n") {
-		_, created, _ := strings.Cut(stack, "created by ")
-		if strings.Contains(created, "csr-controller-manager/") || strings.Contains(created, "controller-runtime/pkg/manager") ||
-			strings.Contains(created, "controller-runtime/pkg/internal/controller.") || strings.Contains(created, "client-go/util/workqueue") {
-			ours = append(ours, stack)
-		}
-	}
-	return ours
-}
-
-func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
-	env, err := csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := env.ConfigFor(t.Context(), "system:node:leaving", "system:nodes"); err != nil {
-		t.Fatal(err)
-	}
-	if len(goroutines()) == 0 {
-		t.Fatal("a running loop has no goroutine: the filter is wrong")
-	}
-	for range 2 { // the second call is harmless
-		if err := env.Stop(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	deadline := time.After(patience)
-	for left := goroutines(); len(left) > 0; left = goroutines() {
-		select {
-		case <-deadline:
-			t.Fatalf("left behind:\n%s", strings.Join(left, "\n\n"))
-		default:
-			runtime.Gosched()
-		}
-	}
-	obj := create(t, newClient(t, admin), newRequest(t, "after-stop"))
-	if _, err := env.ConfigFor(ended(t), "erin"); err == nil {
-		t.Error("a stopped loop gave a certificate")
-	}
-	still(t, obj, csr.Pending)
-}
-
-func ended(t *testing.T) context.Context {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	return ctx
-}
-
-func TestTheEndOfTheContextStopsTheLoop(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	env, err := csrenv.Start(ctx, admin, csrenv.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	if err := env.Stop(); err != nil {
-		t.Error(err)
-	}
-	_, err = csrenv.Start(ended(t), admin, csrenv.Options{})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("Start with an ended context: %v", err)
-	}
-}
-
 func TestStartSaysAllThatIsWrong(t *testing.T) {
 	_, err := csrenv.Start(t.Context(), admin, csrenv.Options{
 		CA:      &csrenv.CA{CertPEM: []byte("no"), KeyPEM: []byte("no")},
@@ -148,7 +79,7 @@ func TestStartSaysAllThatIsWrong(t *testing.T) {
 			}
 		},
 	})
-	for _, want := range []string{"CA: ", "profile of kubernetes.io/kubelet-serving: ", `denial "Often"`, "has no Shape", "has no KeyPair"} {
+	for _, want := range []string{"CA: ", "profile: ", `denial "Often"`, "has no Shape", "has no KeyPair"} {
 		contains(t, err, want)
 	}
 	_, err = csrenv.Start(t.Context(), admin, csrenv.Options{Customize: func(o *controllers.Options) { *o = controllers.Options{} }})

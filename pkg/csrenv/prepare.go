@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -33,6 +34,18 @@ func NewCA() (*CA, error) {
 		return nil, err
 	}
 	return &CA{CertPEM: authority.CertificatePEM(), KeyPEM: key}, nil
+}
+
+// check says why c can't sign by the given clock; nil is the real one.
+func (c *CA) check(by clock.PassiveClock) error {
+	authority, err := ca.Load(c.CertPEM, c.KeyPEM)
+	if err != nil {
+		return err
+	}
+	if by == nil {
+		by = clock.RealClock{}
+	}
+	return authority.Usable(by.Now())
 }
 
 // Prepare makes a CA and has env's API server, which must not be running yet, trust client certificates of that CA

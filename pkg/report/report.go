@@ -3,6 +3,7 @@
 package report
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"strings"
 	"sync"
@@ -36,7 +37,8 @@ type Reporter struct {
 	requesters *lru.Cache // user name → *allowance
 }
 
-type outcome struct{ reason, message string }
+// outcome is the digest of a reason and a message, which a requester may make long.
+type outcome [sha256.Size]byte
 
 // allowance is how many Events one requester may still cause, and how many were left out.
 type allowance struct {
@@ -65,7 +67,7 @@ type Object interface {
 // logs and counts once too.
 func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
 	r.mu.Lock()
-	now := outcome{reason: reason, message: message}
+	now := outcome(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
 	if known && last == any(now) {
 		r.mu.Unlock()

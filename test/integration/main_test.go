@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -51,5 +52,28 @@ func runTests(m *testing.M) (code int, err error) {
 	if admin, err = client.NewWithWatch(shared.Config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
 		return 1, err
 	}
+	if err := rightVersion(); err != nil {
+		return 1, err
+	}
 	return m.Run(), nil
+}
+
+// rightVersion says whether the control plane is the one that K8S_VERSION asks for, if it is set.
+func rightVersion() error {
+	want := os.Getenv("K8S_VERSION")
+	if want == "" {
+		return nil
+	}
+	server, err := discovery.NewDiscoveryClientForConfig(shared.Config)
+	if err != nil {
+		return err
+	}
+	version, err := server.ServerVersion()
+	if err != nil {
+		return err
+	}
+	if version.GitVersion != "v"+want {
+		return fmt.Errorf("the control plane is %s, want v%s", version.GitVersion, want)
+	}
+	return nil
 }
