@@ -65,18 +65,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 
 // fill fills in what is nil, and says what cannot be filled in.
 func (r *Reconciler) fill(mgr manager.Manager) error {
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
-		signer := r.Signers[name]
-		if signer.KeyPair == nil {
-			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
-		}
-		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
-		errs = append(errs, err)
-		signer.Profile = profile
-		r.Signers[name] = signer
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := r.fillProfiles(); err != nil {
 		return err
 	}
 	if r.Client == nil {
@@ -89,6 +78,22 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
 	}
 	return nil
+}
+
+// fillProfiles makes each profile one that can be used, and says which signers lack what can't be made up.
+func (r *Reconciler) fillProfiles() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
+		signer := r.Signers[name]
+		if signer.KeyPair == nil {
+			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
+		}
+		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
+		errs = append(errs, err)
+		signer.Profile = profile
+		r.Signers[name] = signer
+	}
+	return errors.Join(errs...)
 }
 
 // keyPairs returns each KeyPair of Signers once, and tells it which signers it serves.

@@ -124,11 +124,15 @@ func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 	}
 	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
 	errs = append(errs, s.validateLifetimes(path)...)
-	if !kubernetes && s.ForbiddenSubjects == nil && s.authenticates() && !s.empty() && signing.servesKubernetesWith(s.CA) {
-		errs = append(errs, field.Required(path.Child("forbiddenSubjects"), "this signer permits client certificates and shares the CA of one of Kubernetes' signers, "+
-			"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own"))
+	return append(errs, s.validateSubjects(path.Child("forbiddenSubjects"), signing)...)
+}
+
+func (s *Signer) validateSubjects(path *field.Path, signing *Signing) field.ErrorList {
+	if s.ForbiddenSubjects == nil && !s.empty() && !isKubernetesSigner(s.Name) && s.authenticates() && signing.servesKubernetesWith(s.CA) {
+		return field.ErrorList{field.Required(path, "this signer permits client certificates and shares the CA of one of Kubernetes' signers, "+
+			"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own")}
 	}
-	return append(errs, subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)...)
+	return subjects(path, s.ForbiddenSubjects)
 }
 
 func servedName(path *field.Path, name string) field.ErrorList {
