@@ -19,10 +19,10 @@ import (
 // env is the control plane that both programs work on, one after the other.
 type env struct {
 	*cluster.Cluster
-	admin      kubernetes.Interface
-	kubeconfig string
-	// oneCA has the flags of the first start, ownCAs those of the second.
-	oneCA, ownCAs []string
+	admin kubernetes.Interface
+	// common are the flags of every start, byStart those of each.
+	common  []string
+	byStart [starts][]string
 	// ends are those of CAs that end before the certificates that they issue.
 	ends []time.Time
 }
@@ -46,14 +46,18 @@ func startEnv(t *testing.T) *env {
 	config := rest.CopyConfig(c.Config)
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	e := &env{Cluster: c, admin: kubernetes.NewForConfigOrDie(config)}
-	if e.kubeconfig, err = c.WriteKubeconfig("admin", c.Config); err != nil {
+	kubeconfig, err := c.WriteKubeconfig("admin", c.Config)
+	if err != nil {
 		t.Fatal(err)
 	}
+	e.common = []string{"--kubeconfig=" + kubeconfig, "--leader-elect=false"}
 	e.bind(t, "system:node-bootstrapper", rbacv1.GroupKind, "system:authenticated")
 	e.bind(t, nodeClientRole, rbacv1.GroupKind, "parity:bootstrappers")
 	e.bind(t, nodeClientRole, rbacv1.UserKind, "named")
 	e.bind(t, "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", rbacv1.GroupKind, "parity:renewers")
-	e.writeCAs(t)
+	if err := e.writeCAs(); err != nil {
+		t.Fatal(err)
+	}
 	return e
 }
 
@@ -68,34 +72,6 @@ func (e *env) bind(t *testing.T, role, kind, name string) {
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-func (e *env) writeCAs(t *testing.T) {
-	t.Helper()
-	common := []string{"--kubeconfig=" + e.kubeconfig, "--leader-elect=false"}
-	cert, key, err := writePair(e.Dir, "ca", e.CA.CertPEM, e.CA.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.oneCA = append(common, "--controllers=csrsigning,csrapproving,csrcleaner", "--cluster-signing-duration=24h",
-		"--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key)
-	e.ownCAs = append(common, "--controllers=csrsigning,csrapproving", "--cluster-signing-duration=5m")
-	soon := time.Now().Add(4 * time.Minute).Truncate(time.Second)
-	e.ends = []time.Time{soon}
-	for _, one := range []struct {
-		flag, kind string
-		notAfter   time.Time
-	}{
-		{"kubelet-client", "RSA-2048", soon.Add(time.Hour)},
-		{"kubelet-serving", "authority", soon},
-		{"legacy-unknown", "Ed25519", soon.Add(-time.Hour)},
-	} {
-		cert, key, err := writeCA(e.Dir, one.kind, one.notAfter)
-		if err != nil {
-			t.Fatal(err)
-		}
-		e.ownCAs = append(e.ownCAs, "--cluster-signing-"+one.flag+"-cert-file="+cert, "--cluster-signing-"+one.flag+"-key-file="+key)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // table is every row.
 var table = func() map[string]row {
 	all := map[string]row{}
-	for _, part := range []map[string]row{approverRows, signerRows, certificateRows, usageRows(), cleanerRows, ownCARows} {
+	for _, part := range []map[string]row{approverRows, signerRows, certificateRows, usageRows(), cleanerRows, startRows} {
 		for key, r := range part {
 			if _, twice := all[key]; twice {
 				panic("two rows are called " + key)
@@ -43,13 +43,14 @@ func (r row) expected(ours bool) string {
 
 func TestParity(t *testing.T) {
 	env := startEnv(t)
-	own := csrControllerManager(ownBinary(t))
+	own := csrControllerManager(env.ownBinary(t))
 	theirs := env.recorded(t)
 	ours := env.pass(t, own)
 	for _, key := range slices.Sorted(maps.Keys(table)) {
 		t.Run(key, func(t *testing.T) { compare(t, table[key], theirs[key], ours[key]) })
 	}
 	t.Run("CA file with several certificates", func(t *testing.T) { env.testSeveralCertificates(t, own) })
+	t.Run("key under a wrong label", func(t *testing.T) { env.testWrongLabel(t, own) })
 	t.Run("documented", testDocumented)
 	if os.Getenv("PARITY_BINARY") == "" { // about the API server alone
 		t.Run("admission", env.testAdmission)
@@ -69,7 +70,7 @@ func testDocumented(t *testing.T) {
 	for _, found := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(string(doc), -1) {
 		documented[found[1]] = true
 	}
-	listed := map[string]bool{"ca-bundle": true} // has a test of its own
+	listed := map[string]bool{"ca-bundle": true, "key-label": true} // have tests of their own
 	for _, r := range table {
 		if r.deviation != "" {
 			listed[r.deviation] = true

@@ -18,8 +18,8 @@ const (
 	// patience is generous, as nobody waits for it but a failing test.
 	patience     = 15 * time.Second
 	pollInterval = 100 * time.Millisecond
-	// starts bounds how often a program is started until its cleaner has seen what is old.
-	starts = 8
+	// tries bounds how often a program is started until its cleaner has seen what is old.
+	tries = 8
 	// patienceForRoles is how long the API server may take to know a new role.
 	patienceForRoles = 10 * time.Second
 	// dueIn is when the live row with a condition is due.
@@ -34,12 +34,14 @@ type pass struct {
 	patience time.Duration
 	hasty    bool
 	// awake is that it has done something; a program may start slowly.
-	awake bool
-	names map[string]string // row → object
-	from  map[string]time.Time
+	awake   bool
+	running *process
+	names   map[string]string // row → object
+	from    map[string]time.Time
 }
 
-func (e *env) pass(t *testing.T, p program) map[string]outcome {
+// turn is what PARITY_PATIENCE makes hasty, if it is ours.
+func (e *env) turn(t *testing.T, p program) *pass {
 	t.Helper()
 	turn := &pass{env: e, program: p, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
 	if set := os.Getenv("PARITY_PATIENCE"); set != "" {
@@ -49,13 +51,23 @@ func (e *env) pass(t *testing.T, p program) map[string]outcome {
 		}
 		turn.patience, turn.hasty = short, p.ours
 	}
+	return turn
+}
+
+func (e *env) pass(t *testing.T, p program) map[string]outcome {
+	t.Helper()
+	turn := e.turn(t, p)
 	outcomes := map[string]outcome{}
-	first := rowsWhere(func(r row) bool { return !r.ownCA })
-	second := rowsWhere(func(r row) bool { return r.ownCA })
-	turn.seed(t, first)
-	turn.collect(t, first, turn.startCleaning(t), outcomes)
-	turn.seed(t, second)
-	turn.collect(t, second, p.start(t, e.Cluster, e.ownCAs...), outcomes)
+	for at := range starts {
+		rows := rowsWhere(func(r row) bool { return r.start == at })
+		turn.seed(t, rows)
+		if at == oneCA {
+			turn.startCleaning(t)
+		} else {
+			turn.run(t, e.byStart[at]...)
+		}
+		turn.collect(t, rows, outcomes)
+	}
 	return outcomes
 }
 
@@ -86,33 +98,38 @@ func plain(r rune) rune {
 	return r
 }
 
-// startCleaning starts the program until its cleaner has made its passes over a filled cache, and returns the last.
-func (p *pass) startCleaning(t *testing.T) *process {
+// run starts the program.
+func (p *pass) run(t *testing.T, args ...string) {
+	t.Helper()
+	p.running = p.start(t, p.env, args...)
+}
+
+// startCleaning starts the program until its cleaner has made its passes over a filled cache.
+func (p *pass) startCleaning(t *testing.T) {
 	t.Helper()
 	seen := 0
-	for try := range starts {
+	for try := range tries {
 		sentinel := fmt.Sprintf("%s-sentinel-%d", p.id, try)
 		if err := p.create(t.Context(), sentinel, old(month, gone)); err != nil {
 			t.Fatal(err)
 		}
-		running := p.start(t, p.Cluster, p.oneCA...)
+		p.run(t, p.byStart[oneCA]...)
 		if p.settle(t, map[string]string{sentinel: gone}) {
 			seen++
 		}
 		if seen == p.passes {
-			return running
+			return
 		}
 		if p.ours { // it needs no second start, and a mutant may never clean
-			return running
+			return
 		}
-		running.stop()
+		p.running.stop()
 	}
-	t.Fatalf("%s: %d of %d starts cleaned, want %d", p.id, seen, starts, p.passes)
-	return nil
+	t.Fatalf("%s: %d of %d starts cleaned, want %d", p.id, seen, tries, p.passes)
 }
 
 // collect waits until everything is as it should be, then for what is made only now, and reads what became of it all.
-func (p *pass) collect(t *testing.T, rows map[string]row, running *process, into map[string]outcome) {
+func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcome) {
 	t.Helper()
 	p.settle(t, p.wanted(rows, func(r row) bool { return !r.live }))
 	for key, r := range rows {
@@ -135,11 +152,14 @@ func (p *pass) collect(t *testing.T, rows map[string]row, running *process, into
 	objs = p.list(t)
 	for key, r := range rows {
 		into[key] = p.read(t, r, key, objs[p.names[key]])
+		if log := p.running.text(t); p.ours && !strings.Contains(log, r.log) {
+			t.Errorf("%q is not in our log for %q", r.log, key)
+		}
 	}
 	if t.Failed() {
-		t.Logf("%s", running.tail(t))
+		t.Logf("%s", p.running.tail(t))
 	}
-	running.check(t, p.ours)
+	p.running.check(t, p.ours)
 	p.clear(t)
 }
 
@@ -175,36 +195,6 @@ func (p *pass) wanted(rows map[string]row, which func(row) bool) map[string]stri
 		}
 	}
 	return wanted
-}
-
-// settle waits until every object is in its wanted state, and gives up when nothing has changed for a while.
-func (p *pass) settle(t *testing.T, wanted map[string]string) bool {
-	t.Helper()
-	last, since := "", time.Now()
-	err := wait.PollUntilContextTimeout(t.Context(), pollInterval, time.Minute, true, func(context.Context) (bool, error) {
-		objs := p.list(t)
-		var open []string
-		for name, want := range wanted {
-			if got := stateOf(objs[name]); got != want {
-				open = append(open, fmt.Sprintf("%s is %q", name, got))
-			}
-		}
-		if now := fmt.Sprint(len(open), len(objs)); now != last {
-			p.awake = p.awake || last != ""
-			last, since = now, time.Now()
-		}
-		if quiet := time.Since(since); len(open) > 0 && (quiet > patience || quiet > p.patience && p.awake) {
-			return false, fmt.Errorf("nothing happens any more: %s", strings.Join(open, "; "))
-		}
-		return len(open) == 0, nil
-	})
-	if err != nil {
-		t.Logf("%s: %v", p.id, err)
-	}
-	if err != nil && p.hasty {
-		t.FailNow()
-	}
-	return err == nil
 }
 
 // list returns this turn's objects by name.

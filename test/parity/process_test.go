@@ -1,11 +1,12 @@
 package parity
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -51,15 +52,15 @@ type process struct {
 }
 
 // start runs the program until stop or the end of the test.
-func (p program) start(t *testing.T, on *cluster.Cluster, args ...string) *process {
+func (p program) start(t *testing.T, on *env, args ...string) *process {
 	t.Helper()
-	log, err := os.Create(filepath.Join(t.TempDir(), p.id+".log"))
+	log, err := os.CreateTemp(on.Dir, p.id+"-*.log") // the guard removes that folder, whatever ends the test
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:usetesting // the end of t's would come before its clean-up
+	ctx, cancel := context.WithCancel(context.Background())
 	running := &process{log: log.Name(), ended: make(chan struct{}), cancel: cancel}
-	running.cmd = exec.CommandContext(ctx, p.binary, append(args, p.args...)...)
+	running.cmd = exec.CommandContext(ctx, p.binary, slices.Concat(on.common, args, p.args)...)
 	running.cmd.Stdout, running.cmd.Stderr = log, log
 	running.cmd.Cancel = func() error { return running.cmd.Process.Signal(p.stop) }
 	running.cmd.WaitDelay = 15 * time.Second
@@ -67,9 +68,10 @@ func (p program) start(t *testing.T, on *cluster.Cluster, args ...string) *proce
 		cancel()
 		t.Fatal(err)
 	}
-	on.Guard(running.cmd.Process)
+	release := on.Guard(running.cmd.Process)
 	go func() {
 		_ = running.cmd.Wait()
+		release()
 		_ = log.Close()
 		close(running.ended)
 	}()
@@ -85,11 +87,9 @@ func (p *process) stop() {
 // check fails the test when the process ended by itself, or was not clean.
 func (p *process) check(t *testing.T, ours bool) {
 	t.Helper()
-	select {
-	case <-p.ended:
-		t.Errorf("%s ended: %s\n%s", p.cmd.Path, p.cmd.ProcessState, p.tail(t))
+	if p.over() {
+		t.Errorf("%v: %s: %s\n%s", errEnded, p.cmd.Path, p.cmd.ProcessState, p.tail(t))
 		return
-	default:
 	}
 	p.stop()
 	if ours && !p.cmd.ProcessState.Success() {
@@ -97,23 +97,38 @@ func (p *process) check(t *testing.T, ours bool) {
 	}
 }
 
-func (p *process) tail(t *testing.T) string {
+// over is whether it has ended.
+func (p *process) over() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *process) text(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(p.log)
 	if err != nil {
 		t.Error(err)
 	}
-	lines := bytes.Split(text, []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-30):], []byte("\n")))
+	return string(text)
+}
+
+func (p *process) tail(t *testing.T) string {
+	t.Helper()
+	lines := strings.Split(p.text(t), "\n")
+	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
 // ownBinary is the one of this tree, or what PARITY_BINARY names.
-func ownBinary(t *testing.T) string {
+func (e *env) ownBinary(t *testing.T) string {
 	t.Helper()
 	if binary := os.Getenv("PARITY_BINARY"); binary != "" {
 		return binary
 	}
-	binary := filepath.Join(t.TempDir(), "csr-controller-manager")
+	binary := filepath.Join(e.Dir, "csr-controller-manager")
 	if err := cluster.BuildManager(t.Context(), "../..", binary); err != nil {
 		t.Fatal(err)
 	}

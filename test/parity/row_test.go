@@ -13,7 +13,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
@@ -57,15 +56,15 @@ type row struct {
 	// live is made while the controllers run, after everything else has settled; grants makes what the requester needs
 	// only then.
 	live, grants bool
-	// own is for the second start, where signers have CAs of their own and certificates live for five minutes.
-	ownCA bool
+	// start is when it is made.
+	start start
 	// use authenticates with the certificate.
 	use bool
 
 	want string
-	// deviation names what docs/kcm-parity.md says of a difference; ours is then what we make of the request, and
-	// message the reason and message of our Failed condition.
-	deviation, ours, message string
+	// deviation names what docs/kcm-parity.md says of a difference; ours is then what we make of the request, message
+	// the reason and message of our Failed condition, and log what our log must say.
+	deviation, ours, message, log string
 }
 
 // user is who makes a request.
@@ -121,7 +120,7 @@ func (r row) object(name string) (*certificatesv1.CertificateSigningRequest, err
 	}
 	obj.Status.Conditions = r.conditions
 	if r.stored {
-		obj.UID = types.UID(uuid.NewUUID())
+		obj.UID = uuid.NewUUID()
 		obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-r.age))
 		obj.Status.Certificate, err = r.storedCertificate()
 	}

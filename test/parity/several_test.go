@@ -1,6 +1,7 @@
 package parity
 
 import (
+	"bytes"
 	"os"
 	"slices"
 	"strings"
@@ -12,32 +13,47 @@ import (
 // belongs to the key.
 func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	t.Helper()
-	other, err := selfSigned("", time.Now().Add(time.Hour))
+	other, err := selfSigned("", time.Now().Add(time.Hour), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, key, err := writePair(t.TempDir(), "bundle", slices.Concat(e.CA.CertPEM, other), e.CA.KeyPEM)
+	e.testRefusedFiles(t, own, "bundle", slices.Concat(e.CA.CertPEM, other), e.CA.KeyPEM, "expected 1 certificate, found 2")
+}
+
+// testWrongLabel is the deviation key-label: kube-controller-manager exits, we sign.
+func (e *env) testWrongLabel(t *testing.T, own program) {
+	t.Helper()
+	if !bytes.Contains(e.CA.KeyPEM, []byte("BEGIN PRIVATE KEY")) {
+		t.Fatal("the cluster's CA key is not in PKCS#8")
+	}
+	mislabelled := bytes.ReplaceAll(e.CA.KeyPEM, []byte(" PRIVATE KEY"), []byte(" RSA PRIVATE KEY"))
+	e.testRefusedFiles(t, own, "label", e.CA.CertPEM, mislabelled, "does not contain a valid RSA or ECDSA private key")
+}
+
+// testRefusedFiles is that kube-controller-manager exits with these words, and that we sign.
+func (e *env) testRefusedFiles(t *testing.T, own program, name string, certPEM, keyPEM []byte, words string) {
+	t.Helper()
+	cert, key, err := writePair(e.Dir, name, certPEM, keyPEM)
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--kubeconfig=" + e.kubeconfig, "--leader-elect=false", "--controllers=csrsigning",
-		"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
-	theirs := kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")).start(t, e.Cluster, args...)
+	args := []string{"--controllers=csrsigning", "--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
+	theirs := kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")).start(t, e, args...)
 	select {
 	case <-theirs.ended:
 	case <-time.After(time.Minute):
-		t.Fatal("kube-controller-manager runs with two certificates in its CA file")
+		t.Fatal("kube-controller-manager runs with these files")
 	}
-	if tail := theirs.tail(t); !strings.Contains(tail, "expected 1 certificate, found 2") {
+	if tail := theirs.tail(t); !strings.Contains(tail, words) {
 		t.Errorf("kube-controller-manager ended, but said:\n%s", tail)
 	}
-	turn := &pass{env: e, program: own, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
-	turn.make(t, "bundle", client)
-	running := turn.start(t, e.Cluster, args...)
-	turn.settle(t, map[string]string{turn.names["bundle"]: approvedIssued})
-	found := turn.read(t, client, "bundle", turn.list(t)[turn.names["bundle"]])
+	turn := e.turn(t, own)
+	turn.make(t, name, client)
+	turn.run(t, args...)
+	turn.settle(t, map[string]string{turn.names[name]: approvedIssued})
+	found := turn.read(t, client, name, turn.list(t)[turn.names[name]])
 	if found.Certificate == nil || found.Certificate.Issuer != "CN=csrenv" {
 		t.Errorf("%+v is not signed by the CA of the key", found)
 	}
-	running.check(t, true)
+	turn.running.check(t, true)
 }

@@ -33,7 +33,7 @@ func unparsable(base row) row {
 var garbageCertificate = []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 
 func ended() []byte {
-	cert, err := selfSigned("", time.Now().Add(-time.Minute))
+	cert, err := selfSigned("", time.Now().Add(-time.Minute), nil)
 	if err != nil {
 		panic(err) // a mistake in the table
 	}
@@ -97,26 +97,5 @@ var cleanerRows = map[string]row{
 
 func deviates(base row, id, ours string) row {
 	base.deviation, base.ours = id, ours
-	return base
-}
-
-// ownCARows go through the second start: certificates live for five minutes, kubernetes.io/kube-apiserver-client has no
-// CA, the one for kubernetes.io/kubelet-serving ends before its certificates do, the one for legacy-unknown has ended.
-var ownCARows = map[string]row{
-	"own CA":                ownCA(byHand),
-	"own CA, approved":      ownCA(node),
-	"own CA, 10 min":        ownCA(with(byHand, func(r *row) { r.seconds = 600 })),
-	"own CA, 1 h":           ownCA(with(byHand, func(r *row) { r.seconds = 3600 })),
-	"own CA ends":           ownCA(serving),
-	"own CA ends, 10 min":   ownCA(with(serving, func(r *row) { r.seconds = 600 })),
-	"own CA ended":          ownCA(with(legacy, func(r *row) { r.want = approvedOnly })),
-	"no CA for the signer":  ownCA(with(client, func(r *row) { r.want = approvedOnly })),
-	"approved too long ago": ownCA(deviates(with(byHand, func(r *row) { r.conditions = conditions(since("Approved", 2*time.Hour)); r.want = approvedIssued }), "approved-unissued", approvedOnly)),
-	"own CA, afterwards":    with(ownCA(node), func(r *row) { r.live = true }),
-	"no CA, refused":        ownCA(with(client, func(r *row) { r.want, r.usages = approvedOnly, usages("any") })),
-}
-
-func ownCA(base row) row {
-	base.ownCA = true
 	return base
 }

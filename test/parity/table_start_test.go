@@ -1,0 +1,44 @@
+package parity
+
+import "time"
+
+// startRows are what depends on the flags.
+var startRows = map[string]row{
+	"own CA":                own(byHand),
+	"own CA, approved":      own(node),
+	"own CA, 10 min":        own(with(byHand, func(r *row) { r.seconds = 600 })),
+	"own CA, 1 h":           own(with(byHand, func(r *row) { r.seconds = 3600 })),
+	"own CA ends":           own(serving),
+	"own CA ends, 10 min":   own(with(serving, func(r *row) { r.seconds = 600 })),
+	"own CA ended":          own(with(legacy, func(r *row) { r.want = approvedOnly })),
+	"no CA for the signer":  own(with(client, func(r *row) { r.want = approvedOnly })),
+	"approved too long ago": own(deviates(with(byHand, func(r *row) { r.conditions = conditions(since("Approved", 2*time.Hour)); r.want = approvedIssued }), "approved-unissued", approvedOnly)),
+	"own CA, afterwards":    with(own(node), func(r *row) { r.live = true }),
+	"no CA, refused":        own(with(client, func(r *row) { r.want, r.usages = approvedOnly, usages("any") })),
+
+	"default lifetime":             byDefault(client),
+	"default lifetime, 30 days":    byDefault(with(client, func(r *row) { r.seconds = 30 * 24 * 3600 })),
+	"default lifetime, 365 days":   byDefault(with(client, func(r *row) { r.seconds = 365 * 24 * 3600 })),
+	"default lifetime, 400 days":   byDefault(with(client, func(r *row) { r.seconds = 400 * 24 * 3600 })),
+	"default lifetime, afterwards": byDefault(with(client, func(r *row) { r.live = true })),
+	"CA that is none":              unfit(byHand, "unfit-ca", "is not a CA"),
+	"CA that may not sign":         unfit(legacy, "unfit-ca", "may not sign certificates"),
+	"CA not yet valid":             unfit(serving, "ca-not-yet-valid", "is not valid before"),
+}
+
+func own(base row) row {
+	base.start = ownCAs
+	return base
+}
+
+func byDefault(base row) row {
+	base.start = defaults
+	return base
+}
+
+// unfit is base with a CA that we refuse for what log says.
+func unfit(base row, id, log string) row {
+	base = byDefault(deviates(base, id, approvedOnly))
+	base.log = log
+	return base
+}
