@@ -3,10 +3,11 @@ package main
 // What is in a certificate, and how long it lives.
 var certificateMutations = []mutation{
 	{"lifetime: default", "pkg/ca/profile.go", "return p.config.Lifetime\n", "return p.config.MinLifetime\n"},
+	{"lifetime: default, 365 days", "pkg/ca/profile.go", "DefaultLifetime = 365 * 24 * time.Hour", "DefaultLifetime = 364 * 24 * time.Hour"},
 	{"lifetime: ceiling", "pkg/ca/profile.go", "return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)", "return max(wish, p.config.MinLifetime)"},
 	{"lifetime: wish", "pkg/ca/profile.go", "return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)", "return p.config.MaxLifetime"},
 	{"lifetime: ceiling before floor", "pkg/ca/profile.go", "return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)", "return max(min(wish, p.config.MaxLifetime), p.config.MinLifetime)"},
-	{"lifetime: seconds of the request", "pkg/csr/request.go", "lifetime = time.Duration(*seconds) * time.Second", "lifetime = time.Duration(*seconds) * time.Millisecond"},
+	{"lifetime: seconds of the request", "pkg/csr/request.go", "time.Duration(*seconds)*time.Second", "time.Duration(*seconds)*time.Millisecond"},
 	{"validity: backdating", "pkg/ca/issue.go", "now.Add(-Backdate), now.Add(lifetime)", "now, now.Add(lifetime)"},
 	{"validity: 8 h rule", "pkg/ca/issue.go", "if lifetime >= shortLived {", "if true {"},
 	{"validity: 8 h rule, at 8 h", "pkg/ca/issue.go", "if lifetime >= shortLived {", "if lifetime > shortLived {"},
@@ -36,6 +37,9 @@ var certificateMutations = []mutation{
 	{"certificate: one block", "pkg/ca/issue.go", "PEM:       pem.EncodeToMemory(&pem.Block{Type: \"CERTIFICATE\", Bytes: der}),", "PEM:       append(pem.EncodeToMemory(&pem.Block{Type: \"CERTIFICATE\", Bytes: der}), a.CertificatePEM()...),"},
 	{"PEM: trailing data is ignored", "pkg/csr/request.go", "block, _ := pem.Decode(data)\n\tif block == nil ||", "block, rest := pem.Decode(data)\n\tif block == nil || len(rest) > 0 ||"},
 	{"PEM: headers are ignored", "pkg/csr/request.go", "if block == nil ||", "if block == nil || len(block.Headers) > 0 ||"},
+	{"CA: key in PKCS#8", "pkg/ca/key.go", "x509.ParsePKCS8PrivateKey(der); err == nil {", "x509.ParsePKCS8PrivateKey(der); err == nil && key == nil {"},
+	{"CA: key in PKCS#1", "pkg/ca/key.go", "x509.ParsePKCS1PrivateKey(der); err == nil {", "x509.ParsePKCS1PrivateKey(der); err == nil && key == nil {"},
+	{"CA: key in SEC 1", "pkg/ca/key.go", "x509.ParseECPrivateKey(der); err == nil {", "x509.ParseECPrivateKey(der); err == nil && key == nil {"},
 	{"configuration: CA of a signer", "controllers/configuration.go", "\t\tif pairs[source] == nil {\n", "\t\tfor _, first := range c.Signers[:min(1, len(c.Signers))] {\n\t\t\tsource = first.CA\n\t\t}\n\t\tif pairs[source] == nil {\n"},
 	{"configuration: signers without a CA are left out", "controllers/configuration.go", "\tif c.CA != (config.CA{}) {\n", "\tif len(c.Signers) > 0 && c.CA == (config.CA{}) {\n\t\tc.CA = c.Signers[0].CA\n\t}\n\tif c.CA != (config.CA{}) {\n"},
 }

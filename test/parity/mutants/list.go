@@ -30,7 +30,7 @@ var approverMutations = []mutation{
 	{"approver: name of the requester", "pkg/authz/authz.go", "User:               who.Username,", "User:               \"somebody\","},
 	{"approver: asks again", "controllers/approver/reconciler.go", "if decision.Verdict != Wait {", "if decision.Verdict >= Ignore {"},
 	{"approver: never denies", "controllers/approver/reconciler.go", "case decision.Verdict == Deny && r.Denial == DenialPermanent:", "case decision.Verdict == Deny:"},
-	{"approver: writes Approved", "controllers/approver/reconciler.go", "kind := certificatesv1.CertificateApproved", "kind := certificatesv1.CertificateDenied"},
+	{"approver: writes Approved", "controllers/approver/reconciler.go", "kind = certificatesv1.CertificateApproved", "kind = certificatesv1.CertificateDenied"},
 	{"approver: reason", "controllers/approver/decision.go", "Reason: \"AutoApproved\"", "Reason: \"Approved\""},
 	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet"},
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client"},

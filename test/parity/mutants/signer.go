@@ -49,6 +49,10 @@ var signerMutations = []mutation{
 	{"deviation: forbidden subjects", "controllers/signer/profile.go", "return []string{\"O=system:masters\"}", "return nil"},
 	{"deviation: forbidden subjects, whole value", "controllers/signer/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}"},
 	{"deviation: forbidden subjects, organization only", "pkg/ca/profile.go", "values := subject.Organization", "values := append([]string{subject.CommonName}, subject.Organization...)"},
-	{"deviation: forbidden subjects, one signer", "controllers/signer/profile.go", "if signerName == certificatesv1.KubeAPIServerClientSignerName {", "if signerName != \"\" {"},
+	{"deviation: forbidden subjects, not for legacy-unknown", "controllers/signer/profile.go", "if signerName == LegacyUnknownSignerName {", "if false {"},
 	{"deviation: bundles of CA certificates", "pkg/ca/authority.go", "\tif len(certs) == 0 {", "\tif len(certs) != 1 {"},
+	{"deviation: label of a key", "pkg/ca/key.go", "if key == nil {", "if _, err := x509.ParsePKCS8PrivateKey(block.Bytes); key == nil || err == nil && block.Type != \"PRIVATE KEY\" {"},
+	{"deviation: CA that is none", "pkg/ca/authority.go", "if !cert.BasicConstraintsValid || !cert.IsCA {", "if false {"},
+	{"deviation: CA that may not sign", "pkg/ca/authority.go", "if cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0 {", "if false {"},
+	{"deviation: CA not yet valid", "pkg/ca/authority.go", "if now.Before(a.cert.NotBefore) {", "if false {"},
 }
