@@ -4,8 +4,6 @@ import (
 	"flag"
 	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // A flag that is defined but not noted would be missing in the help, and mistakes in it would not name it.
@@ -21,16 +19,4 @@ func TestEveryFlagIsNoted(t *testing.T) {
 			t.Errorf("--%s has no field or no group", each.Name)
 		}
 	})
-}
-
-// As in kube-controller-manager the flag adds up when it is given twice; it still overrides the file as a whole.
-func TestControllersGivenTwice(t *testing.T) {
-	t.Parallel()
-	configuration, err := load(t, "controllers: [signer]\nsigning: {secret: ns/ca}\n", "--controllers=approver", "--controllers=cleaner")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"approver", "cleaner"}, configuration.Controllers); diff != "" {
-		t.Errorf("controllers (-want +got):\n%s", diff)
-	}
 }
