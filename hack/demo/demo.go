@@ -29,7 +29,7 @@ const patience = 20 * time.Second
 type demo struct {
 	begin   time.Time
 	cluster *cluster.Cluster
-	manager *process
+	manager *cluster.Process
 
 	admin      client.Client
 	kubeconfig string       // the administrator's
@@ -73,9 +73,9 @@ func (d *demo) startCluster() error {
 func (d *demo) stop(failed bool) error {
 	var errs []error
 	if d.manager != nil {
-		errs = append(errs, d.manager.stop())
+		errs = append(errs, d.manager.Stop())
 		if failed {
-			fmt.Fprintf(os.Stderr, "\nthe end of the manager's log:\n%s\n", d.manager.lastLines(15))
+			fmt.Fprintf(os.Stderr, "\nthe end of the manager's log:\n%s\n", d.manager.Tail(15))
 		}
 	}
 	if d.cluster != nil {

@@ -33,14 +33,12 @@ Up until Ctrl-C. In another shell:
 
 The manager's log: %s
 
-`, d.kubeconfig, filepath.Dir(kubectlPath()), alice, bootstrap, d.manager.logFile)
+`, d.kubeconfig, filepath.Dir(kubectlPath()), alice, bootstrap, d.manager.LogFile)
 	<-ctx.Done()
-	select {
-	case <-d.manager.done:
+	if d.manager.Ended() != nil {
 		return context.Cause(ctx)
-	default:
-		return nil
 	}
+	return nil
 }
 
 // manifest writes a request to a file and returns its path.

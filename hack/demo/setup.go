@@ -41,14 +41,10 @@ func (d *demo) setUp(ctx context.Context, binary string, ended context.CancelCau
 	if err := d.createBindings(ctx); err != nil {
 		return err
 	}
-	if d.manager, err = startManager(binary, d.kubeconfig, d.cluster.Dir, ended); err != nil {
+	if err := d.startManager(ctx, binary, ended); err != nil {
 		return err
 	}
-	d.cluster.Guard(d.manager.cmd.Process)
-	if err := d.manager.ready(ctx); err != nil {
-		return err
-	}
-	d.say("%s --signing-secret %s runs as process %d and is ready", binary, signingSecret, d.manager.cmd.Process.Pid)
+	d.say("%s --signing-secret %s runs as process %d and is ready", binary, signingSecret, d.manager.Pid())
 	return d.waitForToken(ctx)
 }
 

@@ -123,7 +123,6 @@ func (b *bench) compare(ctx context.Context, title string, round func(context.Co
 			}
 		}
 	}
-	fmt.Println(r)
 	return r, nil
 }
 
@@ -160,7 +159,7 @@ func (b *bench) backlog(ctx context.Context, s *subject) (rate float64, err erro
 	if err := createAll(ctx, b.node, requests, b.creators); err != nil {
 		return 0, err
 	}
-	stop, err := s.start(ctx, b.cluster)
+	stop, err := s.start(b.cluster)
 	if err != nil {
 		return 0, err
 	}
@@ -174,7 +173,7 @@ func (b *bench) backlog(ctx context.Context, s *subject) (rate float64, err erro
 
 // with runs s around work, which starts once s has issued a first certificate.
 func (b *bench) with(ctx context.Context, s *subject, work func(context.Context) error) error {
-	stop, err := s.start(ctx, b.cluster)
+	stop, err := s.start(b.cluster)
 	if err != nil {
 		return err
 	}

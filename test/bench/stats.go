@@ -15,15 +15,18 @@ type result struct {
 // ratio is above 1 when ours is the faster one.
 func (r *result) ratio() float64 { return median(r.ours) / median(r.kcm) }
 
+// noise is the larger one of the halves of both spreads.
+func (r *result) noise() float64 { return max(halfSpread(r.ours), halfSpread(r.kcm)) }
+
 func (r *result) String() string {
 	return fmt.Sprintf("%s: median ours %.0f/s (±%.0f%%), kube-controller-manager %.0f/s (±%.0f%%), ratio %.2f",
-		r.title, median(r.ours), 100*noise(r.ours), median(r.kcm), 100*noise(r.kcm), r.ratio())
+		r.title, median(r.ours), 100*halfSpread(r.ours), median(r.kcm), 100*halfSpread(r.kcm), r.ratio())
 }
 
-// verdict is an error when ours is the slower one.
+// verdict is an error when ours is slower by more than the noise.
 func (r *result) verdict() error {
-	if r.ratio() < 1 {
-		return fmt.Errorf("ours is slower: %s", r)
+	if r.ratio()+r.noise() < 1 {
+		return fmt.Errorf("ours is slower by more than the noise: ratio %.2f and noise %.2f make less than 1, %s", r.ratio(), r.noise(), r.title)
 	}
 	return nil
 }
@@ -37,8 +40,8 @@ func median(values []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
-// noise is half of the spread, as a share of the median.
-func noise(values []float64) float64 {
+// halfSpread is half of the spread, as a share of the median.
+func halfSpread(values []float64) float64 {
 	return (slices.Max(values) - slices.Min(values)) / 2 / median(values)
 }
 

@@ -96,9 +96,10 @@ func (c *Cluster) prepare(tokens []Token) (err error) {
 	return err
 }
 
-// Stop ends the control plane and removes what it left.
+// Stop ends the control plane and removes what it left. What does not end by itself the guard ends.
 func (c *Cluster) Stop() error {
-	return errors.Join(c.Env.Stop(), c.guard.stop(), os.RemoveAll(c.Dir))
+	err := c.Env.Stop()
+	return errors.Join(err, c.guard.stop(err == nil), os.RemoveAll(c.Dir))
 }
 
 // WriteKubeconfig writes cfg to a file of its own and returns its path.
