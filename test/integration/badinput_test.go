@@ -8,44 +8,18 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/pem"
-	"fmt"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 )
-
-// startLoop runs the three controllers in process on the shared control plane, for the duration of the test.
-func startLoop(t testing.TB, opts csrenv.Options) *csrenv.Env {
-	t.Helper()
-	if opts.CA == nil {
-		opts.CA = shared.CA
-	}
-	opts.SkipRBAC = true
-	env, err := csrenv.Start(t.Context(), shared.Config, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return env
-}
 
 // TestBadInput sends what was seen in the wild, each through the approval of somebody careless where the approver has
 // no say, and then something good, which must not notice.
@@ -177,124 +151,5 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 		if extension.Id.Equal(asn1.ObjectIdentifier{1, 2, 3, 4}) {
 			t.Error("issued an extension that was asked for")
 		}
-	}
-}
-
-// TestFloodDelaysNobody lets one requester without permission keep hundreds of requests pending: another one's is
-// issued as fast as ever, and the flood causes few Events.
-func TestFloodDelaysNobody(t *testing.T) {
-	const flood = 500
-	startLoop(t, csrenv.Options{})
-	grant(t, "flooder", mayCreate)
-	grant(t, "joiner", mayCreate)
-	grant(t, "joiner", mayJoin)
-	flooder, body := as(t, "flooder"), nodeRequest(t, "victim").Spec.Request
-	var workers sync.WaitGroup
-	for range 10 {
-		workers.Go(func() {
-			for range flood / 10 {
-				obj := nodeRequest(t, "victim", func(obj *request) {
-					obj.GenerateName, obj.Labels, obj.Spec.Request = "aaa-flood-", map[string]string{"flood": "yes"}, body
-				})
-				if err := flooder.Create(t.Context(), obj); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	workers.Wait()
-	t.Cleanup(func() {
-		if err := admin.DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
-			t.Error(err)
-		}
-	})
-	start := time.Now()
-	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "good")), csr.Issued)
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("a good request took %s", took)
-	}
-	var flooded []request
-	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := admin.List(t.Context(), list, client.MatchingLabels{"flood": "yes"}); err != nil {
-		t.Fatal(err)
-	}
-	told := 0
-	for _, obj := range list.Items {
-		if csr.StateOf(&obj) == csr.Pending {
-			flooded = append(flooded, obj)
-		}
-	}
-	for _, obj := range flooded[:50] {
-		told += len(eventsOf(t.Context(), t, &obj))
-	}
-	if len(flooded) != flood || told > 20 {
-		t.Errorf("%d of %d are pending, %d Events about the first 50", len(flooded), flood, told)
-	}
-}
-
-// TestFilesAreReloaded replaces the CA files as an administrator would: what waits is signed at once, a half-written
-// pair changes nothing, and several certificates in one file are fine.
-func TestFilesAreReloaded(t *testing.T) {
-	dir := t.TempDir()
-	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
-	profiles := func(o *controllers.Options) {
-		pair := signer.NewKeyPair(signer.Files{Cert: certFile, Key: keyFile})
-		for name, one := range o.Signer.Signers {
-			one.KeyPair = pair
-			o.Signer.Signers[name] = one
-		}
-	}
-	startLoop(t, csrenv.Options{Customize: profiles})
-	waiting := reaches(t, createRequest(t, admin, nodeRequest(t, "one")), csr.Approved)
-	hasEvent(t, waiting, "CAMissing", "no such file")
-
-	first, second := newCA(t), newCA(t)
-	write(t, keyFile, first.KeyPEM)
-	write(t, certFile, first.CertPEM)
-	issuedBy(t, reaches(t, waiting, csr.Issued), first)
-
-	write(t, keyFile, second.KeyPEM) // half of the new pair
-	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "two")), csr.Issued), first)
-
-	write(t, certFile, append(append([]byte("# old and new\n"), first.CertPEM...), second.CertPEM...))
-	eventually(t, "the new CA signs", func(context.Context) error {
-		obj := createRequest(t, admin, nodeRequest(t, "three"))
-		if err := leaf(t, reaches(t, obj, csr.Issued)).CheckSignatureFrom(certificate(t, second)); err != nil {
-			return fmt.Errorf("another one signs: %w", err)
-		}
-		return nil
-	})
-}
-
-func newCA(t *testing.T) *csrenv.CA {
-	t.Helper()
-	made, err := csrenv.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
-}
-
-func write(t *testing.T, file string, data []byte) {
-	t.Helper()
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func certificate(t *testing.T, of *csrenv.CA) *x509.Certificate {
-	t.Helper()
-	block, _ := pem.Decode(of.CertPEM)
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
-}
-
-func issuedBy(t *testing.T, obj *request, by *csrenv.CA) {
-	t.Helper()
-	if err := leaf(t, obj).CheckSignatureFrom(certificate(t, by)); err != nil {
-		t.Errorf("request %s: %v", obj.Name, err)
 	}
 }

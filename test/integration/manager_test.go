@@ -3,196 +3,32 @@ package integration
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
-
-const systemNamespace = "csr-controller-manager-system"
-
-// binary builds the manager once.
-var binary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(shared.Dir, "csr-controller-manager")
-	return path, cluster.BuildManager(context.Background(), "../..", path)
-})
-
-// installRBAC applies config/rbac as it is shipped.
-func installRBAC(t *testing.T) {
-	t.Helper()
-	for _, file := range []string{"namespace", "service_account", "approver", "signer", "cleaner", "signing_secret", "leader_election", "bindings"} {
-		data, err := os.ReadFile(filepath.Join("..", "..", "config", "rbac", file+".yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-		for {
-			obj := &unstructured.Unstructured{}
-			if err := documents.Decode(obj); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-			if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
-				t.Fatalf("%s: %v", file, err)
-			}
-		}
-	}
-}
-
-// serviceAccountConfig authenticates as the ServiceAccount that config/rbac binds.
-func serviceAccountConfig(t *testing.T) *rest.Config {
-	t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
-	token := &authenticationv1.TokenRequest{}
-	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
-		t.Fatal(err)
-	}
-	cfg := rest.AnonymousClientConfig(shared.Config)
-	cfg.BearerToken = token.Status.Token
-	return cfg
-}
-
-// process is a running manager.
-type process struct {
-	command *exec.Cmd
-	log     *bytes.Buffer
-	probes  string
-	metrics string
-	done    chan error
-}
-
-// startManager runs the real binary as cfg's user, and stops it with the test.
-func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
-	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := shared.WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-"), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &process{log: &bytes.Buffer{}, probes: freeAddress(t), metrics: freeAddress(t), done: make(chan error, 1)}
-	p.command = exec.Command(path, append([]string{
-		"--kubeconfig", kubeconfig, "--signing-secret", systemNamespace + "/csr-signer",
-		"--leader-elect-resource-namespace", systemNamespace, "-v", "1",
-		"--health-probe-bind-address", p.probes, "--metrics-bind-address", p.metrics,
-	}, args...)...)
-	p.command.Stderr = p.log
-	if err := p.command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	shared.Guard(p.command.Process)
-	go func() { p.done <- p.command.Wait() }()
-	t.Cleanup(func() {
-		_ = p.command.Process.Kill()
-		_ = p.wait(t)
-		if t.Failed() {
-			t.Logf("log of the manager:\n%s", p.log)
-		}
-		if strings.Contains(p.log.String(), "DATA RACE") {
-			t.Errorf("data race in the manager:\n%s", p.log)
-		}
-	})
-	return p
-}
-
-// wait waits for the end of the process and returns how it ended, as often as it is asked.
-func (p *process) wait(t *testing.T) error {
-	t.Helper()
-	select {
-	case err := <-p.done:
-		p.done <- err
-		return err
-	case <-time.After(patience):
-		t.Fatal("the manager does not stop")
-		return nil
-	}
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
-}
-
-// get returns the status and the body of a page of the manager, or 0 while it does not listen.
-func get(ctx context.Context, address, path string) (int, string) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return 0, err.Error()
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer func() { _ = response.Body.Close() }()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return response.StatusCode, string(body)
-}
-
-// answers waits until a page has status and contains each of parts.
-func (p *process) answers(t *testing.T, address, path string, status int, parts ...string) {
-	t.Helper()
-	eventually(t, path, func(ctx context.Context) error {
-		got, body := get(ctx, address, path)
-		if got != status {
-			return fmt.Errorf("status %d, want %d: %s", got, status, body)
-		}
-		for _, part := range parts {
-			if !strings.Contains(body, part) {
-				return fmt.Errorf("%q is not in: %s", part, body)
-			}
-		}
-		return nil
-	})
-}
-
-func signingSecret(cert, key []byte) *corev1.Secret {
-	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-signer"},
-		Type:       corev1.SecretTypeTLS,
-		Data:       map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
-	}
-}
 
 // TestManager runs the whole manager as it is shipped, under the shipped roles: without a CA, with one, with a bad one.
 func TestManager(t *testing.T) {
 	installRBAC(t)
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
-	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false")
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "-v", "10")
 
 	// No CA yet: it runs, and says so.
 	p.answers(t, p.probes, "/healthz", http.StatusOK)
@@ -227,7 +63,7 @@ func TestManager(t *testing.T) {
 		t.Errorf("refused request is %s, want Pending", got)
 	}
 
-	// A node renews by itself once it may.
+	// All of that is counted.
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
 		`csr_approver_decisions_total{reason="AutoApproved",rule="nodeclient",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Approve"} 2`,
 		`csr_approver_decisions_total{reason="NotAuthorized",rule="",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Wait"} 1`,
@@ -235,18 +71,32 @@ func TestManager(t *testing.T) {
 		`csr_signer_ca_reloads_total{result="rejected"} 2`,
 		`csr_signer_ca_not_after_seconds{signer="kubernetes.io/kubelet-serving"}`)
 
-	if err := p.command.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.wait(t); err != nil {
+	checkStop(t, p)
+}
+
+// checkStop stops the manager, and checks that nothing went wrong and that its log is silent about the key.
+func checkStop(t *testing.T, p *process) {
+	t.Helper()
+	if err := p.Stop(); err != nil {
 		t.Errorf("stopped with %v, want a clean exit", err)
 	}
-	if strings.Contains(p.log.String(), string(bytes.TrimSpace(shared.CA.KeyPEM)[30:60])) {
-		t.Error("the log holds the key")
+	log := p.log(t)
+	for _, part := range secretParts(shared.CA.KeyPEM) {
+		if strings.Contains(log, part) {
+			t.Error("the log holds the key")
+		}
 	}
-	if strings.Contains(p.log.String(), "forbidden") {
-		t.Errorf("the shipped roles do not suffice:\n%s", p.log)
+	if strings.Contains(log, "forbidden") {
+		t.Errorf("the shipped roles do not suffice:\n%s", log)
 	}
+}
+
+// secretParts returns parts of the middle of a PKCS#8 P-256 key, as it is in a file and as it is in a Secret: all such
+// keys begin the same, and end with the public key.
+func secretParts(keyPEM []byte) []string {
+	line := bytes.Split(keyPEM, []byte("\n"))[2][:24]
+	at := (bytes.Index(keyPEM, line) + 2) / 3 * 3
+	return []string{string(line), base64.StdEncoding.EncodeToString(keyPEM[at : at+18])}
 }
 
 // TestManagerCleans deletes what is due when the manager starts, and what becomes due while it runs.
@@ -286,49 +136,6 @@ cleaning:
 		})
 	}
 	reload(t, fresh)
-}
-
-// TestLeaderElection hands over when the leader stops: it gives the Lease back, and the standby is warm.
-func TestLeaderElection(t *testing.T) {
-	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
-	grant(t, "joiner", mayCreate)
-	grant(t, "joiner", mayJoin)
-	first := startManager(t, serviceAccountConfig(t))
-	leader := leaderAfter(t, "")
-	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "first")), csr.Issued)
-
-	second := startManager(t, serviceAccountConfig(t))
-	second.answers(t, second.probes, "/readyz", http.StatusOK) // warm: it knows the CA
-	if err := first.command.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := first.wait(t); err != nil {
-		t.Errorf("the leader stopped with %v", err)
-	}
-	start := time.Now()
-	leaderAfter(t, leader)
-	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "second")), csr.Issued)
-	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("the standby took %s, the Lease was not given back", took)
-	}
-}
-
-// leaderAfter waits for a holder of the Lease that is not the one before.
-func leaderAfter(t *testing.T, before string) string {
-	t.Helper()
-	lease := &coordinationv1.Lease{}
-	eventually(t, "a new leader", func(ctx context.Context) error {
-		err := admin.Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: "csr-controller-manager"}, lease)
-		if err != nil {
-			return err
-		}
-		if holder := lease.Spec.HolderIdentity; holder == nil || *holder == "" || *holder == before {
-			return errors.New("there is none")
-		}
-		return nil
-	})
-	return *lease.Spec.HolderIdentity
 }
 
 func TestManagerRefusesBadConfiguration(t *testing.T) {

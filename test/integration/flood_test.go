@@ -1,0 +1,191 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// flood is many requests of requesters who may not join, all pending.
+type flood struct {
+	users, each int
+
+	body    []byte
+	refused int // what was before
+}
+
+// atOnce is how many Events a requester may cause at once; one a minute is added.
+const atOnce = 10
+
+// TestFloodDelaysNobody lets requesters without permission keep hundreds of requests pending: another one's is issued
+// as ever, and each of them causes as many Events as are allowed at once.
+func TestFloodDelaysNobody(t *testing.T) {
+	for name, f := range map[string]flood{
+		"one requester":   {users: 1, each: 400},
+		"many requesters": {users: 20, each: 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			startLoop(t, csrenv.Options{})
+			grant(t, "joiner", mayCreate)
+			grant(t, "joiner", mayJoin)
+			eventuallyAllowed(t, "joiner", true)
+			before, start := issue(t), time.Now()
+			f.run(t)
+			if took, bound := issue(t), 10*before+3*time.Second; took > bound {
+				t.Errorf("a good request took %s, and %s before: want at most %s", took, before, bound)
+			}
+			f.check(t, start)
+		})
+	}
+}
+
+// issue returns how long a good request takes.
+func issue(t *testing.T) time.Duration {
+	t.Helper()
+	start := time.Now()
+	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "good")), csr.Issued)
+	return time.Since(start)
+}
+
+// impersonate returns a client of a user in group flooders.
+func impersonate(t *testing.T, user string) client.Client {
+	t.Helper()
+	cfg := rest.CopyConfig(shared.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"flooders"}}
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// request is one of the flood; all have one key, which is dear.
+func (f *flood) request(t *testing.T) *request {
+	return nodeRequest(t, "victim", func(obj *request) {
+		obj.GenerateName, obj.Labels, obj.Spec.Request = "aaa-flood-", map[string]string{"flood": "yes"}, f.body
+	})
+}
+
+// run creates the flood, as all users at a time, and with ten clients at least.
+func (f *flood) run(t *testing.T) {
+	t.Helper()
+	f.body, f.refused = nodeRequest(t, "victim").Spec.Request, refusals(t)
+	create(t, admin, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: mayCreate},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "flooders"}},
+	})
+	t.Cleanup(func() {
+		if err := admin.DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, "flooders may create requests", func(ctx context.Context) error {
+		return impersonate(t, "flooder-0").Create(ctx, f.request(t), client.DryRunAll)
+	})
+	const creators = 10
+	left := make(chan client.Client, f.users*f.each)
+	for user := range f.users {
+		c := impersonate(t, fmt.Sprintf("flooder-%d", user))
+		for range f.each {
+			left <- c
+		}
+	}
+	close(left)
+	var workers sync.WaitGroup
+	for range creators {
+		workers.Go(func() {
+			for c := range left {
+				if err := c.Create(t.Context(), f.request(t)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// check waits until the loop has looked at all of the flood and told what it tells, and counts Events by requester.
+func (f *flood) check(t *testing.T, start time.Time) {
+	t.Helper()
+	requesters := pending(t)
+	if len(requesters) != f.users*f.each {
+		t.Fatalf("%d requests are pending, want %d", len(requesters), f.users*f.each)
+	}
+	eventually(t, "all are looked at", func(context.Context) error {
+		if got := refusals(t) - f.refused; got < len(requesters) {
+			return fmt.Errorf("%d of %d are", got, len(requesters))
+		}
+		return nil
+	})
+	// What is recorded later is written later, but for what is being written at the same time.
+	marker := createRequest(t, impersonate(t, "marker"), nodeRequest(t, "victim"))
+	hasEvent(t, marker, "NotAuthorized", `user "marker"`)
+	most := atOnce + 1 + int(time.Since(start).Minutes())
+	eventually(t, "each requester is told", func(ctx context.Context) error {
+		told, err := eventsByRequester(ctx, requesters)
+		if err != nil {
+			return err
+		}
+		for user := range f.users {
+			name := fmt.Sprintf("flooder-%d", user)
+			if got := told[name]; got > most {
+				t.Fatalf("%d Events about %d requests of %s, want at most %d", got, f.each, name, most)
+			} else if got < atOnce {
+				return fmt.Errorf("%d Events about requests of %s, want %d", got, name, atOnce)
+			}
+		}
+		return nil
+	})
+}
+
+// pending returns the requesters of the flood's requests that are.
+func pending(t *testing.T) map[types.UID]string {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := admin.List(t.Context(), list, client.MatchingLabels{"flood": "yes"}); err != nil {
+		t.Fatal(err)
+	}
+	requesters := map[types.UID]string{}
+	for _, obj := range list.Items {
+		if csr.StateOf(&obj) == csr.Pending {
+			requesters[obj.UID] = obj.Spec.Username
+		}
+	}
+	return requesters
+}
+
+// refusals is how often a loop found somebody not authorized, once for each request.
+func refusals(t *testing.T) int {
+	t.Helper()
+	return counted(t, "csr_approver_decisions_total", map[string]string{"reason": "NotAuthorized"})
+}
+
+// eventsByRequester counts the Events about requests that are known.
+func eventsByRequester(ctx context.Context, requesters map[types.UID]string) (map[string]int, error) {
+	events := &eventsv1.EventList{}
+	if err := admin.List(ctx, events); err != nil {
+		return nil, err
+	}
+	told := map[string]int{}
+	for _, event := range events.Items {
+		if user, known := requesters[event.Regarding.UID]; known {
+			told[user]++
+		}
+	}
+	return told, nil
+}

@@ -1,0 +1,171 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+const systemNamespace = "csr-controller-manager-system"
+
+// binary builds the manager once.
+var binary = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(shared.Dir, "csr-controller-manager")
+	return path, cluster.BuildManager(context.Background(), "../..", path)
+})
+
+// installRBAC applies config/rbac as it is shipped.
+func installRBAC(t *testing.T) {
+	t.Helper()
+	for _, file := range []string{"namespace", "service_account", "approver", "signer", "cleaner", "signing_secret", "leader_election", "bindings"} {
+		data, err := os.ReadFile(filepath.Join("..", "..", "config", "rbac", file+".yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+		for {
+			obj := &unstructured.Unstructured{}
+			if err := documents.Decode(obj); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+				t.Fatalf("%s: %v", file, err)
+			}
+		}
+	}
+}
+
+// serviceAccountConfig authenticates as the ServiceAccount that config/rbac binds.
+func serviceAccountConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
+	token := &authenticationv1.TokenRequest{}
+	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg.BearerToken = token.Status.Token
+	return cfg
+}
+
+// process is a running manager.
+type process struct {
+	*cluster.Process
+	probes  string
+	metrics string
+}
+
+// startManager runs the real binary as cfg's user, and stops it with the test.
+func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.ReplaceAll(t.Name(), "/", "-")
+	kubeconfig, err := shared.WriteKubeconfig(name, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{probes: freeAddress(t), metrics: freeAddress(t)}
+	p.Process, err = shared.StartProcess(name, path, append([]string{
+		"--kubeconfig", kubeconfig, "--signing-secret", systemNamespace + "/csr-signer",
+		"--leader-elect-resource-namespace", systemNamespace, "-v", "1",
+		"--health-probe-bind-address", p.probes, "--metrics-bind-address", p.metrics,
+	}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() {
+			t.Logf("the end of the manager's log:\n%s", p.Tail(100))
+		}
+		if log := p.log(t); strings.Contains(log, "DATA RACE") {
+			t.Errorf("data race in the manager:\n%s", log)
+		}
+	})
+	return p
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	address, err := cluster.FreeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return address
+}
+
+// log returns all that the manager has written.
+func (p *process) log(t *testing.T) string {
+	t.Helper()
+	text, err := p.Log()
+	if err != nil {
+		t.Error(err)
+	}
+	return text
+}
+
+// get returns the status and the body of a page of the manager, or 0 while it does not listen.
+func get(ctx context.Context, address, path string) (int, string) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(body)
+}
+
+// answers waits until a page has status and contains each of parts.
+func (p *process) answers(t *testing.T, address, path string, status int, parts ...string) {
+	t.Helper()
+	eventually(t, path, func(ctx context.Context) error {
+		got, body := get(ctx, address, path)
+		if got != status {
+			return fmt.Errorf("status %d, want %d: %s", got, status, body)
+		}
+		for _, part := range parts {
+			if !strings.Contains(body, part) {
+				return fmt.Errorf("%q is not in: %s", part, body)
+			}
+		}
+		return nil
+	})
+}
+
+func signingSecret(cert, key []byte) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-signer"},
+		Type:       corev1.SecretTypeTLS,
+		Data:       map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}
+}
