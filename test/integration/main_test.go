@@ -39,7 +39,6 @@ func runTests(m *testing.M) (code int, err error) {
 	shared, err = cluster.Start(
 		cluster.Token{Token: "joiner-token", User: "joiner", UID: "j-1", Groups: "joiners"},
 		cluster.Token{Token: "stranger-token", User: "stranger", UID: "s-1", Groups: "strangers"},
-		cluster.Token{Token: "flooder-token", User: "flooder", UID: "f-1", Groups: "flooders"},
 	)
 	if err != nil {
 		return 1, err

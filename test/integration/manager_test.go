@@ -55,23 +55,31 @@ func TestManager(t *testing.T) {
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "two")), csr.Issued)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 
-	// What must not be approved is not, and says why.
+	refuses(t)
+	counts(t, p)
+	checkStop(t, p)
+}
+
+// refuses checks that what must not be approved is not, and that it is said why.
+func refuses(t *testing.T) {
+	t.Helper()
 	grant(t, "stranger", mayCreate)
 	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "three"))
 	hasEvent(t, refused, "NotAuthorized", `user "stranger"`, "create certificatesigningrequests/nodeclient")
 	if got := csr.StateOf(reload(t, refused)); got != csr.Pending {
 		t.Errorf("refused request is %s, want Pending", got)
 	}
+}
 
-	// All of that is counted.
+// counts checks that all that TestManager had the manager do is counted.
+func counts(t *testing.T, p *process) {
+	t.Helper()
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
 		`csr_approver_decisions_total{reason="AutoApproved",rule="nodeclient",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Approve"} 2`,
 		`csr_approver_decisions_total{reason="NotAuthorized",rule="",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Wait"} 1`,
 		`csr_signer_outcomes_total{outcome="Issued",reason="",signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
 		`csr_signer_ca_reloads_total{result="rejected"} 2`,
 		`csr_signer_ca_not_after_seconds{signer="kubernetes.io/kubelet-serving"}`)
-
-	checkStop(t, p)
 }
 
 // checkStop stops the manager, and checks that nothing went wrong and that its log is silent about the key.
