@@ -74,9 +74,20 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// newLogger writes JSON lines to standard error, for our own code and for the libraries below it.
+// maxLibraryVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret.
+const maxLibraryVerbosity = 7
+
+// newLogger returns our logger, and makes the libraries below us log the same way.
 func newLogger(verbosity int) logr.Logger {
-	logger := logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
+	logger := jsonLogger(verbosity)
+	log.SetLogger(logger)
+	klog.SetLogger(jsonLogger(min(verbosity, maxLibraryVerbosity)))
+	return logger
+}
+
+// jsonLogger writes JSON lines to standard error.
+func jsonLogger(verbosity int) logr.Logger {
+	return logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
 		Level: slog.Level(-verbosity),
 		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
 			// slog calls verbosity 1 "DEBUG+3": say V1.
@@ -86,9 +97,6 @@ func newLogger(verbosity int) logr.Logger {
 			return attr
 		},
 	}))
-	log.SetLogger(logger)
-	klog.SetLogger(logger)
-	return logger
 }
 
 func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, error) {
