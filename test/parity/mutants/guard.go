@@ -22,7 +22,7 @@ while read -r line; do
   *) groups="$groups $line" ;;
   esac
 done
-for group in $groups; do kill -9 -- "-$group" 2>/dev/null; done
+for group in $groups; do kill -9 "-$group" 2>/dev/null; done
 for try in 1 2 3; do rm -rf "$1" && exit 0; sleep 1; done`
 
 type guard struct {
