@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/guard"
 )
 
 // Token is a line of the API server's token file.
@@ -39,7 +40,7 @@ type Cluster struct {
 	// Dir is a folder of its own that Stop removes.
 	Dir string
 
-	guard *guard
+	guard *guard.Guard
 }
 
 // Start starts a control plane whose binaries KUBEBUILDER_ASSETS names, and which knows tokens. Call Stop.
@@ -52,7 +53,7 @@ func Start(tokens ...Token) (*Cluster, error) {
 	if err := c.prepare(tokens); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	if c.guard, err = startGuard(dir); err != nil {
+	if c.guard, err = guard.Start(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	if c.Config, err = c.Env.Start(); err != nil {
@@ -99,7 +100,7 @@ func (c *Cluster) prepare(tokens []Token) (err error) {
 // Stop ends the control plane and removes what it left. What does not end by itself the guard ends.
 func (c *Cluster) Stop() error {
 	err := c.Env.Stop()
-	return errors.Join(err, c.guard.stop(err == nil), os.RemoveAll(c.Dir))
+	return errors.Join(err, c.guard.Stop(err == nil), os.RemoveAll(c.Dir))
 }
 
 // WriteKubeconfig writes cfg to a file of its own and returns its path.
@@ -149,3 +150,7 @@ func post(ctx context.Context, to *url.URL, body []byte) error {
 	}
 	return nil
 }
+
+// Guard has the process ended if ours can't do it, because it was killed or timed out. Call release once the process has
+// been waited for: its id may be another one's then.
+func (c *Cluster) Guard(process *os.Process) (release func()) { return c.guard.Process(process.Pid) }

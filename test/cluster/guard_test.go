@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/guard"
 )
 
 // TestGuardEndsWhatIsLeft leaves a guard without "done": it ends what was not released, and nothing else.
@@ -19,7 +21,7 @@ func TestGuardEndsWhatIsLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := startGuard(dir)
+	g, err := guard.Start(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +29,7 @@ func TestGuardEndsWhatIsLeft(t *testing.T) {
 	left, released, noted := reader(t, "cat"), reader(t, "cat"), reader(t, wrapped)
 	c.Guard(left.Process)
 	c.Guard(released.Process)()
-	if err := g.stop(false); err != nil {
+	if err := g.Stop(false); err != nil {
 		t.Error(err)
 	}
 	if err := released.Process.Signal(syscall.SIGTERM); err != nil {

@@ -6,10 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/guard"
 )
 
 const (
@@ -31,7 +35,7 @@ var (
 // lab is a folder with the compiled test, what kube-controller-manager did, and a copy of the tree for each mutant.
 type lab struct {
 	dir   string
-	guard *guard
+	guard *guard.Guard
 }
 
 func newLab() (*lab, error) {
@@ -39,14 +43,14 @@ func newLab() (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	guard, err := startGuard(dir)
+	guarding, err := guard.Start(dir)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return &lab{dir: dir, guard: guard}, nil
+	return &lab{dir: dir, guard: guarding}, nil
 }
 
-func (l *lab) close() error { return errors.Join(l.guard.stop(), os.RemoveAll(l.dir)) }
+func (l *lab) close() error { return errors.Join(l.guard.Stop(true), os.RemoveAll(l.dir)) }
 
 func (l *lab) test() string     { return filepath.Join(l.dir, "parity.test") }
 func (l *lab) recorded() string { return filepath.Join(l.dir, "kube-controller-manager.json") }
@@ -162,4 +166,25 @@ func (m mutation) applied(tree string) ([]byte, error) {
 		return nil, fmt.Errorf("%s has %q %d times, want once: bring the list of mutations up to date", m.file, m.old, found)
 	}
 	return bytes.Replace(source, []byte(m.old), []byte(m.new), 1), nil
+}
+
+// command runs in a process group of its own, which the guard knows.
+func (l *lab) command(ctx context.Context, dir, name string, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &out, &out
+	if name == "git" {
+		cmd.Stderr = os.Stderr
+	}
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+l.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = 30 * time.Second
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	release := l.guard.Group(cmd.Process.Pid)
+	err := cmd.Wait()
+	release()
+	return out.String(), err
 }
