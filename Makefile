@@ -51,8 +51,8 @@ parity-mutants: ## takes out one rule at a time; parity must fail each time
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
-	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime $(or $(FUZZTIME),30s) ./pkg/csr
-	go test -run '^$$' -fuzz '^FuzzIssue$$' -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
+	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/csr
+	go test -run '^$$' -fuzz '^FuzzIssue$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
 
 .PHONY: bench-quick
 bench-quick: build ## a burst of requests through ours and through kube-controller-manager, interleaved
