@@ -1,0 +1,29 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// TestApprovalDoesNotPassToARequestOfTheSameName swaps a request that may be approved for a stranger's of the same name,
+// between the approver's read and its write: the approval must not land on what was not judged.
+func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
+	grant(t, "stranger", mayCreate)
+	named := func(obj *request) { obj.Name, obj.GenerateName = "swapped", "" }
+	judged := createRequest(t, admin, nodeRequest(t, "mine", named))
+	stale := judged.DeepCopy()
+	if err := admin.Delete(t.Context(), judged); err != nil {
+		t.Fatal(err)
+	}
+	swapped := createRequest(t, as(t, "stranger"), nodeRequest(t, "not-mine", named))
+	r, _ := newApprover(clocktesting.NewFakeClock(time.Now()))
+	r.Client = staleClient{Client: admin, obj: stale}
+	reconcileOnce(t, r, stale)
+	if got := reload(t, swapped); csr.StateOf(got) != csr.Pending || got.UID == stale.UID {
+		t.Errorf("the stranger's request is %s, want Pending", csr.StateOf(got))
+	}
+}
