@@ -20,9 +20,10 @@ var perSignerFlags = []struct{ middle, signer string }{
 
 // flags binds command line flags to a Configuration and remembers their groups and the fields they set.
 type flags struct {
-	set    *flag.FlagSet
-	groups []group
-	fields map[string]string // flag name → field path
+	set     *flag.FlagSet
+	groups  []group
+	fields  map[string]string // flag name → field path
+	command *Command
 }
 
 type group struct {
@@ -49,15 +50,27 @@ func (f *flags) int(target *int, name, field, usage string) {
 	f.add(name, field)
 }
 
-// newFlags binds flags to c, whose values are their defaults. The three that are not configuration are in meta.
+// newFlags binds flags to c, whose values are their defaults. Those that are not configuration are in meta.
 func newFlags(c *Configuration, meta *meta) *flags {
-	f := &flags{set: flag.NewFlagSet("csr-controller-manager", flag.ContinueOnError), fields: map[string]string{}}
+	f := &flags{set: flag.NewFlagSet("csr-controller-manager", flag.ContinueOnError), fields: map[string]string{}, command: meta.command}
 	f.set.SetOutput(io.Discard)
 	f.set.Usage = func() {}
+	f.own()
 	f.generic(c, meta)
 	f.leaderElection(&c.LeaderElection)
+	f.audit(&c.Audit)
 	f.signing(&c.Signing)
 	return f
+}
+
+// own defines the flags of a subcommand.
+func (f *flags) own() {
+	if f.command == nil {
+		return
+	}
+	f.group("Of this command")
+	f.command.Flags(f.set)
+	f.set.VisitAll(func(each *flag.Flag) { f.add(each.Name, "") })
 }
 
 func (f *flags) generic(c *Configuration, meta *meta) {
@@ -80,12 +93,25 @@ func (f *flags) generic(c *Configuration, meta *meta) {
 	f.int(&c.Concurrency.Signer, "concurrent-signer-syncs", "concurrency.signer", "requests that the signer works on at a time")
 	f.int(&c.Concurrency.Cleaner, "concurrent-cleaner-syncs", "concurrency.cleaner", "requests that the cleaner works on at a time")
 	f.string(&c.MetricsBindAddress, "metrics-bind-address", "metricsBindAddress", "`host:port` for /metrics; 0 is off")
+	f.set.BoolVar(&c.MetricsSecure, "metrics-secure", c.MetricsSecure, "serve metrics by TLS, and only to who may get the path /metrics")
+	f.add("metrics-secure", "metricsSecure")
+	f.string(&c.MetricsCertDir, "metrics-cert-dir", "metricsCertDir", "`folder` with tls.crt and tls.key for --metrics-secure; without it the certificate is self-signed")
 	f.string(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress", "`host:port` for /healthz and /readyz; 0 is off")
+	f.set.DurationVar(&c.SelfCheck.Interval.Duration, "self-check-interval", c.SelfCheck.Interval.Duration, "time between two looks at our own rights, the kubelets' rights and the trust in our CA; 0 is never")
+	f.add("self-check-interval", "selfCheck.interval")
 	f.int(&c.Verbosity, "v", "verbosity", "verbosity of the log: 0 what was done, 1 also why nothing was done")
 	f.set.BoolVar(&meta.version, "version", false, "print the version and exit")
 	f.add("version", "")
 	f.set.BoolVar(&meta.help, "help", false, "print this and exit")
 	f.add("help", "")
+}
+
+func (f *flags) audit(a *Audit) {
+	f.group("Audit log")
+	f.string(&a.Path, "audit-log-path", "audit.path", "`file` for decisions and issuances, as JSON lines; - is standard output")
+	f.int(&a.MaxSize, "audit-log-maxsize", "audit.maxSize", "MiB at which the file is rotated")
+	f.int(&a.MaxBackups, "audit-log-maxbackup", "audit.maxBackups", "rotated files to keep; 0 is all")
+	f.int(&a.MaxAge, "audit-log-maxage", "audit.maxAge", "days to keep rotated files; 0 is for ever")
 }
 
 func (f *flags) leaderElection(l *LeaderElection) {
@@ -150,9 +176,18 @@ func (s *Signing) signer(name string) *Signer {
 	return &s.Signers[len(s.Signers)-1]
 }
 
+// commands are the lines of the help about subcommands.
+const commands = `       csr-controller-manager check [flags]           look whether everything around it is as it must be
+       csr-controller-manager explain [flags] NAME    say what becomes of a request, and why
+`
+
 // help writes all flags, by group.
 func (f *flags) help(out io.Writer) {
-	_, _ = fmt.Fprint(out, "csr-controller-manager approves, signs and cleans CertificateSigningRequests.\n\nUsage: csr-controller-manager [flags]\n")
+	about, usage := "csr-controller-manager approves, signs and cleans CertificateSigningRequests.", "[flags]\n"+commands
+	if f.command != nil {
+		about, usage = f.command.About, f.command.Usage+"\n"
+	}
+	_, _ = fmt.Fprintf(out, "%s\n\nUsage: csr-controller-manager %s", about, usage)
 	for _, group := range f.groups {
 		_, _ = fmt.Fprintf(out, "\n%s:\n", group.title)
 		for _, name := range group.names {

@@ -11,8 +11,20 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// Command is a subcommand: what it takes beside the manager's flags.
+type Command struct {
+	// Usage is what follows the program's name in the help, and About a sentence.
+	Usage, About string
+	// Flags defines its own flags. It is called more than once.
+	Flags func(*flag.FlagSet)
+	// Args are the arguments without a dash, at most MaxArgs.
+	Args    []string
+	MaxArgs int
+}
+
 // meta are the flags that are not configuration.
 type meta struct {
+	command *Command // nil for the manager
 	file    string
 	version bool
 	help    bool
@@ -27,7 +39,15 @@ var (
 // Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other
 // flags in args. An error holds every mistake, each with its flag or field path. With --help it writes the help to out.
 func Load(args []string, out io.Writer) (*Configuration, error) {
-	var meta meta
+	return load(meta{}, args, out)
+}
+
+// LoadCommand is Load for a subcommand. It fills in command.Args, and does not insist on a CA.
+func LoadCommand(command *Command, args []string, out io.Writer) (*Configuration, error) {
+	return load(meta{command: command}, args, out)
+}
+
+func load(meta meta, args []string, out io.Writer) (*Configuration, error) {
 	scout := newFlags(Default(), &meta)
 	errs := scout.parse(args)
 	switch {
@@ -46,7 +66,7 @@ func Load(args []string, out io.Writer) (*Configuration, error) {
 	bound := newFlags(configuration, &meta)
 	bound.set.VisitAll(func(each *flag.Flag) { each.Value = careful{each.Value} })
 	_ = bound.parse(args) // the same mistakes as the first time
-	for _, mistake := range configuration.validate() {
+	for _, mistake := range configuration.validate(meta.command == nil) {
 		errs = append(errs, bound.name(mistake))
 	}
 	return configuration, errors.Join(errs...)
@@ -55,6 +75,7 @@ func Load(args []string, out io.Writer) (*Configuration, error) {
 // parse parses args to the end and returns every mistake.
 func (f *flags) parse(args []string) []error {
 	var errs []error
+	var rest []string
 	for {
 		err := f.set.Parse(args)
 		switch args = f.set.Args(); {
@@ -62,10 +83,15 @@ func (f *flags) parse(args []string) []error {
 			_ = f.set.Set("help", "true")
 		case err != nil:
 			errs = append(errs, err)
+		case len(args) > 0 && f.command != nil && len(rest) < f.command.MaxArgs:
+			rest, args = append(rest, args[0]), args[1:]
 		case len(args) > 0:
 			errs = append(errs, fmt.Errorf("unexpected argument %q", args[0]))
 			args = args[1:]
 		default:
+			if f.command != nil {
+				f.command.Args = rest
+			}
 			return errs
 		}
 	}

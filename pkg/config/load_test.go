@@ -58,9 +58,15 @@ func defaults() *config.Configuration {
 		},
 		MetricsBindAddress:     "127.0.0.1:8080",
 		HealthProbeBindAddress: ":8081",
-		Approval:               config.Approval{Denial: "Never"},
-		Signing:                config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
-		Cleaning:               config.Cleaning{DeletesPerSecond: 100},
+		Audit:                  config.Audit{MaxSize: 100, MaxBackups: 10},
+		SelfCheck: config.SelfCheck{
+			Interval:        seconds(3600),
+			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
+			NodeGroups:      []string{"system:nodes"},
+		},
+		Approval: config.Approval{Denial: "Never"},
+		Signing:  config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
+		Cleaning: config.Cleaning{DeletesPerSecond: 100},
 	}
 }
 
@@ -80,6 +86,8 @@ func TestLoad(t *testing.T) {
 				"--metrics-bind-address=0", "--health-probe-bind-address", "127.0.0.1:1", "-v=2",
 				"--leader-elect=false", "--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=1s",
 				"--leader-elect-resource-name=lease", "--leader-elect-resource-namespace=ns", "--cluster-signing-duration=1h", "--signing-secret=ns/ca",
+				"--metrics-secure", "--metrics-cert-dir=certs", "--self-check-interval=2s",
+				"--audit-log-path=-", "--audit-log-maxsize=1", "--audit-log-maxbackup=2", "--audit-log-maxage=3",
 			},
 			want: func(c *config.Configuration) {
 				c.Controllers, c.Kubeconfig, c.KubeAPIQPS, c.KubeAPIBurst = []string{"approver", "-cleaner"}, "k", 7.5, 8
@@ -87,6 +95,8 @@ func TestLoad(t *testing.T) {
 				c.MetricsBindAddress, c.HealthProbeBindAddress, c.Verbosity = "0", "127.0.0.1:1", 2
 				c.LeaderElection = config.LeaderElection{LeaseDuration: seconds(4), RenewDeadline: seconds(3), RetryPeriod: seconds(1), ResourceName: "lease", ResourceNamespace: "ns"}
 				c.Signing.Duration, c.Signing.Secret = seconds(3600), "ns/ca"
+				c.MetricsSecure, c.MetricsCertDir, c.SelfCheck.Interval = true, "certs", seconds(2)
+				c.Audit = config.Audit{Path: "-", MaxSize: 1, MaxBackups: 2, MaxAge: 3}
 			},
 		},
 		"one dash, or a value apart": {
@@ -97,6 +107,7 @@ func TestLoad(t *testing.T) {
 			body: `
 controllers: [signer, csrcleaner]
 kubeAPIQPS: 20
+selfCheck: {bootstrapGroups: [joiners]}
 concurrency: {signer: 9}
 leaderElection: {enabled: false}
 approval: {denial: Permanent}
@@ -112,6 +123,7 @@ cleaning:
 `,
 			want: func(c *config.Configuration) {
 				c.Controllers, c.KubeAPIQPS, c.Concurrency.Signer, c.LeaderElection.Enabled = []string{"signer", "csrcleaner"}, 20, 9, false
+				c.SelfCheck.BootstrapGroups = []string{"joiners"}
 				c.Approval.Denial, c.Signing.Duration, c.Signing.MinRSABits = "Permanent", seconds(7200), 3072
 				c.Signing.Signers = []config.Signer{{
 					Name: "example.com/a", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600), MinDuration: duration(1800), MaxDuration: duration(3 * 3600),

@@ -35,11 +35,37 @@ type Configuration struct {
 	// MetricsBindAddress and HealthProbeBindAddress are host:port; "0" switches them off.
 	MetricsBindAddress     string `json:"metricsBindAddress"`
 	HealthProbeBindAddress string `json:"healthProbeBindAddress"`
+	// MetricsSecure serves metrics by TLS, and only to who may get the path /metrics. MetricsCertDir holds tls.crt and
+	// tls.key for it; empty is a self-signed certificate.
+	MetricsSecure  bool   `json:"metricsSecure"`
+	MetricsCertDir string `json:"metricsCertDir"`
 	// Verbosity of the log: 0 is what was done, 1 also why nothing was done, more is for debugging.
-	Verbosity int      `json:"verbosity"`
-	Approval  Approval `json:"approval"`
-	Signing   Signing  `json:"signing"`
-	Cleaning  Cleaning `json:"cleaning"`
+	Verbosity int       `json:"verbosity"`
+	Audit     Audit     `json:"audit"`
+	SelfCheck SelfCheck `json:"selfCheck"`
+	Approval  Approval  `json:"approval"`
+	Signing   Signing   `json:"signing"`
+	Cleaning  Cleaning  `json:"cleaning"`
+}
+
+// Audit is where decisions and issuances are written as JSON lines, beside the log.
+type Audit struct {
+	// Path is a file, - for standard output, or empty for none.
+	Path string `json:"path"`
+	// MaxSize is in MiB, MaxAge in days; zero is no limit for MaxBackups and MaxAge.
+	MaxSize    int `json:"maxSize"`
+	MaxBackups int `json:"maxBackups"`
+	MaxAge     int `json:"maxAge"`
+}
+
+// SelfCheck is what the manager asks the API server about its own ground: its rights, the kubelets', and whether its CA
+// is trusted.
+type SelfCheck struct {
+	// Interval between checks; zero is never.
+	Interval metav1.Duration `json:"interval"`
+	// BootstrapGroups are those of which one at least must be able to join nodes; NodeGroups must all be able to renew.
+	BootstrapGroups []string `json:"bootstrapGroups"`
+	NodeGroups      []string `json:"nodeGroups"`
 }
 
 // Concurrency is the number of workers of each controller.
@@ -145,8 +171,14 @@ func Default() *Configuration {
 		},
 		MetricsBindAddress:     "127.0.0.1:8080",
 		HealthProbeBindAddress: ":8081",
-		Approval:               Approval{Denial: "Never"},
-		Signing:                Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
-		Cleaning:               Cleaning{DeletesPerSecond: 100},
+		Audit:                  Audit{MaxSize: 100, MaxBackups: 10},
+		SelfCheck: SelfCheck{
+			Interval:        metav1.Duration{Duration: time.Hour},
+			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
+			NodeGroups:      []string{"system:nodes"},
+		},
+		Approval: Approval{Denial: "Never"},
+		Signing:  Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
+		Cleaning: Cleaning{DeletesPerSecond: 100},
 	}
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"net"
 	"slices"
 	"strings"
 
@@ -13,14 +12,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// validate returns every mistake in c.
-func (c *Configuration) validate() field.ErrorList {
+// validate returns every mistake in c. Only a manager needs a CA.
+func (c *Configuration) validate(manager bool) field.ErrorList {
 	errs := c.validateGeneric()
 	errs = append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
+	errs = append(errs, c.Audit.validate(field.NewPath("audit"))...)
+	errs = append(errs, c.SelfCheck.validate(field.NewPath("selfCheck"))...)
 	if !slices.Contains([]string{"Never", "Permanent"}, c.Approval.Denial) {
 		errs = append(errs, field.NotSupported(field.NewPath("approval", "denial"), c.Approval.Denial, []string{"Never", "Permanent"}))
 	}
-	errs = append(errs, c.Signing.validate(field.NewPath("signing"), c.Enabled(SignerController))...)
+	errs = append(errs, c.Signing.validate(field.NewPath("signing"), manager && c.Enabled(SignerController))...)
 	return append(errs, c.Cleaning.validate(field.NewPath("cleaning"))...)
 }
 
@@ -47,8 +48,7 @@ func (c *Configuration) validateGeneric() field.ErrorList {
 	errs = append(errs, atLeast(field.NewPath("concurrency", "signer"), c.Concurrency.Signer, 1)...)
 	errs = append(errs, atLeast(field.NewPath("concurrency", "cleaner"), c.Concurrency.Cleaner, 1)...)
 	errs = append(errs, atLeast(field.NewPath("verbosity"), c.Verbosity, 0)...)
-	errs = append(errs, bindAddress(field.NewPath("metricsBindAddress"), c.MetricsBindAddress)...)
-	return append(errs, bindAddress(field.NewPath("healthProbeBindAddress"), c.HealthProbeBindAddress)...)
+	return append(errs, c.validateServing()...)
 }
 
 func atLeast(path *field.Path, value, least int) field.ErrorList {
@@ -56,16 +56,6 @@ func atLeast(path *field.Path, value, least int) field.ErrorList {
 		return nil
 	}
 	return field.ErrorList{field.Invalid(path, value, "is too low")}
-}
-
-func bindAddress(path *field.Path, address string) field.ErrorList {
-	if address == "0" {
-		return nil
-	}
-	if _, _, err := net.SplitHostPort(address); err != nil {
-		return field.ErrorList{field.Invalid(path, address, "want host:port, or 0 for none")}
-	}
-	return nil
 }
 
 func (l *LeaderElection) validate(path *field.Path) field.ErrorList {
@@ -88,7 +78,7 @@ func (l *LeaderElection) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
+func (s *Signing) validate(path *field.Path, needed bool) field.ErrorList {
 	errs := s.CA.validate(path)
 	errs = append(errs, lifetime(path.Child("duration"), &s.Duration)...)
 	errs = append(errs, atLeast(path.Child("minRSABits"), s.MinRSABits, 1024)...)
@@ -105,7 +95,7 @@ func (s *Signing) validate(path *field.Path, enabled bool) field.ErrorList {
 		specific = specific || !signer.empty()
 		errs = append(errs, signer.validate(at, s)...)
 	}
-	if enabled && s.empty() && !specific {
+	if needed && s.empty() && !specific {
 		errs = append(errs, field.Required(path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, "+
 			"or one for each signer; or leave the signer out with --controllers=*,-signer"))
 	}

@@ -37,7 +37,7 @@ func TestConfigurationPage(t *testing.T) {
 	if _, err := config.Load([]string{"--help"}, &help); !errors.Is(err, config.ErrHelp) {
 		t.Fatal(err)
 	}
-	_, flags, _ := strings.Cut(help.String(), "Usage: csr-controller-manager [flags]\n")
+	_, flags, _ := strings.Cut(help.String(), "\n\nGeneric:")
 	if !strings.Contains(string(page), strings.TrimSpace(flags)) {
 		t.Error("the flags differ from --help")
 	}
