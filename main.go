@@ -8,21 +8,21 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
 	"github.com/go-logr/logr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/csr-controller-manager/csr-controller-manager/commands"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
@@ -41,18 +41,24 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
+	commands.Version = version
+	if len(args) > 0 {
+		if command, found := commands.ByName[args[0]]; found {
+			return command(ctx, args[1:], os.Stdout)
+		}
+	}
 	configuration, err := config.Load(args, os.Stdout)
 	switch {
 	case errors.Is(err, config.ErrHelp):
 		return nil
 	case errors.Is(err, config.ErrVersion):
-		fmt.Println("csr-controller-manager", versionOrBuild())
+		fmt.Println("csr-controller-manager", commands.VersionOrBuild())
 		return nil
 	case err != nil:
 		return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 	}
 	logger := newLogger(configuration.Verbosity)
-	logger.Info("Starting", "version", versionOrBuild())
+	logger.Info("Starting", "version", commands.VersionOrBuild())
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return err
@@ -100,25 +106,25 @@ func jsonLogger(verbosity int) logr.Logger {
 }
 
 func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = c.Kubeconfig
-	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	cluster, err := commands.RESTConfig(c)
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, err
 	}
-	cluster.UserAgent = "csr-controller-manager/" + versionOrBuild()
-	cluster.QPS, cluster.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
 	election := rest.CopyConfig(cluster)
 	election.QPS = -1 // renewing the Lease never waits behind work
 	namespace := c.LeaderElection.ResourceNamespace
 	if namespace == "" && !inCluster() {
 		namespace = "kube-system"
 	}
+	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
+	if c.MetricsSecure {
+		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, filters.WithAuthenticationAndAuthorization
+	}
 	return manager.New(cluster, manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
 		Logger:                        logger,
 		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
-		Metrics:                       metricsserver.Options{BindAddress: c.MetricsBindAddress},
+		Metrics:                       served,
 		HealthProbeBindAddress:        c.HealthProbeBindAddress,
 		LeaderElection:                c.LeaderElection.Enabled,
 		LeaderElectionID:              c.LeaderElection.ResourceName,
@@ -134,14 +140,4 @@ func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, e
 func inCluster() bool {
 	_, err := rest.InClusterConfig()
 	return err == nil
-}
-
-func versionOrBuild() string {
-	if version != "" {
-		return version
-	}
-	if build, ok := debug.ReadBuildInfo(); ok {
-		return build.Main.Version
-	}
-	return "unknown"
 }

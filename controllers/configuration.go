@@ -14,6 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -22,7 +23,11 @@ import (
 // FromConfiguration returns the Options that a checked configuration describes.
 func FromConfiguration(c *config.Configuration) (Options, error) {
 	retention := retentionPolicy(c.Cleaning)
-	options := Options{Concurrency: Concurrency(c.Concurrency)}
+	auditLog, err := audit.Open(audit.Options(c.Audit))
+	if err != nil {
+		return Options{}, err
+	}
+	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}, Denial: approver.Denial(c.Approval.Denial)}
 	}

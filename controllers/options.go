@@ -3,6 +3,7 @@
 package controllers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 )
 
 // Options is the whole configuration surface. A nil controller is left out. Fields of the controllers that are nil are
@@ -24,6 +26,9 @@ type Options struct {
 	Approver *approver.Reconciler
 	Signer   *signer.Reconciler
 	Cleaner  *cleaner.Reconciler
+
+	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
+	Audit *audit.Log
 
 	// Concurrency is how many requests each controller works on at a time; zero is DefaultConcurrency's number.
 	Concurrency Concurrency
@@ -52,18 +57,44 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	}
 	var errs []error
 	if r := o.Approver; r != nil {
-		r.Clock = firstClock(r.Clock, o.Clock)
+		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver))))
 	}
 	if r := o.Signer; r != nil {
-		r.Clock = firstClock(r.Clock, o.Clock)
+		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer))))
 	}
 	if r := o.Cleaner; r != nil {
 		r.Clock = firstClock(r.Clock, o.Clock)
 		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner))))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: o.passiveClock(), signers: o.signerNames()})
+}
+
+// signerNames are the signers that something is configured for.
+func (o Options) signerNames() map[string]bool {
+	names := map[string]bool{}
+	if o.Approver != nil {
+		for _, rule := range o.Approver.Rules {
+			names[rule.SignerName] = true
+		}
+	}
+	if o.Signer != nil {
+		for name := range o.Signer.Signers {
+			names[name] = true
+		}
+	}
+	return names
+}
+
+func (o Options) passiveClock() clock.PassiveClock {
+	if o.Clock != nil {
+		return o.Clock
+	}
+	return clock.RealClock{}
 }
 
 func firstClock(own clock.PassiveClock, shared clock.WithTicker) clock.PassiveClock {

@@ -1,15 +1,63 @@
 package approver
 
 import (
+	"context"
+
 	"github.com/prometheus/client_golang/prometheus"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// decisionsTotal counts decisions, a repeated one of the same request once. signer is a configured one; rule is the
-// recogniser that approved or empty.
-var decisionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Name: "csr_approver_decisions_total",
-	Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once.",
-}, []string{"signer", "rule", "verdict", "reason"})
+var (
+	// decisionsTotal counts decisions, a repeated one of the same request once. signer is a configured one; rule is the
+	// recogniser that approved or empty.
+	decisionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_approver_decisions_total",
+		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once.",
+	}, []string{"signer", "rule", "verdict", "reason"})
 
-func init() { metrics.Registry.MustRegister(decisionsTotal) }
+	createdToApproved = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "csr_approver_created_to_approved_seconds",
+		Help:    "From creation, which the API server notes in whole seconds, to approval.",
+		Buckets: report.LatencyBuckets,
+	}, []string{"signer"})
+
+	reviewSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "csr_approver_review_seconds",
+		Help:    "How long SubjectAccessReviews took, by result: allowed, refused or error.",
+		Buckets: prometheus.DefBuckets,
+	}, []string{"result"})
+
+	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_approver_errors_total",
+		Help: "Reconciles of the approver that failed and are tried again, by the API server's reason, or Other.",
+	}, []string{"reason"})
+)
+
+func init() {
+	metrics.Registry.MustRegister(decisionsTotal, createdToApproved, reviewSeconds, errorsTotal)
+}
+
+// measured measures the reviews that are really sent.
+type measured struct{ authz.Authorizer }
+
+// Allowed asks and measures.
+func (m measured) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+	real := clock.RealClock{}
+	start := real.Now()
+	allowed, err := m.Authorizer.Allowed(ctx, who, what)
+	result := "refused"
+	switch {
+	case err != nil:
+		result = "error"
+	case allowed:
+		result = "allowed"
+	}
+	reviewSeconds.WithLabelValues(result).Observe(real.Since(start).Seconds())
+	return allowed, err
+}

@@ -15,11 +15,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -50,6 +50,8 @@ type Reconciler struct {
 	Authorizer authz.Authorizer
 	Reporter   *report.Reporter
 	Clock      clock.PassiveClock
+	// Audit, if set, gets a record of each decision, beside the log.
+	Audit *audit.Log
 }
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
@@ -67,7 +69,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		r.Clock = clock.RealClock{}
 	}
 	if r.Authorizer == nil {
-		r.Authorizer = &authz.Shared{Authorizer: authz.SubjectAccess{Client: r.Client}}
+		r.Authorizer = &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}}
 	}
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
@@ -119,27 +121,45 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 
 // Reconcile decides about one request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	result, err := r.reconcile(ctx, key)
+	if err != nil {
+		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	}
+	return result, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// The cache's own object: judging only reads, and apply writes a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	rule := r.rule(obj)
-	if rule == nil {
+	if r.rule(obj) == nil {
 		return reconcile.Result{}, nil
 	}
-	decision, err := r.decide(ctx, rule, obj)
+	req, decision, err := r.Decide(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return r.apply(ctx, obj, decision)
+	return r.apply(ctx, obj, req, decision)
 }
 
-func (r *Reconciler) decide(ctx context.Context, rule *Rule, obj *certificatesv1.CertificateSigningRequest) (Decision, error) {
+// Decide says what Reconcile would decide about obj, and writes nothing. The request is nil when it can't be read. The
+// Decision of what is not ours, or decided already, is the zero one.
+func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (*csr.Request, Decision, error) {
+	rule := r.rule(obj)
+	if rule == nil {
+		return nil, Decision{}, nil
+	}
 	req, err := csr.Parse(obj)
 	if err != nil {
-		return malformed(err), nil
+		return nil, malformed(err), nil
 	}
+	decision, err := r.ask(ctx, rule, req)
+	return req, decision, err
+}
+
+func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Decision, error) {
 	recognisers, decision := rule.review(req)
 	if decision.Verdict != Ignore {
 		return decision, nil
@@ -156,7 +176,7 @@ func (r *Reconciler) decide(ctx context.Context, rule *Rule, obj *certificatesv1
 	return notAuthorized(req, recognisers), nil
 }
 
-func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decision Decision) (reconcile.Result, error) {
+func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) (reconcile.Result, error) {
 	var kind certificatesv1.RequestConditionType
 	switch {
 	case decision.Verdict == Approve:
@@ -164,7 +184,7 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	case decision.Verdict == Deny && r.Denial == DenialPermanent:
 		kind = certificatesv1.CertificateDenied
 	default:
-		return r.refuse(ctx, obj, decision), nil
+		return r.refuse(ctx, obj, req, decision), nil
 	}
 	obj = obj.DeepCopy()
 	csr.AddCondition(obj, kind, decision.Reason, decision.Message, time.Time{})
@@ -173,30 +193,28 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 			return reconcile.Result{}, nil // the watch brings what changed
 		}
 		if apierrors.IsInvalid(err) { // it stays so until the object changes
-			return r.refuse(ctx, obj, malformed(fmt.Errorf("the API server takes no approval for this request: %w", err))), nil
+			return r.refuse(ctx, obj, req, malformed(fmt.Errorf("the API server takes no approval for this request: %w", err))), nil
 		}
 		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
 	}
 	if decision.Verdict == Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
+	} else {
+		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.Clock.Since(obj.CreationTimestamp.Time).Seconds())
 	}
-	count(obj, decision)
-	log.FromContext(ctx).Info("Decided", "verdict", decision.Verdict.String(), "reason", decision.Reason, "rule", decision.Rule,
-		"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+	r.record(ctx, obj, req, decision)
 	return reconcile.Result{}, nil
 }
 
 // refuse says why obj stays as it is, and when to look at it again: a verdict of Wait after as long as the request is
 // old, so that the pause doubles, from a second to a minute; any other never, as spec does not change. What is not denied
 // counts as ignored.
-func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decision Decision) reconcile.Result {
+func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) reconcile.Result {
 	if decision.Verdict == Deny {
 		decision.Verdict = Ignore
 	}
 	if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
-		count(obj, decision)
-		log.FromContext(ctx).V(1).Info("Not approved", "verdict", decision.Verdict.String(), "reason", decision.Reason, "message", decision.Message,
-			"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+		r.record(ctx, obj, req, decision)
 	}
 	if decision.Verdict != Wait {
 		return reconcile.Result{}
@@ -205,6 +223,10 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
 }
 
-func count(obj *certificatesv1.CertificateSigningRequest, decision Decision) {
+// record counts and logs a decision.
+func (r *Reconciler) record(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
 	decisionsTotal.WithLabelValues(obj.Spec.SignerName, decision.Rule, decision.Verdict.String(), decision.Reason).Inc()
+	record := audit.Of(obj, req)
+	record.Verdict, record.Rule, record.Reason, record.Message = decision.Verdict.String(), decision.Rule, decision.Reason, decision.Message
+	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
 }

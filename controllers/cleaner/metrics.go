@@ -11,4 +11,9 @@ var deletedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Help: "CertificateSigningRequests that were deleted because they were due, by state.",
 }, []string{"state"})
 
-func init() { metrics.Registry.MustRegister(deletedTotal) }
+var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Name: "csr_cleaner_errors_total",
+	Help: "Reconciles of the cleaner that failed and are tried again, by the API server's reason, or Other.",
+}, []string{"reason"})
+
+func init() { metrics.Registry.MustRegister(deletedTotal, errorsTotal) }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -59,6 +60,14 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 
 // Reconcile deletes one request, or comes back when it is due.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	result, err := r.reconcile(ctx, key)
+	if err != nil {
+		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	}
+	return result, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// The cache's own object: nothing of it is changed.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {

@@ -3,6 +3,8 @@ package signer
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 var (
@@ -25,6 +27,28 @@ var (
 		Help: "New signing CAs that were read, by result: accepted, or rejected (the last good one stays in use).",
 	}, []string{"result"})
 
+	approvedToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "csr_signer_approved_to_issued_seconds",
+		Help:    "From approval, which the API server notes in whole seconds, to the stored certificate.",
+		Buckets: report.LatencyBuckets,
+	}, []string{"signer"})
+
+	createdToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "csr_signer_created_to_issued_seconds",
+		Help:    "From creation, which the API server notes in whole seconds, to the stored certificate.",
+		Buckets: report.LatencyBuckets,
+	}, []string{"signer"})
+
+	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_signer_errors_total",
+		Help: "Reconciles of the signer that failed and are tried again, by the API server's reason, or Other.",
+	}, []string{"reason"})
+
+	lifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_signer_lifetime_seconds",
+		Help: "Configured lifetime of certificates, in seconds, for requests that ask for none.",
+	}, []string{"signer"})
+
 	// caNotAfter is per signer, as that is what an alert is about.
 	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_ca_not_after_seconds",
@@ -32,4 +56,7 @@ var (
 	}, []string{"signer"})
 )
 
-func init() { metrics.Registry.MustRegister(outcomesTotal, lifetimeCutTotal, reloadsTotal, caNotAfter) }
+func init() {
+	metrics.Registry.MustRegister(outcomesTotal, lifetimeCutTotal, reloadsTotal, caNotAfter,
+		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds)
+}

@@ -13,9 +13,9 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -23,6 +23,13 @@ import (
 
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
+
+// The outcomes other than a certificate.
+const (
+	failed = "Failed" // for good
+	wait   = "Wait"   // looked at again
+	ignore = "Ignore" // not signed for good, but not marked either
+)
 
 // Reconciler signs requests. Fields left nil are filled in from the manager by SetupWithManager.
 type Reconciler struct {
@@ -35,19 +42,31 @@ type Reconciler struct {
 	Client   client.Client
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
+	// Audit, if set, gets a record of each outcome, beside the log.
+	Audit *audit.Log
 }
 
-// outcome is what is to be written or told about one request: exactly one of its fields is set.
-type outcome struct {
-	issued *ca.Issued
-	failed *ca.Violation
-	wait   *Unavailable
+// Judgement is what is to become of an approved request: to be signed by Authority, or if that is nil, Outcome (Failed,
+// Wait or Ignore) with a reason token of docs/reasons.md and a sentence.
+type Judgement struct {
+	Request   *csr.Request // nil when it can't be read
+	Authority *ca.Authority
+
+	Outcome, Reason, Message string
 }
 
 // Reconcile signs one request, or fails it, or says why it waits.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	result, err := r.reconcile(ctx, key)
+	if err != nil {
+		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	}
+	return result, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// The cache's own object: judging only reads, and apply writes a copy.
+	// The cache's own object: judging only reads, and what is written is a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -55,19 +74,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	now := r.Clock.Now()
-	if at, ok := r.Retention.Deadline(obj); ok && now.After(at) {
-		r.tell(ctx, obj, "Ignore", "RequestTooOld", fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed", at.UTC().Format(time.RFC3339)))
+	judged := r.Judge(obj, now)
+	switch {
+	case judged.Authority != nil:
+		issued, err := judged.Authority.Issue(r.Signers[obj.Spec.SignerName].Profile, judged.Request.Cert, now)
+		if err != nil {
+			return reconcile.Result{}, fmt.Errorf("issue certificate: %w", err)
+		}
+		return reconcile.Result{}, r.store(ctx, obj.DeepCopy(), judged, issued)
+	case judged.Outcome == failed:
+		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), judged)
+	case judged.Outcome == wait:
+		// A new CA wakes it at once; looking again is the safety net.
+		r.tell(ctx, obj, judged)
+		low := handler.LowPriority
+		return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}, nil
+	default:
+		r.tell(ctx, obj, judged)
 		return reconcile.Result{}, nil
 	}
-	req, err := csr.Parse(obj)
-	if err != nil {
-		return r.apply(ctx, obj, nil, outcome{failed: &ca.Violation{Reason: "Malformed", Message: err.Error()}})
-	}
-	result, err := r.sign(r.Signers[obj.Spec.SignerName], req, now)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	return r.apply(ctx, obj, req, result)
 }
 
 // signable says whether obj is one of ours that waits for a certificate.
@@ -76,72 +101,68 @@ func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) boo
 	return ours && csr.StateOf(obj) == csr.Approved
 }
 
-func (r *Reconciler) sign(signer Signer, req *csr.Request, now time.Time) (outcome, error) {
+// Judge says what is to become of obj, an approved request for one of Signers, at now. It writes nothing.
+func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
+	if at, ok := r.Retention.Deadline(obj); ok && now.After(at) {
+		return Judgement{Outcome: ignore, Reason: "RequestTooOld",
+			Message: fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed", at.UTC().Format(time.RFC3339))}
+	}
+	req, err := csr.Parse(obj)
+	if err != nil {
+		return Judgement{Outcome: failed, Reason: "Malformed", Message: err.Error()}
+	}
+	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
-		return outcome{failed: violation}, nil
+		return Judgement{Request: req, Outcome: failed, Reason: violation.Reason, Message: violation.Message}
 	}
 	authority, err := signer.KeyPair.Authority(now)
 	if err != nil {
-		var unavailable *Unavailable
-		errors.As(err, &unavailable)
-		return outcome{wait: unavailable}, nil
+		var why *Unavailable
+		errors.As(err, &why)
+		return Judgement{Request: req, Outcome: wait, Reason: why.Reason, Message: why.Message}
 	}
-	issued, err := authority.Issue(signer.Profile, req.Cert, now)
-	if err != nil {
-		return outcome{}, fmt.Errorf("issue certificate: %w", err)
-	}
-	return outcome{issued: issued}, nil
+	return Judgement{Request: req, Authority: authority}
 }
 
-func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, result outcome) (reconcile.Result, error) {
-	switch {
-	case result.wait != nil:
-		return r.wait(ctx, obj, result.wait), nil
-	case result.failed != nil:
-		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), result.failed)
-	default:
-		return reconcile.Result{}, r.store(ctx, obj.DeepCopy(), req, result.issued)
-	}
-}
-
-// wait tells why obj is not signed yet. A new CA wakes it at once; looking again is the safety net.
-func (r *Reconciler) wait(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why *Unavailable) reconcile.Result {
-	r.tell(ctx, obj, "Wait", why.Reason, why.Message)
-	low := handler.LowPriority
-	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
-}
-
-func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why *ca.Violation) error {
-	csr.AddCondition(obj, certificatesv1.CertificateFailed, why.Reason, why.Message, r.Clock.Now())
+func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {
+	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.Clock.Now())
 	if err := r.Client.Status().Update(ctx, obj); err != nil && !final(err) {
 		return newsOrError(err)
 	}
 	// What only etcd can hold, such as a request without PKCS#10, the API server refuses to mark: then it is told, and
 	// left to the cleaner.
-	r.tell(ctx, obj, "Failed", why.Reason,
-		fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", obj.Spec.SignerName, why.Message))
+	judged.Message = refusal(obj.Spec.SignerName, judged.Message)
+	r.tell(ctx, obj, judged)
 	return nil
 }
 
-// store writes the certificate. Its serial is logged before, so that no certificate exists that no log names.
-func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, issued *ca.Issued) error {
-	logger := log.FromContext(ctx).WithValues("uid", obj.UID, "signer", obj.Spec.SignerName, "serial", issued.Serial.Text(16))
-	logger.Info("Signed", "requester", obj.Spec.Username, "subject", req.SubjectText(), "keyID", req.KeyID(),
-		"notBefore", issued.NotBefore, "notAfter", issued.NotAfter)
+// refusal is the sentence of an Event where the condition has kube-controller-manager's text.
+func refusal(signerName, message string) string {
+	return fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", signerName, message)
+}
+
+// store writes the certificate. It is recorded before, so that none exists that no record names.
+func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, issued *ca.Issued) error {
+	record := audit.Of(obj, judged.Request)
+	record.Serial, record.IssuerKeyID = issued.Serial.Text(16), judged.Authority.KeyID()
+	record.NotBefore, record.NotAfter = &issued.NotBefore, &issued.NotAfter
+	r.Audit.Write(ctx, r.Clock.Now(), audit.Signed, record)
 	obj.Status.Certificate = issued.PEM
 	if err := r.Client.Status().Update(ctx, obj); err != nil {
+		event := audit.Uncertain
 		if final(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			logger.Info("Discarded the certificate: it was not stored", "cause", err.Error())
-		} else {
-			logger.Info("The certificate may have been stored or not", "cause", err.Error())
+			event = audit.Discarded
 		}
+		record.Message = err.Error()
+		r.Audit.Write(ctx, r.Clock.Now(), event, record)
 		if final(err) {
-			r.tell(ctx, obj, "Ignore", "Malformed", fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err))
+			r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: ignore, Reason: "Malformed",
+				Message: fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err)})
 			return nil
 		}
 		return newsOrError(err)
 	}
-	outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Issued", "").Inc()
+	r.measure(obj)
 	if issued.Cut > 0 {
 		lifetimeCutTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut",
@@ -150,14 +171,23 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	return nil
 }
 
-// tell reports an outcome other than a certificate, once, as Event, metric and log.
-func (r *Reconciler) tell(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome, reason, message string) {
-	if !r.Reporter.Request(obj, obj.Spec.Username, "Sign", reason, message) {
+func (r *Reconciler) measure(obj *certificatesv1.CertificateSigningRequest) {
+	outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Issued", "").Inc()
+	createdToIssued.WithLabelValues(obj.Spec.SignerName).Observe(r.Clock.Since(obj.CreationTimestamp.Time).Seconds())
+	if at := csr.ApprovedAt(obj); !at.IsZero() {
+		approvedToIssued.WithLabelValues(obj.Spec.SignerName).Observe(r.Clock.Since(at).Seconds())
+	}
+}
+
+// tell reports an outcome other than a certificate, once, as Event, metric and record.
+func (r *Reconciler) tell(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
+	if !r.Reporter.Request(obj, obj.Spec.Username, "Sign", judged.Reason, judged.Message) {
 		return
 	}
-	outcomesTotal.WithLabelValues(obj.Spec.SignerName, outcome, reason).Inc()
-	log.FromContext(ctx).Info("Not signed", "outcome", outcome, "reason", reason, "message", csr.Shorten(message),
-		"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", obj.Spec.Username)
+	outcomesTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome, judged.Reason).Inc()
+	record := audit.Of(obj, judged.Request)
+	record.Verdict, record.Reason, record.Message = judged.Outcome, judged.Reason, judged.Message
+	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }
 
 // newsOrError turns a refused write into nil when it only means that the object has changed: the watch brings it.

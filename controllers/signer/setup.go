@@ -92,6 +92,7 @@ func (r *Reconciler) fillProfiles() error {
 		errs = append(errs, err)
 		signer.Profile = profile
 		r.Signers[name] = signer
+		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
 	}
 	return errors.Join(errs...)
 }

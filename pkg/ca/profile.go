@@ -113,6 +113,9 @@ func CheckSubjectPattern(pattern string) error {
 	return nil
 }
 
+// Lifetime is what a request without a wish gets.
+func (p Profile) Lifetime() time.Duration { return p.config.Lifetime }
+
 // Violation is why a Request can never be issued under a Profile: a reason token of docs/reasons.md and a sentence.
 type Violation struct{ Reason, Message string }
 

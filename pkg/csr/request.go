@@ -4,8 +4,10 @@ package csr
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -117,5 +119,8 @@ func (r *Request) CheckSignature() error {
 	return nil
 }
 
-// KeyID is the short fingerprint of the requested public key, see ca.KeyID.
-func (r *Request) KeyID() string { return ca.KeyID(r.payload.RawSubjectPublicKeyInfo) }
+// KeyFingerprint is the hex SHA-256 of the requested public key, as DER SubjectPublicKeyInfo.
+func (r *Request) KeyFingerprint() string {
+	sum := sha256.Sum256(r.payload.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}

@@ -3,6 +3,7 @@ package csr_test
 import (
 	"bytes"
 	"crypto/ecdsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -64,8 +65,8 @@ func TestParse(t *testing.T) {
 	if diff := cmp.Diff(want, got, same); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	if want := ca.KeyID(must(x509.MarshalPKIXPublicKey(leafKey().Public()))); got.KeyID() != want {
-		t.Errorf("key ID %s, want %s", got.KeyID(), want)
+	if want := fmt.Sprintf("%x", sha256.Sum256(must(x509.MarshalPKIXPublicKey(leafKey().Public())))); got.KeyFingerprint() != want {
+		t.Errorf("key fingerprint %s, want %s", got.KeyFingerprint(), want)
 	}
 }
 

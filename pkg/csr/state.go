@@ -21,6 +21,9 @@ const (
 	Issued   State = "Issued"
 )
 
+// States are all of them.
+func States() []State { return []State{Pending, Approved, Denied, Failed, Issued} }
+
 // StateOf returns the state of obj. Like kube-controller-manager it does not read the status of Approved and Denied
 // conditions, which the API server forces to True, and takes Failed for true when its status is True or empty
 // (pkg/controller/certificates/certificate_controller_utils.go).
@@ -45,6 +48,14 @@ func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
 	return len(obj.Status.Certificate) == 0 &&
 		condition(obj, certificatesv1.CertificateApproved) == nil &&
 		condition(obj, certificatesv1.CertificateDenied) == nil
+}
+
+// ApprovedAt is when obj was approved, or zero if it was not, or nobody noted when.
+func ApprovedAt(obj *certificatesv1.CertificateSigningRequest) time.Time {
+	if approved := condition(obj, certificatesv1.CertificateApproved); approved != nil {
+		return approved.LastUpdateTime.Time
+	}
+	return time.Time{}
 }
 
 func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {

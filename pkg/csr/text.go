@@ -8,12 +8,17 @@ import (
 // maxText bounds what a requester can make logs and messages hold, in bytes.
 const maxText = 256
 
+const cut = "…"
+
 // Shorten cuts text that a requester has chosen.
-func Shorten(text string) string {
-	if len(text) <= maxText {
+func Shorten(text string) string { return ShortenTo(text, maxText) }
+
+// ShortenTo cuts text to at most room bytes, of which the last ones then say that it was cut.
+func ShortenTo(text string, room int) string {
+	if len(text) <= room {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxText], "") + "…"
+	return strings.ToValidUTF8(text[:room-len(cut)], "") + cut
 }
 
 // SubjectText is the subject as it would be issued, shortened, for logs and messages.

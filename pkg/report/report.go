@@ -5,7 +5,6 @@ package report
 import (
 	"crypto/sha256"
 	"fmt"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +14,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -83,7 +84,7 @@ func (r *Reporter) Request(obj Object, requester, action, reason, message string
 	if leftOut > 0 {
 		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
 	}
-	r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reason, action, "%s", shorten(message, suffix))
+	r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reason, action, "%s", csr.ShortenTo(message, maxNote-len(suffix))+suffix)
 	return true
 }
 
@@ -104,14 +105,5 @@ func (r *Reporter) allow(requester string) (leftOut int, ok bool) {
 
 // Object writes an Event about something that is not a request, such as the signing Secret.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", shorten(message, ""))
-}
-
-// shorten cuts message so that it fits into a note together with suffix.
-func shorten(message, suffix string) string {
-	room := maxNote - len(suffix)
-	if len(message) > room {
-		message = strings.ToValidUTF8(message[:room-len("…")], "") + "…"
-	}
-	return message + suffix
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(message, maxNote))
 }

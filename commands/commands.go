@@ -1,0 +1,48 @@
+// Package commands holds the subcommands: questions to a cluster that a person asks, with the manager's flags.
+package commands
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime/debug"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// Command runs with the arguments after its name and writes its answer to out. An error is for the person; the exit code
+// is then 1.
+type Command func(ctx context.Context, args []string, out io.Writer) error
+
+// ByName are the subcommands.
+var ByName = map[string]Command{}
+
+// Version is set by main.
+var Version string
+
+// VersionOrBuild is Version, or what the build has noted.
+func VersionOrBuild() string {
+	if Version != "" {
+		return Version
+	}
+	if build, ok := debug.ReadBuildInfo(); ok {
+		return build.Main.Version
+	}
+	return "unknown"
+}
+
+// RESTConfig says how to reach the API server.
+func RESTConfig(c *config.Configuration) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.Kubeconfig
+	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	cluster.UserAgent = "csr-controller-manager/" + VersionOrBuild()
+	cluster.QPS, cluster.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
+	return cluster, nil
+}

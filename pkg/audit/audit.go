@@ -1,0 +1,192 @@
+// Package audit writes one record for each decision and each issuance: a line in the log, and the whole of it as a JSON
+// line in the audit log, if there is one.
+package audit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"gopkg.in/natefinch/lumberjack.v2"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// maxMessage bounds a message in the log, in bytes, as an Event's note is.
+const maxMessage = 1024
+
+// errorsTotal counts what the audit log did not take.
+var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "csr_audit_errors_total",
+	Help: "Records that could not be written to the audit log file; the log has them in short.",
+})
+
+func init() { metrics.Registry.MustRegister(errorsTotal) }
+
+// Event is what happened.
+type Event string
+
+// The events.
+const (
+	// Decided is a verdict of the approver; each distinct one of a request once.
+	Decided Event = "Decided"
+	// NotSigned is an approved request that is failed, waits or is left alone; each distinct outcome of a request once.
+	NotSigned Event = "NotSigned"
+	// Signed is a certificate, recorded before it is written, so that none exists that no record names.
+	Signed Event = "Signed"
+	// Discarded is a Signed one that the API server did not take: nobody has it.
+	Discarded Event = "Discarded"
+	// Uncertain is a Signed one for which there was no answer: it may have been stored or not.
+	Uncertain Event = "Uncertain"
+	// TrustProbe is a certificate without a request, for a subject without any rights, to see whether a CA is trusted.
+	TrustProbe Event = "TrustProbe"
+)
+
+// Record is what an auditor needs. What does not apply is left out.
+type Record struct {
+	Time      time.Time  `json:"time"`
+	Event     Event      `json:"event"`
+	Name      string     `json:"name,omitempty"`
+	UID       types.UID  `json:"uid,omitempty"`
+	Signer    string     `json:"signer,omitempty"`
+	Requester *Requester `json:"requester,omitempty"`
+	Subject   string     `json:"subject,omitempty"`
+	DNSNames  []string   `json:"dnsNames,omitempty"`
+	Addresses []string   `json:"ipAddresses,omitempty"`
+	Emails    []string   `json:"emailAddresses,omitempty"`
+	URIs      []string   `json:"uris,omitempty"`
+	Usages    []string   `json:"usages,omitempty"`
+	// KeySHA256 is the hex SHA-256 of the DER SubjectPublicKeyInfo that was asked for.
+	KeySHA256 string `json:"keySHA256,omitempty"`
+
+	// Verdict, Rule, Reason and Message are those of a decision or an outcome.
+	Verdict string `json:"verdict,omitempty"`
+	Rule    string `json:"rule,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+
+	// Serial is in hex; IssuerKeyID is that of ca.Authority.
+	Serial      string     `json:"serial,omitempty"`
+	IssuerKeyID string     `json:"issuerKeyID,omitempty"`
+	NotBefore   *time.Time `json:"notBefore,omitempty"`
+	NotAfter    *time.Time `json:"notAfter,omitempty"`
+}
+
+// Requester is who made the request.
+type Requester struct {
+	Username string   `json:"username"`
+	UID      string   `json:"uid,omitempty"`
+	Groups   []string `json:"groups,omitempty"`
+}
+
+// Of returns a Record about obj, which could be read as req, or not if that is nil.
+func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record {
+	record := Record{
+		Name: obj.Name, UID: obj.UID, Signer: obj.Spec.SignerName,
+		Requester: &Requester{Username: obj.Spec.Username, UID: obj.Spec.UID, Groups: obj.Spec.Groups},
+	}
+	for _, usage := range obj.Spec.Usages {
+		record.Usages = append(record.Usages, string(usage))
+	}
+	if req == nil {
+		return record
+	}
+	record.Subject, record.KeySHA256 = req.Cert.Subject.String(), req.KeyFingerprint()
+	record.DNSNames, record.Emails = req.Cert.DNSNames, req.Cert.EmailAddresses
+	for _, address := range req.Cert.IPAddresses {
+		record.Addresses = append(record.Addresses, address.String())
+	}
+	for _, uri := range req.Cert.URIs {
+		record.URIs = append(record.URIs, uri.String())
+	}
+	return record
+}
+
+// Log is the audit log. A nil one writes to the log only. It is safe for concurrent use.
+type Log struct {
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// Options say where and how long: see config.Audit.
+type Options struct {
+	Path                        string
+	MaxSize, MaxBackups, MaxAge int
+}
+
+// Open returns the Log that options describe, nil for an empty path, or an error when the file can't be written.
+func Open(options Options) (*Log, error) {
+	switch options.Path {
+	case "":
+		return nil, nil
+	case "-":
+		return &Log{out: os.Stdout}, nil
+	}
+	file := &lumberjack.Logger{Filename: options.Path, MaxSize: options.MaxSize, MaxBackups: options.MaxBackups, MaxAge: options.MaxAge}
+	if _, err := file.Write(nil); err != nil { // opens it
+		return nil, fmt.Errorf("open audit log: %w", err)
+	}
+	return &Log{out: file}, nil
+}
+
+// Write writes record at now: in short as a line of ctx's logger, and as a whole as a JSON line. What the file does not
+// take is an error in the log and counted: nodes don't go without certificates because a disk is full.
+func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
+	record.Time, record.Event = now.UTC(), event
+	logger := log.FromContext(ctx)
+	logger.Info(string(event), record.keysAndValues()...)
+	if l == nil {
+		return
+	}
+	line, err := json.Marshal(record)
+	if err == nil {
+		l.mu.Lock()
+		_, err = l.out.Write(append(line, '\n'))
+		l.mu.Unlock()
+	}
+	if err != nil {
+		errorsTotal.Inc()
+		logger.Error(err, "The audit log lacks this record")
+	}
+}
+
+// keysAndValues is the record for the log: what a requester has chosen is shortened, and the rest of it left out.
+func (r Record) keysAndValues() []any {
+	var all []any
+	add := func(key, value string) {
+		if value != "" {
+			all = append(all, key, csr.Shorten(value))
+		}
+	}
+	if r.Requester != nil {
+		add("requester", r.Requester.Username)
+	}
+	add("uid", string(r.UID))
+	add("signer", r.Signer)
+	add("subject", r.Subject)
+	add("subjectAltNames", strings.Join(slices.Concat(r.DNSNames, r.Addresses, r.Emails, r.URIs), " "))
+	add("keySHA256", r.KeySHA256)
+	add("verdict", r.Verdict)
+	add("rule", r.Rule)
+	add("reason", r.Reason)
+	if r.Message != "" {
+		all = append(all, "message", csr.ShortenTo(r.Message, maxMessage))
+	}
+	add("serial", r.Serial)
+	add("issuerKeyID", r.IssuerKeyID)
+	if r.NotBefore != nil && r.NotAfter != nil {
+		all = append(all, "notBefore", r.NotBefore.UTC(), "notAfter", r.NotAfter.UTC())
+	}
+	return all
+}
