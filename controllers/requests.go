@@ -2,6 +2,8 @@ package controllers
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -78,9 +80,6 @@ func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	totals := map[requestsLabels]requestsTotal{}
-	for source := range c.managers {
-		source.seed(totals)
-	}
 	for source, ctx := range c.managers {
 		if err := source.add(ctx, totals); err != nil {
 			log.FromContext(ctx).Error(err, "Count requests for metrics")
@@ -92,16 +91,6 @@ func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 	}
 }
 
-// seed makes what is not there be 0, and not nothing.
-func (s *requestsSource) seed(totals map[requestsLabels]requestsTotal) {
-	for _, state := range csr.States() {
-		totals[requestsLabels{others, state}] = requestsTotal{}
-		for name := range s.signers {
-			totals[requestsLabels{name, state}] = requestsTotal{}
-		}
-	}
-}
-
 func (s *requestsSource) add(ctx context.Context, totals map[requestsLabels]requestsTotal) error {
 	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
 	defer cancel()
@@ -109,6 +98,7 @@ func (s *requestsSource) add(ctx context.Context, totals map[requestsLabels]requ
 	if err := s.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
+	s.seed(totals)
 	now := s.clock.Now()
 	for i := range list.Items {
 		obj := &list.Items[i]
@@ -122,4 +112,16 @@ func (s *requestsSource) add(ctx context.Context, totals map[requestsLabels]requ
 		totals[labels] = total
 	}
 	return nil
+}
+
+// seed makes no request be a number too.
+func (s *requestsSource) seed(totals map[requestsLabels]requestsTotal) {
+	for _, name := range append(slices.Collect(maps.Keys(s.signers)), others) {
+		for _, state := range csr.States() {
+			labels := requestsLabels{name, state}
+			if _, known := totals[labels]; !known { // from another manager
+				totals[labels] = requestsTotal{}
+			}
+		}
+	}
 }
