@@ -133,17 +133,24 @@ func Open(options Options) (*Log, error) {
 	case "-":
 		return &Log{out: os.Stdout}, nil
 	}
-	file := &lumberjack.Logger{Filename: options.Path, MaxSize: options.MaxSize, MaxBackups: options.MaxBackups, MaxAge: options.MaxAge}
-	if _, err := file.Write(nil); err != nil { // opens it
+	// The Logger below moves aside what it can't open, be it a folder.
+	file, err := os.OpenFile(options.Path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
 		return nil, fmt.Errorf("open audit log: %w", err)
 	}
-	return &Log{out: file}, nil
+	if err := file.Close(); err != nil {
+		return nil, fmt.Errorf("open audit log: %w", err)
+	}
+	return &Log{out: &lumberjack.Logger{
+		Filename: options.Path, MaxSize: options.MaxSize, MaxBackups: options.MaxBackups, MaxAge: options.MaxAge,
+	}}, nil
 }
 
 // Write writes record at now: in short as a line of ctx's logger, and as a whole as a JSON line. What the file does not
 // take is an error in the log and counted: nodes don't go without certificates because a disk is full.
 func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
 	record.Time, record.Event = now.UTC(), event
+	record.NotBefore, record.NotAfter = utc(record.NotBefore), utc(record.NotAfter)
 	logger := log.FromContext(ctx)
 	logger.Info(string(event), record.keysAndValues()...)
 	if l == nil {
@@ -159,6 +166,14 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 		errorsTotal.Inc()
 		logger.Error(err, "The audit log lacks this record")
 	}
+}
+
+func utc(at *time.Time) *time.Time {
+	if at == nil {
+		return nil
+	}
+	universal := at.UTC()
+	return &universal
 }
 
 // keysAndValues is the record for the log: what a requester has chosen is shortened, and the rest of it left out.
@@ -186,7 +201,7 @@ func (r Record) keysAndValues() []any {
 	add("serial", r.Serial)
 	add("issuerKeyID", r.IssuerKeyID)
 	if r.NotBefore != nil && r.NotAfter != nil {
-		all = append(all, "notBefore", r.NotBefore.UTC(), "notAfter", r.NotAfter.UTC())
+		all = append(all, "notBefore", r.NotBefore, "notAfter", r.NotAfter)
 	}
 	return all
 }

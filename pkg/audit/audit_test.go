@@ -1,0 +1,126 @@
+package audit_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+)
+
+var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.FixedZone("CET", 3600))
+
+func object() *certificatesv1.CertificateSigningRequest {
+	obj := &certificatesv1.CertificateSigningRequest{}
+	obj.Name, obj.UID = "csr-1", "uid-1"
+	obj.Spec.SignerName = "example.com/a"
+	obj.Spec.Username, obj.Spec.Groups = "user", []string{"g"}
+	obj.Spec.Usages = []certificatesv1.KeyUsage{"client auth"}
+	return obj
+}
+
+// open returns an audit log in a file of its own, a context whose logger writes to the builder, and the file.
+func open(t *testing.T, options audit.Options) (*audit.Log, context.Context, *strings.Builder, string) {
+	t.Helper()
+	options.Path = filepath.Join(t.TempDir(), "audit.log")
+	opened, err := audit.Open(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines strings.Builder
+	logger := funcr.New(func(_, args string) { lines.WriteString(args + "\n") }, funcr.Options{})
+	return opened, log.IntoContext(t.Context(), logger), &lines, options.Path
+}
+
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 1})
+	record := audit.Of(object(), nil)
+	record.Verdict, record.Reason, record.Message = "Wait", "NotAuthorized", strings.Repeat("m", 3000)
+	record.DNSNames = []string{"a.example", "line\nbreak"}
+	opened.Write(ctx, now, audit.Decided, record)
+	opened.Write(ctx, now, audit.Signed, audit.Record{Serial: "1f", NotBefore: &now, NotAfter: &now})
+
+	written, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(strings.TrimSuffix(string(written), "\n"), "\n")
+	want := []string{
+		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a","requester":{"username":"user","groups":["g"]},` +
+			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 3000) + `"}`,
+		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("file (-want +got):\n%s", diff)
+	}
+	logged := strings.Split(lines.String(), "\n")
+	if !strings.HasPrefix(logged[0], `"level"=0 "msg"="Decided" "requester"="user" "uid"="uid-1" "signer"="example.com/a" "subjectAltNames"="a.example line\nbreak" `) || len(logged[0]) > 1500 {
+		t.Errorf("log: %s", logged[0])
+	}
+	if !strings.Contains(logged[1], `"msg"="Signed" "serial"="1f" "notBefore"=`) {
+		t.Errorf("log: %s", logged[1])
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, error %v", info.Mode(), err)
+	}
+}
+
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	opened, ctx, _, path := open(t, audit.Options{MaxSize: 1, MaxBackups: 2})
+	record := audit.Record{Message: strings.Repeat("m", 300<<10)}
+	for range 20 {
+		opened.Write(ctx, now, audit.Decided, record)
+		time.Sleep(2 * time.Millisecond) // a backup's name has milliseconds
+	}
+	deadline := time.Now().Add(10 * time.Second) // old ones are removed in the background
+	for {
+		files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(files) == 3 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d files: %v", len(files), files)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	last, err := os.ReadFile(path)
+	if err != nil || !json.Valid([]byte(strings.SplitN(string(last), "\n", 2)[0])) {
+		t.Errorf("the file begins in the middle of a record, error %v", err)
+	}
+}
+
+// A full disk is a line in the log; the decision stands.
+func TestWhatTheFileDoesNotTakeIsLogged(t *testing.T) {
+	t.Parallel()
+	opened, ctx, lines, _ := open(t, audit.Options{MaxSize: 1})
+	opened.Write(ctx, now, audit.Decided, audit.Record{Message: strings.Repeat("m", 2<<20)})
+	if !strings.Contains(lines.String(), `"msg"="The audit log lacks this record"`) {
+		t.Errorf("log: %.300s", lines.String())
+	}
+}
+
+func TestOpen(t *testing.T) {
+	t.Parallel()
+	if none, err := audit.Open(audit.Options{}); none != nil || err != nil {
+		t.Errorf("%v, error %v", none, err)
+	}
+	if _, err := audit.Open(audit.Options{Path: t.TempDir(), MaxSize: 1}); err == nil || !strings.HasPrefix(err.Error(), "open audit log: ") {
+		t.Errorf("a folder: error %v", err)
+	}
+	var none *audit.Log
+	none.Write(t.Context(), now, audit.Signed, audit.Record{}) // to the log only
+}
