@@ -79,7 +79,15 @@ func counts(t *testing.T, p *process) {
 		`csr_approver_decisions_total{reason="NotAuthorized",rule="",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Wait"} 1`,
 		`csr_signer_outcomes_total{outcome="Issued",reason="",signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
 		`csr_signer_ca_reloads_total{result="rejected"} 2`,
-		`csr_signer_ca_not_after_seconds{signer="kubernetes.io/kubelet-serving"}`)
+		`csr_signer_ca_not_after_seconds{signer="kubernetes.io/kubelet-serving"}`,
+		`csr_signer_lifetime_seconds{signer="kubernetes.io/kubelet-serving"} 3.1536e+07`,
+		`csr_approver_created_to_approved_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
+		`csr_signer_created_to_issued_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
+		`csr_signer_approved_to_issued_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
+		`csr_approver_review_seconds_count{result="allowed"} 2`,
+		`csr_approver_review_seconds_count{result="refused"}`,
+		`csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Issued"} 2`,
+		`csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 1`)
 }
 
 // checkStop stops the manager, and checks that nothing went wrong and that its log is silent about the key.

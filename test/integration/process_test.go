@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -35,22 +36,22 @@ var binary = sync.OnceValues(func() (string, error) {
 // installRBAC applies config/rbac as it is shipped.
 func installRBAC(t *testing.T) {
 	t.Helper()
-	for _, file := range []string{"namespace", "service_account", "approver", "signer", "cleaner", "signing_secret", "leader_election", "bindings"} {
-		data, err := os.ReadFile(filepath.Join("..", "..", "config", "rbac", file+".yaml"))
-		if err != nil {
+	render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", "rbac"))
+	render.Stderr = os.Stderr
+	data, err := render.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	for {
+		obj := &unstructured.Unstructured{}
+		if err := documents.Decode(obj); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
 			t.Fatal(err)
 		}
-		documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-		for {
-			obj := &unstructured.Unstructured{}
-			if err := documents.Decode(obj); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-			if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
-				t.Fatalf("%s: %v", file, err)
-			}
+		if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
 		}
 	}
 }

@@ -1,0 +1,198 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// TestAuditLog compares the records of what is issued, refused and failed with what the API server holds.
+func TestAuditLog(t *testing.T) {
+	installRBAC(t)
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	grant(t, "stranger", mayCreate)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	path := filepath.Join(t.TempDir(), "audit.log")
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--audit-log-path", path)
+	issued := reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "a")), csr.Issued)
+	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "b"))
+	hasEvent(t, refused, "NotAuthorized")
+	broken := createRequest(t, admin, nodeRequest(t, "c", func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Usages = "kubernetes.io/kube-apiserver-client", append(obj.Spec.Usages, "server auth")
+	}))
+	approve(t, broken)
+	reaches(t, broken, csr.Failed)
+	if err := p.Stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	cert := leaf(t, issued)
+	about := func(obj *request) audit.Record {
+		req, err := csr.Parse(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return audit.Of(obj, req)
+	}
+	decided, signed, waits, fails := about(issued), about(issued), about(refused), about(broken)
+	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
+	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), keyID(t, shared.CA.CertPEM)
+	signed.NotBefore, signed.NotAfter = &cert.NotBefore, &cert.NotAfter
+	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
+	fails.Event, fails.Verdict, fails.Reason = audit.NotSigned, "Failed", "SignerValidationFailure"
+	if want := fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)); signed.KeySHA256 != want {
+		t.Errorf("fingerprint %s, the certificate's is %s", signed.KeySHA256, want)
+	}
+	want := map[string][]audit.Record{issued.Name: {decided, signed}, refused.Name: {waits}, broken.Name: {fails}}
+	got := map[string][]audit.Record{}
+	for _, record := range auditRecords(t, path) {
+		if record.Message == "" && record.Event != audit.Signed {
+			t.Errorf("no message: %+v", record)
+		}
+		if record.NotBefore != nil { // X.509 has whole seconds
+			*record.NotBefore, *record.NotAfter = record.NotBefore.Truncate(1e9), record.NotAfter.Truncate(1e9)
+		}
+		got[record.Name] = append(got[record.Name], record)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(audit.Record{}, "Time", "Message")); diff != "" {
+		t.Errorf("records (-want +got):\n%s", diff)
+	}
+}
+
+// keyID is the issuer's name in records.
+func keyID(t *testing.T, certPEM []byte) string {
+	t.Helper()
+	certs, err := ca.ParseCertificates(certPEM)
+	if err != nil || len(certs) != 1 {
+		t.Fatalf("%d certificates, error %v", len(certs), err)
+	}
+	return ca.KeyID(certs[0].RawSubjectPublicKeyInfo)
+}
+
+// auditRecords reads an audit log; a field that Record does not have is an error.
+func auditRecords(t *testing.T, path string) []audit.Record {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []audit.Record
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		var record audit.Record
+		decoder := json.NewDecoder(bytes.NewReader(lines.Bytes()))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&record); err != nil || record.Time.IsZero() {
+			t.Fatalf("%v in %s", err, lines.Text())
+		}
+		records = append(records, record)
+	}
+	return records
+}
+
+// TestSecureMetrics serves metrics to who may get them, and to nobody else.
+func TestSecureMetrics(t *testing.T) {
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "test-metrics-reader"},
+		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
+	}
+	create(t, admin, role)
+	grant(t, "joiner", role.Name)
+	p := startManager(t, shared.Config, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
+	trusting := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	for token, status := range map[string]int{
+		"": http.StatusUnauthorized, "nonsense": http.StatusInternalServerError, // controller-runtime's answer
+		"stranger-token": http.StatusForbidden, "joiner-token": http.StatusOK,
+	} {
+		eventually(t, "/metrics with token "+strconv.Quote(token), func(ctx context.Context) error {
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.metrics+"/metrics", nil)
+			if err != nil {
+				return err
+			}
+			if token != "" {
+				request.Header.Set("Authorization", "Bearer "+token)
+			}
+			response, err := trusting.Do(request)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = response.Body.Close() }()
+			body, err := io.ReadAll(response.Body)
+			if shown := bytes.Contains(body, []byte("csr_requests")); err != nil || response.StatusCode != status || shown != (status == http.StatusOK) {
+				return fmt.Errorf("status %d, metrics shown: %t, error %w", response.StatusCode, shown, err)
+			}
+			return nil
+		})
+	}
+	if status, _ := get(t.Context(), p.metrics, "/metrics"); status == http.StatusOK {
+		t.Error("metrics are served without TLS too")
+	}
+}
+
+// TestRequestsAreCountedAtScrape follows the gauges up and down, on a standby too.
+func TestRequestsAreCountedAtScrape(t *testing.T) {
+	installRBAC(t)
+	now := metav1.NowMicro()
+	lease := metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}
+	if err := client.IgnoreNotFound(admin.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: lease})); err != nil {
+		t.Fatal(err)
+	}
+	create(t, admin, &coordinationv1.Lease{
+		ObjectMeta: lease,
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("another"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now},
+	})
+	p := startManager(t, serviceAccountConfig(t), "--controllers=approver")
+	const pending = `csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} `
+	const other = `csr_requests{signer="other",state="Denied"} `
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"0", other+"0",
+		`csr_requests_oldest_seconds{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 0`)
+	first := createRequest(t, admin, nodeRequest(t, "a"))
+	createRequest(t, admin, nodeRequest(t, "b"))
+	foreign := createRequest(t, admin, nodeRequest(t, "c", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
+	decide(t, foreign, "Denied")
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"2", other+"1")
+	oldest := regexp.MustCompile(`csr_requests_oldest_seconds\{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"\} ([0-9.]+)`)
+	age := func() float64 {
+		_, body := get(t.Context(), p.metrics, "/metrics")
+		found := oldest.FindStringSubmatch(body)
+		if found == nil {
+			t.Fatalf("no age in %s", body)
+		}
+		seconds, err := strconv.ParseFloat(found[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seconds
+	}
+	if before, after := age(), age(); after <= before || after > patience.Seconds() {
+		t.Errorf("the oldest request is %f s old, then %f s", before, after)
+	}
+	if err := admin.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"1")
+}
