@@ -1,0 +1,13 @@
+package main
+
+import "testing"
+
+// A rule whose text has moved would not be taken out, and only the nightly run would notice.
+func TestEveryMutationApplies(t *testing.T) {
+	t.Parallel()
+	for _, each := range mutations {
+		if _, err := each.applied("../../.."); err != nil {
+			t.Errorf("%s: %v", each.rule, err)
+		}
+	}
+}
