@@ -1,0 +1,108 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// hierarchies are the folders in which a cgroup of ours has to be: one for each controller in version 1, one in version 2.
+func hierarchies() ([]string, error) {
+	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
+		return []string{cgroupRoot}, nil
+	}
+	entries, err := os.ReadDir(cgroupRoot)
+	var dirs []string
+	for _, entry := range entries {
+		if entry.IsDir() { // the others are links to one that is
+			dirs = append(dirs, filepath.Join(cgroupRoot, entry.Name()))
+		}
+	}
+	return dirs, err
+}
+
+// makeCgroup makes the cgroup that a kubelet puts its pods in.
+func makeCgroup(name string) error {
+	dirs, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		for part := range strings.SplitSeq(name, "/") {
+			if err := passControllers(dir); err != nil {
+				return err
+			}
+			dir = filepath.Join(dir, part)
+			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// passControllers lets the children of a version 2 cgroup have all controllers that it has itself.
+func passControllers(dir string) error {
+	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return nil // version 1
+	}
+	for _, name := range strings.Fields(string(controllers)) {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+name), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeCgroups removes all of name. The kernel takes a moment to let go of one whose last process has ended.
+func removeCgroups(name string) error {
+	dirs, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		for range 100 {
+			if err = removeTree(filepath.Join(dir, name)); err == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func removeTree(root string) error {
+	var dirs []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	slices.Reverse(dirs) // children first
+	var errs []error
+	for _, dir := range dirs {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

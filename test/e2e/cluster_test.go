@@ -1,0 +1,157 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// firstNode is the control plane's own, on which everything runs before another node joins.
+	firstNode = "control-plane"
+	// bootstrapToken is that of manifests/bootstrap.
+	bootstrapToken = "07401b.f395accd246ae52d"
+)
+
+// cluster is a control plane and the nodes that joined it.
+type cluster struct {
+	*controlPlane
+	admin    client.WithWatch
+	machines map[string]*machine
+}
+
+// startCluster starts a control plane and its own node, which joins as kubeadm has it join: with a certificate that the
+// CA's key signed directly. It is all gone when t is over.
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	begin := time.Now()
+	plane, err := startControlPlane(t.Context(), os.Getenv(dirVariable))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+		if err := c.stopAll(); err != nil {
+			t.Error(err)
+		}
+	})
+	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+		t.Fatal(err)
+	}
+	m := c.machine(t, firstNode)
+	who, err := clientPair(c.ca, "system:node:"+firstNode, "system:nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(m.configureKubelet(clientConfig(server, c.ca, who)), m.startKubelet(kubeletOptions{KeepCertificate: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
+	c.nodeReady(t, firstNode)
+	t.Logf("the control plane and its own node run after %s", time.Since(begin).Round(time.Second))
+	return c
+}
+
+func (c *cluster) stopAll() error {
+	var errs []error
+	for _, m := range c.machines {
+		errs = append(errs, m.stop())
+	}
+	return errors.Join(append(errs, c.stop())...)
+}
+
+// machine starts one more machine.
+func (c *cluster) machine(t *testing.T, name string) *machine {
+	t.Helper()
+	m, err := startMachine(t.Context(), c.dir, name, len(c.machines)+1, pauseArchive(c.dir), managerImage())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.machines[name] = m
+	return m
+}
+
+// bootstrapConfig reaches the API server with the bootstrap token.
+func (c *cluster) bootstrapConfig() *rest.Config {
+	config := rest.AnonymousClientConfig(c.config)
+	config.BearerToken = bootstrapToken
+	config.QPS = -1
+	return config
+}
+
+// join starts a kubelet on a machine of its own, with nothing but the bootstrap token.
+func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
+	t.Helper()
+	m := c.machine(t, name)
+	if err := errors.Join(m.configureKubelet(c.bootstrapConfig()), m.startKubelet(options)); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// kubectl runs kubectl as an administrator and returns what it says.
+func (c *cluster) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	output, err := c.tryKubectl(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return output
+}
+
+func (c *cluster) tryKubectl(args ...string) (string, error) {
+	return run(exec.Command(binary("kubectl"), append([]string{"--kubeconfig", c.path("admin.kubeconfig")}, args...)...))
+}
+
+// describe shows what the API server knows.
+func (c *cluster) describe(t *testing.T) {
+	for _, args := range []string{
+		"get nodes -o wide", "get pods -A -o wide", "get csr", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
+		"describe pods -n " + namespace,
+	} {
+		output, err := c.tryKubectl(strings.Fields(args)...)
+		t.Logf("kubectl %s\n%s", args, tail(output, 60))
+		if err != nil {
+			t.Log(err)
+		}
+	}
+}
+
+// until fails the test if done does not say yes in time.
+func (c *cluster) until(t *testing.T, timeout time.Duration, what string, done func(context.Context) (bool, error)) {
+	t.Helper()
+	if err := until(t.Context(), timeout, what, done); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *cluster) nodeReady(t *testing.T, name string) {
+	t.Helper()
+	c.until(t, time.Minute, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
+		node := &corev1.Node{}
+		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, node)
+		return ready(node), err
+	})
+}
+
+func ready(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
+		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+	})
+}

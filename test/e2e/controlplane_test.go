@@ -1,0 +1,231 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/keyutil"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+const (
+	controlPlaneAddress = "10.99.0.1"
+	serviceAddress      = "10.0.0.1" // of the Service kubernetes, the first of serviceRange
+	serviceRange        = "10.0.0.0/16"
+	server              = "https://" + controlPlaneAddress + ":443"
+)
+
+// controlPlane is etcd, kube-apiserver, kube-controller-manager without its CSR loops, and kube-scheduler.
+type controlPlane struct {
+	dir string
+	// ca is the cluster's, which also signs the API server's certificate; next is one more that the API server trusts for
+	// clients.
+	ca, next *csrenv.CA
+	config   *rest.Config // an administrator's
+
+	processes []*process
+}
+
+// startControlPlane starts it in these namespaces, which have no addresses yet.
+func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
+	c := &controlPlane{dir: dir}
+	if err := errors.Join(c.addresses(), c.certificates()); err != nil {
+		return nil, err
+	}
+	if err := c.start("etcd", etcdArgs(c.path("etcd"))); err != nil {
+		return nil, err
+	}
+	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), controlPlaneAddress), "--bind-address=0.0.0.0")); err != nil {
+		return nil, err
+	}
+	if err := waitForAPIServer(ctx, c.config); err != nil {
+		return nil, err
+	}
+	return c, errors.Join(
+		c.start("kube-controller-manager", []string{
+			"--controllers=*,-csrapproving,-csrsigning,-csrcleaner",
+			"--kubeconfig=" + c.path("kube-controller-manager.kubeconfig"),
+			"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials",
+			"--service-account-private-key-file=" + c.path("pki/sa.key"), "--root-ca-file=" + c.path("pki/ca.crt"),
+		}),
+		c.start("kube-scheduler", []string{
+			"--kubeconfig=" + c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0",
+		}))
+}
+
+func (c *controlPlane) path(name string) string { return filepath.Join(c.dir, name) }
+
+func (c *controlPlane) start(name string, args []string) error {
+	p, err := startProcess(c.dir, name, exec.Command(binary(name), args...))
+	if err == nil {
+		c.processes = append(c.processes, p)
+	}
+	return err
+}
+
+// stop ends all of it.
+func (c *controlPlane) stop() error {
+	var errs []error
+	for _, p := range slices.Backward(c.processes) {
+		errs = append(errs, p.kill())
+	}
+	return errors.Join(errs...)
+}
+
+// addresses gives these namespaces the control plane's, and a bridge that the machines' cables plug into.
+func (c *controlPlane) addresses() error {
+	for _, line := range [][]string{
+		{"link", "set", "lo", "up"},
+		{"address", "replace", serviceAddress + "/32", "dev", "lo"},
+		{"link", "add", "machines", "type", "bridge"},
+		{"address", "add", controlPlaneAddress + "/24", "dev", "machines"},
+		{"link", "set", "machines", "up"},
+	} {
+		if _, err := run(exec.Command("ip", line...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func etcdArgs(dataDir string) []string {
+	return []string{"--data-dir=" + dataDir, "--unsafe-no-fsync", "--log-level=warn"}
+}
+
+// apiServerArgs are those of an API server whose keys and certificates are in pki.
+func apiServerArgs(pki, address string) []string {
+	in := func(name string) string { return filepath.Join(pki, name) }
+	return []string{
+		"--etcd-servers=http://127.0.0.1:2379", "--secure-port=443", "--advertise-address=" + address,
+		"--tls-cert-file=" + in("apiserver.crt"), "--tls-private-key-file=" + in("apiserver.key"),
+		"--client-ca-file=" + in("client-ca.crt"),
+		"--kubelet-client-certificate=" + in("kubelet-client.crt"), "--kubelet-client-key=" + in("kubelet-client.key"),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--enable-bootstrap-token-auth=true", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + in("sa.key"),
+		"--service-account-signing-key-file=" + in("sa.key"), "--service-cluster-ip-range=" + serviceRange,
+	}
+}
+
+// certificates makes the keys and certificates that kubeadm init makes, and who may connect how.
+func (c *controlPlane) certificates() (err error) {
+	if err := os.MkdirAll(c.path("pki"), 0o700); err != nil {
+		return err
+	}
+	if c.ca, err = csrenv.NewCA(); err != nil {
+		return err
+	}
+	if c.next, err = csrenv.NewCA(); err != nil {
+		return err
+	}
+	if err := writePKI(c.path("pki"), controlPlaneAddress, c.ca, c.next); err != nil {
+		return err
+	}
+	for user, groups := range map[string][]string{
+		"admin":                          {"system:masters"},
+		"system:kube-controller-manager": nil,
+		"system:kube-scheduler":          nil,
+	} {
+		who, err := clientPair(c.ca, user, groups...)
+		if err != nil {
+			return err
+		}
+		config := clientConfig(server, c.ca, who)
+		if user == "admin" {
+			c.config = config
+		}
+		name := filepath.Base(user)
+		if len(groups) == 0 {
+			name = user[len("system:"):]
+		}
+		if err := os.WriteFile(c.path(name+".kubeconfig"), kubeconfig(config), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writePKI writes what an API server at address needs. Clients of the CAs in more are trusted too.
+func writePKI(dir, address string, ca *csrenv.CA, more ...*csrenv.CA) error {
+	serving, err := issue(ca, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "kube-apiserver"},
+		DNSNames:    []string{"localhost", "kubernetes.default.svc"},
+		IPAddresses: []net.IP{net.ParseIP(address), net.ParseIP(serviceAddress), net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	if err != nil {
+		return err
+	}
+	kubelet, err := clientPair(ca, "kube-apiserver-kubelet-client", "system:masters")
+	if err != nil {
+		return err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	serviceAccounts, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return err
+	}
+	trusted := slices.Clone(ca.CertPEM)
+	for _, one := range more {
+		trusted = append(trusted, one.CertPEM...)
+	}
+	in := func(name string) string { return filepath.Join(dir, name) }
+	return errors.Join(
+		serving.write(in("apiserver")), kubelet.write(in("kubelet-client")), pair{ca.CertPEM, ca.KeyPEM}.write(in("ca")),
+		os.WriteFile(in("client-ca.crt"), trusted, 0o600), os.WriteFile(in("sa.key"), serviceAccounts, 0o600))
+}
+
+func clientConfig(server string, ca *csrenv.CA, who pair) *rest.Config {
+	return &rest.Config{
+		Host: server, QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: ca.CertPEM, CertData: who.cert, KeyData: who.key},
+	}
+}
+
+// kubeconfig is config as a file.
+func kubeconfig(config *rest.Config) []byte {
+	const self = "e2e"
+	file := clientcmdapi.NewConfig()
+	file.Clusters[self] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
+	file.AuthInfos[self] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken}
+	file.Contexts[self] = &clientcmdapi.Context{Cluster: self, AuthInfo: self}
+	file.CurrentContext = self
+	data, err := clientcmd.Write(*file)
+	if err != nil {
+		panic(err) // it holds nothing that can't be written
+	}
+	return data
+}
+
+// waitForAPIServer waits until it has set up what each cluster has.
+func waitForAPIServer(ctx context.Context, config *rest.Config) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	return until(ctx, time.Minute, "the API server is ready", func(ctx context.Context) (bool, error) {
+		_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err == nil, err
+	})
+}

@@ -1,0 +1,26 @@
+// Command pause holds a pod's namespaces and reaps its orphans, as registry.k8s.io/pause does; as a pod's container it is
+// one that runs until it is told to stop.
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGCHLD)
+	fmt.Println("running")
+	for one := range signals {
+		if one != syscall.SIGCHLD {
+			return
+		}
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); err != nil || pid <= 0 {
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,88 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// process is a program that runs until stop or kill. If neither is called, it ends with the namespaces.
+type process struct {
+	name    string
+	command *exec.Cmd
+	done    chan struct{}
+}
+
+// startProcess runs command; what it writes is appended to the log of that name.
+func startProcess(dir, name string, command *exec.Cmd) (*process, error) {
+	if err := os.MkdirAll(logDir(dir), 0o700); err != nil {
+		return nil, err
+	}
+	log, err := os.OpenFile(filepath.Join(logDir(dir), name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	command.Stdout, command.Stderr = log, log
+	p := &process{name: name, command: command, done: make(chan struct{})}
+	if err := command.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: %w", name, err), log.Close())
+	}
+	go func() {
+		_ = command.Wait() // how it ended is in ProcessState
+		_ = log.Close()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// ended returns how it ended, and nil while it runs.
+func (p *process) ended() *os.ProcessState {
+	select {
+	case <-p.done:
+		return p.command.ProcessState
+	default:
+		return nil
+	}
+}
+
+// kill ends it at once.
+func (p *process) kill() error {
+	pid, err := p.pid()
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill %s: %w", p.name, err)
+	}
+	<-p.done
+	return nil
+}
+
+// pid is the program's process id: that of nsenter's child where nsenter runs it.
+func (p *process) pid() (int, error) {
+	pid := p.command.Process.Pid
+	if filepath.Base(p.command.Path) != "nsenter" {
+		return pid, nil
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return 0, fmt.Errorf("find the process of %s: %w", p.name, err)
+	}
+	return strconv.Atoi(strings.TrimSpace(string(children)))
+}
+
+// run runs a program to its end and returns what it wrote.
+func run(command *exec.Cmd) (string, error) {
+	output, err := command.CombinedOutput()
+	if err != nil {
+		return string(output), fmt.Errorf("%s: %w\n%s", strings.Join(command.Args, " "), err, output)
+	}
+	return string(output), nil
+}
