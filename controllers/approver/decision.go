@@ -55,6 +55,12 @@ type Recogniser struct {
 	Message string
 }
 
+// Asks is the permission in words.
+func (r Recogniser) Asks() string {
+	what := r.Permission
+	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
+}
+
 // review is the part of the judgement before anybody is asked: either a final decision or the recognisers to ask for.
 func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 	if err := r.Shape(req); err != nil {
@@ -81,8 +87,7 @@ func approved(by Recogniser) Decision {
 func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	wanted := make([]string, len(asked))
 	for i, recogniser := range asked {
-		what := recogniser.Permission
-		wanted[i] = fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
+		wanted[i] = recogniser.Asks()
 	}
 	return Decision{
 		Verdict: Wait,

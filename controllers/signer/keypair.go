@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,6 +29,8 @@ type Source interface {
 	describe() (string, client.Object)
 	// runnable returns what keeps pair up to date once mgr runs it.
 	runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error)
+	// readOnce feeds pair without a manager. An error says that reader could not find out.
+	readOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error
 }
 
 var (
@@ -105,13 +108,18 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte) {
 	reloadsTotal.WithLabelValues("accepted").Inc()
 	k.measure(float64(authority.NotAfter().Unix()))
 	k.log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
-	k.tell(corev1.EventTypeNormal, "CALoaded", fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339)))
+	k.tell(corev1.EventTypeNormal, "CALoaded", InUse(authority))
 	for _, changed := range k.changed {
 		select {
 		case changed <- struct{}{}:
 		default: // a wake-up is already on its way
 		}
 	}
+}
+
+// InUse is the sentence of the Event about a CA that is in use.
+func InUse(authority *ca.Authority) string {
+	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))
 }
 
 // identify makes Events be about object, once it is known better than by name.
@@ -160,7 +168,7 @@ func (k *KeyPair) measure(notAfter float64) {
 }
 
 func (k *KeyPair) tell(eventType, reason, message string) {
-	if k.object != nil {
+	if k.object != nil && k.reporter != nil {
 		k.reporter.Object(k.object, eventType, "Load", reason, message)
 	}
 }

@@ -24,11 +24,11 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
 
-// The outcomes other than a certificate.
+// The outcomes of a Judgement other than a certificate.
 const (
-	failed = "Failed" // for good
-	wait   = "Wait"   // looked at again
-	ignore = "Ignore" // not signed for good, but not marked either
+	Failed = "Failed" // for good
+	Wait   = "Wait"   // looked at again
+	Ignore = "Ignore" // not signed for good, but not marked either
 )
 
 // Reconciler signs requests. Fields left nil are filled in from the manager by SetupWithManager.
@@ -77,14 +77,15 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	judged := r.Judge(obj, now)
 	switch {
 	case judged.Authority != nil:
-		issued, err := judged.Authority.Issue(r.Signers[obj.Spec.SignerName].Profile, judged.Request.Cert, now)
+		// Whole seconds, as a certificate has them: so its own times tell how it came to them.
+		issued, err := judged.Authority.Issue(r.Signers[obj.Spec.SignerName].Profile, judged.Request.Cert, now.Truncate(time.Second))
 		if err != nil {
 			return reconcile.Result{}, fmt.Errorf("issue certificate: %w", err)
 		}
 		return reconcile.Result{}, r.store(ctx, obj.DeepCopy(), judged, issued)
-	case judged.Outcome == failed:
+	case judged.Outcome == Failed:
 		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), judged)
-	case judged.Outcome == wait:
+	case judged.Outcome == Wait:
 		// A new CA wakes it at once; looking again is the safety net.
 		r.tell(ctx, obj, judged)
 		low := handler.LowPriority
@@ -104,22 +105,22 @@ func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) boo
 // Judge says what is to become of obj, an approved request for one of Signers, at now. It writes nothing.
 func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
 	if at, ok := r.Retention.Deadline(obj); ok && now.After(at) {
-		return Judgement{Outcome: ignore, Reason: "RequestTooOld",
+		return Judgement{Outcome: Ignore, Reason: "RequestTooOld",
 			Message: fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed", at.UTC().Format(time.RFC3339))}
 	}
 	req, err := csr.Parse(obj)
 	if err != nil {
-		return Judgement{Outcome: failed, Reason: "Malformed", Message: err.Error()}
+		return Judgement{Outcome: Failed, Reason: "Malformed", Message: err.Error()}
 	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
-		return Judgement{Request: req, Outcome: failed, Reason: violation.Reason, Message: violation.Message}
+		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
 	}
 	authority, err := signer.KeyPair.Authority(now)
 	if err != nil {
 		var why *Unavailable
 		errors.As(err, &why)
-		return Judgement{Request: req, Outcome: wait, Reason: why.Reason, Message: why.Message}
+		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
 	}
 	return Judgement{Request: req, Authority: authority}
 }
@@ -131,14 +132,24 @@ func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSi
 	}
 	// What only etcd can hold, such as a request without PKCS#10, the API server refuses to mark: then it is told, and
 	// left to the cleaner.
-	judged.Message = refusal(obj.Spec.SignerName, judged.Message)
+	judged.Message = judged.Sentence(obj.Spec.SignerName)
 	r.tell(ctx, obj, judged)
 	return nil
 }
 
-// refusal is the sentence of an Event where the condition has kube-controller-manager's text.
-func refusal(signerName, message string) string {
-	return fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", signerName, message)
+// Sentence is that of the Event about a request for signerName: where it fails, the condition has the Message alone,
+// which is kube-controller-manager's.
+func (j Judgement) Sentence(signerName string) string {
+	if j.Outcome != Failed {
+		return j.Message
+	}
+	return fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", signerName, j.Message)
+}
+
+// CutShort is the sentence of the Event about a certificate that ends early because its CA does.
+func CutShort(issued *ca.Issued) string {
+	return fmt.Sprintf("the certificate ends %s early, at %s, because its CA ends then: replace the CA",
+		issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339))
 }
 
 // store writes the certificate. It is recorded before, so that none exists that no record names.
@@ -156,7 +167,7 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 		record.Message = err.Error()
 		r.Audit.Write(ctx, r.Clock.Now(), event, record)
 		if final(err) {
-			r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: ignore, Reason: "Malformed",
+			r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "Malformed",
 				Message: fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err)})
 			return nil
 		}
@@ -165,8 +176,7 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	r.measure(obj)
 	if issued.Cut > 0 {
 		lifetimeCutTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut",
-			fmt.Sprintf("the certificate ends %s early, at %s, because its CA ends then: replace the CA", issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339)))
+		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", CutShort(issued))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -107,6 +108,24 @@ func (r *Reconciler) keyPairs() []*KeyPair {
 		signer.KeyPair.signers = append(signer.KeyPair.signers, name)
 	}
 	return pairs
+}
+
+// ReadOnce makes r ready for Judge without a manager: it reads each CA once. It returns, by signer, why one could not be
+// read, which says what reader may do, and nothing of the signer. r needs its Clock.
+func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader) (map[string]error, error) {
+	if err := r.fillProfiles(); err != nil {
+		return nil, err
+	}
+	unread := map[string]error{}
+	for _, pair := range r.keyPairs() {
+		pair.clock, pair.log = r.Clock, logr.Discard()
+		if err := pair.source.readOnce(ctx, reader, pair); err != nil {
+			for _, name := range pair.signers {
+				unread[name] = err
+			}
+		}
+	}
+	return unread, nil
 }
 
 func (r *Reconciler) run(mgr manager.Manager, pair *KeyPair) error {

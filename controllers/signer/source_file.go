@@ -102,6 +102,11 @@ func (f Files) load(pair *KeyPair) {
 	}
 }
 
+func (f Files) readOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
+	f.load(pair)
+	return nil
+}
+
 // everywhere is a Runnable for the leader and the standbys, so that these are warm and know whether they could sign.
 type everywhere func(context.Context) error
 

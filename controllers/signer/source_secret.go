@@ -96,11 +96,29 @@ func (s Secret) load(ctx context.Context, secrets client.Reader, pair *KeyPair) 
 	case ctx.Err() != nil:
 	case client.IgnoreNotFound(err) != nil:
 		pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
-	case err != nil:
-		pair.Refuse("CAMissing", fmt.Sprintf("%s does not exist: create it with type %s", pair.name, corev1.SecretTypeTLS))
-	case secret.Type != corev1.SecretTypeTLS:
-		pair.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", pair.name, secret.Type, corev1.SecretTypeTLS))
 	default:
-		pair.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+		pair.offer(secret, err == nil)
+	}
+}
+
+func (s Secret) readOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error {
+	secret := &corev1.Secret{}
+	err := reader.Get(ctx, types.NamespacedName(s), secret)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("get %s: %w", pair.name, err)
+	}
+	pair.offer(secret, err == nil)
+	return nil
+}
+
+// offer loads what secret holds, if there is one.
+func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
+	switch {
+	case !found:
+		k.Refuse("CAMissing", fmt.Sprintf("%s does not exist: create it with type %s", k.name, corev1.SecretTypeTLS))
+	case secret.Type != corev1.SecretTypeTLS:
+		k.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
+	default:
+		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	}
 }
