@@ -5,6 +5,8 @@ SHELL := bash
 
 TOOL := go tool -modfile=hack/tools.mod
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# Tags of the image beside VERSION; the manifests say dev.
+IMAGE_TAGS ?= dev
 # The control plane's place, as environment variables; a second call takes milliseconds.
 CONTROL_PLANE := place=$$(hack/controlplane/get.sh); set -a; eval "$$place"; set +a;
 
@@ -18,6 +20,12 @@ help: ## list the targets
 .PHONY: build
 build: ## the binary
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o csr-controller-manager .
+
+.PHONY: image
+image: ## the image, as an archive for containerd, kind and docker, and its SBOM; no engine and no registry
+	cd hack/image && SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)} \
+	  go run . -root ../.. -out ../../bin/image -version "$(VERSION)" -tags "$(IMAGE_TAGS)" \
+	  -revision "$$(git rev-parse HEAD 2>/dev/null || true)"
 
 .PHONY: demo
 demo: build ## a node joins a real control plane, step by step; cleans up after itself
