@@ -27,6 +27,12 @@ var (
 		Help: "New signing CAs that were read, by result: accepted, or rejected (the last good one stays in use).",
 	}, []string{"result"})
 
+	// discardedTotal rises when another signer is active.
+	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_signer_discarded_total",
+		Help: "Certificates that the API server did not take because the request had changed, was gone or may not be written: nobody has them.",
+	}, []string{"signer"})
+
 	approvedToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_signer_approved_to_issued_seconds",
 		Help:    "From approval, which the API server notes in whole seconds, to the stored certificate.",
@@ -57,6 +63,6 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, lifetimeCutTotal, reloadsTotal, caNotAfter,
+	metrics.Registry.MustRegister(outcomesTotal, lifetimeCutTotal, discardedTotal, reloadsTotal, caNotAfter,
 		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds)
 }

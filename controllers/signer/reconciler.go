@@ -163,6 +163,7 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 		event := audit.Uncertain
 		if final(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			event = audit.Discarded
+			discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 		}
 		record.Message = err.Error()
 		r.Audit.Write(ctx, r.Clock.Now(), event, record)
