@@ -1,0 +1,53 @@
+package inventory
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Entry is what one source knows of one node.
+type Entry struct {
+	// Source says in messages where it comes from, such as `Machine default/a`.
+	Source string
+	// SANs are the names and addresses of the node.
+	SANs []SAN
+	// Suffixes are domains below which every name is the node's, without a leading dot; Prefixes the same for addresses.
+	Suffixes []string
+	Prefixes []netip.Prefix
+	// ShortNames makes the first label of each of the names the node's too.
+	ShortNames bool
+
+	// Bound names the node that the machine has become, if it has.
+	Bound string
+	// Created is when the machine was created or started: the join window counts from it. Zero is unknown.
+	Created time.Time
+}
+
+// Owns says whether san belongs to the node.
+func (e *Entry) Owns(san SAN) bool {
+	for _, own := range e.SANs {
+		if own == san || e.ShortNames && isShort(san.Name, own.Name) {
+			return true
+		}
+	}
+	for _, prefix := range e.Prefixes {
+		if prefix.Contains(san.Address) {
+			return true
+		}
+	}
+	for _, suffix := range e.Suffixes {
+		if strings.HasSuffix(san.Name, "."+suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+func isShort(short, name string) bool {
+	first, _, found := strings.Cut(name, ".")
+	return found && short == first
+}
+
+// Empty says whether the source knows the node, but no name and no address of it yet.
+func (e *Entry) Empty() bool { return len(e.SANs) == 0 && len(e.Suffixes) == 0 && len(e.Prefixes) == 0 }

@@ -1,0 +1,53 @@
+package inventory
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// Source knows nodes by name.
+type Source interface {
+	// Name is the source's in metrics and messages.
+	Name() string
+	// Lookup returns what is known of node, or nil when nothing is. req is the request that it is asked for. An error
+	// means that the source can't say, never that there is nothing.
+	Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error)
+}
+
+// Inventory asks Sources in order.
+type Inventory []Source
+
+// Found is an Entry with the place of its source in the order: the lower, the stronger.
+type Found struct {
+	*Entry
+	Rank int
+}
+
+// Unavailable is that a source can't say. What weaker ones say then does not count: a node's own word must not stand in
+// for a Machine's.
+type Unavailable struct {
+	Source string
+	Cause  error
+}
+
+func (u *Unavailable) Error() string { return fmt.Sprintf("ask %s: %v", u.Source, u.Cause) }
+
+// Unwrap returns the cause.
+func (u *Unavailable) Unwrap() error { return u.Cause }
+
+// Lookup returns the answer of the first source that knows node. The Entry is nil when none does. An error is always an
+// *Unavailable.
+func (i Inventory) Lookup(ctx context.Context, node string, req *csr.Request) (Found, error) {
+	for rank, source := range i {
+		entry, err := source.Lookup(ctx, node, req)
+		if err != nil {
+			return Found{}, &Unavailable{Source: source.Name(), Cause: err}
+		}
+		if entry != nil {
+			return Found{Entry: entry, Rank: rank}, nil
+		}
+	}
+	return Found{}, nil
+}

@@ -1,0 +1,70 @@
+package inventory
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Reserved is what no node can have, whatever a source says: a node reports its own addresses, so what others reach the
+// API server or a Service by must be out of its reach.
+type Reserved struct {
+	// ClusterDomain is the domain of Services, such as cluster.local.
+	ClusterDomain string
+	// Endpoints are further names and addresses, such as those of load balancers before the API servers.
+	Endpoints []SAN
+	// Prefixes are further addresses, such as the Service CIDR.
+	Prefixes []netip.Prefix
+}
+
+// Why says why san is reserved for good, or is empty.
+func (r Reserved) Why(san SAN) string {
+	if san.Name != "" {
+		return r.whyName(san.Name)
+	}
+	return r.whyAddress(san.Address)
+}
+
+func (r Reserved) whyName(name string) string {
+	switch {
+	case strings.Contains(name, "*"):
+		return "a wildcard"
+	case name == "localhost" || strings.HasSuffix(name, ".localhost"):
+		return "the host itself to everybody (RFC 6761)"
+	case name == "kubernetes" || name == "kubernetes.default" || strings.HasPrefix(name, "kubernetes.default."):
+		return "a name of the API server"
+	case name == "svc" || strings.HasSuffix(name, ".svc") || strings.Contains(name, ".svc."):
+		return "a name of a Service"
+	case name == r.ClusterDomain || strings.HasSuffix(name, "."+r.ClusterDomain):
+		return fmt.Sprintf("in the cluster's domain %s", r.ClusterDomain)
+	case slices.Contains(r.Endpoints, SAN{Name: name}):
+		return "a configured endpoint"
+	}
+	return ""
+}
+
+func (r Reserved) whyAddress(address netip.Addr) string {
+	switch {
+	case !address.IsValid():
+		return "no address"
+	case address.IsLoopback():
+		return "a loopback address"
+	case address.IsUnspecified():
+		return "the unspecified address"
+	case address.IsLinkLocalUnicast():
+		return "a link-local address"
+	case address.IsMulticast():
+		return "a multicast address"
+	case address == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "the broadcast address"
+	case slices.Contains(r.Endpoints, SAN{Address: address}):
+		return "a configured endpoint"
+	}
+	for _, prefix := range r.Prefixes {
+		if prefix.Contains(address) {
+			return fmt.Sprintf("in the reserved range %s", prefix)
+		}
+	}
+	return ""
+}

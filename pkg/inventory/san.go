@@ -1,0 +1,62 @@
+// Package inventory answers what is known of a node: which names and addresses belong to it, and whether somebody expects
+// it. Sources are asked in order, strongest first, and the first one that knows the node answers alone.
+package inventory
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// SAN is a name or an address in the form in which it is compared: a name in lower case and without a trailing dot
+// (RFC 4343), an address by its value. A name that looks like an address is one.
+type SAN struct {
+	Name    string // empty for an address
+	Address netip.Addr
+}
+
+// String is what a person calls it.
+func (s SAN) String() string {
+	if s.Name != "" {
+		return s.Name
+	}
+	return s.Address.String()
+}
+
+// ParseSAN reads a name or an address.
+func ParseSAN(text string) SAN {
+	if address, err := netip.ParseAddr(strings.TrimSuffix(text, ".")); err == nil {
+		return SAN{Address: plain(address)}
+	}
+	return SAN{Name: strings.ToLower(strings.TrimSuffix(text, "."))}
+}
+
+// plain takes the IPv4 address out of an IPv4-mapped IPv6 one (RFC 4291 section 2.5.5.2), and drops a zone, which means
+// something on one host only.
+func plain(address netip.Addr) netip.Addr { return address.WithZone("").Unmap() }
+
+// SANs are those of req, each once, in order.
+func SANs(req ca.Request) []SAN {
+	var all []SAN
+	add := func(san SAN) {
+		if !slices.Contains(all, san) {
+			all = append(all, san)
+		}
+	}
+	for _, name := range req.DNSNames {
+		add(ParseSAN(name))
+	}
+	for _, ip := range req.IPAddresses {
+		add(ipSAN(ip))
+	}
+	return all
+}
+
+// ipSAN is the invalid address for what crypto/x509 would not have parsed: nobody owns that.
+func ipSAN(ip net.IP) SAN {
+	address, _ := netip.AddrFromSlice(ip)
+	return SAN{Address: plain(address)}
+}
