@@ -21,8 +21,12 @@ func (e *explainer) cleaner(p *page, f *findings) {
 		return
 	}
 	at, due := e.options.Cleaner.Retention.Deadline(f.obj)
+	if _, otherwise := (csr.RetentionPolicy{}).Deadline(f.obj); !due && !otherwise {
+		p.row("deleted", "unknown: the object lacks the time that its retention counts from")
+		return
+	}
 	if !due {
-		p.row("deleted", "never: no retention applies (cleaning.retention), or the object lacks the time that it counts from")
+		p.row("deleted", "never: cleaning.retention keeps it for ever")
 		return
 	}
 	p.row("deleted", moment(at, f.now))

@@ -41,6 +41,8 @@ func unknown(err error, right string) string {
 	switch {
 	case errors.Is(err, errOffline):
 		return "unknown: offline"
+	case errors.Is(err, errNoCA):
+		return "unknown: " + errNoCA.Error()
 	case apierrors.IsForbidden(err):
 		return "unknown: may not " + right
 	default:

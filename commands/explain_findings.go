@@ -66,6 +66,9 @@ func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSig
 			}
 		}
 		_, f.decision, f.undecidable = r.Decide(ctx, obj)
+		if f.state == csr.Denied {
+			f.decision = e.denial(ctx, obj)
+		}
 	}
 	if r := e.options.Signer; r != nil {
 		f.signer, f.served = r.Signers[obj.Spec.SignerName]
@@ -74,6 +77,22 @@ func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSig
 		e.judge(f)
 	}
 	return f
+}
+
+// denial is the decision that obj was denied by, if this approver would decide so today.
+func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) approver.Decision {
+	for _, condition := range obj.Status.Conditions {
+		if _, ours := e.advice[[2]string{"Approver", condition.Reason}]; !ours || condition.Type != certificatesv1.CertificateDenied {
+			continue
+		}
+		before := obj.DeepCopy()
+		before.Status = certificatesv1.CertificateSigningRequestStatus{}
+		_, decision, err := e.options.Approver.Decide(ctx, before)
+		if err == nil && decision.Verdict == approver.Deny && decision.Reason == condition.Reason && decision.Message == condition.Message {
+			return decision
+		}
+	}
+	return approver.Decision{}
 }
 
 // judge finds out what the signer says.

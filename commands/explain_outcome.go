@@ -23,7 +23,7 @@ func (e *explainer) head(p *page, f *findings) {
 // outcome is the answer in one line.
 func (e *explainer) outcome(f *findings) string {
 	if f.rule == nil && !f.served {
-		return fmt.Sprintf("not ours: nothing is configured for signer %s, so it is neither approved nor signed by this manager, only deleted when due; ask whoever runs that signer",
+		return fmt.Sprintf("not ours: nothing is configured for signer %s, so it is neither approved nor signed by this manager, at most deleted when due; ask whoever runs that signer",
 			quote(f.obj.Spec.SignerName))
 	}
 	switch f.state {
@@ -45,11 +45,13 @@ func (e *explainer) beforeApproval(f *findings) string {
 	case e.options.Approver == nil || f.rule == nil:
 		return "it waits for somebody to approve it" + e.afterApproval(f)
 	case f.undecidable != nil:
-		return "it is not approved yet, and whether it will be can't be said from here"
+		return "it is not approved yet, and whether it will be is unknown"
 	case f.decision.Verdict == approver.Approve:
 		return "it can be approved" + e.afterApproval(f) + "; if it stays like this, see whether the manager runs (csr-controller-manager check)"
 	case f.decision.Verdict == approver.Wait:
 		return "it is not approved: " + f.decision.Reason
+	case e.options.Approver.Denial == approver.DenialPermanent:
+		return "it will be denied: " + f.decision.Reason
 	default:
 		return "it will never be approved: " + f.decision.Reason
 	}
@@ -62,7 +64,7 @@ func (e *explainer) afterApproval(f *findings) string {
 	case f.rehearsalErr != nil:
 		return ", and can't be signed"
 	case f.rulesKept() && f.unread != nil:
-		return ", and whether there is a CA to sign it can't be said from here"
+		return ", and whether there is a CA to sign it is unknown"
 	case f.rulesKept():
 		return ", and waits for a CA to sign it: " + f.judged.Reason
 	case f.judged.Outcome == signer.Failed:

@@ -76,8 +76,12 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"approvable-renewal": {grants: []string{"selfnodeclient"}, obj: explainRequest(t, func(obj *request) {
 			obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"}
 		})},
-		"approvable-and-cut":      {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{shortLived(t)}},
-		"denied":                  {obj: explainRequest(t, withCondition(certificatesv1.CertificateDenied, "KubectlDeny", "No.", time.Minute))},
+		"approvable-and-cut": {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{shortLived(t)}},
+		"denied":             {obj: explainRequest(t, withCondition(certificatesv1.CertificateDenied, "KubectlDeny", "No.", time.Minute))},
+		"denied-by-the-approver": {args: []string{"--config=testdata/denial.yaml"}, obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") },
+			withCondition(certificatesv1.CertificateDenied, "Malformed", "spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed", time.Minute))},
+		"to-be-denied":            {args: []string{"--config=testdata/denial.yaml"}, obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
+		"kept":                    {args: []string{"--config=testdata/denial.yaml"}, obj: explainRequest(t, forSigner("example.com/kept"))},
 		"failed-by-another":       {obj: explainRequest(t, autoApproved, withCondition(certificatesv1.CertificateFailed, "Other", "No.", time.Minute))},
 		"not-ours":                {obj: explainRequest(t, forSigner("example.com/client"))},
 		"no-rule":                 {obj: explainRequest(t, forSigner(kubeletServing, signature, serverAuth), asking(t, servingRequest()))},

@@ -30,6 +30,7 @@ func (e *explainer) approver(p *page, f *findings) {
 	p.row("rule", "for signer "+f.rule.SignerName)
 	if !csr.Undecided(f.obj) {
 		p.row("verdict", fmt.Sprintf("none: it is %s, and nothing is decided twice", f.state))
+		e.decision(p, f)
 		return
 	}
 	for _, recogniser := range f.rule.Recognisers {
@@ -44,6 +45,14 @@ func (e *explainer) approver(p *page, f *findings) {
 		verdict = "Ignore (it can never become valid; with approval.denial Permanent it would be denied)"
 	}
 	p.row("verdict", verdict)
+	e.decision(p, f)
+}
+
+// decision says why, if the approver has said anything.
+func (e *explainer) decision(p *page, f *findings) {
+	if f.decision.Reason == "" {
+		return
+	}
 	p.row("reason", f.decision.Reason)
 	p.row("sentence", sentence(f.decision.Message))
 	e.advice.write(p, "Approver", f.decision.Reason)
@@ -120,7 +129,7 @@ func (e *explainer) judgement(p *page, f *findings) {
 			e.cut(p, f.rehearsed)
 		}
 	case f.rulesKept() && f.unread != nil:
-		p.row(label, "the rules of this signer are kept; the CA is "+f.unreadCA())
+		p.row(label, "signed if there is a CA, as the rules of this signer are kept")
 		f.validity(p)
 	default:
 		p.row(label, f.judged.Outcome)
