@@ -19,6 +19,7 @@ type Command func(ctx context.Context, args []string, out io.Writer) error
 
 // ByName are the subcommands.
 var ByName = map[string]Command{
+	"check":   Check,
 	"explain": Explain,
 }
 
