@@ -112,10 +112,6 @@ func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, e
 	}
 	election := rest.CopyConfig(cluster)
 	election.QPS = -1 // renewing the Lease never waits behind work
-	namespace := c.LeaderElection.ResourceNamespace
-	if namespace == "" && !inCluster() {
-		namespace = "kube-system"
-	}
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
 	if c.MetricsSecure {
 		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, filters.WithAuthenticationAndAuthorization
@@ -128,16 +124,11 @@ func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, e
 		HealthProbeBindAddress:        c.HealthProbeBindAddress,
 		LeaderElection:                c.LeaderElection.Enabled,
 		LeaderElectionID:              c.LeaderElection.ResourceName,
-		LeaderElectionNamespace:       namespace,
+		LeaderElectionNamespace:       controllers.LeaseNamespace(c),
 		LeaderElectionConfig:          election,
 		LeaderElectionReleaseOnCancel: true, // main returns right after Start does
 		LeaseDuration:                 &c.LeaderElection.LeaseDuration.Duration,
 		RenewDeadline:                 &c.LeaderElection.RenewDeadline.Duration,
 		RetryPeriod:                   &c.LeaderElection.RetryPeriod.Duration,
 	})
-}
-
-func inCluster() bool {
-	_, err := rest.InClusterConfig()
-	return err == nil
 }

@@ -18,7 +18,10 @@ import (
 type Command func(ctx context.Context, args []string, out io.Writer) error
 
 // ByName are the subcommands.
-var ByName = map[string]Command{}
+var ByName = map[string]Command{
+	"check":   Check,
+	"explain": Explain,
+}
 
 // Version is set by main.
 var Version string

@@ -29,7 +29,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	}
 	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog}
 	if c.Enabled(config.ApproverController) {
-		options.Approver = &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}, Denial: approver.Denial(c.Approval.Denial)}
+		options.Approver = &approver.Reconciler{Rules: approverRules(), Denial: approver.Denial(c.Approval.Denial)}
 	}
 	if c.Enabled(config.SignerController) {
 		signers, err := signersOf(c.Signing)
@@ -42,8 +42,21 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		rate := c.Cleaning.DeletesPerSecond
 		options.Cleaner = &cleaner.Reconciler{Retention: retention, Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate)}
 	}
+	if c.SelfCheck.Interval.Duration > 0 {
+		rights, err := Rights(c, LeaseNamespace(c))
+		if err != nil {
+			return Options{}, err
+		}
+		options.SelfCheck = &SelfCheck{
+			Interval: c.SelfCheck.Interval.Duration, Rights: rights,
+			BootstrapGroups: c.SelfCheck.BootstrapGroups, NodeGroups: c.SelfCheck.NodeGroups,
+		}
+	}
 	return options, nil
 }
+
+// approverRules are those that are switched on.
+func approverRules() []approver.Rule { return []approver.Rule{approver.NodeClient()} }
 
 // signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
 // settings of their own.

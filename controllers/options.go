@@ -30,6 +30,9 @@ type Options struct {
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
 
+	// SelfCheck, if set, has the manager look after its own rights, the kubelets' and the trust in its CA.
+	SelfCheck *SelfCheck
+
 	// Concurrency is how many requests each controller works on at a time; zero is DefaultConcurrency's number.
 	Concurrency Concurrency
 
@@ -70,6 +73,11 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
+	}
+	if o.SelfCheck != nil {
+		if err := o.setupSelfCheck(mgr); err != nil {
+			return err
+		}
 	}
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: o.passiveClock(), signers: o.signerNames()})
 }

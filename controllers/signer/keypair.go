@@ -117,6 +117,14 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte) {
 	}
 }
 
+// ReadRight is what one must be allowed to, to read the source: for messages.
+func (k *KeyPair) ReadRight() string {
+	if secret, ok := k.source.(Secret); ok {
+		return fmt.Sprintf("get secrets in namespace %s (%s)", secret.Namespace, secret.Name)
+	}
+	return "read " + k.name
+}
+
 // InUse is the sentence of the Event about a CA that is in use.
 func InUse(authority *ca.Authority) string {
 	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))

@@ -1,0 +1,72 @@
+{{/* There is one manager in a cluster, so its names don't depend on the release's. */}}
+{{- define "csr.name" -}}csr-controller-manager{{- end }}
+
+{{- define "csr.labels" -}}
+app.kubernetes.io/name: {{ include "csr.name" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* What runs: everything as one, or each controller by itself. */}}
+{{- define "csr.parts" -}}
+{{- if .Values.split -}}
+- {name: csr-approver, component: approver}
+- {name: csr-signer, component: signer}
+- {name: csr-cleaner, component: cleaner}
+{{- else -}}
+- {name: {{ include "csr.name" . }}}
+{{- end -}}
+{{- end }}
+
+{{- define "csr.selector" -}}
+app.kubernetes.io/name: csr-controller-manager
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The ServiceAccount of a controller: takes a list of the root context and the controller's name. */}}
+{{- define "csr.subject" -}}
+{{- $root := index . 0 -}}
+- kind: ServiceAccount
+  name: {{ ternary (printf "csr-%s" (index . 1)) (include "csr.name" $root) $root.Values.split }}
+  namespace: {{ $root.Release.Namespace }}
+{{- end }}
+
+{{- define "csr.image" -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ $tag }}{{ end }}
+{{- end }}
+
+{{/* The configuration file: what the chart decides, under what config says. */}}
+{{- define "csr.config" -}}
+{{- $config := dict
+  "apiVersion" "config.csr-controller-manager.io/v1alpha1"
+  "kind" "ControllerManagerConfiguration"
+  "metricsBindAddress" (printf ":%v" .Values.ports.metrics)
+  "metricsSecure" true
+  "healthProbeBindAddress" (printf ":%v" .Values.ports.probes)
+-}}
+{{- $signing := .Values.config.signing | default dict -}}
+{{- if not (or (hasKey $signing "secret") (hasKey $signing "certFile")) -}}
+{{- $_ := set $config "signing" (dict "secret" (printf "%s/csr-signer" .Release.Namespace)) -}}
+{{- end -}}
+{{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
+{{- end }}
+
+{{/* The names of the Secrets that hold the signing keys. */}}
+{{- define "csr.secrets" -}}
+{{- $root := . -}}
+{{- $signing := (include "csr.config" . | fromYaml).signing | default dict -}}
+{{- $names := list -}}
+{{- range prepend ($signing.signers | default list) $signing -}}
+{{- with .secret -}}
+{{- $parts := splitn "/" 2 . -}}
+{{- if ne $parts._0 $root.Release.Namespace -}}
+{{- fail (printf "config: Secret %s: the chart gives no rights outside of its namespace, %s" . $root.Release.Namespace) -}}
+{{- end -}}
+{{- $names = append $names $parts._1 -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | toYaml -}}
+{{- end }}

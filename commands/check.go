@@ -1,0 +1,170 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// checkTimeout bounds all calls to the API server together.
+const checkTimeout = time.Minute
+
+// Check looks whether everything around the manager is as it must be, or where one node's certificate is stuck.
+func Check(ctx context.Context, args []string, out io.Writer) error {
+	var node string
+	command := &config.Command{
+		Usage: "check [flags] [--node NAME]",
+		About: "check says whether everything around the manager is as it must be: its rights, the kubelets' rights, and the trust in its CA;\n" +
+			"with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's configuration\n" +
+			"(--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.",
+		Flags: func(set *flag.FlagSet) {
+			set.StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
+		},
+	}
+	configuration, err := config.LoadCommand(command, args, out)
+	switch {
+	case errors.Is(err, config.ErrHelp):
+		return nil
+	case errors.Is(err, config.ErrVersion):
+		_, err = fmt.Fprintln(out, "csr-controller-manager", VersionOrBuild())
+		return err
+	case err != nil:
+		return fmt.Errorf("bad configuration (check --help lists the flags):\n%w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	c, err := newChecker(ctx, configuration)
+	if err != nil {
+		return err
+	}
+	if node != "" {
+		return c.node(c.logging(ctx), node, out)
+	}
+	return c.all(c.logging(ctx), out)
+}
+
+// checker asks as whoever runs the command.
+type checker struct {
+	configuration *config.Configuration
+	options       controllers.Options
+	cluster       *rest.Config
+	api           client.Client
+	cas           []check.CA
+	unread        map[string]error // why a signer's CA could not be read
+	now           time.Time
+}
+
+func newChecker(ctx context.Context, configuration *config.Configuration) (*checker, error) {
+	cluster, err := RESTConfig(configuration)
+	if err != nil {
+		return nil, err
+	}
+	api, err := client.New(cluster, client.Options{Scheme: scheme.Scheme})
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
+	options, err := controllers.FromConfiguration(configuration)
+	if err != nil {
+		return nil, err
+	}
+	c := &checker{configuration: configuration, options: options, cluster: cluster, api: api, now: clock.RealClock{}.Now()}
+	if options.Approver != nil {
+		options.Approver.Authorizer = authz.SubjectAccess{Client: api}
+	}
+	if options.Signer != nil {
+		options.Signer.Clock = clock.RealClock{}
+		if c.unread, err = options.Signer.ReadOnce(ctx, api); err != nil {
+			return nil, fmt.Errorf("read the CA: %w", err)
+		}
+		c.cas = c.clientCAs()
+	}
+	return c, nil
+}
+
+// clientCAs says of each CA that the API server must trust where it is, or why it could not be read.
+func (c *checker) clientCAs() []check.CA {
+	cas := controllers.ClientCAs(c.options.Signer, c.now)
+	for i := range cas {
+		if why := c.unread[cas[i].Signers[0]]; why != nil {
+			cas[i].Err = why
+		}
+	}
+	if len(cas) == 0 && len(c.options.Signer.Signers) == 0 {
+		cas = []check.CA{{Signers: []string{"Kubernetes' signers"}, Err: errors.New("the configuration names none: give --config, --signing-secret or the files of the manager")}}
+	}
+	return cas
+}
+
+// logging has ctx's log, which records every trust probe, go to standard error.
+func (c *checker) logging(ctx context.Context) context.Context {
+	logger := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.Level(-c.configuration.Verbosity)}))
+	log.SetLogger(logger)
+	klog.SetLogger(logger)
+	return log.IntoContext(ctx, logger)
+}
+
+func (c *checker) trust() check.Trust {
+	return check.Trust{Reader: c.api, Cluster: c.cluster, Audit: c.options.Audit}
+}
+
+// all makes every check of the manager's own.
+func (c *checker) all(ctx context.Context, out io.Writer) error {
+	rights, err := controllers.Rights(c.configuration, controllers.LeaseNamespace(c.configuration))
+	if err != nil {
+		return err
+	}
+	results := check.Rights(ctx, c.api, rights)
+	if c.options.Approver != nil {
+		results = append(results, check.Kubelets(ctx, c.api, c.configuration.SelfCheck.BootstrapGroups, c.configuration.SelfCheck.NodeGroups)...)
+	}
+	results = append(results, c.trust().CAs(ctx, c.cas, c.now)...)
+	heading := fmt.Sprintf("Asked %s as %s: %s are this user's.", c.cluster.Host, c.whoAmI(ctx), check.OwnRights)
+	if err := writeTable(out, heading, results); err != nil {
+		return err
+	}
+	return verdict(results)
+}
+
+// whoAmI is the caller's name.
+func (c *checker) whoAmI(ctx context.Context) string {
+	review := &authenticationv1.SelfSubjectReview{}
+	if err := c.api.Create(ctx, review); err != nil {
+		return fmt.Sprintf("somebody unknown (%v)", err)
+	}
+	return review.Status.UserInfo.Username
+}
+
+// verdict is the error that makes the exit code 1.
+func verdict(results []check.Result) error {
+	count := map[check.Status]int{}
+	for _, result := range results {
+		count[result.Status]++
+	}
+	switch {
+	case count[check.Failed] > 0:
+		return fmt.Errorf("check: %d failed, %d unknown", count[check.Failed], count[check.Unknown])
+	case count[check.Unknown] > 0:
+		return fmt.Errorf("check: nothing failed, but %d could not be found out", count[check.Unknown])
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,107 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+var (
+	errOffline = errors.New("offline")
+	errNoCA    = errors.New("no CA is configured here: give the manager's --config, or --signing-secret")
+)
+
+// offline is an API server that is not asked.
+type offline struct{}
+
+func (offline) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errOffline
+}
+
+func (offline) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errOffline
+}
+
+func (offline) Allowed(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+	return false, errOffline
+}
+
+// unknown says why something is: err, which came of asking for right.
+func unknown(err error, right string) string {
+	switch {
+	case errors.Is(err, errOffline):
+		return "unknown: offline"
+	case errors.Is(err, errNoCA):
+		return "unknown: " + errNoCA.Error()
+	case apierrors.IsForbidden(err):
+		return "unknown: may not " + right
+	default:
+		return "unknown: " + sentence(err.Error())
+	}
+}
+
+// explainer asks the controllers, as configured, what they would do.
+type explainer struct {
+	options controllers.Options
+	reader  client.Reader
+	clock   clock.PassiveClock
+	// answers are those to the questions of the request that is being explained.
+	answers map[authorizationv1.ResourceAttributes]answer
+	// unread is why there is no CA, by signer name.
+	unread map[string]error
+	advice advice
+}
+
+type answer struct {
+	allowed bool
+	err     error
+}
+
+func newExplainer(ctx context.Context, configuration *config.Configuration, reader client.Reader, authorizer authz.Authorizer, clock clock.PassiveClock) (*explainer, error) {
+	read := *configuration
+	read.Audit = config.Audit{} // nothing is written
+	// What Kubernetes' signers demand can be said without a CA: then there is one that is not read.
+	noCA := read.Signing.CA == (config.CA{}) && len(read.Signing.Signers) == 0
+	if noCA {
+		read.Signing.Secret = "unknown/unknown"
+	}
+	options, err := controllers.FromConfiguration(&read)
+	if err != nil {
+		return nil, err
+	}
+	e := &explainer{options: options, reader: reader, clock: clock, advice: readAdvice()}
+	if options.Approver != nil {
+		options.Approver.Authorizer = authz.Func(func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+			allowed, err := authorizer.Allowed(ctx, who, what)
+			e.answers[what] = answer{allowed, err}
+			return allowed, err
+		})
+	}
+	if options.Signer != nil {
+		if noCA {
+			reader = noReader{}
+		}
+		options.Signer.Clock = clock
+		if e.unread, err = options.Signer.ReadOnce(ctx, reader); err != nil {
+			return nil, fmt.Errorf("read the CA: %w", err)
+		}
+	}
+	return e, nil
+}
+
+// noReader has no CA.
+type noReader struct{ offline }
+
+func (noReader) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errNoCA
+}

@@ -1,0 +1,216 @@
+package commands
+
+import (
+	"bytes"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/yaml"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+func commandConfiguration(t testing.TB, args ...string) *config.Configuration {
+	t.Helper()
+	configuration, err := config.LoadCommand(&config.Command{Flags: func(*flag.FlagSet) {}}, args, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return configuration
+}
+
+func document(t testing.TB, obj any) string {
+	t.Helper()
+	data, err := yaml.Marshal(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// TestExplainReadsFiles counts what is explained of a file, and wants each mistake told.
+func TestExplainReadsFiles(t *testing.T) {
+	one := document(t, explainRequest(t))
+	list := func(kind string, items ...string) string {
+		text := "apiVersion: v1\nkind: " + kind + "\nitems:\n"
+		for _, item := range items {
+			text += "- " + strings.ReplaceAll(strings.TrimSpace(item), "\n", "\n  ") + "\n"
+		}
+		return text
+	}
+	bare := document(t, map[string]any{"metadata": map[string]any{"name": "bare"}, "spec": explainRequest(t).Spec})
+	secret := document(t, &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}})
+	old := strings.Replace(one, "certificates.k8s.io/v1\n", "certificates.k8s.io/v1beta1\n", 1)
+	for name, test := range map[string]struct {
+		in        string
+		explained int
+		problem   string
+	}{
+		"one":                      {in: one, explained: 1},
+		"two documents":            {in: one + "---\n" + one, explained: 2},
+		"comments and blanks":      {in: "# first\n---\n---\n" + one + "---\n# end\n", explained: 1},
+		"list":                     {in: list("List", one, one, one), explained: 3},
+		"list of its own kind":     {in: list("CertificateSigningRequestList", bare), explained: 1},
+		"JSON":                     {in: `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest"}`, explained: 1},
+		"another kind among them":  {in: secret + "---\n" + one, explained: 1, problem: `-f: document 1: want apiVersion certificates.k8s.io/v1 and kind CertificateSigningRequest, found "v1" and "Secret"`},
+		"another kind in a list":   {in: list("List", secret, one), explained: 1, problem: `-f: document 1: want apiVersion`},
+		"an old version":           {in: old, problem: `found "certificates.k8s.io/v1beta1"`},
+		"nothing said of its kind": {in: bare, problem: `found "" and ""`},
+		"empty":                    {in: "", problem: "-f: no CertificateSigningRequest in it"},
+		"empty list":               {in: list("List"), problem: "-f: no CertificateSigningRequest in it"},
+		"no YAML":                  {in: "\tx: [", problem: "-f: document 1: "},
+		"text":                     {in: "hello", problem: "-f: document 1: "},
+		"a number of requests":     {in: list("List", "7"), problem: "-f: document 1: "},
+		"payload not in base64":    {in: strings.Replace(one, "request: ", "request: '*' #", 1), problem: "illegal base64"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			err := explainAll(t.Context(), commandConfiguration(t), strings.NewReader(test.in), clocktesting.NewFakePassiveClock(explainNow), &out)
+			if got := strings.Count(out.String(), "CertificateSigningRequest \""); got != test.explained {
+				t.Errorf("%d explained, want %d:\n%s", got, test.explained, out.String())
+			}
+			if (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+				t.Errorf("error %v, want %q", err, test.problem)
+			}
+		})
+	}
+}
+
+// TestExplainCommand runs the command with arguments that need no API server. Files are explained where none can be found.
+func TestExplainCommand(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "csr.yaml")
+	if err := os.WriteFile(file, []byte(document(t, explainRequest(t, autoApproved))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	audit := filepath.Join(t.TempDir(), "audit.log")
+	for name, test := range map[string]struct {
+		args      []string
+		out, want string
+	}{
+		"a file":        {args: []string{"-f", file, "--audit-log-path=" + audit}, out: "unknown: offline"},
+		"help":          {args: []string{"--help"}, out: "Usage: csr-controller-manager explain [flags] NAME"},
+		"version":       {args: []string{"--version"}, out: "csr-controller-manager "},
+		"nothing":       {want: "explain: which request? Give its NAME, or -f FILE"},
+		"both":          {args: []string{"-f", file, "x"}, want: "explain: give a NAME or -f FILE, not both"},
+		"no such file":  {args: []string{"-f", file + "x"}, want: "-f: open "},
+		"two names":     {args: []string{"x", "y"}, want: `unexpected argument "y"`},
+		"a bad flag":    {args: []string{"x", "--kube-api-burst=0"}, want: "--kube-api-burst"},
+		"no API server": {args: []string{"x"}, want: "find the API server: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			err := ByName["explain"](t.Context(), test.args, &out)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+			if !strings.Contains(out.String(), test.out) {
+				t.Errorf("%q is not in:\n%s", test.out, out.String())
+			}
+		})
+	}
+	if _, err := os.Stat(audit); !os.IsNotExist(err) {
+		t.Errorf("explain opens the audit log: %v", err)
+	}
+}
+
+// TestExplainFilesOfACA judges a CA in files without the API server.
+func TestExplainFilesOfACA(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
+	_, certPEM, keyPEM := explainCA(t, explainNow.AddDate(10, 0, 0))
+	args := []string{"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
+	look := func() string {
+		return scenario{obj: explainRequest(t, autoApproved), args: args, file: true, noCA: true}.explain(t)
+	}
+	if got := look(); !strings.Contains(got, "reason          CAMissing\n") {
+		t.Errorf("without files:\n%s", got)
+	}
+	for path, data := range map[string][]byte{cert: certPEM, key: keyPEM} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := look(); !strings.Contains(got, "CALoaded: signing with key 56e5865d07be76ea") || !strings.Contains(got, "  verdict         signed\n") {
+		t.Errorf("with files:\n%s", got)
+	}
+}
+
+// TestExplainWhatCannotBeRead says so.
+func TestExplainWhatCannotBeRead(t *testing.T) {
+	s := scenario{obj: explainRequest(t)}
+	explain := func(name string) string {
+		var out bytes.Buffer
+		err := explainFrom(t.Context(), commandConfiguration(t), s.client(t), name, clocktesting.NewFakePassiveClock(explainNow), &out)
+		if err == nil || out.Len() > 0 {
+			t.Fatalf("no error, but %q", out.String())
+		}
+		return err.Error()
+	}
+	if got := explain("x\x1b"); !strings.HasPrefix(got, `there is no CertificateSigningRequest "x\x1b": `) {
+		t.Error(got)
+	}
+	s.forbidden = []string{"certificatesigningrequests"}
+	if got := explain("csr-1"); !strings.HasPrefix(got, "may not get certificatesigningrequests, so nothing can be explained: ") {
+		t.Error(got)
+	}
+}
+
+// FuzzExplain explains objects of any content: it must not panic, nor print what can fool a terminal.
+func FuzzExplain(f *testing.F) {
+	serving := explainRequest(f, asking(f, servingRequest()))
+	issued := explainRequest(f, withCertificate(f, explainNow.AddDate(10, 0, 0), explainNow.AddDate(1, 0, 0), ed25519Key().Public()))
+	odd := explainRequest(f, hostile(f))
+	for _, obj := range []*request{explainRequest(f), serving, issued, odd, explainRequest(f, forged)} {
+		for _, signerName := range []string{apiServerClient, kubeletServing, obj.Spec.SignerName, "kubernetes.io/legacy-unknown", "example.com/x\x1b"} {
+			f.Add(obj.Spec.Request, obj.Status.Certificate, signerName, obj.Spec.Username, "client auth", "Approved", nasty, int64(0), int32(600))
+			f.Add(obj.Spec.Request, obj.Status.Certificate, signerName, "system:node:a", nasty, "Failed", nasty, int64(1)<<62, int32(-1<<31))
+		}
+	}
+	configuration := commandConfiguration(f)
+	f.Fuzz(func(t *testing.T, payload, certificate []byte, signerName, user, usage, kind, text string, age int64, seconds int32) {
+		obj := explainRequest(t)
+		obj.Name, obj.CreationTimestamp = text, metav1.Unix(age, 0)
+		obj.Spec.Request, obj.Spec.SignerName, obj.Spec.Username, obj.Spec.ExpirationSeconds = payload, signerName, user, &seconds
+		obj.Spec.Usages, obj.Spec.Groups = append(obj.Spec.Usages, certificatesv1.KeyUsage(usage)), []string{text}
+		obj.Status.Certificate = certificate
+		obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
+			Type: certificatesv1.RequestConditionType(kind), Reason: text, Message: text, LastUpdateTime: metav1.Unix(age, 0),
+		}}
+		e, err := newExplainer(t.Context(), configuration, offline{}, offline{}, clocktesting.NewFakePassiveClock(explainNow))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := e.explain(t.Context(), obj)
+		if at := strings.IndexFunc(got, forbiddenChar); at >= 0 {
+			t.Errorf("%q at %d can fool a terminal", got[at:at+1], at)
+		}
+		if !strings.HasPrefix(got, "CertificateSigningRequest \"") || strings.Count(got, "\n\nSigner\n") != 1 {
+			t.Errorf("the page is not whole:\n%s", got)
+		}
+	})
+}
+
+// FuzzExplainFile reads anything as a file.
+func FuzzExplainFile(f *testing.F) {
+	for _, text := range []string{document(f, explainRequest(f)), "{}", "[]", "kind: List\nitems: [7, null, {}]", "---\n---", "a: &a [*a]", "{\"kind\":\"CertificateSigningRequestList\",\"items\":[{}]}"} {
+		f.Add(text)
+	}
+	configuration := commandConfiguration(f)
+	f.Fuzz(func(t *testing.T, text string) {
+		var out bytes.Buffer
+		err := explainAll(t.Context(), configuration, strings.NewReader(text), clocktesting.NewFakePassiveClock(explainNow), &out)
+		if err == nil && out.Len() == 0 {
+			t.Error("neither an explanation nor an error")
+		}
+	})
+}

@@ -1,0 +1,78 @@
+package commands
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// maxSentence bounds a sentence, in bytes, as an Event's note is bounded.
+	maxSentence = 1024
+	// maxItems bounds a list.
+	maxItems = 20
+)
+
+// page is text in sections of labelled rows.
+type page struct{ strings.Builder }
+
+func (p *page) title(text string) {
+	if p.Len() > 0 {
+		p.WriteString("\n")
+	}
+	p.WriteString(text + "\n")
+}
+
+// row writes one line for each value, with the label before the first. Values are safe to print: ours, or through quote
+// or sentence.
+func (p *page) row(label string, values ...string) {
+	for _, value := range values {
+		fmt.Fprintf(p, "  %-14s  %s\n", label, value)
+		label = ""
+	}
+}
+
+// quote makes text that somebody else has chosen visible and harmless: short, and nothing but ASCII in quotes, so that
+// no control character, line end or writing direction reaches a terminal.
+func quote(text string) string { return strconv.QuoteToASCII(csr.Shorten(text)) }
+
+// quoteAll is quote for a list; an empty one is "none".
+func quoteAll[T ~string](texts []T) []string {
+	var quoted []string
+	for i, text := range texts {
+		if i == maxItems {
+			return append(quoted, fmt.Sprintf("and %d more", len(texts)-maxItems))
+		}
+		quoted = append(quoted, quote(string(text)))
+	}
+	if quoted == nil {
+		return []string{"none"}
+	}
+	return quoted
+}
+
+// sentence is the text of an Event, byte by byte, but for what can't be printed, which is escaped.
+func sentence(text string) string {
+	var safe strings.Builder
+	for _, char := range csr.ShortenTo(text, maxSentence) {
+		if strconv.IsPrint(char) && char != utf8.RuneError {
+			safe.WriteRune(char)
+			continue
+		}
+		safe.WriteString(strings.Trim(strconv.QuoteRuneToASCII(char), "'"))
+	}
+	return safe.String()
+}
+
+// moment is an instant, and how far it is from now.
+func moment(at, now time.Time) string {
+	distance := now.Sub(at).Round(time.Second)
+	if distance < 0 {
+		return fmt.Sprintf("%s (in %s)", at.UTC().Format(time.RFC3339), -distance)
+	}
+	return fmt.Sprintf("%s (%s ago)", at.UTC().Format(time.RFC3339), distance)
+}

@@ -1,0 +1,176 @@
+package commands
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// asked says what the request asks for.
+func asked(p *page, f *findings) {
+	record := audit.Of(f.obj, f.req)
+	p.title("Asked for")
+	p.row("signer", quote(record.Signer))
+	if record.Requester.Username == "" {
+		p.row("requester", "unknown: the API server writes it down when the request is made")
+	} else {
+		p.row("requester", quote(record.Requester.Username))
+		p.row("groups", quoteAll(record.Requester.Groups)...)
+	}
+	if f.req == nil {
+		p.row("payload", "unreadable: "+sentence(f.unreadable.Error()))
+	} else {
+		p.row("subject", quote(record.Subject))
+		subjectAltNames(p, record)
+	}
+	p.row("usages", usages(f.obj.Spec.Usages)...)
+	if f.req != nil {
+		p.row("key", describeKey(f.req.Cert.PublicKey)+", SHA-256 "+record.KeySHA256)
+	}
+	wish := "no wish"
+	if seconds := f.obj.Spec.ExpirationSeconds; seconds != nil {
+		wish = (time.Duration(*seconds) * time.Second).String()
+	}
+	p.row("lifetime", wish)
+	if f.req != nil && len(f.req.Dropped) > 0 {
+		p.row("dropped", append(quoteAll(f.req.Dropped), "asked for in the payload, and no certificate holds it")...)
+	}
+}
+
+func subjectAltNames(p *page, record audit.Record) {
+	none := true
+	for _, kind := range []struct {
+		label string
+		names []string
+	}{{"DNS names", record.DNSNames}, {"IP addresses", record.Addresses}, {"emails", record.Emails}, {"URIs", record.URIs}} {
+		if len(kind.names) > 0 {
+			none = false
+			p.row(kind.label, quoteAll(kind.names)...)
+		}
+	}
+	if none {
+		p.row("other names", "none")
+	}
+}
+
+func usages(asked []certificatesv1.KeyUsage) []string {
+	lines := quoteAll(asked)
+	for i := range min(len(asked), maxItems) {
+		if !csr.KnownUsage(asked[i]) {
+			lines[i] += " (no such usage)"
+		}
+	}
+	return lines
+}
+
+func describeKey(public crypto.PublicKey) string {
+	switch key := public.(type) {
+	case *rsa.PublicKey:
+		return fmt.Sprintf("RSA of %d bits", key.N.BitLen())
+	case *ecdsa.PublicKey:
+		return "ECDSA " + key.Curve.Params().Name
+	case ed25519.PublicKey:
+		return "Ed25519"
+	default:
+		return "of another kind than RSA, ECDSA and Ed25519"
+	}
+}
+
+// conditions lists what was decided, by whomever.
+func conditions(p *page, f *findings) {
+	if len(f.obj.Status.Conditions) == 0 {
+		return
+	}
+	p.title("Conditions")
+	for i, condition := range f.obj.Status.Conditions {
+		if i == maxItems {
+			p.row("", fmt.Sprintf("and %d more", len(f.obj.Status.Conditions)-maxItems))
+			return
+		}
+		what := "reason " + quote(condition.Reason)
+		if condition.Status != corev1.ConditionTrue {
+			what = "status " + quote(string(condition.Status)) + ", " + what
+		}
+		if !condition.LastUpdateTime.IsZero() {
+			what += ", " + moment(condition.LastUpdateTime.Time, f.now)
+		}
+		p.row(conditionLabel(condition.Type), what, quote(condition.Message))
+	}
+}
+
+func conditionLabel(kind certificatesv1.RequestConditionType) string {
+	switch kind {
+	case certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:
+		return string(kind)
+	default:
+		return quote(string(kind))
+	}
+}
+
+// certificate says what was issued.
+func certificate(p *page, f *findings) {
+	if len(f.obj.Status.Certificate) == 0 {
+		return
+	}
+	p.title("Certificate")
+	cert, err := issued(f)
+	if err != nil {
+		p.row("unreadable", sentence(err.Error()))
+		return
+	}
+	p.row("serial", "0x"+cert.SerialNumber.Text(16))
+	p.row("issuer", quote(cert.Issuer.String()))
+	p.row("subject", quote(cert.Subject.String()))
+	p.row("valid from", moment(cert.NotBefore, f.now))
+	p.row("valid until", moment(cert.NotAfter, f.now))
+	key := "not that of the request: whoever asked can't use it"
+	if f.req == nil {
+		key = "unknown: the request can't be read"
+	} else if public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); ok && public.Equal(f.req.Cert.PublicKey) {
+		key = "that of the request"
+	}
+	p.row("key", key)
+	p.row("signed by", f.signedBy(cert))
+}
+
+// issued is the first certificate in status.
+func issued(f *findings) (*x509.Certificate, error) {
+	certs, err := ca.ParseCertificates(f.obj.Status.Certificate)
+	if err == nil && len(certs) == 0 {
+		err = fmt.Errorf("status.certificate holds no PEM block of type CERTIFICATE")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return certs[0], nil
+}
+
+func (f *findings) signedBy(cert *x509.Certificate) string {
+	switch {
+	case f.unread != nil:
+		return f.unreadCA()
+	case f.authority == nil:
+		return "unknown: there is no CA to compare with"
+	case f.isFromNow(cert):
+		return "the CA that signs now, key " + f.authority.KeyID()
+	default:
+		return "another CA than the one that signs now, key " + f.authority.KeyID()
+	}
+}
+
+// isFromNow says whether the CA of now signed cert.
+func (f *findings) isFromNow(cert *x509.Certificate) bool {
+	signing, err := ca.ParseCertificates(f.authority.CertificatePEM())
+	return err == nil && cert.CheckSignatureFrom(signing[0]) == nil
+}

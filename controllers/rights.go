@@ -1,0 +1,138 @@
+package controllers
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// Rights are those that a manager with this configuration needs: what config/rbac grants, which a test compares.
+// leaseNamespace is where its Lease is.
+func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
+	var r rights
+	if c.Enabled(config.ApproverController) {
+		r.approver()
+	}
+	if c.Enabled(config.SignerController) {
+		if err := r.signer(c.Signing); err != nil {
+			return nil, err
+		}
+	}
+	if c.Enabled(config.CleanerController) {
+		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
+	}
+	if c.LeaderElection.Enabled {
+		r.leaderElection(leaseNamespace, c.LeaderElection.ResourceName)
+	}
+	if c.MetricsSecure {
+		const need = "secure metrics"
+		r.optional(need, authenticationv1.GroupName, "tokenreviews", "", "", "create")
+		r.optional(need, authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
+	}
+	return r.all, nil
+}
+
+// namespaceFile is the Pod's namespace.
+const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// LeaseNamespace is where the manager's Lease is: as configured, or the Pod's, or kube-system outside of a cluster.
+func LeaseNamespace(c *config.Configuration) string {
+	if c.LeaderElection.ResourceNamespace != "" {
+		return c.LeaderElection.ResourceNamespace
+	}
+	if _, err := rest.InClusterConfig(); err == nil {
+		if namespace, err := os.ReadFile(namespaceFile); err == nil {
+			return strings.TrimSpace(string(namespace))
+		}
+	}
+	return metav1.NamespaceSystem
+}
+
+const requestsResource = "certificatesigningrequests"
+
+// rights collects, each right once.
+type rights struct{ all []check.Right }
+
+func (r *rights) add(need, group, resource, namespace, name string, verbs ...string) {
+	for _, verb := range verbs {
+		r.one(check.Right{Need: need, Group: group, Resource: resource, Namespace: namespace, Name: name, Verb: verb})
+	}
+}
+
+// optional rights are those without which the work goes on.
+func (r *rights) optional(need, group, resource, namespace, name string, verbs ...string) {
+	for _, verb := range verbs {
+		r.one(check.Right{Need: need, Group: group, Resource: resource, Namespace: namespace, Name: name, Verb: verb, Optional: true})
+	}
+}
+
+func (r *rights) one(right check.Right) {
+	for i := range r.all {
+		known := &r.all[i]
+		if known.String() != right.String() {
+			continue
+		}
+		known.Need += " and " + right.Need
+		known.Optional = known.Optional && right.Optional
+		return
+	}
+	r.all = append(r.all, right)
+}
+
+func (r *rights) approver() {
+	const need = "approver"
+	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
+	r.add(need, certificatesv1.GroupName, requestsResource+"/approval", "", "", "update")
+	for _, rule := range approverRules() {
+		r.add(need, certificatesv1.GroupName, "signers", "", rule.SignerName, "approve")
+	}
+	r.add(need, authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
+	r.events(need, metav1.NamespaceDefault)
+}
+
+func (r *rights) signer(c config.Signing) error {
+	const need = "signer"
+	signers, err := signersOf(c)
+	if err != nil {
+		return err
+	}
+	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
+	r.add(need, certificatesv1.GroupName, requestsResource+"/status", "", "", "update")
+	for _, name := range slices.Sorted(maps.Keys(signers)) {
+		r.add(need, certificatesv1.GroupName, "signers", "", name, "sign")
+	}
+	r.events(need, metav1.NamespaceDefault)
+	for _, source := range append([]config.Signer{{CA: c.CA}}, c.Signers...) {
+		if namespace, name := source.SecretName(); name != "" {
+			r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
+			r.events(need, namespace)
+		}
+	}
+	r.optional("self-check", "", "configmaps", check.TrustNamespace, check.TrustName, "get")
+	return nil
+}
+
+func (r *rights) leaderElection(namespace, name string) {
+	const need = "leader election"
+	r.add(need, coordinationv1.GroupName, "leases", namespace, "", "create")
+	r.add(need, coordinationv1.GroupName, "leases", namespace, name, "get", "update")
+	r.events(need, namespace)
+	r.optional(need, "", "events", namespace, "", "create", "patch")
+}
+
+// events about objects in namespace; those about what is in none go to default.
+func (r *rights) events(need, namespace string) {
+	r.optional(need, eventsv1.GroupName, "events", namespace, "", "create", "patch")
+}

@@ -1,0 +1,234 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+)
+
+// SelfCheck is what the manager asks about its own ground while it runs, see docs/check.md.
+type SelfCheck struct {
+	// Interval between two checks; what is not well is looked at again within a minute.
+	Interval time.Duration
+	// Rights are those that it needs.
+	Rights []check.Right
+	// BootstrapGroups are those of which one must be able to join nodes; NodeGroups must all be able to renew.
+	BootstrapGroups, NodeGroups []string
+}
+
+const (
+	// checkRetry is when what is not well is looked at again, and whether the CA is another one.
+	checkRetry = time.Minute
+	// checkPatience bounds one check: an API server that does not answer leaves it unknown.
+	checkPatience = time.Minute
+	// caPatience bounds how long the first look at the CA waits for it to be read.
+	caPatience = 10 * time.Second
+)
+
+var (
+	checkResult = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_check_result",
+		Help: "Whether the manager's ground is as it must be: 1 for the present result of a check, 0 for the others.",
+	}, []string{"check", "result"})
+
+	checkLastRun = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_check_last_run_seconds",
+		Help: "When a check was last made, in seconds since 1970.",
+	})
+)
+
+func init() { metrics.Registry.MustRegister(checkResult, checkLastRun) }
+
+// selfCheck is a Runnable of the leader and the standbys: each has rights of its own.
+type selfCheck struct {
+	interval time.Duration
+	tasks    []*checkTask
+	elected  <-chan struct{}
+	clock    clock.WithTicker
+	log      logr.Logger
+
+	mu      sync.Mutex
+	missing []check.Right
+}
+
+// checkTask is one kind of check.
+type checkTask struct {
+	name string
+	run  func(ctx context.Context) []check.Result
+	// leader restricts it to the leader. before, if set, says what the answer depends on beside the API server.
+	leader bool
+	before func() string
+
+	due  time.Time
+	last map[string]check.Status
+	key  string
+}
+
+// setupSelfCheck adds what o.SelfCheck describes to mgr, with a readiness check of our own rights.
+func (o Options) setupSelfCheck(mgr manager.Manager) error {
+	s := &selfCheck{interval: o.SelfCheck.Interval, elected: mgr.Elected(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check")}
+	if s.clock == nil {
+		s.clock = clock.RealClock{}
+	}
+	s.tasks = append(s.tasks, &checkTask{name: check.OwnRights, run: s.ownRights(mgr.GetClient(), o.SelfCheck.Rights)})
+	if o.Approver != nil {
+		s.tasks = append(s.tasks, &checkTask{name: check.KubeletRights, run: func(ctx context.Context) []check.Result {
+			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
+		}})
+	}
+	if len(clientPairs(o.Signer)) > 0 {
+		trust := check.Trust{Reader: mgr.GetAPIReader(), Cluster: mgr.GetConfig(), Audit: o.Signer.Audit}
+		authorities := func() []check.CA { return ClientCAs(o.Signer, s.clock.Now()) }
+		s.tasks = append(s.tasks, &checkTask{name: check.CATrusted, leader: true, before: func() string { return keyIDs(authorities()) },
+			run: func(ctx context.Context) []check.Result {
+				s.awaitCA(ctx, authorities)
+				return trust.CAs(ctx, authorities(), s.clock.Now())
+			}})
+	}
+	if err := mgr.AddReadyzCheck(check.OwnRights, s.ready); err != nil {
+		return fmt.Errorf("add readiness check: %w", err)
+	}
+	return mgr.Add(s)
+}
+
+// ownRights asks for rights, and keeps what is missing for ready.
+func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
+	return func(ctx context.Context) []check.Result {
+		results := check.Rights(ctx, c, rights)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.missing = check.Missing(rights, results)
+		return results
+	}
+}
+
+// ready says which rights are missing for certain. What could not be asked does not count.
+func (s *selfCheck) ready(*http.Request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.missing) == 0 {
+		return nil
+	}
+	var names []string
+	for _, right := range s.missing {
+		names = append(names, right.String())
+	}
+	return errors.New("missing rights: " + strings.Join(names, ", "))
+}
+
+// awaitCA waits until every CA has been read, for a while.
+func (s *selfCheck) awaitCA(ctx context.Context, authorities func() []check.CA) {
+	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, caPatience, true, func(context.Context) (bool, error) {
+		for _, one := range authorities() {
+			if one.Authority == nil {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+// NeedLeaderElection says no.
+func (*selfCheck) NeedLeaderElection() bool { return false }
+
+// Start checks until ctx ends.
+func (s *selfCheck) Start(ctx context.Context) error {
+	ctx = log.IntoContext(ctx, s.log)
+	ticker := s.clock.NewTicker(s.pause())
+	defer ticker.Stop()
+	elected := s.elected
+	leads := false
+	for {
+		for _, task := range s.tasks {
+			if !task.leader || leads {
+				s.look(ctx, task)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-elected:
+			elected, leads = nil, true
+		case <-ticker.C():
+		}
+	}
+}
+
+// pause is the time between two looks at what is not well.
+func (s *selfCheck) pause() time.Duration { return min(s.interval, checkRetry) }
+
+// look runs task if it is due, or if what it depends on has changed.
+func (s *selfCheck) look(ctx context.Context, task *checkTask) {
+	key := ""
+	if task.before != nil {
+		key = task.before()
+	}
+	if s.clock.Now().Before(task.due) && key == task.key {
+		return
+	}
+	asking, cancel := context.WithTimeout(ctx, checkPatience)
+	defer cancel()
+	results := task.run(asking)
+	if ctx.Err() != nil {
+		return // what was interrupted says nothing
+	}
+	if task.before != nil {
+		key = task.before()
+	}
+	worst := check.Worst(results)
+	pause := s.interval
+	if worst != check.OK {
+		pause = s.pause()
+	}
+	now := s.clock.Now()
+	task.key, task.due = key, now.Add(pause-s.pause()/2) // the tick that is nearest
+	for _, status := range check.Statuses() {
+		value := 0.0
+		if status == worst {
+			value = 1
+		}
+		checkResult.WithLabelValues(task.name, string(status)).Set(value)
+	}
+	checkLastRun.Set(float64(now.Unix()))
+	s.tell(task, worst, results)
+}
+
+// tell logs what has changed since the last look: all that is not well the first time.
+func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Result) {
+	if task.last == nil {
+		s.log.Info("Self-check made", "check", task.name, "result", worst, "questions", len(results))
+	}
+	last := make(map[string]check.Status, len(results))
+	for _, result := range results {
+		last[result.Subject] = result.Status
+		before, known := task.last[result.Subject]
+		if before == result.Status || !known && result.Status == check.OK {
+			continue
+		}
+		details := []any{"check", result.Check, "subject", result.Subject, "result", result.Status, "evidence", result.Evidence, "nextStep", result.NextStep}
+		switch result.Status {
+		case check.Failed:
+			s.log.Error(nil, "Self-check failed", details...)
+		case check.OK:
+			s.log.Info("Self-check passes again", details[:8]...)
+		case check.Unknown:
+			s.log.Info("Self-check could not be made", details...)
+		}
+	}
+	task.last = last
+}

@@ -1,0 +1,77 @@
+package check
+
+import (
+	"context"
+	"fmt"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Right is one verb on one kind of object.
+type Right struct {
+	// Verb, Group, Resource (with /subresource), Namespace and Name are as in a Role; empty Names and Namespaces are all.
+	Verb, Group, Resource, Namespace, Name string
+	// Need says who needs it.
+	Need string
+	// Optional rights are missed, but the work goes on without them.
+	Optional bool
+}
+
+// String is the Right as in `kubectl auth can-i`.
+func (r Right) String() string {
+	text := r.Verb + " " + r.Resource
+	if r.Group != "" {
+		text += "." + r.Group
+	}
+	if r.Name != "" {
+		text += " " + r.Name
+	}
+	if r.Namespace != "" {
+		text += " in " + r.Namespace
+	}
+	return text
+}
+
+func (r Right) attributes() authorizationv1.ResourceAttributes {
+	resource, subresource := splitResource(r.Resource)
+	return authorizationv1.ResourceAttributes{
+		Verb: r.Verb, Group: r.Group, Resource: resource, Subresource: subresource, Namespace: r.Namespace, Name: r.Name,
+	}
+}
+
+// Missing are the rights among asked that are definitely missing and without which the work does not go on.
+func Missing(asked []Right, results []Result) []Right {
+	var missing []Right
+	for i, result := range results {
+		if result.Status == Failed && !asked[i].Optional {
+			missing = append(missing, asked[i])
+		}
+	}
+	return missing
+}
+
+// Rights asks for each of rights whether c's user has it. The results are in the order of rights.
+func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
+	results := make([]Result, len(rights))
+	for i, right := range rights {
+		got := selfMay(ctx, c, right.attributes())
+		result := Result{Check: OwnRights, Subject: right.String(), Status: got.status}
+		switch got.status {
+		case OK:
+			result.Evidence = fmt.Sprintf("allowed; needed by %s", right.Need)
+		case Failed:
+			result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", right.Need))
+			result.NextStep = "apply the roles and bindings of config/rbac, and see that they name this user"
+			if right.Optional {
+				result.Evidence += "; the work goes on without it"
+			}
+		default:
+			result.Evidence, result.NextStep = got.reason, askAgain
+		}
+		results[i] = result
+	}
+	return results
+}
+
+const askAgain = "ask again once the API server answers"

@@ -1,0 +1,128 @@
+package check
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+)
+
+// The ConfigMap in which API servers publish what they trust, all of them together.
+const (
+	TrustNamespace = "kube-system"
+	TrustName      = "extension-apiserver-authentication"
+	trustKey       = "client-ca-file"
+)
+
+// CA signs client certificates that the API server is to accept.
+type CA struct {
+	// Signers are those that it signs for.
+	Signers []string
+	// Authority is nil when there is none to be had, because of Err.
+	Authority *ca.Authority
+	Err       error
+}
+
+func (c CA) subject() string {
+	return fmt.Sprintf("the CA of %s", strings.Join(c.Signers, " and "))
+}
+
+// Trust checks CAs. Reader must not be a cache: it reads one ConfigMap by name.
+type Trust struct {
+	Reader  client.Reader
+	Cluster *rest.Config
+	Audit   *audit.Log // gets a record of each probe
+}
+
+// CAs says of each of authorities whether the API server trusts it. The proof is a certificate that it is shown; what it
+// publishes as trusted is evidence beside that, and never decides: it is what all API servers together trust, and none
+// of them needs to have written it lately.
+func (t Trust) CAs(ctx context.Context, authorities []CA, now time.Time) []Result {
+	trusted, err := t.Published(ctx)
+	var results []Result
+	for _, one := range authorities {
+		results = append(results, t.one(ctx, one, trusted, err, now))
+	}
+	return results
+}
+
+func (t Trust) one(ctx context.Context, one CA, trusted []*x509.Certificate, listErr error, now time.Time) Result {
+	result := Result{Check: CATrusted, Subject: one.subject(), Status: Unknown}
+	if one.Authority == nil {
+		result.Evidence = fmt.Sprintf("there is no CA to try: %v", one.Err)
+		result.NextStep = "make it available, or ask as one who may read it"
+		return result
+	}
+	published, in := publishedSentence(one.Authority, trusted, listErr)
+	answer := t.Prove(ctx, one.Authority, now)
+	result.Evidence = answer.Evidence + "; " + published
+	switch answer.Trust {
+	case probe.Recognised:
+		result.Status = OK
+		if !in && listErr == nil {
+			result.Evidence += ": the API server that was asked trusts it, see that all do"
+		}
+	case probe.Refused:
+		result.Status = Failed
+		result.NextStep = fmt.Sprintf("append this CA (key %s) to the --client-ca-file of every API server, or sign with one that is in it", one.Authority.KeyID())
+	default:
+		result.NextStep = askAgain
+	}
+	return result
+}
+
+// Prove shows the API server a certificate of authority.
+func (t Trust) Prove(ctx context.Context, authority *ca.Authority, now time.Time) probe.Answer {
+	shown, err := probe.Mint(ctx, authority, t.Audit, now)
+	if err != nil {
+		return probe.Answer{Evidence: fmt.Sprintf("no certificate to ask with: %v", err)}
+	}
+	return shown.Ask(ctx, t.Cluster)
+}
+
+// Published are the CAs that the API servers publish as trusted for client certificates.
+func (t Trust) Published(ctx context.Context) ([]*x509.Certificate, error) {
+	published := &corev1.ConfigMap{}
+	if err := t.Reader.Get(ctx, client.ObjectKey{Namespace: TrustNamespace, Name: TrustName}, published); err != nil {
+		return nil, err
+	}
+	return ca.ParseCertificates([]byte(published.Data[trustKey]))
+}
+
+// publishedSentence says whether authority is among trusted.
+func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err error) (sentence string, in bool) {
+	where := fmt.Sprintf("%s of ConfigMap %s/%s", trustKey, TrustNamespace, TrustName)
+	if err != nil {
+		return fmt.Sprintf("%s could not be read: %v", where, err), false
+	}
+	signing, err := ca.ParseCertificates(authority.CertificatePEM())
+	if err != nil || len(signing) != 1 {
+		return "the CA can't be compared with " + where, false
+	}
+	issuer := false
+	for _, one := range trusted {
+		if sameCA(one, signing[0]) {
+			return where + " has it", true
+		}
+		issuer = issuer || bytes.Equal(one.RawSubject, signing[0].RawIssuer)
+	}
+	if issuer {
+		return where + " has only its issuer, and certificates come without intermediates", false
+	}
+	return where + " lacks it", false
+}
+
+// sameCA says whether what one has signed the other could have signed: same name, same key.
+func sameCA(one, other *x509.Certificate) bool {
+	return bytes.Equal(one.RawSubject, other.RawSubject) && bytes.Equal(one.RawSubjectPublicKeyInfo, other.RawSubjectPublicKeyInfo)
+}

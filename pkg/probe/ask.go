@@ -1,0 +1,123 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Trust is what an API server makes of a Certificate. The zero value is Unknown.
+type Trust int
+
+// The answers.
+const (
+	// Unknown is no answer, or one that proves nothing.
+	Unknown Trust = iota
+	// Recognised means that the API server knows its holder by this very certificate.
+	Recognised
+	// Refused means that the API server does not accept the certificate.
+	Refused
+)
+
+func (t Trust) String() string { return [...]string{"Unknown", "Recognised", "Refused"}[t] }
+
+// Answer is Trust with a sentence that says what was seen.
+type Answer struct {
+	Trust    Trust
+	Evidence string
+}
+
+// credentialID is the key in a user's extra that names the credential (k8s.io/apiserver/pkg/authentication/user,
+// CredentialIDKey); for a certificate it is X509SHA256= and the hex SHA-256 of its DER (pkg/authentication/request/x509,
+// CommonNameUserConversion).
+const credentialID = "authentication.kubernetes.io/credential-id"
+
+// timeout bounds one question.
+const timeout = 10 * time.Second
+
+// Ask shows c to the API server of cluster, whose address and CA are all that is used of it: no token and no other
+// certificate could be answered for. Each question has a connection of its own.
+func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	review, err := c.review(ctx, anonymous(cluster))
+	switch {
+	case err == nil:
+		return c.judge(review.Status.UserInfo)
+	case refused(err):
+		return Answer{Refused, fmt.Sprintf("%s answers 401 to a client certificate of this CA", cluster.Host)}
+	default:
+		return Answer{Unknown, fmt.Sprintf("%s gave no answer that counts: %v", cluster.Host, err)}
+	}
+}
+
+// anonymous leaves cluster's address, and how to reach and to know it.
+func anonymous(cluster *rest.Config) *rest.Config {
+	only := rest.AnonymousClientConfig(cluster)
+	only.QPS, only.RateLimiter = -1, nil
+	only.ContentConfig, only.NextProtos = rest.ContentConfig{}, nil
+	return only
+}
+
+// review asks who c's holder is. The client is made by hand because client-go keeps every transport that it makes.
+func (c *Certificate) review(ctx context.Context, cluster *rest.Config) (*authenticationv1.SelfSubjectReview, error) {
+	cluster.CertData, cluster.KeyData = c.certPEM, c.keyPEM
+	tlsConfig, err := rest.TLSConfigFor(cluster)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	if tlsConfig == nil {
+		return nil, errors.New("there is no TLS, and so no client certificate")
+	}
+	proxy, dial := cluster.Proxy, cluster.Dial
+	if proxy == nil {
+		proxy = http.ProxyFromEnvironment
+	}
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	transport := &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	client, err := authenticationclient.NewForConfigAndClient(cluster, &http.Client{Transport: transport})
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	return client.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+}
+
+// refused says whether err is the 401 of an API server, and not one that something in between has made up.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsUnauthorized(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	return details == nil || !slices.ContainsFunc(details.Causes, func(cause metav1.StatusCause) bool {
+		return cause.Type == metav1.CauseTypeUnexpectedServerResponse
+	})
+}
+
+// judge says what it means to be taken for user.
+func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
+	ids := user.Extra[credentialID]
+	switch {
+	case user.Username != c.Subject:
+		return Answer{Refused, fmt.Sprintf("the API server takes the holder of a client certificate of this CA for %q", user.Username)}
+	case len(ids) == 0:
+		return Answer{Unknown, "the API server knows the subject, but does not say by which credential, as old versions do not: no proof"}
+	case !slices.Equal(ids, []string{c.ID}):
+		return Answer{Unknown, fmt.Sprintf("the API server knows the subject, but by another credential, %q: no proof", ids)}
+	default:
+		return Answer{Recognised, fmt.Sprintf("the API server knows the subject of a new client certificate of this CA, by that certificate (%s)", c.ID)}
+	}
+}
