@@ -39,11 +39,12 @@ type Decision struct {
 }
 
 // Rule says how requests of one signer are judged: by their shape, then by asking for the permission of each
-// recogniser that knows them, in order.
+// recogniser that knows them, in order; or by Judge, if that is set.
 type Rule struct {
 	SignerName  string
 	Shape       func(*csr.Request) error
 	Recognisers []Recogniser
+	Judge       Judge
 }
 
 // Recogniser knows one kind of requester and the permission that such a one needs.

@@ -97,7 +97,7 @@ func (r *Reconciler) check() error {
 		errs = append(errs, fmt.Errorf("denial %q is neither %s nor %s", r.Denial, DenialNever, DenialPermanent))
 	}
 	for _, rule := range r.Rules {
-		if rule.Shape == nil {
+		if rule.Shape == nil && rule.Judge == nil {
 			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape", rule.SignerName))
 		}
 		for _, recogniser := range rule.Recognisers {
@@ -159,7 +159,13 @@ func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.Certificate
 	return req, decision, err
 }
 
+// Judge decides about a request. An error means that it could not find out.
+type Judge func(context.Context, *csr.Request) (Decision, error)
+
 func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Decision, error) {
+	if rule.Judge != nil {
+		return rule.Judge(ctx, req)
+	}
 	recognisers, decision := rule.review(req)
 	if decision.Verdict != Ignore {
 		return decision, nil

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -51,3 +52,22 @@ func isShort(short, name string) bool {
 
 // Empty says whether the source knows the node, but no name and no address of it yet.
 func (e *Entry) Empty() bool { return len(e.SANs) == 0 && len(e.Suffixes) == 0 && len(e.Prefixes) == 0 }
+
+// String lists what the node has, for messages.
+func (e *Entry) String() string {
+	const most = 12
+	var all []string
+	for _, own := range e.SANs {
+		all = append(all, own.String())
+	}
+	for _, prefix := range e.Prefixes {
+		all = append(all, prefix.String())
+	}
+	for _, suffix := range e.Suffixes {
+		all = append(all, "*."+suffix)
+	}
+	if more := len(all) - most; more > 0 {
+		all = append(all[:most], fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("%q", all)
+}

@@ -1,0 +1,142 @@
+package approver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// servingFacts are what is known about a request for a serving certificate beyond its content.
+type servingFacts struct {
+	// entry is what is known of the node, or nil; unavailable is why nobody can say.
+	entry       *inventory.Entry
+	unavailable string
+	names       []sanFacts // of each name that was asked for, in order
+}
+
+// sanFacts are what is known about one name or address.
+type sanFacts struct {
+	san inventory.SAN
+	// reserved says why nobody can have it, ever; taken who has it at the moment; contested which other node has a better
+	// claim.
+	reserved, taken, contested string
+}
+
+// violation is one difference from what may be approved.
+type violation struct {
+	verdict Verdict
+	reason  string
+	message string
+}
+
+// reviewServing judges what the request holds, before anything is looked up: the three rules of the TLS bootstrapping
+// document for kubernetes.io/kubelet-serving, each exactly.
+func reviewServing(req *csr.Request) []violation {
+	var found []violation
+	deny := func(broken bool, reason, format string, args ...any) {
+		if broken {
+			found = append(found, violation{Deny, reason, fmt.Sprintf(format, args...)})
+		}
+	}
+	subject := req.Cert.Subject
+	deny(!req.Requester.IsNode(), "RequesterNotNode",
+		"the requester is user %q with groups %q, which is no kubelet: only a node (user system:node:NAME, group system:nodes) may ask for its serving certificate",
+		csr.Shorten(req.Requester.Username), groups(req.Requester.Groups))
+	deny(subject.CommonName != req.Requester.Username || req.NodeName() == "", "CommonNameMismatch",
+		"common name %q is not the requester's user name %q", csr.Shorten(subject.CommonName), csr.Shorten(req.Requester.Username))
+	deny(!slices.Equal(subject.Organization, []string{csr.NodeGroup}), "ShapeMismatch",
+		"organization is %q, and must be exactly system:nodes", texts(subject.Organization))
+	deny(!req.HasServingUsages(), "UsagesNotPermitted",
+		"usages are %q, and must be digital signature and server auth, with or without key encipherment", req.Usages)
+	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted", "e-mail addresses %q are not permitted", texts(req.Cert.EmailAddresses))
+	deny(len(req.Cert.URIs) > 0, "SANTypeNotPermitted", "%d URI(s) are not permitted", len(req.Cert.URIs))
+	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
+	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", texts(unexpected))
+	deny(len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0, "SANMissing", "it asks for no DNS name and no IP address")
+	return found
+}
+
+// judgeServing judges a request that reviewServing has nothing against.
+func judgeServing(req *csr.Request, facts servingFacts) Decision {
+	violations := reviewServing(req)
+	if len(violations) == 0 {
+		violations = judgeNames(req.NodeName(), facts)
+	}
+	if len(violations) > 0 {
+		return refused(req, violations)
+	}
+	return Decision{
+		Verdict: Approve, Reason: "AutoApproved", Rule: "kubelet-serving",
+		Message: fmt.Sprintf("Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.entry.Source),
+	}
+}
+
+func judgeNames(node string, facts servingFacts) []violation {
+	var found []violation
+	for _, each := range facts.names {
+		switch {
+		case each.reserved != "":
+			found = append(found, violation{Deny, "SANReserved", fmt.Sprintf("%s is %s, which no node can have", each.san, each.reserved)})
+		case each.taken != "":
+			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is an address of %s, which no node can have", each.san, each.taken)})
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return found
+	case facts.unavailable != "":
+		return []violation{{Wait, "InventoryUnavailable", fmt.Sprintf("what belongs to node %q can't be found out: %s", csr.Shorten(node), facts.unavailable)}}
+	case facts.entry == nil:
+		return []violation{{Wait, "NodeNotFound", fmt.Sprintf("no source knows node %q", csr.Shorten(node))}}
+	case facts.entry.Empty():
+		return []violation{{Wait, "AddressNotPublished", fmt.Sprintf("%s has no names and no addresses yet", facts.entry.Source)}}
+	}
+	return judgeOwnership(facts)
+}
+
+func judgeOwnership(facts servingFacts) []violation {
+	var found []violation
+	var foreign []string
+	for _, each := range facts.names {
+		switch {
+		case !facts.entry.Owns(each.san):
+			foreign = append(foreign, each.san.String())
+		case each.contested != "":
+			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is also claimed by %s, which has the better claim", each.san, each.contested)})
+		}
+	}
+	if len(foreign) > 0 {
+		found = append([]violation{{Wait, "SANNotOwned", fmt.Sprintf("%q do not belong to the node: %s has %s", texts(foreign), facts.entry.Source, facts.entry)}}, found...)
+	}
+	return found
+}
+
+// refused is the decision of all violations together: the first one's reason, and Deny if one of them is for good.
+func refused(req *csr.Request, violations []violation) Decision {
+	decision := Decision{Verdict: Wait, Reason: violations[0].reason}
+	sentences := make([]string, len(violations))
+	for i, each := range violations {
+		sentences[i] = each.message
+		if each.verdict == Deny && decision.Verdict != Deny {
+			decision.Verdict, decision.Reason = Deny, each.reason
+		}
+	}
+	advice := "it is looked at again when that changes"
+	if decision.Verdict == Deny {
+		advice = "a new request is needed"
+	}
+	decision.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s", req.SignerName, strings.Join(sentences, "; "), advice)
+	return decision
+}
+
+// texts shortens what a requester has chosen.
+func texts(all []string) []string {
+	shown := make([]string, 0, len(all))
+	for _, text := range all {
+		shown = append(shown, csr.Shorten(text))
+	}
+	return groups(shown)
+}

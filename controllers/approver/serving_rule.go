@@ -1,0 +1,128 @@
+package approver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// Serving is what KubeletServing asks.
+type Serving struct {
+	// Inventory says what belongs to a node.
+	Inventory inventory.Inventory
+	// Cluster says what Services, the API server and other Nodes have.
+	Cluster *inventory.Cluster
+	// Reserved is what no node can have.
+	Reserved inventory.Reserved
+	// APIServerNodes are the nodes on which an API server runs, so that its endpoint is the node's own address: they hold
+	// the API server's key already. No source makes a node one of them.
+	APIServerNodes []string
+}
+
+// KubeletServing is the rule for kubelet serving certificates, which kube-controller-manager does not approve: the
+// request is exactly a kubelet's, made by that very kubelet, and every name and address in it belongs to the node (TLS
+// bootstrapping, "Certificate rotation"; asks for a certificate of somebody else's are what it is about).
+func KubeletServing(s Serving) Rule {
+	return Rule{SignerName: certificatesv1.KubeletServingSignerName, Judge: s.judge}
+}
+
+func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) {
+	if len(reviewServing(req)) > 0 {
+		return judgeServing(req, servingFacts{}), nil // whatever is known of the node
+	}
+	facts, err := s.facts(ctx, req)
+	if err != nil {
+		return Decision{}, err
+	}
+	return judgeServing(req, facts), nil
+}
+
+// facts looks up what judgeServing needs to know. What can't be found out is a fact too.
+func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, error) {
+	node := req.NodeName()
+	found, err := s.Inventory.Lookup(ctx, node, req)
+	if ctx.Err() != nil {
+		return servingFacts{}, context.Cause(ctx)
+	}
+	facts := servingFacts{entry: found.Entry}
+	if err != nil {
+		facts.unavailable = err.Error()
+	}
+	for _, san := range inventory.SANs(req.Cert) {
+		each := sanFacts{san: san, reserved: s.Reserved.Why(san)}
+		if each.taken, err = s.taken(ctx, node, found.Entry, san); err != nil {
+			facts.unavailable = err.Error()
+		}
+		if found.Entry != nil {
+			if each.contested, err = s.contested(ctx, req, found, san); err != nil {
+				facts.unavailable = err.Error()
+			}
+		}
+		facts.names = append(facts.names, each)
+	}
+	return facts, nil
+}
+
+// taken says which Service or API server has san.
+func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry, san inventory.SAN) (string, error) {
+	service, endpoint, err := s.Cluster.Taken(ctx, san)
+	if err != nil {
+		return "", fmt.Errorf("look for %s among Services: %w", san, err)
+	}
+	if endpoint != "" && entry != nil && entry.Owns(san) && slices.Contains(s.APIServerNodes, node) {
+		endpoint = ""
+	}
+	if service != "" {
+		return service, nil
+	}
+	return endpoint, nil
+}
+
+// contested names the other Node that has a better claim to san: what it reports is confirmed by a stronger source than
+// ours, or by an equal one and it is older.
+func (s Serving) contested(ctx context.Context, req *csr.Request, ours inventory.Found, san inventory.SAN) (string, error) {
+	holders, err := s.Cluster.Holders(ctx, san)
+	if err != nil {
+		return "", fmt.Errorf("look for %s among Nodes: %w", san, err)
+	}
+	for i := range holders {
+		if holders[i].Name == req.NodeName() {
+			continue
+		}
+		better, err := s.better(ctx, req, ours, &holders[i], san)
+		if err != nil || better {
+			return "Node " + holders[i].Name, err
+		}
+	}
+	return "", nil
+}
+
+func (s Serving) better(ctx context.Context, req *csr.Request, ours inventory.Found, other *corev1.Node, san inventory.SAN) (bool, error) {
+	theirs, err := s.Inventory.Lookup(ctx, other.Name, req)
+	switch {
+	case err != nil:
+		return false, err
+	case theirs.Entry == nil || !theirs.Owns(san): // it reports what a stronger source does not give it
+		return false, nil
+	case theirs.Rank != ours.Rank:
+		return theirs.Rank < ours.Rank, nil
+	}
+	own, err := s.Cluster.Node(ctx, req.NodeName())
+	if err != nil {
+		return false, err
+	}
+	return own == nil || older(other, own), nil
+}
+
+func older(a, b *corev1.Node) bool {
+	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.Name < b.Name
+	}
+	return a.CreationTimestamp.Before(&b.CreationTimestamp)
+}

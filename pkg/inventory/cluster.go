@@ -1,0 +1,243 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// +kubebuilder:rbac:groups="",resources=nodes;services,verbs=get;list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=get;list;watch
+
+// bySAN is the index of Nodes, Services and the API server's endpoints by the names and addresses that they have.
+const bySAN = "san"
+
+// apiServerService is the Service by which clients in the cluster reach the API server.
+const apiServerService = "kubernetes"
+
+// errUnread is the answer while a cache is not filled.
+var errUnread = errors.New("it has not been read yet")
+
+// Cluster is what the API server itself knows: its Nodes, as the weakest of sources since a node reports its own
+// addresses, and what Services and the API server have.
+type Cluster struct {
+	// Changed, if set, is called after the Node of that name has changed in what it has, and with an empty name after
+	// something has become free that others may wait for.
+	Changed func(node string)
+
+	cache  cache.Cache
+	synced atomic.Bool
+}
+
+var _ Source = &Cluster{}
+
+// NewCluster returns a Cluster with a cache of its own; Start fills it. httpClient may be nil.
+func NewCluster(config *rest.Config, httpClient *http.Client) (*Cluster, error) {
+	caches, err := cache.New(config, cache.Options{
+		HTTPClient:       httpClient,
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Node{}:    {Transform: stripNode},
+			&corev1.Service{}: {},
+			&discoveryv1.EndpointSlice{}: {
+				Namespaces: map[string]cache.Config{"default": {}},
+				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiServerService}),
+			},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read Nodes and Services: %w", err)
+	}
+	return &Cluster{cache: caches}, nil
+}
+
+// stripNode keeps what is looked at: a Node holds kilobytes of images and conditions.
+func stripNode(obj any) (any, error) {
+	if node, ok := obj.(*corev1.Node); ok {
+		node.ManagedFields, node.Status = nil, corev1.NodeStatus{Addresses: node.Status.Addresses}
+	}
+	return obj, nil
+}
+
+// NeedLeaderElection says no: a standby's view is to be warm.
+func (*Cluster) NeedLeaderElection() bool { return false }
+
+// Start reads until ctx ends.
+func (c *Cluster) Start(ctx context.Context) error {
+	for _, each := range []struct {
+		object client.Object
+		sans   func(any) []SAN
+		named  bool
+	}{{&corev1.Node{}, nodeSANs, true}, {&corev1.Service{}, serviceSANs, false}, {&discoveryv1.EndpointSlice{}, sliceSANs, false}} {
+		if err := c.cache.IndexField(ctx, each.object, bySAN, func(obj client.Object) []string { return keys(each.sans(obj)) }); err != nil {
+			return fmt.Errorf("index by name and address: %w", err)
+		}
+		informer, err := c.cache.GetInformer(ctx, each.object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+		if _, err := informer.AddEventHandler(c.handler(each.sans, each.named)); err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+	}
+	go func() {
+		if c.cache.WaitForCacheSync(ctx) {
+			c.synced.Store(true)
+			c.changed("")
+		}
+	}()
+	return c.cache.Start(ctx)
+}
+
+// handler tells what has changed: a Node by name, and whatever has left a name or an address.
+func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceEventHandler {
+	tell := func(before, after any) {
+		had, has := sans(before), sans(after)
+		if node, ok := after.(*corev1.Node); ok && named && !slices.Equal(had, has) {
+			c.changed(node.Name)
+		}
+		if slices.ContainsFunc(had, func(san SAN) bool { return !slices.Contains(has, san) }) {
+			c.changed("")
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(after any) { tell(nil, after) },
+		UpdateFunc: tell,
+		DeleteFunc: func(before any) {
+			if gone, ok := before.(toolscache.DeletedFinalStateUnknown); ok {
+				before = gone.Obj
+			}
+			tell(before, nil)
+		},
+	}
+}
+
+func (c *Cluster) changed(node string) {
+	if c.Changed != nil && c.synced.Load() {
+		c.Changed(node)
+	}
+}
+
+// Name is the source's.
+func (*Cluster) Name() string { return "node" }
+
+// Lookup answers with the addresses that the Node reports, and knows no node that has no Node.
+func (c *Cluster) Lookup(ctx context.Context, name string, _ *csr.Request) (*Entry, error) {
+	node, err := c.Node(ctx, name)
+	if node == nil || err != nil {
+		return nil, err
+	}
+	return &Entry{Source: fmt.Sprintf("Node %s", name), SANs: nodeSANs(node), Bound: name, Created: node.CreationTimestamp.Time}, nil
+}
+
+// Node returns the Node of that name, or nil when there is none.
+func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	if !c.synced.Load() {
+		return nil, errUnread
+	}
+	node := &corev1.Node{}
+	if err := c.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return node, nil
+}
+
+// Holders returns the Nodes that report san.
+func (c *Cluster) Holders(ctx context.Context, san SAN) ([]corev1.Node, error) {
+	nodes := &corev1.NodeList{}
+	err := c.having(ctx, san, nodes)
+	return nodes.Items, err
+}
+
+// Taken says which Service, or which endpoint of the API server, has san; both are empty when none has.
+func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string, err error) {
+	services, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
+	if err := errors.Join(c.having(ctx, san, services), c.having(ctx, san, slices)); err != nil {
+		return "", "", err
+	}
+	if len(services.Items) > 0 {
+		service = fmt.Sprintf("Service %s", client.ObjectKeyFromObject(&services.Items[0]))
+	}
+	if len(slices.Items) > 0 {
+		endpoint = "the API server"
+	}
+	return service, endpoint, nil
+}
+
+func (c *Cluster) having(ctx context.Context, san SAN, list client.ObjectList) error {
+	if !c.synced.Load() {
+		return errUnread
+	}
+	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())})
+}
+
+func keys(sans []SAN) []string {
+	all := make([]string, len(sans))
+	for i, san := range sans {
+		all[i] = san.String()
+	}
+	return all
+}
+
+func parse(texts ...string) []SAN {
+	var all []SAN
+	for _, text := range texts {
+		if text != "" && text != corev1.ClusterIPNone {
+			all = append(all, ParseSAN(text))
+		}
+	}
+	return all
+}
+
+func nodeSANs(obj any) []SAN {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return nil
+	}
+	var all []SAN
+	for _, address := range node.Status.Addresses {
+		all = append(all, parse(address.Address)...)
+	}
+	return all
+}
+
+// serviceSANs leaves out where an ExternalName points: whoever may make a Service could block any node with it.
+func serviceSANs(obj any) []SAN {
+	service, ok := obj.(*corev1.Service)
+	if !ok {
+		return nil
+	}
+	all := parse(service.Spec.ClusterIP, service.Spec.LoadBalancerIP)
+	all = append(all, parse(service.Spec.ClusterIPs...)...)
+	all = append(all, parse(service.Spec.ExternalIPs...)...)
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		all = append(all, parse(ingress.IP, ingress.Hostname)...)
+	}
+	return all
+}
+
+func sliceSANs(obj any) []SAN {
+	slice, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return nil
+	}
+	var all []SAN
+	for _, endpoint := range slice.Endpoints {
+		all = append(all, parse(endpoint.Addresses...)...)
+	}
+	return all
+}
