@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/flowcontrol"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -29,7 +28,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	}
 	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog}
 	if c.Enabled(config.ApproverController) {
-		options.Approver = &approver.Reconciler{Rules: approverRules(), Denial: approver.Denial(c.Approval.Denial)}
+		options.Approver = approverOf(c.Approval)
 	}
 	if c.Enabled(config.SignerController) {
 		signers, err := signersOf(c.Signing)
@@ -54,9 +53,6 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	}
 	return options, nil
 }
-
-// approverRules are those that are switched on.
-func approverRules() []approver.Rule { return []approver.Rule{approver.NodeClient()} }
 
 // signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
 // settings of their own.

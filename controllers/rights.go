@@ -10,6 +10,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -23,7 +24,7 @@ import (
 func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
 	var r rights
 	if c.Enabled(config.ApproverController) {
-		r.approver()
+		r.approver(c.Approval)
 	}
 	if c.Enabled(config.SignerController) {
 		if err := r.signer(c.Signing); err != nil {
@@ -91,14 +92,20 @@ func (r *rights) one(right check.Right) {
 	r.all = append(r.all, right)
 }
 
-func (r *rights) approver() {
+func (r *rights) approver(c config.Approval) {
 	const need = "approver"
 	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
 	r.add(need, certificatesv1.GroupName, requestsResource+"/approval", "", "", "update")
-	for _, rule := range approverRules() {
+	for _, rule := range approverOf(c).Rules {
 		r.add(need, certificatesv1.GroupName, "signers", "", rule.SignerName, "approve")
 	}
 	r.add(need, authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
+	if c.KubeletServing.Enabled {
+		const inventory = "inventory"
+		r.add(inventory, "", "nodes", "", "", "get", "list", "watch")
+		r.add(inventory, "", "services", "", "", "get", "list", "watch")
+		r.add(inventory, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+	}
 	r.events(need, metav1.NamespaceDefault)
 }
 

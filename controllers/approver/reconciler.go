@@ -46,6 +46,9 @@ type Reconciler struct {
 	// Denial is DenialNever when empty.
 	Denial Denial
 
+	// Inventory, if set, runs with the controller: what Rules ask.
+	Inventory *Inventory
+
 	Client     client.Client
 	Authorizer authz.Authorizer
 	Reporter   *report.Reporter
@@ -80,14 +83,21 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.check(); err != nil {
 		return err
 	}
-	return builder.ControllerManagedBy(mgr).
+	ctrl := builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
 			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
 			return ok && r.rule(request) != nil
 		}))).
-		WithOptions(options).
-		Complete(r)
+		WithOptions(options)
+	if r.Inventory != nil {
+		woken := newWaker()
+		if err := r.Inventory.setup(mgr, woken.wake); err != nil {
+			return err
+		}
+		ctrl.WatchesRawSource(r.wakeSource(woken))
+	}
+	return ctrl.Complete(r)
 }
 
 // check returns all that is wrong with what cannot be filled in.

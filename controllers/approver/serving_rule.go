@@ -14,10 +14,8 @@ import (
 
 // Serving is what KubeletServing asks.
 type Serving struct {
-	// Inventory says what belongs to a node.
-	Inventory inventory.Inventory
-	// Cluster says what Services, the API server and other Nodes have.
-	Cluster *inventory.Cluster
+	// Inventory says what belongs to a node, and what Services, the API server and other Nodes have.
+	Inventory *Inventory
 	// Reserved is what no node can have.
 	Reserved inventory.Reserved
 	// APIServerNodes are the nodes on which an API server runs, so that its endpoint is the node's own address: they hold
@@ -46,7 +44,7 @@ func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) 
 // facts looks up what judgeServing needs to know. What can't be found out is a fact too.
 func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, error) {
 	node := req.NodeName()
-	found, err := s.Inventory.Lookup(ctx, node, req)
+	found, err := s.Inventory.lookup(ctx, node, req)
 	if ctx.Err() != nil {
 		return servingFacts{}, context.Cause(ctx)
 	}
@@ -71,7 +69,7 @@ func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, err
 
 // taken says which Service or API server has san.
 func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry, san inventory.SAN) (string, error) {
-	service, endpoint, err := s.Cluster.Taken(ctx, san)
+	service, endpoint, err := s.Inventory.taken(ctx, san)
 	if err != nil {
 		return "", fmt.Errorf("look for %s among Services: %w", san, err)
 	}
@@ -87,7 +85,7 @@ func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry,
 // contested names the other Node that has a better claim to san: what it reports is confirmed by a stronger source than
 // ours, or by an equal one and it is older.
 func (s Serving) contested(ctx context.Context, req *csr.Request, ours inventory.Found, san inventory.SAN) (string, error) {
-	holders, err := s.Cluster.Holders(ctx, san)
+	holders, err := s.Inventory.holders(ctx, san)
 	if err != nil {
 		return "", fmt.Errorf("look for %s among Nodes: %w", san, err)
 	}
@@ -104,7 +102,7 @@ func (s Serving) contested(ctx context.Context, req *csr.Request, ours inventory
 }
 
 func (s Serving) better(ctx context.Context, req *csr.Request, ours inventory.Found, other *corev1.Node, san inventory.SAN) (bool, error) {
-	theirs, err := s.Inventory.Lookup(ctx, other.Name, req)
+	theirs, err := s.Inventory.lookup(ctx, other.Name, req)
 	switch {
 	case err != nil:
 		return false, err
@@ -113,7 +111,7 @@ func (s Serving) better(ctx context.Context, req *csr.Request, ours inventory.Fo
 	case theirs.Rank != ours.Rank:
 		return theirs.Rank < ours.Rank, nil
 	}
-	own, err := s.Cluster.Node(ctx, req.NodeName())
+	own, err := s.Inventory.cluster.Node(ctx, req.NodeName())
 	if err != nil {
 		return false, err
 	}

@@ -64,7 +64,10 @@ func defaults() *config.Configuration {
 			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
 			NodeGroups:      []string{"system:nodes"},
 		},
-		Approval: config.Approval{Denial: "Never"},
+		Approval: config.Approval{
+			Denial: "Never", KubeletServing: config.KubeletServing{ClusterDomain: "cluster.local"},
+			Inventory: config.Inventory{Sources: []config.Source{{Node: &config.NodeSource{}}}},
+		},
 		Signing:  config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
 		Cleaning: config.Cleaning{DeletesPerSecond: 100},
 	}

@@ -86,12 +86,6 @@ type LeaderElection struct {
 	ResourceNamespace string `json:"resourceNamespace"`
 }
 
-// Approval configures the approver.
-type Approval struct {
-	// Denial is Never or Permanent: whether what can never become valid is denied.
-	Denial string `json:"denial"`
-}
-
 // Signing configures the signer: either one CA for Kubernetes' four signers, or one for each that is to be served.
 type Signing struct {
 	CA `json:",inline"`
@@ -177,7 +171,11 @@ func Default() *Configuration {
 			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
 			NodeGroups:      []string{"system:nodes"},
 		},
-		Approval: Approval{Denial: "Never"},
+		Approval: Approval{
+			Denial:         "Never",
+			KubeletServing: KubeletServing{ClusterDomain: "cluster.local"},
+			Inventory:      Inventory{Sources: []Source{{Node: &NodeSource{}}}},
+		},
 		Signing:  Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
 		Cleaning: Cleaning{DeletesPerSecond: 100},
 	}

@@ -18,9 +18,7 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 	errs = append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
 	errs = append(errs, c.Audit.validate(field.NewPath("audit"))...)
 	errs = append(errs, c.SelfCheck.validate(field.NewPath("selfCheck"))...)
-	if !slices.Contains([]string{"Never", "Permanent"}, c.Approval.Denial) {
-		errs = append(errs, field.NotSupported(field.NewPath("approval", "denial"), c.Approval.Denial, []string{"Never", "Permanent"}))
-	}
+	errs = append(errs, c.Approval.validate(field.NewPath("approval"))...)
 	errs = append(errs, c.Signing.validate(field.NewPath("signing"), manager && c.Enabled(SignerController))...)
 	return append(errs, c.Cleaning.validate(field.NewPath("cleaning"))...)
 }

@@ -1,0 +1,75 @@
+package approver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// SourceBuilder makes a source that runs in mgr and calls changed with the name of each node whose entry has changed, or
+// with an empty one for any. cluster is what the API server itself knows.
+type SourceBuilder func(mgr manager.Manager, cluster *inventory.Cluster, changed func(node string)) (inventory.Source, error)
+
+// NodeSource is the source that believes what nodes report of themselves.
+func NodeSource(_ manager.Manager, cluster *inventory.Cluster, _ func(string)) (inventory.Source, error) {
+	return cluster, nil
+}
+
+// Inventory is what is known of nodes. Rules that ask it say InventoryUnavailable until a manager runs it.
+type Inventory struct {
+	// Sources in order, strongest first.
+	Sources []SourceBuilder
+
+	cluster *inventory.Cluster
+	sources inventory.Inventory
+}
+
+// errNotRunning is the answer outside of a manager.
+var errNotRunning = errors.New("no manager runs the inventory here")
+
+// setup makes the sources run in mgr.
+func (i *Inventory) setup(mgr manager.Manager, changed func(node string)) error {
+	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return err
+	}
+	cluster.Changed = changed
+	if err := mgr.Add(cluster); err != nil {
+		return fmt.Errorf("run the inventory: %w", err)
+	}
+	for _, build := range i.Sources {
+		source, err := build(mgr, cluster, changed)
+		if err != nil {
+			return err
+		}
+		i.sources = append(i.sources, source)
+	}
+	i.cluster = cluster
+	return nil
+}
+
+func (i *Inventory) lookup(ctx context.Context, node string, req *csr.Request) (inventory.Found, error) {
+	if i.cluster == nil {
+		return inventory.Found{}, errNotRunning
+	}
+	return i.sources.Lookup(ctx, node, req)
+}
+
+// taken is Cluster.Taken.
+func (i *Inventory) taken(ctx context.Context, san inventory.SAN) (service, endpoint string, err error) {
+	if i.cluster == nil {
+		return "", "", errNotRunning
+	}
+	return i.cluster.Taken(ctx, san)
+}
+
+// holders is Cluster.Holders.
+func (i *Inventory) holders(ctx context.Context, san inventory.SAN) ([]corev1.Node, error) {
+	return i.cluster.Holders(ctx, san)
+}

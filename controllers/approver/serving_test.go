@@ -1,0 +1,154 @@
+package approver
+
+import (
+	"crypto/x509/pkix"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// serving is the smallest request that the rule approves, with the facts that make it do so.
+func serving() (*csr.Request, *servingFacts) {
+	req := &csr.Request{
+		SignerName: "kubernetes.io/kubelet-serving",
+		Requester:  csr.Requester{Username: "system:node:a", Groups: []string{"system:nodes", "system:authenticated"}},
+		Usages:     []certificatesv1.KeyUsage{"digital signature", "server auth"},
+		Cert: ca.Request{
+			Subject:     pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}},
+			IPAddresses: []net.IP{net.ParseIP("10.0.0.1")},
+		},
+	}
+	address := inventory.ParseSAN("10.0.0.1")
+	return req, &servingFacts{entry: &inventory.Entry{Source: "Node a", SANs: []inventory.SAN{address}}, names: []sanFacts{{san: address}}}
+}
+
+func TestServingApproves(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*csr.Request, *servingFacts){
+		"the smallest":                   func(*csr.Request, *servingFacts) {},
+		"key encipherment, as RSA needs": func(req *csr.Request, _ *servingFacts) { req.Usages = append(req.Usages, "key encipherment") },
+		"usages in another order": func(req *csr.Request, _ *servingFacts) {
+			req.Usages = []certificatesv1.KeyUsage{"server auth", "digital signature"}
+		},
+		"a DNS name": func(req *csr.Request, facts *servingFacts) {
+			name := inventory.ParseSAN("node-a")
+			req.Cert.IPAddresses, req.Cert.DNSNames = nil, []string{"node-a"}
+			facts.entry.SANs, facts.names = []inventory.SAN{name}, []sanFacts{{san: name}}
+		},
+		"fewer names than belong to it": func(_ *csr.Request, facts *servingFacts) {
+			facts.entry.SANs = append(facts.entry.SANs, inventory.ParseSAN("node-a"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			req, facts := serving()
+			change(req, facts)
+			if got := judgeServing(req, *facts); got.Verdict != Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// One row for each single difference from the smallest request.
+func TestServingRefuses(t *testing.T) {
+	t.Parallel()
+	type change = func(*csr.Request, *servingFacts)
+	usages := func(all ...certificatesv1.KeyUsage) change {
+		return func(req *csr.Request, _ *servingFacts) { req.Usages = all }
+	}
+	subject := func(name pkix.Name) change {
+		return func(req *csr.Request, _ *servingFacts) { req.Cert.Subject = name }
+	}
+	nodes := []string{"system:nodes"}
+	for name, test := range map[string]struct {
+		change  change
+		verdict Verdict
+		reason  string
+		parts   []string
+	}{
+		"a ServiceAccount": {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:serviceaccount:a:b" }, Deny, "RequesterNotNode", []string{`"system:serviceaccount:a:b"`}},
+		"an IAM role":      {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "arn:aws:iam::1:role/node" }, Deny, "RequesterNotNode", []string{"arn:aws"}},
+		"a user called test, with the group": {func(req *csr.Request, _ *servingFacts) {
+			req.Requester.Username, req.Cert.Subject.CommonName = "test", "test"
+		}, Deny, "RequesterNotNode", nil},
+		"no group of nodes":               {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:authenticated"} }, Deny, "RequesterNotNode", nil},
+		"a group that only looks like it": {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:nodes "} }, Deny, "RequesterNotNode", nil},
+		"another node's name":             {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:b" }, Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
+		"another case":                    {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:A" }, Deny, "CommonNameMismatch", nil},
+		"no name": {func(req *csr.Request, _ *servingFacts) {
+			req.Requester.Username, req.Cert.Subject.CommonName = "system:node:", "system:node:"
+		}, Deny, "RequesterNotNode", []string{"common name"}},
+		"no common name":               {subject(pkix.Name{Organization: nodes}), Deny, "CommonNameMismatch", nil},
+		"no organization":              {subject(pkix.Name{CommonName: "system:node:a"}), Deny, "ShapeMismatch", nil},
+		"two organizations":            {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes", "system:masters"}}), Deny, "ShapeMismatch", []string{"system:masters"}},
+		"another organization":         {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:masters"}}), Deny, "ShapeMismatch", nil},
+		"an organizational unit":       {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, OrganizationalUnit: []string{"x"}}), Deny, "UnexpectedContent", []string{"organizational unit"}},
+		"a serial number":              {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, SerialNumber: "x"}), Deny, "UnexpectedContent", []string{"serial number"}},
+		"no server auth":               {usages("digital signature", "key encipherment"), Deny, "UsagesNotPermitted", nil},
+		"client auth":                  {usages("digital signature", "client auth"), Deny, "UsagesNotPermitted", nil},
+		"both":                         {usages("digital signature", "server auth", "client auth"), Deny, "UsagesNotPermitted", nil},
+		"no digital signature":         {usages("server auth", "key encipherment"), Deny, "UsagesNotPermitted", nil},
+		"code signing as the third":    {usages("digital signature", "server auth", "code signing"), Deny, "UsagesNotPermitted", nil},
+		"no usage":                     {usages(), Deny, "UsagesNotPermitted", nil},
+		"an e-mail address":            {func(req *csr.Request, _ *servingFacts) { req.Cert.EmailAddresses = []string{"a@b"} }, Deny, "SANTypeNotPermitted", []string{"a@b"}},
+		"a URI":                        {func(req *csr.Request, _ *servingFacts) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, Deny, "SANTypeNotPermitted", nil},
+		"another kind of name":         {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"subjectAltName otherName"} }, Deny, "UnexpectedContent", []string{"otherName"}},
+		"CA:TRUE":                      {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, Deny, "UnexpectedContent", []string{"2.5.29.19"}},
+		"no name at all":               {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, Deny, "SANMissing", nil},
+		"a reserved address":           {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
+		"a Service's address":          {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, Wait, "SANReserved", []string{"Service default/x"}},
+		"an unknown node":              {func(_ *csr.Request, facts *servingFacts) { facts.entry = nil }, Wait, "NodeNotFound", []string{`"a"`}},
+		"nobody can say":               {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, Wait, "InventoryUnavailable", []string{"ask machine: down"}},
+		"nobody can say, nobody knows": {func(_ *csr.Request, facts *servingFacts) { facts.entry, facts.unavailable = nil, "down" }, Wait, "InventoryUnavailable", nil},
+		"no addresses yet":             {func(_ *csr.Request, facts *servingFacts) { facts.entry.SANs = nil }, Wait, "AddressNotPublished", []string{"Node a"}},
+		"somebody else's address": {func(_ *csr.Request, facts *servingFacts) {
+			facts.entry.SANs = []inventory.SAN{inventory.ParseSAN("10.0.0.2")}
+		}, Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
+		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, Wait, "SANContested", []string{"10.0.0.1", "Node b"}},
+		"reserved goes before what is not owned": {func(_ *csr.Request, facts *servingFacts) {
+			facts.entry.SANs, facts.names[0].reserved = nil, "a wildcard"
+		}, Deny, "SANReserved", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			req, facts := serving()
+			test.change(req, facts)
+			got := judgeServing(req, *facts)
+			if got.Verdict != test.verdict || got.Reason != test.reason || got.Rule != "" {
+				t.Errorf("%+v, want %s %s", got, test.verdict, test.reason)
+			}
+			for _, part := range test.parts {
+				if !strings.Contains(got.Message, part) {
+					t.Errorf("%q is not in: %s", part, got.Message)
+				}
+			}
+		})
+	}
+}
+
+// All violations are told, and one that is for good decides.
+func TestServingTellsAllViolations(t *testing.T) {
+	t.Parallel()
+	req, facts := serving()
+	req.Usages, req.Cert.EmailAddresses, req.Dropped = nil, []string{"a@b"}, []string{"extension 1.2.3"}
+	want := `not a request that signer kubernetes.io/kubelet-serving may be asked for: usages are [], and must be digital signature and server auth, with or without key encipherment; ` +
+		`e-mail addresses ["a@b"] are not permitted; it holds what no kubelet asks for: ["extension 1.2.3"]; a new request is needed`
+	if got := judgeServing(req, *facts); got.Message != want || got.Verdict != Deny || got.Reason != "UsagesNotPermitted" {
+		t.Errorf("%+v", got)
+	}
+
+	req, facts = serving()
+	facts.names = append(facts.names, sanFacts{san: inventory.ParseSAN("*"), reserved: "a wildcard"}, sanFacts{san: inventory.ParseSAN("10.96.0.1"), taken: "Service default/kubernetes"})
+	facts.names[0].taken = "Service a/b"
+	if got := judgeServing(req, *facts); got.Verdict != Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,53 @@
+package config
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func (a *Approval) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if !slices.Contains([]string{"Never", "Permanent"}, a.Denial) {
+		errs = append(errs, field.NotSupported(path.Child("denial"), a.Denial, []string{"Never", "Permanent"}))
+	}
+	errs = append(errs, a.KubeletServing.validate(path.Child("kubeletServing"))...)
+	return append(errs, a.Inventory.validate(path.Child("inventory"))...)
+}
+
+func (k *KubeletServing) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, problem := range validation.IsDNS1123Subdomain(k.ClusterDomain) {
+		errs = append(errs, field.Invalid(path.Child("clusterDomain"), k.ClusterDomain, problem))
+	}
+	for i, text := range k.Reserved {
+		_, prefix := netip.ParsePrefix(text)
+		_, address := netip.ParseAddr(text)
+		if prefix != nil && address != nil && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) > 0 {
+			errs = append(errs, field.Invalid(path.Child("reserved").Index(i), text, "want a name, an address or a CIDR"))
+		}
+	}
+	for i, name := range k.APIServerNodes {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 {
+			errs = append(errs, field.Invalid(path.Child("apiServerNodes").Index(i), name, "want the name of a node"))
+		}
+	}
+	return errs
+}
+
+func (i *Inventory) validate(path *field.Path) field.ErrorList {
+	path = path.Child("sources")
+	if len(i.Sources) == 0 {
+		return field.ErrorList{field.Required(path, "say who knows what belongs to a node")}
+	}
+	var errs field.ErrorList
+	for n, source := range i.Sources {
+		if source.Node == nil {
+			errs = append(errs, field.Required(path.Index(n), "want exactly one kind of source"))
+		}
+	}
+	return errs
+}
