@@ -91,6 +91,7 @@ func shift(r *rule, by int) bool {
 
 // TestRulesAreTested changes one rule of each name at a time, and wants promtool to fail on each of them.
 func TestRulesAreTested(t *testing.T) {
+	t.Parallel()
 	for _, name := range slices.Sorted(maps.Keys(mutants)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
