@@ -9,6 +9,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 IMAGE_TAGS ?= dev
 # The control plane's place, as environment variables; a second call takes milliseconds.
 CONTROL_PLANE := place=$$(hack/controlplane/get.sh); set -a; eval "$$place"; set +a;
+# Prometheus' and promtool's, likewise.
+MONITORING := place=$$(hack/monitoring/get.sh); set -a; eval "$$place"; set +a;
 
 # The race detector needs a C compiler; .ci/run installs one.
 RACE := $(if $(shell command -v gcc),-race)
@@ -38,7 +40,11 @@ run: build ## the demo's set-up, kept up until Ctrl-C, with a kubeconfig to use
 .PHONY: test
 test: ## all tests, with the race detector, on a real control plane and against the real kube-controller-manager
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
-	$(CONTROL_PLANE) go test $(RACE) -timeout 20m ./...
+	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 20m ./...
+
+.PHONY: test-monitoring
+test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
+	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -count=1 ./test/monitoring
 
 .PHONY: test-matrix
 test-matrix: ## the integration tests on every Kubernetes version that is pinned

@@ -3,6 +3,7 @@ package commands
 import (
 	"bytes"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -26,16 +27,12 @@ func writeTable(out io.Writer, heading string, results []check.Result) error {
 	return err
 }
 
-// oneLine keeps what others have written from looking like a row, or from moving the terminal's cursor.
+// oneLine keeps what others have written from looking like a row, and from steering the terminal.
 func oneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return ' '
-		case r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0:
-			return '?'
-		default:
-			return r
+	return strings.Map(func(char rune) rune {
+		if strconv.IsPrint(char) {
+			return char
 		}
+		return ' '
 	}, text)
 }

@@ -59,7 +59,7 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 	if err != nil {
 		return nil, err
 	}
-	issued, err := authority.Issue(profile, request, now)
+	issued, err := authority.Issue(profile, request, now.Truncate(time.Second)) // as a certificate has it
 	if err != nil {
 		return nil, fmt.Errorf("issue a trust probe: %w", err)
 	}

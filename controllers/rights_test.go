@@ -1,0 +1,191 @@
+package controllers
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// object is a Role, a ClusterRole or a binding.
+type object struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Rules             []rbacv1.PolicyRule `json:"rules"`
+	RoleRef           rbacv1.RoleRef      `json:"roleRef"`
+	Subjects          []rbacv1.Subject    `json:"subjects"`
+}
+
+// shipped returns all that is in config/rbac.
+func shipped(t *testing.T) []object {
+	t.Helper()
+	files, err := filepath.Glob("../config/rbac/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no roles: %v", err)
+	}
+	var all []object
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+		for {
+			var one object
+			if err := documents.Decode(&one); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// granted are the rights of the manager's ServiceAccount by the roles that are shipped. A Role of Kubernetes' own is not
+// among them, and gives more than is needed.
+func granted(t *testing.T) []string {
+	t.Helper()
+	all := shipped(t)
+	var rights []string
+	for _, binding := range all {
+		if binding.RoleRef.Name == "" || !slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Name == "csr-controller-manager" }) {
+			continue
+		}
+		if binding.RoleRef.Name == "extension-apiserver-authentication-reader" {
+			rights = append(rights, "get configmaps extension-apiserver-authentication in "+binding.Namespace)
+			continue
+		}
+		found := false
+		for _, role := range all {
+			if role.Kind == binding.RoleRef.Kind && role.Name == binding.RoleRef.Name && (role.Kind == "ClusterRole" || role.Namespace == binding.Namespace) {
+				found = true
+				rights = append(rights, expand(role.Rules, binding.Namespace)...)
+			}
+		}
+		if !found {
+			t.Errorf("%s %s is bound, and not shipped", binding.RoleRef.Kind, binding.RoleRef.Name)
+		}
+	}
+	return unique(rights)
+}
+
+func expand(rules []rbacv1.PolicyRule, namespace string) []string {
+	var rights []string
+	for _, rule := range rules {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, name := range names {
+					for _, verb := range rule.Verbs {
+						rights = append(rights, check.Right{Verb: verb, Group: group, Resource: resource, Name: name, Namespace: namespace}.String())
+					}
+				}
+			}
+		}
+	}
+	return rights
+}
+
+func unique(texts []string) []string {
+	slices.Sort(texts)
+	return slices.Compact(texts)
+}
+
+// TestRightsAreWhatIsGranted keeps the roles that are shipped and what the manager asks for from drifting apart: every
+// rule is asked for, and nothing else is.
+func TestRightsAreWhatIsGranted(t *testing.T) {
+	t.Parallel()
+	rights, err := Rights(configured(func(c *config.Configuration) {
+		c.MetricsSecure = true
+		c.Signing.Secret = "csr-controller-manager-system/csr-signer"
+	}), "csr-controller-manager-system")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	for _, right := range rights {
+		asked = append(asked, right.String())
+	}
+	asked = unique(asked)
+	if diff := cmp.Diff(granted(t), asked); diff != "" {
+		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
+	}
+	if len(asked) != len(rights) {
+		t.Errorf("%d of %d rights are asked for twice", len(rights)-len(asked), len(rights))
+	}
+}
+
+// Only what the controllers that are on need is asked for; what a configuration adds is.
+func TestRightsFollowTheConfiguration(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change  func(*config.Configuration)
+		have    []string
+		havenot []string
+	}{
+		"cleaner": {
+			change:  func(c *config.Configuration) { c.Controllers = []string{"cleaner"}; c.LeaderElection.Enabled = false },
+			have:    []string{"delete certificatesigningrequests.certificates.k8s.io"},
+			havenot: []string{"get secrets a in b", "create leases.coordination.k8s.io in n", "create subjectaccessreviews.authorization.k8s.io"},
+		},
+		"a signer of one's own": {
+			change: func(c *config.Configuration) {
+				c.Controllers = []string{"signer"}
+				c.Signing = config.Signing{Duration: c.Signing.Duration, MinRSABits: 2048, Signers: []config.Signer{{
+					Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"},
+				}}}
+			},
+			have: []string{
+				"sign signers.certificates.k8s.io example.com/a", "get secrets a in b", "create events.events.k8s.io in b",
+				"update leases.coordination.k8s.io csr-controller-manager in n",
+			},
+			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
+		},
+		"approver and secure metrics": {
+			change: func(c *config.Configuration) { c.Controllers, c.MetricsSecure = []string{"approver"}, true },
+			have: []string{
+				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
+				"create tokenreviews.authentication.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
+			},
+			havenot: []string{"get configmaps extension-apiserver-authentication in kube-system"},
+		},
+	} {
+		rights, err := Rights(configured(test.change), "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		index := map[string]check.Right{}
+		for _, right := range rights {
+			index[right.String()] = right
+		}
+		for _, want := range test.have {
+			if _, found := index[want]; !found {
+				t.Errorf("%s: does not ask for %q", name, want)
+			}
+		}
+		for _, not := range test.havenot {
+			if _, found := index[not]; found {
+				t.Errorf("%s: asks for %q", name, not)
+			}
+		}
+		if right, found := index["create subjectaccessreviews.authorization.k8s.io"]; found && right.Optional {
+			t.Errorf("%s: the approver does not work without reviews", name)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package monitoring
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+const dashboardFile = "../../config/grafana/csr-controller-manager.json"
+
+type datasource struct{ Type, UID string }
+
+// dashboard is what the tests read of Grafana's model.
+type dashboard struct {
+	UID, Title string
+	Panels     []panel
+	Templating struct {
+		List []struct {
+			Name, Type, AllValue string
+			IncludeAll           bool
+			Query                any
+			Datasource           datasource
+		}
+	}
+}
+
+type panel struct {
+	ID                       int
+	Type, Title, Description string
+	Datasource               datasource
+	GridPos                  struct{ X, Y, W, H int }
+	Targets                  []struct {
+		RefID, Expr, LegendFormat string
+		Datasource                datasource
+	}
+}
+
+func readDashboard(t *testing.T) dashboard {
+	t.Helper()
+	var d dashboard
+	if err := json.Unmarshal(read(t, dashboardFile), &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// queries are those of the panels by panel and letter, with values for Grafana's variables.
+func (d dashboard) queries() map[string]string {
+	found := map[string]string{}
+	values := strings.NewReplacer("$__rate_interval", "1m", "$cluster", ".*", "$job", ".+")
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			found[p.Title+" "+target.RefID] = values.Replace(target.Expr)
+		}
+	}
+	return found
+}
+
+// TestDashboard wants a dashboard that works on any Grafana: panels that do not overlap, say what they show, and take
+// their data from the data source and the clusters that the user chooses.
+func TestDashboard(t *testing.T) {
+	d := readDashboard(t)
+	chosen := datasource{"prometheus", "${datasource}"}
+	cells, ids, targets := map[[2]int]string{}, map[int]bool{}, 0
+	for _, p := range d.Panels {
+		if ids[p.ID] {
+			t.Errorf("two panels have the id %d", p.ID)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := cells[[2]int{x, y}]; other != "" || x >= 24 {
+					t.Errorf("panel %s is over %s, or beyond the edge", p.Title, other)
+				}
+				cells[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Description == "" || p.Datasource != chosen || len(p.Targets) == 0 {
+			t.Errorf("panel %s has description %q, data source %v, %d queries", p.Title, p.Description, p.Datasource, len(p.Targets))
+		}
+		for _, target := range p.Targets {
+			targets++
+			if target.Datasource != chosen || target.LegendFormat == "" || !strings.Contains(target.Expr, `cluster=~"$cluster"`) {
+				t.Errorf("panel %s, query %s: %+v", p.Title, target.RefID, target)
+			}
+		}
+	}
+	if got := len(d.queries()); got != targets || targets == 0 {
+		t.Errorf("%d queries have %d names", targets, got)
+	}
+	for name, query := range d.queries() {
+		if output, err := promtool(t, "--experimental", "promql", "format", query); err != nil || strings.Contains(query, "$") {
+			t.Errorf("%s: %v\n%s\n%s", name, err, query, output)
+		}
+	}
+}
+
+// TestDashboardVariables wants variables that choose all by default, also where series have no label cluster.
+func TestDashboardVariables(t *testing.T) {
+	want := map[string]string{"datasource": "", "cluster": ".*", "job": ".+"}
+	for _, v := range readDashboard(t).Templating.List {
+		all, known := want[v.Name]
+		if !known || v.AllValue != all || v.IncludeAll != (all != "") {
+			t.Errorf("variable %s: %+v", v.Name, v)
+		}
+		if v.Name == "datasource" && (v.Type != "datasource" || v.Query != "prometheus") {
+			t.Errorf("variable %s: %+v", v.Name, v)
+		}
+		delete(want, v.Name)
+	}
+	if len(want) > 0 {
+		t.Errorf("no variables %v", want)
+	}
+}

@@ -1,0 +1,170 @@
+package monitoring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// kubeletsOnly says that query needs the metrics of kubelets, of which none runs here: it must run, and finds nothing.
+// TestKubeletMetrics looks its names up.
+func kubeletsOnly(query string) bool { return strings.Contains(query, "kubelet_") }
+
+// nothingFound are selectors of the dashboard that find nothing where all is well; their queries show 0 then.
+var nothingFound = []string{`code="429"`}
+
+// TestLive has a real Prometheus scrape two real managers that serve requests on a real control plane, with a fault of
+// every kind that can be made, and wants every query of the dashboard to show something and every rule to see what it
+// looks for.
+func TestLive(t *testing.T) {
+	l := newLab(t)
+	l.applyOperatorObjects(t)
+	first, second := freeAddress(t), freeAddress(t)
+	p := startPrometheus(t, l.Cluster, first, second)
+	leader := l.startManager(t, "leader", first)
+	t.Run("errors", func(t *testing.T) { l.failForWantOfRights(t, p) })
+	standby := l.startManager(t, "standby", second)
+	t.Run("dashboard", func(t *testing.T) { l.showsData(t, p) })
+	t.Run("rules", func(t *testing.T) { l.rulesWork(t, p) })
+	t.Run("names", func(t *testing.T) { namesExist(t, p) })
+	t.Run("no manager", func(t *testing.T) {
+		for _, m := range []*cluster.Process{leader, standby} {
+			if err := m.Stop(); err != nil {
+				t.Error(err)
+			}
+		}
+		p.reach(t, map[string]string{"CSRManagerAbsent critical": "pending", "CSRNoLeader critical": "pending"})
+	})
+}
+
+// failForWantOfRights waits for errors of all three controllers, and then grants what config/rbac does.
+func (l *lab) failForWantOfRights(t *testing.T, p *prometheus) {
+	l.revoke(t)
+	node := l.round(t, "refused")
+	l.store(t, "due", 25)
+	for _, controller := range []string{"approver", "signer", "cleaner"} {
+		eventually(t, controller, func(ctx context.Context) error {
+			return p.data(ctx, fmt.Sprintf(`csr_%s_errors_total{reason="Forbidden"} > 0`, controller))
+		})
+	}
+	l.kubectl(t, "apply", "--validate=strict", "-k", "../../config/rbac")
+	l.issued(t, node)
+}
+
+// showsData makes requests, as rates need more than one, until each query of the dashboard has shown a number.
+func (l *lab) showsData(t *testing.T, p *prometheus) {
+	l.breakShortCA(t)
+	waiting := readDashboard(t).queries()
+	number := 0
+	eventually(t, "queries", func(ctx context.Context) error {
+		number++
+		l.issued(t, l.round(t, fmt.Sprint("round-", number)))
+		l.store(t, fmt.Sprint("due-", number), 25)
+		var errs []error
+		for name, query := range waiting {
+			err := p.data(ctx, query)
+			switch {
+			case kubeletsOnly(query):
+				if samples, err := p.query(ctx, query); err != nil || len(samples) > 0 {
+					t.Errorf("%s: %v, error %v", name, samples, err)
+				}
+				delete(waiting, name)
+			case err != nil:
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			default:
+				delete(waiting, name)
+			}
+		}
+		return errors.Join(errs...)
+	})
+	t.Logf("%d rounds", number)
+}
+
+// rulesWork wants every rule to be evaluated without an error, to find what it selects, and those to fire, and only
+// those, whose fault there is.
+func (l *lab) rulesWork(t *testing.T, p *prometheus) {
+	l.store(t, "waits", 1)
+	for _, r := range readRules(t).rules() {
+		selectors, err := p.selectors(t.Context(), r.Expr)
+		if err != nil || len(selectors) == 0 {
+			t.Errorf("%s selects %v, error %v", r.Alert, selectors, err)
+		}
+		for _, s := range selectors {
+			if kubeletsOnly(s.name) {
+				continue
+			}
+			eventually(t, r.Alert, func(ctx context.Context) error { return p.data(ctx, s.String()) })
+		}
+	}
+	p.reach(t, map[string]string{
+		"CSRNotApproved warning":       "firing",  // waits
+		"CSRSigningCAExpiring warning": "firing",  // the short CA
+		"CSRSigningCARejected warning": "firing",  // broken
+		"CSRLifetimeCut warning":       "firing",  // by the short CA
+		"CSRSigningCAMissing critical": "pending", // of example.com/missing
+		"CSRErrors warning csr-signer": "pending", // example.com/forbidden
+	})
+	rules, err := p.rules(t.Context())
+	if err != nil || len(rules) != len(readRules(t).rules()) {
+		t.Fatalf("%d rules, error %v", len(rules), err)
+	}
+	for _, r := range rules {
+		if r.Health != "ok" || r.LastError != "" || r.LastEvaluation.IsZero() {
+			t.Errorf("%s is %s: %s", r.Name, r.Health, r.LastError)
+		}
+		inactive := []string{"CSRManagerAbsent", "CSRNoLeader", "CSRKubeletRightsMissing", "CSRSigningCANotTrusted", "CSRKubeletClientExpiring"}
+		if slices.Contains(inactive, r.Name) && r.State != "inactive" {
+			t.Errorf("%s is %s: %v", r.Name, r.State, r.Alerts)
+		}
+	}
+}
+
+// reach waits until rules, by name, severity and controller, are in a state.
+func (p *prometheus) reach(t *testing.T, want map[string]string) {
+	t.Helper()
+	eventually(t, "alerts", func(ctx context.Context) error {
+		rules, err := p.rules(ctx)
+		if err != nil {
+			return err
+		}
+		got := map[string]string{}
+		for _, r := range rules {
+			got[strings.TrimSpace(r.Name+" "+r.Labels["severity"]+" "+r.Labels["controller"])] = r.State
+		}
+		for name, state := range want {
+			if got[name] != state {
+				return fmt.Errorf("%s is %q, want %s; all: %v", name, got[name], state, got)
+			}
+		}
+		return nil
+	})
+}
+
+// namesExist wants every metric of the dashboard to be one of the manager's, and every selector to find it.
+func namesExist(t *testing.T, p *prometheus) {
+	for name, query := range readDashboard(t).queries() {
+		selectors, err := p.selectors(t.Context(), query)
+		if err != nil || len(selectors) == 0 {
+			t.Errorf("%s selects %v, error %v", name, selectors, err)
+		}
+		for _, s := range selectors {
+			if kubeletsOnly(s.name) || s.name == "ALERTS" {
+				continue
+			}
+			if err := p.data(t.Context(), fmt.Sprintf(`{__name__=%q,job="csr-controller-manager"}`, s.name)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if slices.ContainsFunc(nothingFound, func(part string) bool { return slices.Contains(s.matchers, part) }) {
+				continue
+			}
+			if err := p.data(t.Context(), s.String()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package monitoring
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// patience bounds every wait; a test that needs all of it has failed.
+const patience = time.Minute
+
+// prometheus is a running server, which scrapes and evaluates the rules every second.
+type prometheus struct {
+	*cluster.Process
+	address string
+}
+
+func startPrometheus(t *testing.T, c *cluster.Cluster, targets ...string) *prometheus {
+	t.Helper()
+	rules, err := filepath.Abs(plainFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(c.Dir, "prometheus.yaml")
+	write(t, config, fmt.Appendf(nil, `
+global: {scrape_interval: 1s, evaluation_interval: 1s}
+rule_files: [%q]
+scrape_configs:
+- job_name: csr-controller-manager
+  static_configs: [{targets: [%s]}]
+`, rules, strings.Join(targets, ", ")))
+	p := &prometheus{address: freeAddress(t)}
+	p.Process, err = c.StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
+		"--storage.tsdb.path", filepath.Join(c.Dir, "prometheus"), "--web.listen-address", p.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() {
+			t.Logf("the end of Prometheus' log:\n%s", p.Tail(30))
+		}
+	})
+	return p
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	address, err := cluster.FreeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return address
+}
+
+// ask calls Prometheus' API.
+func (p *prometheus) ask(ctx context.Context, path string, query url.Values, answer any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+"/api/v1/"+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	var body struct {
+		Status, Error string
+		Data          json.RawMessage
+		Warnings      []string
+		Infos         []string
+	}
+	if err := json.NewDecoder(response.Body).Decode(&body); err != nil {
+		return err
+	}
+	if body.Status != "success" || len(body.Warnings) > 0 || len(body.Infos) > 0 {
+		return fmt.Errorf("%s: %s %v %v", body.Status, body.Error, body.Warnings, body.Infos)
+	}
+	return json.Unmarshal(body.Data, answer)
+}
+
+// sample is one series of a query's answer.
+type sample struct {
+	Metric map[string]string
+	Value  [2]any
+}
+
+func (s sample) number() float64 {
+	text, _ := s.Value[1].(string)
+	number, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return math.NaN()
+	}
+	return number
+}
+
+// query runs an instant query.
+func (p *prometheus) query(ctx context.Context, query string) ([]sample, error) {
+	var answer struct {
+		ResultType string
+		Result     []sample
+	}
+	if err := p.ask(ctx, "query", url.Values{"query": {query}}, &answer); err != nil {
+		return nil, fmt.Errorf("%s: %w", query, err)
+	}
+	if answer.ResultType != "vector" {
+		return nil, fmt.Errorf("%s: a %s", query, answer.ResultType)
+	}
+	return answer.Result, nil
+}
+
+// data says why query has no number to show, or nil.
+func (p *prometheus) data(ctx context.Context, query string) error {
+	samples, err := p.query(ctx, query)
+	if err != nil {
+		return err
+	}
+	for _, sample := range samples {
+		if !math.IsNaN(sample.number()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: no data in %v", query, samples)
+}
+
+// selectors are the vector selectors of query, as Prometheus' own parser sees them: without ranges and offsets.
+func (p *prometheus) selectors(ctx context.Context, query string) ([]selector, error) {
+	var tree any
+	if err := p.ask(ctx, "parse_query", url.Values{"query": {query}}, &tree); err != nil {
+		return nil, fmt.Errorf("%s: %w", query, err)
+	}
+	return collect(tree), nil
+}
+
+// selector is a metric's name and the labels that are asked for.
+type selector struct {
+	name     string
+	matchers []string
+}
+
+func (s selector) String() string { return "{" + strings.Join(s.matchers, ",") + "}" }
+
+func collect(node any) []selector {
+	var found []selector
+	switch node := node.(type) {
+	case []any:
+		for _, child := range node {
+			found = append(found, collect(child)...)
+		}
+	case map[string]any:
+		if node["type"] == "vectorSelector" || node["type"] == "matrixSelector" {
+			s := selector{}
+			s.name, _ = node["name"].(string)
+			matchers, _ := node["matchers"].([]any)
+			for _, matcher := range matchers {
+				m := matcher.(map[string]any)
+				s.matchers = append(s.matchers, fmt.Sprintf("%s%s%q", m["name"], m["type"], m["value"]))
+			}
+			return append(found, s)
+		}
+		for _, child := range node {
+			found = append(found, collect(child)...)
+		}
+	}
+	return found
+}
+
+// alertRule is a rule as Prometheus sees it.
+type alertRule struct {
+	Name, State, Health, LastError string
+	Labels                         map[string]string
+	LastEvaluation                 time.Time
+	Alerts                         []struct {
+		State  string
+		Labels map[string]string
+	}
+}
+
+func (p *prometheus) rules(ctx context.Context) ([]alertRule, error) {
+	var answer struct {
+		Groups []struct{ Rules []alertRule }
+	}
+	err := p.ask(ctx, "rules", nil, &answer)
+	var all []alertRule
+	for _, group := range answer.Groups {
+		all = append(all, group.Rules...)
+	}
+	return all, err
+}
+
+// eventually waits until check returns nil, and fails with its last answer.
+func eventually(t *testing.T, what string, check func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 200*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v (%v)", what, last, err)
+	}
+}
