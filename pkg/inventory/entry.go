@@ -21,6 +21,8 @@ type Entry struct {
 
 	// Bound names the node that the machine has become, if it has.
 	Bound string
+	// Leaving is that the machine is being deleted: what it has is its node's to the end, but no new node is expected.
+	Leaving bool
 	// Created is when the machine was created or started: the join window counts from it. Zero is unknown.
 	Created time.Time
 }

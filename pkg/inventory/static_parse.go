@@ -79,7 +79,7 @@ func (r *reader) fail(node *yaml.Node, field, format string, args ...any) {
 
 func (r *reader) readRow(node *yaml.Node) {
 	if node.Kind != yaml.MappingNode {
-		delete(r.lines, "") // its having no name is not worth a second error
+		delete(r.lines, "") // its having no name is the same mistake
 		r.fail(node, "", "want name or namePattern, and fields")
 		return
 	}
@@ -119,7 +119,9 @@ func (r *reader) readField(key, value *yaml.Node) {
 func (r *reader) text(field string, node *yaml.Node) string {
 	if node.Kind != yaml.ScalarNode || node.Tag != "!!str" || node.Value == "" {
 		r.fail(node, field, "want a text, in quotes if it looks like a number")
-		delete(r.lines, "") // the same mistake, if this was the name
+		if field == "name" || field == "namePattern" {
+			delete(r.lines, "") // its having none is the same mistake
+		}
 		return ""
 	}
 	r.lines[field] = node.Line

@@ -29,6 +29,8 @@ func (r *row) read(in Row) []*RowError {
 	groups := []string{nodeGroup}
 	if r.pattern != nil {
 		groups = append(groups, r.pattern.SubexpNames()...)
+	} else if in.NamePattern != "" {
+		groups = nil // unknown
 	}
 	check := func(field string, values []string, add func(string) error) {
 		for i, value := range values {
@@ -73,7 +75,7 @@ func (r *row) readName(in Row) []*RowError {
 // checkTemplate checks that template uses groups only, and that add takes what they may make of it.
 func checkTemplate(template string, groups []string, add func(string) error) error {
 	for _, ref := range reference.FindAllStringSubmatch(template, -1) {
-		if ref[1] == "" || !slices.Contains(groups, ref[1]) {
+		if ref[1] == "" || groups != nil && !slices.Contains(groups, ref[1]) {
 			return fmt.Errorf("%s is no group of the pattern", ref[0])
 		}
 	}

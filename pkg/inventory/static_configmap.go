@@ -1,0 +1,157 @@
+package inventory
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// retryEvery is the longest wait between attempts to read what can't be read, such as a CRD that is not installed.
+const retryEvery = 10 * time.Second
+
+// StaticConfigMap knows nodes by the rows under the key nodes.yaml of a ConfigMap. It is watched by name, so that a role
+// for that one ConfigMap is enough. A version that is wrong is not used: the last good one stays in use, while there is
+// a ConfigMap.
+type StaticConfigMap struct {
+	// Changed, if set, is called after the rows have.
+	Changed func(node string)
+	// Refused, if set, is called with what is wrong with a new version, and with nil when one is good.
+	Refused func(error)
+
+	name types.NamespacedName
+	view view
+	// good is the last good version. Only the view's transform uses it, which is called for one object at a time.
+	good *nodeList
+}
+
+// nodeList is one version of the ConfigMap.
+type nodeList struct {
+	metav1.ObjectMeta
+	rows *Static // nil if there has been no good version
+	err  error   // what is wrong with this one
+}
+
+// NewStaticConfigMap reads from the cluster of cfg.
+func NewStaticConfigMap(cfg *rest.Config, name types.NamespacedName, log logr.Logger) (*StaticConfigMap, error) {
+	client, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("read ConfigMap %s: %w", name, err)
+	}
+	s := &StaticConfigMap{name: name}
+	s.view = view{
+		client: client,
+		find: func() (schema.GroupVersionResource, error) {
+			return corev1.SchemeGroupVersion.WithResource("configmaps"), nil
+		},
+		namespace: name.Namespace,
+		narrow: func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name).String()
+		},
+		transform: s.parse,
+		indexers:  toolscache.Indexers{},
+		changed:   s.changed,
+		retry:     retryEvery,
+		log:       log.WithValues("configMap", name.String()),
+		err:       errNotRead,
+	}
+	return s, nil
+}
+
+// Start follows the ConfigMap until ctx ends.
+func (s *StaticConfigMap) Start(ctx context.Context) error {
+	s.view.run(ctx)
+	return nil
+}
+
+// NeedLeaderElection is false: a standby is warm.
+func (s *StaticConfigMap) NeedLeaderElection() bool { return false }
+
+// Name implements Source.
+func (s *StaticConfigMap) Name() string { return "static" }
+
+// Lookup implements Source.
+func (s *StaticConfigMap) Lookup(_ context.Context, node string, _ *csr.Request) (*Entry, error) {
+	list, err := s.list()
+	if err != nil {
+		return nil, err
+	}
+	if list.rows == nil {
+		return nil, list.err
+	}
+	return list.rows.lookup(node), nil
+}
+
+func (s *StaticConfigMap) list() (*nodeList, error) {
+	store, err := s.view.read()
+	if err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %w", s.name, err)
+	}
+	list, found, err := store.GetByKey(s.name.String())
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", s.name, nodesKey)
+	}
+	return list.(*nodeList), nil
+}
+
+// parse reads a version of the ConfigMap.
+func (s *StaticConfigMap) parse(obj *unstructured.Unstructured) metav1.Object {
+	list := &nodeList{ObjectMeta: metav1.ObjectMeta{
+		Namespace: obj.GetNamespace(), Name: obj.GetName(), UID: obj.GetUID(), ResourceVersion: obj.GetResourceVersion(),
+	}}
+	text, found, err := unstructured.NestedString(obj.Object, "data", nodesKey)
+	switch {
+	case err != nil || !found:
+		list.err = fmt.Errorf("has no key %s", nodesKey)
+	default:
+		list.rows, list.err = ParseStatic([]byte(text))
+	}
+	switch {
+	case list.err == nil:
+		list.rows.from, s.good = "ConfigMap "+s.name.String(), list
+	case s.good != nil && s.good.UID == list.UID:
+		list.rows = s.good.rows
+	}
+	if list.err != nil {
+		list.err = fmt.Errorf("ConfigMap %s: %w", s.name, list.err)
+	}
+	return list
+}
+
+func (s *StaticConfigMap) changed(old, obj metav1.Object) {
+	if obj == nil && old == nil {
+		if list, err := s.list(); err == nil {
+			obj = list
+		}
+	}
+	if list, ok := obj.(*nodeList); ok {
+		s.tell(list)
+	}
+	if s.Changed != nil {
+		s.Changed("")
+	}
+}
+
+func (s *StaticConfigMap) tell(list *nodeList) {
+	if list.err != nil {
+		s.view.log.Error(list.err, "Refused static inventory", "lastGoodInUse", list.rows != nil)
+	}
+	if s.Refused != nil {
+		s.Refused(list.err)
+	}
+}

@@ -1,0 +1,183 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+// errNotRead is what a view says before it has read anything.
+var errNotRead = errors.New("not read yet")
+
+// view is a copy of one resource's objects that follows an API server. When it can't, because the resource or the right
+// to it is missing or the server is away, it says so instead of answering from what it once read: what has been deleted
+// since must not be believed. It tries again by itself.
+type view struct {
+	client dynamic.Interface
+	// find returns the resource. It is asked anew after every failure, as a CRD may come and go.
+	find      func() (schema.GroupVersionResource, error)
+	namespace string
+	narrow    func(*metav1.ListOptions)
+	// transform makes of an object what is kept. It must not fail.
+	transform func(*unstructured.Unstructured) metav1.Object
+	indexers  toolscache.Indexers
+	// changed is called after an object has, with what it was and is; with neither when anything may have changed.
+	changed func(old, new metav1.Object)
+	retry   time.Duration // the longest wait between attempts
+	log     logr.Logger
+
+	mu    sync.RWMutex
+	store toolscache.Indexer // nil if err is set
+	err   error
+}
+
+// read returns the objects, or why they are not known.
+func (v *view) read() (toolscache.Indexer, error) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.store, v.err
+}
+
+func (v *view) set(store toolscache.Indexer, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if err != nil && !errors.Is(err, context.Canceled) && (v.err == nil || v.err.Error() != err.Error()) {
+		v.log.Info("Inventory is not available", "reason", err.Error())
+	}
+	v.store, v.err = store, err
+}
+
+// run follows until ctx ends.
+func (v *view) run(ctx context.Context) {
+	const first = time.Second
+	wait := min(first, v.retry)
+	for ctx.Err() == nil {
+		synced, err := v.follow(ctx)
+		v.set(nil, err)
+		if synced {
+			wait = min(first, v.retry)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+		wait = min(2*wait, v.retry)
+	}
+}
+
+// follow returns when the first list or watch fails, and whether there has been a list before.
+func (v *view) follow(ctx context.Context) (synced bool, err error) {
+	resource, err := v.find()
+	if err != nil {
+		return false, err
+	}
+	ctx, fail := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer fail(nil)
+	informer := toolscache.NewSharedIndexInformer(v.listWatch(resource, fail), &unstructured.Unstructured{}, 0, v.indexers)
+	registration, err := informer.AddEventHandler(v.handler())
+	if err := errors.Join(err,
+		informer.SetTransform(v.keep),
+		// What fails ends in v.err, and is told from there.
+		informer.SetWatchErrorHandlerWithContext(func(context.Context, *toolscache.Reflector, error) {}),
+	); err != nil {
+		return false, err
+	}
+	running.Go(func() { informer.RunWithContext(ctx) })
+	if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		return false, context.Cause(ctx)
+	}
+	v.set(informer.GetIndexer(), nil)
+	v.log.Info("Inventory is read", "resource", resource.GroupResource().String(), "version", resource.Version)
+	v.changed(nil, nil)
+	<-ctx.Done()
+	// At once: the informer may take its time to end.
+	v.set(nil, context.Cause(ctx))
+	return true, context.Cause(ctx)
+}
+
+// keep may be called with what it once made.
+func (v *view) keep(obj any) (any, error) {
+	if raw, ok := obj.(*unstructured.Unstructured); ok {
+		return v.transform(raw), nil
+	}
+	return obj, nil
+}
+
+func (v *view) handler() toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(obj any, initial bool) {
+			if !initial {
+				v.changed(nil, obj.(metav1.Object))
+			}
+		},
+		UpdateFunc: func(old, obj any) { v.changed(old.(metav1.Object), obj.(metav1.Object)) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			v.changed(obj.(metav1.Object), nil)
+		},
+	}
+}
+
+// plainLists lists before it watches: a streamed list that fails holds an informer up when it is to stop.
+type plainLists struct{ *toolscache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is what client-go's watchlist package asks for.
+func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
+
+// listWatch calls fail with what no retry of the informer's own should hide.
+func (v *view) listWatch(resource schema.GroupVersionResource, fail context.CancelCauseFunc) toolscache.ListerWatcher {
+	objects := v.client.Resource(resource).Namespace(v.namespace)
+	check := func(verb string, err error) {
+		// An expired version is followed by a new list at once.
+		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			fail(explain(verb, resource, err))
+		}
+	}
+	return plainLists{&toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			v.narrow(&options)
+			if options.ResourceVersion == "0" {
+				options.ResourceVersion = "" // the newest, not any: what was deleted may be in an old one
+			}
+			list, err := objects.List(ctx, options)
+			check("list", err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			v.narrow(&options)
+			watcher, err := objects.Watch(ctx, options)
+			check("watch", err)
+			return watcher, err
+		},
+	}}
+}
+
+func explain(verb string, resource schema.GroupVersionResource, err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return notInstalled(resource.GroupResource().String() + " in version " + resource.Version)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("grant list and watch on %s: %w", resource.GroupResource(), err)
+	}
+	return fmt.Errorf("%s %s: %w", verb, resource.GroupResource(), err)
+}
+
+func notInstalled(what string) error { return fmt.Errorf("%s is not installed yet", what) }
