@@ -86,6 +86,7 @@ generate: ## roles in config/rbac from the markers in the code
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
 	done
+	$(TOOL) controller-gen rbac:roleName=csr-kubelet-serving,fileName=role.yaml paths=./pkg/inventory output:rbac:dir=config/kubelet-serving
 
 .PHONY: verify
 verify: ## generated files, modules and formatting are up to date

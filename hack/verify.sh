@@ -15,7 +15,7 @@ done | tar --null -T - -cf - | tar -xf - -C "$copy"
   gofmt -l -w . >/dev/null
 )
 status=0
-for path in config/rbac go.mod go.sum $(git ls-files '*.go'); do
+for path in config/rbac config/kubelet-serving go.mod go.sum $(git ls-files '*.go'); do
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done

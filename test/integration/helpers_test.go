@@ -68,7 +68,7 @@ func payload(t testing.TB, template x509.CertificateRequest) []byte {
 func nodeRequest(t testing.TB, node string, mods ...func(*request)) *request {
 	t.Helper()
 	obj := &request{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())) + "-"},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: strings.ToLower(strings.NewReplacer("/", "-", "_", "-", "'", "").Replace(t.Name())) + "-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},

@@ -36,7 +36,13 @@ var binary = sync.OnceValues(func() (string, error) {
 // installRBAC applies config/rbac as it is shipped.
 func installRBAC(t *testing.T) {
 	t.Helper()
-	render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", "rbac"))
+	apply(t, "rbac")
+}
+
+// apply creates the objects of a folder of config that are not there.
+func apply(t *testing.T, folder string) {
+	t.Helper()
+	render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", folder))
 	render.Stderr = os.Stderr
 	data, err := render.Output()
 	if err != nil {

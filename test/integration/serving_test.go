@@ -1,0 +1,170 @@
+package integration
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// kubeletOf returns a client of the kubelet of node.
+func kubeletOf(t *testing.T, node string) client.Client {
+	t.Helper()
+	cfg := rest.CopyConfig(shared.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// servingRequest is what the kubelet of node asks for: addresses that look like one, and names.
+func servingRequest(t *testing.T, node string, sans ...string) *request {
+	t.Helper()
+	template := x509.CertificateRequest{Subject: pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}}
+	for _, san := range sans {
+		if ip := net.ParseIP(san); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, san)
+		}
+	}
+	return nodeRequest(t, node, func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Request = certificatesv1.KubeletServingSignerName, payload(t, template)
+		obj.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
+	})
+}
+
+// newNode makes a Node that reports addresses.
+func newNode(t *testing.T, name string, addresses ...string) *corev1.Node {
+	t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	create(t, admin, node)
+	if len(addresses) > 0 {
+		publish(t, node, addresses...)
+	}
+	return node
+}
+
+// publish makes node report addresses.
+func publish(t *testing.T, node *corev1.Node, addresses ...string) {
+	t.Helper()
+	node.Status.Addresses = nil
+	for _, address := range addresses {
+		kind := corev1.NodeInternalIP
+		if net.ParseIP(address) == nil {
+			kind = corev1.NodeInternalDNS
+		}
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: kind, Address: address})
+	}
+	if err := admin.Status().Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startServingManager runs the manager with the approval of serving certificates switched on, under its shipped role.
+func startServingManager(t *testing.T, more string) *process {
+	t.Helper()
+	installRBAC(t)
+	apply(t, "kubelet-serving")
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
+		"approval: {kubeletServing: {enabled: true, clusterDomain: cluster.test, reserved: [api.example.com, 203.0.113.0/24]"+more+"}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", file)
+}
+
+func TestServing(t *testing.T) {
+	p := startServingManager(t, "")
+	newNode(t, "serving-a", "192.0.2.1", "2001:db8::1", "serving-a.example.com")
+
+	good := createRequest(t, kubeletOf(t, "serving-a"), servingRequest(t, "serving-a", "192.0.2.1", "SERVING-A.example.com"))
+	reaches(t, good, csr.Issued)
+	cert := leaf(t, good)
+	if err := cert.VerifyHostname("192.0.2.1"); err != nil {
+		t.Error(err)
+	}
+
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "serving-", Namespace: "default"}, Spec: corev1.ServiceSpec{
+		Ports: []corev1.ServicePort{{Port: 1}}, ExternalIPs: []string{"192.0.2.77"},
+	}}
+	create(t, admin, service)
+	var apiServer corev1.Service
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &apiServer); err != nil {
+		t.Fatal(err)
+	}
+	// What the node says of itself does not help it: it reports all that it asks for, but for the last.
+	for name, test := range map[string]struct {
+		sans   []string
+		more   []string
+		reason string
+		parts  []string
+	}{
+		"another node's address":           {[]string{"192.0.2.1"}, nil, "SANContested", []string{"192.0.2.1", "Node serving-a"}},
+		"another node's name":              {[]string{"serving-a.example.com"}, nil, "SANContested", []string{"Node serving-a"}},
+		"an address that nobody has":       {nil, []string{"192.0.2.3"}, "SANNotOwned", []string{"192.0.2.3"}},
+		"the API server's Service":         {[]string{apiServer.Spec.ClusterIP}, nil, "SANReserved", []string{"Service default/kubernetes"}},
+		"a Service's address":              {[]string{service.Spec.ClusterIP}, nil, "SANReserved", []string{"Service default/" + service.Name}},
+		"a Service's external address":     {[]string{"192.0.2.77"}, nil, "SANReserved", []string{"Service default/" + service.Name}},
+		"a name of the API server":         {[]string{"kubernetes.default.svc"}, nil, "SANReserved", nil},
+		"a name in the cluster's domain":   {[]string{"x.cluster.test"}, nil, "SANReserved", nil},
+		"a configured range":               {[]string{"203.0.113.9"}, nil, "SANReserved", nil},
+		"a configured name":                {[]string{"API.example.com"}, nil, "SANReserved", nil},
+		"the host itself":                  {[]string{"127.0.0.1"}, nil, "SANReserved", nil},
+		"a wildcard":                       {[]string{"*.example.com"}, nil, "SANReserved", nil},
+		"no name that could be owned":      {nil, nil, "SANMissing", nil},
+		"an IPv4-mapped Service's address": {[]string{"::ffff:" + service.Spec.ClusterIP}, nil, "SANReserved", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t, "greedy-"+strings.NewReplacer(" ", "-", "'", "").Replace(strings.ToLower(name)), append(test.sans, "192.0.2.2")...)
+			obj := createRequest(t, kubeletOf(t, node.Name), servingRequest(t, node.Name, append(test.sans, test.more...)...))
+			hasEvent(t, obj, test.reason, test.parts...)
+			if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+				t.Errorf("it is %s", got)
+			}
+		})
+	}
+	checkStop(t, p)
+}
+
+// TestServingWakes approves within a second of what a request has waited for.
+func TestServingWakes(t *testing.T) {
+	startServingManager(t, "")
+	waiting := createRequest(t, kubeletOf(t, "wakes-a"), servingRequest(t, "wakes-a", "192.0.2.10"))
+	hasEvent(t, waiting, "NodeNotFound", `"wakes-a"`)
+	node := newNode(t, "wakes-a")
+	time.Sleep(3 * time.Second) // so long that looking again by itself would take longer than a second
+	soon := func(what string, obj *request, change func()) {
+		t.Helper()
+		change()
+		start := time.Now()
+		reaches(t, obj, csr.Issued)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s: approved after %s", what, took)
+		}
+	}
+	soon("addresses are published", waiting, func() { publish(t, node, "192.0.2.10", "192.0.2.12") })
+
+	// Another node holds it: when that one goes, it is free.
+	newNode(t, "wakes-b", "192.0.2.11", "192.0.2.12")
+	contested := createRequest(t, kubeletOf(t, "wakes-b"), servingRequest(t, "wakes-b", "192.0.2.11", "192.0.2.12"))
+	hasEvent(t, contested, "SANContested", "Node wakes-a")
+	time.Sleep(3 * time.Second)
+	soon("the other node gives it up", contested, func() { publish(t, node, "192.0.2.10") })
+}
