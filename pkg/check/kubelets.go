@@ -43,7 +43,7 @@ func bootstrap(ctx context.Context, c client.Client, groups []string) Result {
 		switch status {
 		case OK:
 			result.Status = OK
-			result.Evidence = fmt.Sprintf("group %s may create %s and have them approved as %s/nodeclient", group, requests, requests)
+			result.Evidence = fmt.Sprintf("group %s may create %s and have them approved", group, requests)
 			return result
 		case Failed:
 			failed++
@@ -99,7 +99,7 @@ func renewal(ctx context.Context, c client.Client, group string) Result {
 	result.Status, result.Evidence = status, "group "+group+" "+why
 	switch status {
 	case OK:
-		result.Evidence = fmt.Sprintf("group %s may create %s and have them approved as %s/selfnodeclient", group, requests, requests)
+		result.Evidence = fmt.Sprintf("group %s may create %s and have its own renewed", group, requests)
 	case Failed:
 		result.Evidence += ": nodes join, but do not renew, and drop out when their certificates run out"
 		result.NextStep = lacks.commands()
