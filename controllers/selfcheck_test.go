@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
 // scripted is a check whose answer the test chooses.
@@ -214,4 +215,15 @@ func gauge(t *testing.T, name string, labels ...string) float64 {
 	}
 	t.Fatalf("there is no %s%v", name, labels)
 	return 0
+}
+
+// A library user has no self-check, and a manager none that is switched off.
+func TestSelfCheckIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for interval, want := range map[time.Duration]bool{0: false, time.Hour: true} {
+		options, err := FromConfiguration(configured(func(c *config.Configuration) { c.SelfCheck.Interval.Duration = interval }))
+		if err != nil || (options.SelfCheck != nil) != want {
+			t.Errorf("every %s: %+v, error %v", interval, options.SelfCheck, err)
+		}
+	}
 }

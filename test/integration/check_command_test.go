@@ -119,11 +119,6 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 	down.Host = "https://" + freeAddress(t)
 	output, code = runCheck(t, down, append(caFiles(t, shared.CA), "--leader-elect=false")...)
 	says(t, output, code, 1, "nothing failed, but", "could not ask", "somebody unknown")
-	for line := range strings.Lines(output) {
-		if fields := strings.Fields(line); slices.Contains(fields, "failed") && !strings.HasPrefix(line, "csr-controller-manager:") {
-			t.Errorf("failed, and not unknown: %s", line)
-		}
-	}
 
 	output, code = runCheck(t, shared.Config, "--help")
 	says(t, output, code, 0, "--node name", "The exit code is 1 unless all is well")

@@ -38,7 +38,7 @@ func TestCheckNodeNotApproved(t *testing.T) {
 	hasEvent(t, refused, "NotAuthorized")
 	output, code := checkNode(t, "check-refused")
 	says(t, output, code, 1, refused.Name, `by "stranger" with groups ["strangers" "system:authenticated"]`, "NotAuthorized: user", "Event NotAuthorized: user",
-		`kubectl create clusterrolebinding approve-nodeclient-for-one --clusterrole=`+mayJoin+` --user="stranger"`,
+		"kubectl create clusterrolebinding approve-nodeclient-stranger --clusterrole="+mayJoin+" --user=stranger",
 		"check: node check-refused: 2 approved is failed")
 	row(t, output, "1 requested", "ok")
 
