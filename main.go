@@ -70,7 +70,8 @@ func run(ctx context.Context, args []string) error {
 	if err := options.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+	// Without any check there would be no path to ask: a manager with nothing to check is ready.
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {

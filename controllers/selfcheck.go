@@ -178,7 +178,8 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 	if task.before != nil {
 		key = task.before()
 	}
-	if s.clock.Now().Before(task.due) && key == task.key {
+	now := s.clock.Now()
+	if now.Before(task.due) && key == task.key {
 		return
 	}
 	asking, cancel := context.WithTimeout(ctx, checkPatience)
@@ -195,7 +196,6 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 	if worst != check.OK {
 		pause = s.pause()
 	}
-	now := s.clock.Now()
 	task.key, task.due = key, now.Add(pause-s.pause()/2) // the tick that is nearest
 	for _, status := range check.Statuses() {
 		value := 0.0

@@ -178,9 +178,12 @@ func (p *parts) client(t testing.TB) client.Client {
 			}
 			return p.getFault
 		},
-		SubResourceUpdate: func(_ context.Context, _ client.Client, subResource string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+		SubResourceUpdate: func(ctx context.Context, _ client.Client, subResource string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
 			if subResource != "status" {
 				t.Errorf("update of %s", subResource)
+			}
+			if ctx.Err() != nil { // as a real client
+				return ctx.Err()
 			}
 			p.written = append(p.written, obj.(*request).DeepCopy())
 			return p.writeFault

@@ -24,6 +24,10 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
 
+// storeTimeout bounds the one write that goes on when the manager is told to stop. It is well within the time that
+// controller-runtime leaves to what is under way.
+const storeTimeout = 10 * time.Second
+
 // The outcomes of a Judgement other than a certificate.
 const (
 	Failed = "Failed" // for good
@@ -159,7 +163,10 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	record.NotBefore, record.NotAfter = &issued.NotBefore, &issued.NotAfter
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Signed, record)
 	obj.Status.Certificate = issued.PEM
-	if err := r.Client.Status().Update(ctx, obj); err != nil {
+	// Given up half-way, nobody would know whether it was stored.
+	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+	defer cancel()
+	if err := r.Client.Status().Update(writing, obj); err != nil {
 		event := audit.Uncertain
 		if final(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			event = audit.Discarded

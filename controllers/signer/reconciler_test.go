@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/x509"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -235,5 +237,19 @@ func TestReconcileFaults(t *testing.T) {
 				t.Errorf("%d writes, want %d; Events %q, want %d", len(p.written), test.writes, told, test.events)
 			}
 		})
+	}
+}
+
+// A certificate that is recorded is stored, too, if the manager is told to stop in between: its fate would be unknown.
+func TestReconcileStoresWhenToldToStop(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	root := newRoot(t, 24*time.Hour)
+	p.pair.Load(root.cert, root.key)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := p.reconciler.Reconcile(ctx, reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
+	if err != nil || len(p.written) != 1 || len(p.written[0].Status.Certificate) == 0 {
+		t.Errorf("%d writes, want the certificate's: %v", len(p.written), err)
 	}
 }

@@ -43,7 +43,7 @@ func bootstrap(ctx context.Context, c client.Client, groups []string) Result {
 		switch status {
 		case OK:
 			result.Status = OK
-			result.Evidence = fmt.Sprintf("group %s may create %s and have them approved as %s/nodeclient", group, requests, requests)
+			result.Evidence = fmt.Sprintf("group %s may create %s and have them approved", group, requests)
 			return result
 		case Failed:
 			failed++
@@ -71,11 +71,33 @@ type gap struct {
 func (g gap) commands() string {
 	commands := make([]string, len(g.roles))
 	for i, role := range g.roles {
-		name := strings.NewReplacer("system:certificates.k8s.io:certificatesigningrequests:", "approve-", "system:", "").Replace(role) +
-			"-" + strings.ReplaceAll(strings.TrimPrefix(g.group, "system:"), ":", "-")
-		commands[i] = fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --group=%s", name, role, g.group)
+		commands[i] = bind(role, "group", g.group)
 	}
 	return strings.Join(commands, " && ")
+}
+
+// bind is the command that binds role to the user or group called name.
+func bind(role, kind, name string) string {
+	binding := strings.NewReplacer("system:certificates.k8s.io:certificatesigningrequests:", "approve-", "system:", "").Replace(role) +
+		"-" + strings.Map(plain, strings.TrimPrefix(name, "system:"))
+	return fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --%s=%s", binding, role, kind, word(name))
+}
+
+// plain is what can be in the name of a binding.
+func plain(char rune) rune {
+	if char >= 'a' && char <= 'z' || char >= '0' && char <= '9' || char == '.' {
+		return char
+	}
+	return '-'
+}
+
+// word makes one word of a shell's of what somebody else has chosen.
+func word(text string) string {
+	const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:.-_/"
+	if text != "" && strings.Trim(text, harmless) == "" {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
 // joins says whether a bootstrap token in group can make requests and have them approved.
@@ -99,7 +121,7 @@ func renewal(ctx context.Context, c client.Client, group string) Result {
 	result.Status, result.Evidence = status, "group "+group+" "+why
 	switch status {
 	case OK:
-		result.Evidence = fmt.Sprintf("group %s may create %s and have them approved as %s/selfnodeclient", group, requests, requests)
+		result.Evidence = fmt.Sprintf("group %s may create %s and have its own renewed", group, requests)
 	case Failed:
 		result.Evidence += ": nodes join, but do not renew, and drop out when their certificates run out"
 		result.NextStep = lacks.commands()

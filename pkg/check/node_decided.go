@@ -80,16 +80,15 @@ func (n Node) notApproved(ctx context.Context, obj *certificatesv1.CertificateSi
 
 // bindRequester is the command that lets whoever made obj have it approved.
 func bindRequester(obj *certificatesv1.CertificateSigningRequest) string {
-	lacks := gap{roles: []string{roleJoin}}
-	switch i := slices.IndexFunc(obj.Spec.Groups, func(group string) bool { return strings.HasPrefix(group, bootstrapGroup) }); {
-	case strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && slices.Contains(obj.Spec.Groups, csr.NodeGroup):
-		lacks = gap{group: csr.NodeGroup, roles: []string{roleRenew}}
-	case i >= 0:
-		lacks.group = obj.Spec.Groups[i]
-	default:
-		return fmt.Sprintf("if %q is to join nodes: kubectl create clusterrolebinding approve-nodeclient-for-one --clusterrole=%s --user=%q", obj.Spec.Username, roleJoin, obj.Spec.Username)
+	if strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && slices.Contains(obj.Spec.Groups, csr.NodeGroup) {
+		return bind(roleRenew, "group", csr.NodeGroup)
 	}
-	return lacks.commands()
+	for _, group := range obj.Spec.Groups {
+		if group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":") {
+			return bind(roleJoin, "group", group)
+		}
+	}
+	return "if this user is to join nodes: " + bind(roleJoin, "user", obj.Spec.Username)
 }
 
 func (n Node) notIssued(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) Result {

@@ -109,17 +109,18 @@ func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err
 	if err != nil || len(signing) != 1 {
 		return "the CA can't be compared with " + where, false
 	}
-	issuer := false
+	lacks := " lacks it"
 	for _, one := range trusted {
-		if sameCA(one, signing[0]) {
+		switch {
+		case sameCA(one, signing[0]):
 			return where + " has it", true
+		case signing[0].CheckSignatureFrom(one) == nil:
+			lacks = " has only its issuer, and certificates come without intermediates"
+		case bytes.Equal(one.RawSubject, signing[0].RawSubject):
+			lacks = " has one of that name, with another key"
 		}
-		issuer = issuer || bytes.Equal(one.RawSubject, signing[0].RawIssuer)
 	}
-	if issuer {
-		return where + " has only its issuer, and certificates come without intermediates", false
-	}
-	return where + " lacks it", false
+	return where + lacks, false
 }
 
 // sameCA says whether what one has signed the other could have signed: same name, same key.

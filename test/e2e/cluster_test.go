@@ -30,6 +30,7 @@ type cluster struct {
 	*controlPlane
 	admin    client.WithWatch
 	machines map[string]*machine
+	stored   *stored
 }
 
 // startCluster starts a control plane and its own node, which joins as kubeadm has it join: with a certificate that the
@@ -53,6 +54,7 @@ func startCluster(t *testing.T) *cluster {
 	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
 		t.Fatal(err)
 	}
+	c.stored = c.watchStored(t)
 	m := c.machine(t, firstNode)
 	who, err := clientPair(c.ca, "system:node:"+firstNode, "system:nodes")
 	if err != nil {
@@ -123,7 +125,6 @@ func (c *cluster) tryKubectl(args ...string) (string, error) {
 func (c *cluster) describe(t *testing.T) {
 	for _, args := range []string{
 		"get nodes -o wide", "get pods -A -o wide", "get csr", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
-		"describe pods -n " + namespace,
 	} {
 		output, err := c.tryKubectl(strings.Fields(args)...)
 		t.Logf("kubectl %s\n%s", args, tail(output, 60))

@@ -53,7 +53,8 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 	if err := c.start("etcd", etcdArgs(c.path("etcd"))); err != nil {
 		return nil, err
 	}
-	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), controlPlaneAddress), "--bind-address=0.0.0.0")); err != nil {
+	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), controlPlaneAddress),
+		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log"))); err != nil {
 		return nil, err
 	}
 	if err := waitForAPIServer(ctx, c.config); err != nil {
@@ -198,7 +199,7 @@ func writePKI(dir, address string, ca *csrenv.CA, more ...*csrenv.CA) error {
 
 func clientConfig(server string, ca *csrenv.CA, who pair) *rest.Config {
 	return &rest.Config{
-		Host: server, QPS: -1,
+		Host: server, QPS: -1, WarningHandler: rest.NoWarnings{},
 		TLSClientConfig: rest.TLSClientConfig{CAData: ca.CertPEM, CertData: who.cert, KeyData: who.key},
 	}
 }

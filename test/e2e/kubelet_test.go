@@ -3,8 +3,8 @@
 package e2e
 
 import (
+	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -27,7 +27,6 @@ authentication:
   anonymous: {enabled: false}
   x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
 rotateCertificates: %[1]v
-staticPodPath: ` + staticPodDir + `
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
 cgroupRoot: /%[2]s
@@ -47,6 +46,8 @@ type kubeletOptions struct {
 	// KeepCertificate turns the rotation of the client certificate off. The kubelet then also bootstraps in the way that
 	// finds its request again after a restart.
 	KeepCertificate bool
+	// StaticPods has it run the pods in the folder for static ones.
+	StaticPods bool
 }
 
 // configureKubelet writes the CA and a kubeconfig, which is one to bootstrap with if its user has a token.
@@ -63,8 +64,11 @@ func (m *machine) startKubelet(options kubeletOptions) (err error) {
 	if options.Binary == "" {
 		options.Binary = binary("kubelet")
 	}
-	err = m.write("/var/lib/kubelet/config.yaml", fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, m.cgroup()))
-	if err != nil {
+	config := fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, m.cgroup())
+	if options.StaticPods {
+		config = fmt.Appendf(config, "staticPodPath: %s\n", staticPodDir)
+	}
+	if err := m.write("/var/lib/kubelet/config.yaml", config); err != nil {
 		return err
 	}
 	m.kubelet, err = startProcess(m.dir, m.name+"-kubelet", m.command(options.Binary,
@@ -73,15 +77,21 @@ func (m *machine) startKubelet(options kubeletOptions) (err error) {
 	return err
 }
 
-// certificate is the client certificate that its kubelet uses, or an error that says that there is none.
-func (m *machine) certificate() (*x509.Certificate, error) {
-	data, err := os.ReadFile(m.file(currentPath))
+// certificateFile is what its kubelet's kubeconfig names: the client certificate in use, and its key.
+func (m *machine) certificateFile() ([]byte, error) {
+	target, err := os.Readlink(m.file(currentPath)) // absolute, and so only right on the machine
 	if err != nil {
 		return nil, err
 	}
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return nil, fmt.Errorf("%s of %s holds no PEM", currentPath, m.name)
+	return os.ReadFile(m.file(target))
+}
+
+// certificate is the client certificate that its kubelet uses.
+func (m *machine) certificate() (*x509.Certificate, error) {
+	data, err := m.certificateFile()
+	if err != nil {
+		return nil, err
 	}
-	return x509.ParseCertificate(block.Bytes)
+	both, err := tls.X509KeyPair(data, data)
+	return both.Leaf, err
 }

@@ -128,7 +128,7 @@ func printTails(to io.Writer, dir string) {
 			return nil
 		}
 		name, _ := filepath.Rel(logDir(dir), path)
-		fmt.Fprintf(to, "---- the end of %s\n%s\n", name, tail(string(data), tailLines))
+		_, _ = fmt.Fprintf(to, "---- the end of %s\n%s\n", name, tail(string(data), tailLines))
 		return nil
 	})
 }

@@ -60,6 +60,12 @@ func TestManager(t *testing.T) {
 	checkStop(t, p)
 }
 
+// TestManagerWithNothingToCheckIsReady runs one part alone, as the split overlay does, without what could be unready.
+func TestManagerWithNothingToCheckIsReady(t *testing.T) {
+	p := startManager(t, shared.Config, "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+}
+
 // refuses checks that what must not be approved is not, and that it is said why.
 func refuses(t *testing.T) {
 	t.Helper()

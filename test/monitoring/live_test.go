@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -32,6 +34,7 @@ func TestLive(t *testing.T) {
 	t.Run("dashboard", func(t *testing.T) { l.showsData(t, p) })
 	t.Run("rules", func(t *testing.T) { l.rulesWork(t, p) })
 	t.Run("names", func(t *testing.T) { namesExist(t, p) })
+	t.Run("lint", func(t *testing.T) { lintMetrics(t, first) })
 	t.Run("no manager", func(t *testing.T) {
 		for _, m := range []*cluster.Process{leader, standby} {
 			if err := m.Stop(); err != nil {
@@ -166,5 +169,23 @@ func namesExist(t *testing.T, p *prometheus) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
+	}
+}
+
+// lintMetrics wants the manager's metrics to keep Prometheus' conventions.
+func lintMetrics(t *testing.T, address string) {
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	lint := exec.CommandContext(t.Context(), tool(t, "PROMTOOL"), "check", "metrics")
+	lint.Stdin = response.Body
+	if output, err := lint.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, output)
 	}
 }

@@ -1,0 +1,229 @@
+package controllers
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// scripted is a check whose answer the test chooses.
+type scripted struct {
+	status atomic.Value
+	key    atomic.Value
+	runs   atomic.Int32
+}
+
+func (s *scripted) task(name string, leader bool) *checkTask {
+	s.status.Store(check.OK)
+	s.key.Store("")
+	return &checkTask{name: name, leader: leader, before: func() string { return s.key.Load().(string) }, run: func(context.Context) []check.Result {
+		s.runs.Add(1)
+		return []check.Result{{Check: name, Subject: "it", Status: s.status.Load().(check.Status), Evidence: "seen"}}
+	}}
+}
+
+// bench runs a selfCheck on a clock of its own.
+type bench struct {
+	t     *testing.T
+	clock *clocktesting.FakeClock
+	lines chan string
+}
+
+func runSelfCheck(t *testing.T, interval time.Duration, elected <-chan struct{}, tasks ...*checkTask) *bench {
+	t.Helper()
+	b := &bench{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)), lines: make(chan string, 100)}
+	s := &selfCheck{interval: interval, elected: elected, clock: b.clock, tasks: tasks,
+		log: funcr.New(func(_, args string) { b.lines <- args }, funcr.Options{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// ran waits until a check has been made that many times.
+func (b *bench) ran(s *scripted, want int32) {
+	b.t.Helper()
+	for end := time.Now().Add(10 * time.Second); s.runs.Load() != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatalf("made %d times, want %d", s.runs.Load(), want)
+		}
+	}
+}
+
+// step lets a tick pass, and waits until it has been taken.
+func (b *bench) step(by time.Duration) {
+	b.t.Helper()
+	b.clock.Step(by)
+	time.Sleep(20 * time.Millisecond) // a check that is not due leaves no trace to wait for
+}
+
+// What is well is looked at every hour, what is not, or could not be asked, again after a minute, and a new CA at once.
+func TestSelfCheckTimes(t *testing.T) {
+	t.Parallel()
+	well, ill := &scripted{}, &scripted{}
+	b := runSelfCheck(t, time.Hour, nil, well.task("test-well", false), ill.task("test-ill", false))
+	b.ran(well, 1)
+	b.ran(ill, 1)
+	for range 59 {
+		b.step(time.Minute)
+	}
+	b.ran(well, 1)
+	ill.status.Store(check.Unknown)
+	b.step(time.Minute)
+	b.ran(well, 2)
+	b.ran(ill, 2)
+	ill.status.Store(check.Failed)
+	b.step(time.Minute)
+	b.ran(ill, 3)
+	ill.status.Store(check.OK)
+	b.step(time.Minute)
+	b.ran(ill, 4)
+	b.step(time.Minute)
+	b.ran(ill, 4)
+	ill.key.Store("another CA")
+	b.step(time.Minute)
+	b.ran(ill, 5)
+	b.ran(well, 2)
+}
+
+// What is the leader's to ask waits for the election, and comes at once then.
+func TestSelfCheckOfTheLeader(t *testing.T) {
+	t.Parallel()
+	everybody, leader, elected := &scripted{}, &scripted{}, make(chan struct{})
+	b := runSelfCheck(t, time.Hour, elected, everybody.task("test-everybody", false), leader.task("test-leader", true))
+	b.ran(everybody, 1)
+	b.step(2 * time.Hour)
+	b.ran(everybody, 2)
+	b.ran(leader, 0)
+	close(elected)
+	b.ran(leader, 1)
+	b.ran(everybody, 2)
+}
+
+// A change is logged once, and is in the metrics.
+func TestSelfCheckTells(t *testing.T) {
+	t.Parallel()
+	one := &scripted{}
+	task := one.task("test-tells", false)
+	one.status.Store(check.Failed)
+	b := runSelfCheck(t, time.Second, nil, task)
+	next := func(want string, parts ...string) {
+		t.Helper()
+		select {
+		case line := <-b.lines:
+			for _, part := range append(parts, want) {
+				if !strings.Contains(line, part) {
+					t.Errorf("%q is not in: %s", part, line)
+				}
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("nothing is logged, want %q", want)
+		}
+	}
+	next("Self-check made", `"result"="failed"`)
+	next("Self-check failed", `"subject"="it"`, `"evidence"="seen"`)
+	is := func(result string) {
+		t.Helper()
+		for _, status := range check.Statuses() {
+			want := 0.0
+			if string(status) == result {
+				want = 1
+			}
+			if got := gauge(t, "csr_check_result", "test-tells", string(status)); got != want {
+				t.Errorf("%s is %v, want %v", status, got, want)
+			}
+		}
+	}
+	is("failed")
+	b.step(time.Second)
+	b.ran(one, 2)
+	one.status.Store(check.Unknown)
+	b.step(time.Second)
+	next("Self-check could not be made")
+	is("unknown")
+	one.status.Store(check.OK)
+	b.step(time.Second)
+	next("Self-check passes again")
+	is("ok")
+	b.step(time.Second)
+	b.ran(one, 5)
+	if len(b.lines) > 0 {
+		t.Errorf("logged without a change: %s", <-b.lines)
+	}
+	if at := gauge(t, "csr_check_last_run_seconds"); at < 1 {
+		t.Errorf("last run at %v", at)
+	}
+}
+
+// Only what is missing for certain, and is needed, makes a replica unready.
+func TestReadyFollowsRights(t *testing.T) {
+	t.Parallel()
+	rights := []check.Right{{Verb: "get", Resource: "a"}, {Verb: "get", Resource: "b", Optional: true}}
+	for name, test := range map[string]struct {
+		first, second check.Status
+		want          string
+	}{
+		"all":              {check.OK, check.OK, ""},
+		"unknown":          {check.Unknown, check.Unknown, ""},
+		"optional missing": {check.OK, check.Failed, ""},
+		"missing":          {check.Failed, check.OK, "missing rights: get a"},
+	} {
+		s := &selfCheck{missing: check.Missing(rights, []check.Result{{Status: test.first}, {Status: test.second}})}
+		got := ""
+		if err := s.ready(nil); err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// gauge returns the value of a gauge that has labels, which are in order.
+func gauge(t *testing.T, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			var values []string
+			for _, label := range metric.GetLabel() {
+				values = append(values, label.GetValue())
+			}
+			if family.GetName() == name && slices.Equal(values, labels) {
+				return metric.GetGauge().GetValue()
+			}
+		}
+	}
+	t.Fatalf("there is no %s%v", name, labels)
+	return 0
+}
+
+// A library user has no self-check, and a manager none that is switched off.
+func TestSelfCheckIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for interval, want := range map[time.Duration]bool{0: false, time.Hour: true} {
+		options, err := FromConfiguration(configured(func(c *config.Configuration) { c.SelfCheck.Interval.Duration = interval }))
+		if err != nil || (options.SelfCheck != nil) != want {
+			t.Errorf("every %s: %+v, error %v", interval, options.SelfCheck, err)
+		}
+	}
+}

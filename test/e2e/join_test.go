@@ -1,0 +1,119 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	bootstrapUser = "system:bootstrap:07401b"
+	joinBinding   = "kubeadm:node-autoapprove-bootstrap" // without it, no join is approved
+
+	auditPatience = 10 * time.Second // the audit log is written in batches
+)
+
+// testJoin is step 1.
+func (c *cluster) testJoin(t *testing.T) *machine {
+	worker := c.join(t, "worker", kubeletOptions{})
+	c.nodeReady(t, "worker")
+	requests, err := c.requestsOf(t.Context(), "worker")
+	if err != nil || len(requests) == 0 {
+		t.Fatalf("no request of the worker: %v", err)
+	}
+	first := requests[0]
+	if first.Spec.Username != bootstrapUser {
+		t.Errorf("the request was made by %q, not with the bootstrap token", first.Spec.Username)
+	}
+	for _, subresource := range []string{"approval", "status"} {
+		c.wantWriter(t, "update", first.Name, subresource, "csr-controller-manager")
+	}
+	c.kubectl(t, "apply", "-f", "manifests/node-pod.yaml")
+	c.podRuns(t, "on-worker")
+	c.until(t, 20*time.Second, "the pod's log can be read through the API server", func(context.Context) (bool, error) {
+		log, err := c.tryKubectl("logs", "on-worker")
+		return log == "running\n", err
+	})
+	return worker
+}
+
+func (c *cluster) podRuns(t *testing.T, name string) {
+	t.Helper()
+	c.until(t, 30*time.Second, "pod "+name+" is ready", func(ctx context.Context) (bool, error) {
+		pod := &corev1.Pod{}
+		err := c.admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, pod)
+		return slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
+			return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
+		}), err
+	})
+}
+
+// testResume is step 3: a kubelet that is killed while its request waits finds the same one again.
+func (c *cluster) testResume(t *testing.T) {
+	c.kubectl(t, "delete", "clusterrolebinding", joinBinding)
+	options := kubeletOptions{KeepCertificate: true}
+	m := c.join(t, "resumed", options)
+	request := c.refused(t, "resumed")
+	if !strings.HasPrefix(request.Name, "node-csr-") {
+		t.Errorf("request %s has not the name that comes from its key", request.Name)
+	}
+	if err := m.kubelet.kill(); err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
+	if err := m.startKubelet(options); err != nil {
+		t.Fatal(err)
+	}
+	c.nodeReady(t, "resumed")
+	all, err := c.requestsOf(t.Context(), "resumed")
+	if err != nil || len(all) != 1 || all[0].UID != request.UID {
+		t.Fatalf("requests of the resumed kubelet: %d, want only %s (%s): %v", len(all), request.Name, request.UID, err)
+	}
+	used, err := m.certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := issued(&all[0]); cert == nil || !bytes.Equal(cert.Raw, used.Raw) {
+		t.Error("the kubelet uses another certificate than its request's")
+	}
+	// It is not needed any more, and without rotation its certificate soon ends.
+	if err := m.kubelet.kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused waits until an Event says that the request of node is not approved, and returns it.
+func (c *cluster) refused(t *testing.T, node string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	var request *certificatesv1.CertificateSigningRequest
+	c.until(t, time.Minute, "the request of "+node+" is refused for now", func(ctx context.Context) (bool, error) {
+		requests, err := c.requestsOf(ctx, node)
+		if err != nil || len(requests) == 0 {
+			return false, err
+		}
+		request = &requests[0]
+		events := &eventsv1.EventList{}
+		if err := c.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault)); err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
+			return event.Regarding.UID == request.UID && event.Reason == "NotAuthorized"
+		}), nil
+	})
+	if len(request.Status.Conditions) > 0 {
+		t.Fatalf("request %s has conditions: %s", request.Name, fmt.Sprint(request.Status.Conditions))
+	}
+	return request
+}

@@ -1,0 +1,144 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	requestCount = 200
+	// disturbAt is how many certificates there are when the leader is taken away.
+	disturbAt = 60
+	// signerWorkers is the default of concurrency.signer: so many issuances can be under way at once.
+	signerWorkers = 20
+)
+
+// testLeaderDeleted is step 5 with a leader that is told to stop: each serial number is accounted for.
+func (c *cluster) testLeaderDeleted(t *testing.T) {
+	logs := c.openLogs(t)
+	var leader corev1.Pod
+	requests := c.burst(t, "deleted", func() {
+		leader = c.leader(t)
+		if err := c.admin.Delete(t.Context(), &leader); err != nil {
+			t.Fatal(err)
+		}
+	})
+	c.until(t, time.Minute, "the deleted pod is gone", func(ctx context.Context) (bool, error) {
+		err := c.admin.Get(ctx, client.ObjectKeyFromObject(&leader), &corev1.Pod{})
+		return err != nil, client.IgnoreNotFound(err)
+	})
+	c.deploymentsAvailable(t, "csr-controller-manager")
+	c.account(t, logs, requests, "")
+}
+
+// testLeaderKilled is step 5 with a leader that can't log any more: what is not accounted for is what it was just issuing.
+func (c *cluster) testLeaderKilled(t *testing.T) {
+	logs := c.openLogs(t)
+	var leader corev1.Pod
+	requests := c.burst(t, "killed", func() {
+		leader = c.leader(t)
+		m, container := c.machines[leader.Spec.NodeName], strings.TrimPrefix(leader.Status.ContainerStatuses[0].ContainerID, "containerd://")
+		pid, err := m.processOf(container, string(leader.UID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := run(m.command("kill", "-KILL", pid)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	c.deploymentsAvailable(t, "csr-controller-manager")
+	pod := &corev1.Pod{}
+	if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(&leader), pod); err != nil {
+		t.Fatal(err)
+	}
+	if ended := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated; ended == nil || ended.ExitCode != 137 {
+		t.Errorf("the leader's container was not killed: %+v", pod.Status.ContainerStatuses)
+	}
+	c.account(t, logs, requests, string(leader.UID))
+}
+
+// burst creates 200 requests, disturbs in the middle, and returns the requests when all of them have a certificate.
+func (c *cluster) burst(t *testing.T, name string, disturb func()) map[string]*certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	bootstrap, err := client.New(c.bootstrapConfig(), client.Options{Scheme: c.admin.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]*certificatesv1.CertificateSigningRequest, requestCount)
+	for i := range all {
+		one := fmt.Sprintf("%s-%03d", name, i)
+		all[i] = requestFor(t, one, one)
+	}
+	created := make(chan error, 1)
+	go func() {
+		for _, obj := range all {
+			if err := bootstrap.Create(t.Context(), obj); err != nil {
+				created <- fmt.Errorf("create request %s: %w", obj.Name, err)
+				return
+			}
+		}
+		created <- nil
+	}()
+	c.until(t, 20*time.Second, "the first certificates", func(ctx context.Context) (bool, error) {
+		done, err := c.issuedOf(ctx, name)
+		return len(done) >= disturbAt, err
+	})
+	disturb()
+	done, err := c.issuedOf(t.Context(), name)
+	if err != nil || len(done) >= requestCount {
+		t.Fatalf("%d certificates before the leader was gone: that was not in the middle: %v", len(done), err)
+	}
+	t.Logf("%d of %d certificates when the leader was told to go", len(done), requestCount)
+	if err := <-created; err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	c.until(t, time.Minute, "all requests have a certificate", func(ctx context.Context) (bool, error) {
+		done, err = c.issuedOf(ctx, name)
+		return len(done) == requestCount, err
+	})
+	t.Logf("all after %s", time.Since(begin).Round(time.Second))
+	return done
+}
+
+// issuedOf returns the requests of a burst that have a certificate.
+func (c *cluster) issuedOf(ctx context.Context, name string) (map[string]*certificatesv1.CertificateSigningRequest, error) {
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := c.admin.List(ctx, list); err != nil {
+		return nil, err
+	}
+	done := map[string]*certificatesv1.CertificateSigningRequest{}
+	for i := range list.Items {
+		if obj := &list.Items[i]; strings.HasPrefix(obj.Name, name+"-") && issued(obj) != nil {
+			done[obj.Name] = obj
+		}
+	}
+	return done, nil
+}
+
+// leader is the pod that holds the Lease.
+func (c *cluster) leader(t *testing.T) corev1.Pod {
+	t.Helper()
+	lease := &coordinationv1.Lease{}
+	if err := c.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "csr-controller-manager"}, lease); err != nil {
+		t.Fatal(err)
+	}
+	holder, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	for _, pod := range c.pods(t.Context(), t) {
+		if pod.Name == holder {
+			return pod
+		}
+	}
+	t.Fatalf("no pod for the Lease's holder %s", *lease.Spec.HolderIdentity)
+	return corev1.Pod{}
+}

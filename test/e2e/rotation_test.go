@@ -1,0 +1,128 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+const (
+	// lifetime is what manifests/config has; a kubelet renews when 70 to 90 % of it and of the five minutes before it are
+	// over, which is 36 s to 2 m 12 s after the issuance.
+	lifetime = 3 * time.Minute
+	renewal  = lifetime // bounds the wait for a renewal
+	// credentialID is where the API server says which certificate it was shown.
+	credentialID = "authentication.kubernetes.io/credential-id"
+)
+
+// testRotation is step 2.
+func (c *cluster) testRotation(t *testing.T, m *machine) {
+	outages := c.watchOutages(t, m.name)
+	oldFile, old := m.current(t)
+	newFile, renewed := c.renewed(t, m, old)
+	for file, cert := range map[string]*x509.Certificate{oldFile: old, newFile: renewed} {
+		c.wantIdentity(t, m, file, cert)
+	}
+	c.until(t, time.Until(old.NotAfter)+time.Second, "the old certificate has ended", func(context.Context) (bool, error) {
+		return time.Now().After(old.NotAfter), nil
+	})
+	if who, err := c.whoAmI(t.Context(), []byte(oldFile)); !apierrors.IsUnauthorized(err) {
+		t.Errorf("with the ended certificate the API server takes one for %q: %v, want Unauthorized", who.Username, err)
+	}
+	c.until(t, time.Minute, "the kubelet renews its lease without the old certificate", func(ctx context.Context) (bool, error) {
+		lease := &coordinationv1.Lease{}
+		err := c.admin.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: m.name}, lease)
+		return err == nil && lease.Spec.RenewTime.After(old.NotAfter), err
+	})
+	if state := m.kubelet.ended(); state != nil {
+		t.Errorf("the kubelet has ended: %s", state)
+	}
+	for _, outage := range outages() {
+		t.Errorf("Node %s was not ready: %s", m.name, outage)
+	}
+}
+
+// current is the certificate that the kubelet uses, as the file with the key too, and decoded.
+func (m *machine) current(t *testing.T) (string, *x509.Certificate) {
+	t.Helper()
+	data, err := m.certificateFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := tls.X509KeyPair(data, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data), both.Leaf
+}
+
+// renewed waits until the kubelet has another certificate than old.
+func (c *cluster) renewed(t *testing.T, m *machine, old *x509.Certificate) (string, *x509.Certificate) {
+	t.Helper()
+	c.until(t, renewal, m.name+" has a new client certificate", func(context.Context) (bool, error) {
+		now, err := m.certificate()
+		return err == nil && now.SerialNumber.Cmp(old.SerialNumber) != 0, err
+	})
+	return m.current(t)
+}
+
+// wantIdentity checks that the API server takes the holder of cert for the node, by that very certificate.
+func (c *cluster) wantIdentity(t *testing.T, m *machine, file string, cert *x509.Certificate) {
+	t.Helper()
+	who, err := c.whoAmI(t.Context(), []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := fmt.Sprintf("X509SHA256=%x", sha256.Sum256(cert.Raw))
+	if who.Username != "system:node:"+m.name || !slices.Contains(who.Extra[credentialID], id) {
+		t.Errorf("the API server takes the certificate of %s for %q by %s, want %s", m.name, who.Username, who.Extra[credentialID], id)
+	}
+}
+
+// watchOutages notes each time that the Node is not ready, until the function that it returns is called.
+func (c *cluster) watchOutages(t *testing.T, name string) func() []string {
+	t.Helper()
+	events, err := c.admin.Watch(t.Context(), &corev1.NodeList{}, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var outages []string
+	var done sync.WaitGroup
+	done.Go(func() {
+		for event := range events.ResultChan() {
+			if node, ok := event.Object.(*corev1.Node); ok && !ready(node) {
+				outages = append(outages, fmt.Sprintf("%s: %v", time.Now().Format(time.TimeOnly), node.Status.Conditions))
+			}
+		}
+	})
+	return func() []string {
+		events.Stop()
+		done.Wait()
+		return outages
+	}
+}
+
+// signedBy says whether cert is of ca.
+func signedBy(cert *x509.Certificate, ca *csrenv.CA) (bool, error) {
+	parent, err := tls.X509KeyPair(ca.CertPEM, ca.KeyPEM)
+	if err != nil {
+		return false, err
+	}
+	return cert.CheckSignatureFrom(parent.Leaf) == nil, nil
+}

@@ -1,0 +1,208 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// runCheck runs the real command as cfg's user, and returns what it wrote and its exit code.
+func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, exitCode int) {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := shared.WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-check", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), path, append([]string{"check", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if exit != nil {
+		exitCode = exit.ExitCode()
+	}
+	return string(out), exitCode
+}
+
+// caFiles writes of to files, and returns the flags that name them.
+func caFiles(t *testing.T, of *csrenv.CA) []string {
+	t.Helper()
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
+	write(t, cert, of.CertPEM)
+	write(t, key, of.KeyPEM)
+	return []string{"--cluster-signing-cert-file", cert, "--cluster-signing-key-file", key}
+}
+
+// says fails unless output has every one of parts and the exit code is that.
+func says(t *testing.T, output string, code, want int, parts ...string) {
+	t.Helper()
+	if code != want {
+		t.Errorf("exit code %d, want %d:\n%s", code, want, output)
+	}
+	for _, part := range parts {
+		if !strings.Contains(output, part) {
+			t.Errorf("%q is not in:\n%s", part, output)
+		}
+	}
+}
+
+// row returns the line of a table that begins with check, for WHAT.
+func row(t *testing.T, output, check, what string) string {
+	t.Helper()
+	for line := range strings.Lines(output) {
+		if strings.HasPrefix(line, check) && strings.Contains(line, what) {
+			return line
+		}
+	}
+	t.Errorf("no row %q about %q in:\n%s", check, what, output)
+	return ""
+}
+
+// TestCheckCommand is the command of the readme: as the manager, under the shipped roles, with all well, and then not.
+func TestCheckCommand(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	grantGroup(t, "check-joiners", mayCreate)
+	grantGroup(t, "check-joiners", mayJoin)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+metricsSecure: true
+leaderElection: {resourceNamespace: csr-controller-manager-system}
+signing: {secret: csr-controller-manager-system/csr-signer}
+selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check-joiners]}
+`))
+	manager := serviceAccountConfig(t)
+	eventually(t, "all is well", func(context.Context) error {
+		output, code := runCheck(t, manager, "--config", file)
+		if code != 0 {
+			return fmt.Errorf("exit code %d:\n%s", code, output)
+		}
+		says(t, output, code, 0, "as system:serviceaccount:csr-controller-manager-system:csr-controller-manager", "TrustProbe")
+		row(t, output, "own-rights", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving")
+		row(t, output, "kubelet-rights", "check-joiners")
+		row(t, output, "ca-trusted", "kubernetes.io/kube-apiserver-client-kubelet")
+		return nil
+	})
+
+	// Kubelets that can't join, and a CA that is not trusted.
+	output, code := runCheck(t, manager, append(caFiles(t, newCA(t)), "--leader-elect=false")...)
+	says(t, output, code, 1, "failed", "kubectl create clusterrolebinding", "answers 401", "csr-controller-manager: check: ")
+
+	// The Secret is out of reach: unknown, and said so.
+	output, code = runCheck(t, tokenConfig("joiner"), "--controllers=signer", "--signing-secret", systemNamespace+"/csr-signer", "--leader-elect=false")
+	says(t, output, code, 1, "as joiner", "get Secret csr-controller-manager-system/csr-signer")
+	if line := row(t, output, "ca-trusted", ""); !strings.Contains(line, "unknown") {
+		t.Errorf("not unknown: %s", line)
+	}
+
+	// No API server: all is unknown, nothing failed.
+	down := rest.CopyConfig(shared.Config)
+	down.Host = "https://" + freeAddress(t)
+	output, code = runCheck(t, down, append(caFiles(t, shared.CA), "--leader-elect=false")...)
+	says(t, output, code, 1, "nothing failed, but", "could not ask", "somebody unknown")
+
+	output, code = runCheck(t, shared.Config, "--help")
+	says(t, output, code, 0, "--node name", "The exit code is 1 unless all is well")
+	output, code = runCheck(t, shared.Config, "--bogus", "surplus")
+	says(t, output, code, 1, "-bogus", "surplus")
+}
+
+// tokenConfig is that of a user of the shared cluster's token file.
+func tokenConfig(user string) *rest.Config {
+	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg.BearerToken = user + "-token"
+	return cfg
+}
+
+// grantGroup binds a role of Kubernetes' own to a group for the duration of the test.
+func grantGroup(t *testing.T, group, clusterRole string) {
+	t.Helper()
+	create(t, admin, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group}},
+	})
+}
+
+// TestSelfCheckOfTheManager takes rights and trust from a manager that runs, and gives them back.
+func TestSelfCheckOfTheManager(t *testing.T) {
+	installRBAC(t)
+	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
+	create(t, admin, secret)
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1s")
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK,
+		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 0`,
+		`csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="unknown"} 0`,
+		`csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_seconds 1.`)
+
+	// A right that is needed.
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "csr-approver"}}
+	restore := takeRule(t, role, "signers")
+	p.answers(t, p.probes, "/readyz?verbose", http.StatusInternalServerError, "[-]own-rights failed", "[+]signing-ca ok")
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="own-rights",result="failed"} 1`, `csr_check_result{check="own-rights",result="ok"} 0`)
+	restore()
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="own-rights",result="ok"} 1`)
+
+	// A right that is not needed makes nobody unready.
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "csr-ca-trust"}}
+	if err := errors.Join(admin.Get(t.Context(), client.ObjectKeyFromObject(binding), binding), admin.Delete(t.Context(), binding)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		binding.ResourceVersion, binding.UID = "", ""
+		if err := admin.Create(context.Background(), binding); err != nil {
+			t.Error(err)
+		}
+	})
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="own-rights",result="failed"} 1`, `csr_check_result{check="ca-trusted",result="ok"} 1`)
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+
+	// A CA that the API server does not trust, and again the one that it does.
+	replaceSecret(t, secret, newCA(t))
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="failed"} 1`)
+	replaceSecret(t, secret, shared.CA)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="failed"} 0`)
+
+	if log := p.log(t); strings.Count(log, `"subject":"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet"`) != 2 {
+		t.Errorf("the loss of a right and its return are not logged once each:\n%s", log)
+	}
+}
+
+// takeRule removes the rule about resource from role, and returns what gives it back.
+func takeRule(t *testing.T, role *rbacv1.ClusterRole, resource string) (restore func()) {
+	t.Helper()
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
+		t.Fatal(err)
+	}
+	all := role.Rules
+	set := func(ctx context.Context, rules []rbacv1.PolicyRule) {
+		role.Rules = rules
+		if err := admin.Update(ctx, role); err != nil {
+			t.Error(err)
+		}
+	}
+	set(t.Context(), slices.DeleteFunc(slices.Clone(all), func(rule rbacv1.PolicyRule) bool { return slices.Contains(rule.Resources, resource) }))
+	t.Cleanup(func() { set(context.Background(), all) })
+	return func() { set(t.Context(), all) }
+}

@@ -1,0 +1,176 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// checkNode runs the command about a node as an administrator, with a CA in files.
+func checkNode(t *testing.T, node string, args ...string) (output string, exitCode int) {
+	t.Helper()
+	return runCheck(t, shared.Config, append([]string{"--node", node}, args...)...)
+}
+
+// TestCheckNodeWithoutARequest is KEP-266's first step: the kubelet has made none.
+func TestCheckNodeWithoutARequest(t *testing.T) {
+	output, code := checkNode(t, "check-none")
+	says(t, output, code, 1, "no request for system:node:check-none is there", "journalctl -u kubelet", "there is no such Node", "check: node check-none: 1 requested is failed")
+}
+
+// TestCheckNodeNotApproved is the second step: whoever asked may not, or somebody denied it.
+func TestCheckNodeNotApproved(t *testing.T) {
+	grant(t, "stranger", mayCreate)
+	startLoop(t, csrenv.Options{})
+	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "check-refused"))
+	hasEvent(t, refused, "NotAuthorized")
+	output, code := checkNode(t, "check-refused")
+	says(t, output, code, 1, refused.Name, `by "stranger" with groups ["strangers" "system:authenticated"]`, "NotAuthorized: user", "Event NotAuthorized: user",
+		"kubectl create clusterrolebinding approve-nodeclient-stranger --clusterrole="+mayJoin+" --user=stranger",
+		"check: node check-refused: 2 approved is failed")
+	row(t, output, "1 requested", "ok")
+
+	decide(t, refused, certificatesv1.CertificateDenied)
+	output, code = checkNode(t, "check-refused")
+	says(t, output, code, 1, "Denied at ", "ByHand: Decided by a test.", "it stays denied", "2 approved is failed")
+
+	// A serving certificate that nothing approves is told beside it.
+	serving := createRequest(t, admin, nodeRequest(t, "check-refused", func(obj *request) {
+		obj.Spec.SignerName = certificatesv1.KubeletServingSignerName
+	}))
+	output, _ = checkNode(t, "check-refused")
+	says(t, output, 1, 1, "nothing in this configuration approves requests for kubernetes.io/kubelet-serving", "kubectl certificate approve "+serving.Name)
+}
+
+// TestCheckNodeNotIssued is the third step: approved, and there is no signer, or no CA.
+func TestCheckNodeNotIssued(t *testing.T) {
+	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }})
+	waiting := createRequest(t, admin, nodeRequest(t, "check-unsigned"))
+	reaches(t, waiting, csr.Approved)
+	output, code := checkNode(t, "check-unsigned", "--controllers=*,-signer")
+	says(t, output, code, 1, "nothing in this configuration signs for kubernetes.io/kube-apiserver-client-kubelet", "there is no Event about it", "check: node check-unsigned: 3 issued is failed")
+	if line := row(t, output, "2 approved", waiting.Name); !strings.Contains(line, "AutoApproved") {
+		t.Errorf("not by whom it was approved: %s", line)
+	}
+	output, code = checkNode(t, "check-unsigned", "--signing-secret", "default/check-none")
+	says(t, output, code, 1, "CAMissing: Secret default/check-none does not exist: create it", "3 issued is failed")
+	output, code = checkNode(t, "check-unsigned", caFiles(t, shared.CA)...)
+	says(t, output, code, 1, "the signer of this configuration would sign it", "3 issued is unknown", "ask again in a moment")
+}
+
+// TestCheckNodeNobodyAtWork has requests wait for longer than any controller takes.
+func TestCheckNodeNobodyAtWork(t *testing.T) {
+	at := metav1.NewTime(time.Now().Add(-time.Minute))
+	store := func(node string, mod func(*request)) *request {
+		obj := nodeRequest(t, node, mod)
+		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+		obj.Name, obj.UID, obj.CreationTimestamp = node, types.UID(node), at
+		if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+		return obj
+	}
+	store("check-waits", func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "admin", []string{"system:masters"} })
+	output, code := checkNode(t, "check-waits")
+	says(t, output, code, 1, "undecided after 60s: the approver of this configuration would approve it, but none is at work", "2 approved is failed")
+
+	store("check-approved", func(obj *request) {
+		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", at.Time)
+	})
+	output, code = checkNode(t, "check-approved", caFiles(t, shared.CA)...)
+	says(t, output, code, 1, "the signer of this configuration would sign it, but none is at work", "3 issued is failed")
+}
+
+// TestCheckNodeNotAccepted is the fourth step: the API server answers Unauthorized, as it does not trust the CA.
+func TestCheckNodeNotAccepted(t *testing.T) {
+	other := newCA(t)
+	startLoop(t, csrenv.Options{CA: other})
+	obj := reaches(t, createRequest(t, admin, nodeRequest(t, "check-foreign")), csr.Issued)
+
+	// With the CA at hand it is proven, without it it is seen.
+	output, code := checkNode(t, "check-foreign", caFiles(t, other)...)
+	says(t, output, code, 1, "answers 401 to a client certificate of this CA", "append its CA", "check: node check-foreign: 4 accepted is failed")
+	row(t, output, "3 issued", obj.Name)
+	output, code = checkNode(t, "check-foreign", caFiles(t, shared.CA)...)
+	says(t, output, code, 1, "is not trusted by client-ca-file of ConfigMap kube-system/extension-apiserver-authentication", "4 accepted is failed")
+}
+
+// TestCheckNodeWell is a node whose certificate works, with its request still there and without.
+func TestCheckNodeWell(t *testing.T) {
+	startLoop(t, csrenv.Options{})
+	obj := reaches(t, createRequest(t, admin, nodeRequest(t, "check-well")), csr.Issued)
+	output, code := checkNode(t, "check-well", caFiles(t, shared.CA)...)
+	says(t, output, code, 1, "there is no such Node", "its certificate is not what keeps it", "check: node check-well: node is failed")
+	row(t, output, "4 accepted", "ok")
+
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "check-well"}}
+	create(t, admin, node)
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	if err := admin.Status().Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	output, code = checkNode(t, "check-well", caFiles(t, shared.CA)...)
+	says(t, output, code, 1, "Ready when it last said so, but it has no Lease", "node is failed")
+
+	holder, seconds, renewed := "check-well", int32(3600), metav1.NewMicroTime(time.Now())
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "check-well"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}
+	_ = admin.Create(t.Context(), namespace) // the API server makes it too
+	create(t, admin, lease)
+	output, code = checkNode(t, "check-well", caFiles(t, shared.CA)...)
+	says(t, output, code, 0, "X509SHA256=", "Ready, and its Lease was renewed", obj.Name)
+	output, code = checkNode(t, "check-well")
+	says(t, output, code, 0, `issuer "CN=csrenv" is in client-ca-file`)
+
+	// Who may list requests and nothing else.
+	lister := grant(t, "joiner", mayCreate)
+	eventuallySays(t, "joiner", "check-well", "unknown: may not get nodes", "is unknown: may not read it", "4 accepted is unknown")
+	if err := admin.Delete(t.Context(), lister); err != nil {
+		t.Fatal(err)
+	}
+	eventuallySays(t, "joiner", "check-well", "unknown: may not list certificatesigningrequests", "1 requested is unknown")
+
+	if err := admin.Delete(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	output, code = checkNode(t, "check-well")
+	says(t, output, code, 0, "there is no request, and none is needed")
+
+	old := metav1.NewMicroTime(time.Now().Add(-2 * time.Hour))
+	lease.Spec.RenewTime = &old
+	if err := admin.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	output, code = checkNode(t, "check-well")
+	says(t, output, code, 1, "its Lease was renewed 120m ago", "check: node check-well: 1 requested is failed")
+}
+
+// eventuallySays waits until a user, whose rights have changed, is told every one of parts.
+func eventuallySays(t *testing.T, user, node string, parts ...string) {
+	t.Helper()
+	eventually(t, "what "+user+" may not read is unknown", func(context.Context) error {
+		output, code := runCheck(t, tokenConfig(user), "--node", node)
+		for _, part := range parts {
+			if !strings.Contains(output, part) || code != 1 {
+				return fmt.Errorf("exit code %d, %q is not in:\n%s", code, part, output)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,259 @@
+package integration
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// ownRights are those that a manager as it is shipped asks for.
+func ownRights(t *testing.T) []check.Right {
+	t.Helper()
+	c := config.Default()
+	c.Signing.Secret, c.MetricsSecure = systemNamespace+"/csr-signer", true
+	rights, err := controllers.Rights(c, systemNamespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rights
+}
+
+// impersonating is a client that the API server takes for user.
+func impersonating(t *testing.T, user string) client.Client {
+	t.Helper()
+	cfg := rest.CopyConfig(shared.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// allow gives user rights, by one role for each namespace.
+func allow(t *testing.T, user string, rights []check.Right) {
+	t.Helper()
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, right := range rights {
+		rule := rbacv1.PolicyRule{APIGroups: []string{right.Group}, Resources: []string{right.Resource}, Verbs: []string{right.Verb}}
+		if right.Name != "" {
+			rule.ResourceNames = []string{right.Name}
+		}
+		rules[right.Namespace] = append(rules[right.Namespace], rule)
+	}
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}
+	for namespace, list := range rules {
+		meta := metav1.ObjectMeta{Name: "of-" + user, Namespace: namespace}
+		ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}
+		if namespace != "" {
+			create(t, admin, &rbacv1.Role{ObjectMeta: meta, Rules: list})
+			create(t, admin, &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects})
+			continue
+		}
+		ref.Kind = "ClusterRole"
+		create(t, admin, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: list})
+		create(t, admin, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects})
+	}
+}
+
+// TestCheckOwnRights asks for a user with all rights, and for one user each that lacks one of them: that one is named,
+// and nothing else.
+func TestCheckOwnRights(t *testing.T) {
+	installRBAC(t) // the namespace
+	rights := ownRights(t)
+	for missing := -1; missing < len(rights); missing++ {
+		var given []check.Right
+		for i, right := range rights {
+			if i != missing {
+				given = append(given, right)
+			}
+		}
+		allow(t, fmt.Sprintf("check-lacks-%d", missing+1), given)
+	}
+	for missing := -1; missing < len(rights); missing++ {
+		user := fmt.Sprintf("check-lacks-%d", missing+1)
+		c := impersonating(t, user)
+		eventually(t, user, func(ctx context.Context) error { return lacksOnly(check.Rights(ctx, c, rights), rights, missing) })
+	}
+}
+
+// lacksOnly says whether exactly the right with that index is missing; -1 is none.
+func lacksOnly(results []check.Result, rights []check.Right, missing int) error {
+	for i, result := range results {
+		want := check.OK
+		if i == missing {
+			want = check.Failed
+		}
+		if result.Status != want || result.Subject != rights[i].String() {
+			return fmt.Errorf("%q is %s (%s), want %s", result.Subject, result.Status, result.Evidence, want)
+		}
+	}
+	names := check.Missing(rights, results)
+	if needed := missing >= 0 && !rights[missing].Optional; needed != (len(names) == 1) {
+		return fmt.Errorf("missing are %v", names)
+	}
+	return nil
+}
+
+// TestCheckKubeletRights finds that groups can't join or renew, and that the commands that it names help.
+func TestCheckKubeletRights(t *testing.T) {
+	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
+	nodes := []string{"check-nodes"}
+	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, admin, bootstrappers, nodes) }
+	results := look(t.Context())
+	if len(results) != 2 {
+		t.Fatalf("%+v", results)
+	}
+	for _, result := range results {
+		if result.Status != check.Failed || !strings.Contains(result.Evidence, "may not create certificatesigningrequests") {
+			t.Errorf("%+v", result)
+		}
+		runCommands(t, result.NextStep)
+	}
+	if !strings.Contains(results[1].Evidence, "drop out when their certificates run out") || !strings.Contains(results[1].Evidence, "selfnodeclient") {
+		t.Errorf("the outage to come is not named: %s", results[1].Evidence)
+	}
+	eventually(t, "the commands help", func(ctx context.Context) error {
+		if results := look(ctx); check.Worst(results) != check.OK {
+			return fmt.Errorf("%+v", results)
+		}
+		return nil
+	})
+
+	// What the Node authorizer gives system:nodes is not missed.
+	for _, result := range check.Kubelets(t.Context(), admin, bootstrappers, []string{"system:nodes"}) {
+		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
+			t.Errorf("%+v", result)
+		}
+	}
+	// Who may not ask knows nothing.
+	for _, result := range check.Kubelets(t.Context(), impersonating(t, "check-nobody"), bootstrappers, nodes) {
+		if result.Status != check.Unknown || !strings.Contains(result.Evidence, "could not ask") {
+			t.Errorf("%+v", result)
+		}
+	}
+}
+
+// runCommands runs the kubectl commands at the beginning of a next step as they are, and removes what they made.
+func runCommands(t *testing.T, step string) {
+	t.Helper()
+	kubeconfig, err := shared.WriteKubeconfig("check-admin", shared.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step, _, _ = strings.Cut(step, ";")
+	for _, command := range strings.Split(step, " && ") {
+		args := strings.Fields(command)
+		run := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), args[0]), append(args[1:], "--kubeconfig", kubeconfig)...)
+		if out, err := run.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+		t.Cleanup(func() {
+			binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: args[3]}}
+			if err := admin.Delete(context.Background(), binding); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// asCA is of as the check has it.
+func asCA(t *testing.T, of *csrenv.CA) check.CA {
+	t.Helper()
+	authority, err := ca.Load(of.CertPEM, of.KeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return check.CA{Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"}, Authority: authority}
+}
+
+// intermediateOf is a CA that another one has signed.
+func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
+	t.Helper()
+	key := newKey(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "between"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	block, _ := pem.Decode(root.KeyPEM)
+	rootKey, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, certificate(t, root), key.Public(), rootKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &csrenv.CA{
+		CertPEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		KeyPEM:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
+	}
+}
+
+// TestCheckTrust asks the API server itself, as an administrator by certificate and as a user by token, neither of which
+// may be answered for.
+func TestCheckTrust(t *testing.T) {
+	byToken := rest.AnonymousClientConfig(shared.Config)
+	byToken.BearerToken = "joiner-token"
+	down := rest.CopyConfig(shared.Config)
+	down.Host = freeAddress(t)
+	unreachable, err := client.New(down, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		reader   client.Reader
+		cluster  *rest.Config
+		ca       check.CA
+		want     check.Status
+		evidence []string
+	}{
+		"trusted":              {admin, shared.Config, asCA(t, shared.CA), check.OK, []string{"X509SHA256=", "authentication has it"}},
+		"trusted, token":       {admin, byToken, asCA(t, shared.CA), check.OK, []string{"X509SHA256="}},
+		"trusted, no evidence": {impersonating(t, "check-nobody"), shared.Config, asCA(t, shared.CA), check.OK, []string{"could not be read"}},
+		"not trusted":          {admin, shared.Config, asCA(t, newCA(t)), check.Failed, []string{"answers 401", "authentication has one of that name, with another key"}},
+		"not trusted, token":   {admin, byToken, asCA(t, newCA(t)), check.Failed, []string{"answers 401"}},
+		"intermediate":         {admin, shared.Config, asCA(t, intermediateOf(t, shared.CA)), check.Failed, []string{"answers 401", "has only its issuer"}},
+		"down":                 {unreachable, down, asCA(t, shared.CA), check.Unknown, []string{"gave no answer that counts", "could not be read"}},
+		"down, not trusted":    {unreachable, down, asCA(t, newCA(t)), check.Unknown, []string{"gave no answer that counts"}},
+		"no CA":                {admin, shared.Config, check.CA{Signers: []string{"a"}, Err: os.ErrNotExist}, check.Unknown, []string{"file does not exist"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			results := check.Trust{Reader: test.reader, Cluster: test.cluster}.CAs(t.Context(), []check.CA{test.ca}, time.Now())
+			if len(results) != 1 || results[0].Status != test.want {
+				t.Fatalf("%+v, want %s", results, test.want)
+			}
+			for _, part := range test.evidence {
+				if !strings.Contains(results[0].Evidence, part) {
+					t.Errorf("%q is not in %q", part, results[0].Evidence)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,184 @@
+package manifests
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+func TestChartRefuses(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ set, want string }{
+		"unknown value":             {"replica=3", "'replica' not allowed"},
+		"unknown value, deeper":     {"image.name=x", "at '/image': additional properties 'name' not allowed"},
+		"replicas, a text":          {"replicas=two", "at '/replicas': got string, want integer"},
+		"replicas, negative":        {"replicas=-1", "at '/replicas': minimum: got -1, want 0"},
+		"pull policy":               {"image.pullPolicy=Sometimes", "at '/image/pullPolicy'"},
+		"tag":                       {"image.tag=a/b", "at '/image/tag': 'a/b' does not match pattern"},
+		"digest":                    {"image.digest=sha256:1", "at '/image/digest'"},
+		"split, a text":             {"split=yes", "at '/split': got string, want boolean"},
+		"port":                      {"ports.metrics=70000", "at '/ports/metrics': maximum: got 70,000, want 65,535"},
+		"no way to the API server":  {"networkPolicy.apiServerPorts=[]", "at '/networkPolicy/apiServerPorts'"},
+		"an argument, not a flag":   {`extraArgs={run}`, "at '/extraArgs/0'"},
+		"configuration, unknown":    {"config.verbose=1", "at '/config': additional properties 'verbose' not allowed"},
+		"configuration, the ports'": {"config.metricsBindAddress=:1", "at '/config': additional properties 'metricsBindAddress' not allowed"},
+		"configuration, the Lease":  {"config.leaderElection.resourceName=x", "at '/config/leaderElection': additional properties 'resourceName' not allowed"},
+		"duration":                  {"config.signing.duration=1d", "at '/config/signing/duration': '1d' does not match pattern"},
+		"denial":                    {"config.approval.denial=Always", "at '/config/approval/denial'"},
+		"Secret without namespace":  {"config.signing.secret=ca", "at '/config/signing/secret'"},
+		"signer without a domain":   {"config.signing.signers[0].name=web", "at '/config/signing/signers/0/name'"},
+		"Secret of another":         {"config.signing.secret=kube-system/ca", "Secret kube-system/ca: the chart gives no rights outside of its namespace, csr-controller-manager-system"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			flag := "--set"
+			if strings.HasSuffix(test.set, "=[]") {
+				flag = "--set-json"
+			}
+			args := helmCommand(t, flag, test.set)
+			command := exec.CommandContext(t.Context(), args[0], args[1:]...)
+			command.Dir = root
+			output, err := command.CombinedOutput()
+			if err == nil || !strings.Contains(string(output), test.want) {
+				t.Errorf("error %v, want %q in:\n%s", err, test.want, output)
+			}
+		})
+	}
+}
+
+// ofTheChart are the fields of the configuration that the chart decides.
+var ofTheChart = []string{
+	"apiVersion", "kind", "kubeconfig", "metricsBindAddress", "healthProbeBindAddress",
+	"leaderElection.resourceName", "leaderElection.resourceNamespace",
+}
+
+// TestSchemaKnowsTheConfiguration compares the schema with the Go type, field by field.
+func TestSchemaKnowsTheConfiguration(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(filepath.Join(root, chart, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct{ Definitions map[string]any }
+	if err := json.Unmarshal(data, &schema); err != nil {
+		t.Fatal(err)
+	}
+	var want, got []string
+	fields(reflect.TypeFor[config.Configuration](), "", &want)
+	properties(schema.Definitions, schema.Definitions["config"], "", &got)
+	want = slices.DeleteFunc(want, func(field string) bool { return slices.Contains(ofTheChart, field) })
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("fields (-pkg/config +schema):\n%s", diff)
+	}
+}
+
+// fields collects the paths of the JSON fields below kind that hold no struct of ours.
+func fields(kind reflect.Type, path string, into *[]string) {
+	for kind.Kind() == reflect.Pointer || kind.Kind() == reflect.Slice {
+		kind = kind.Elem()
+	}
+	if kind.Kind() != reflect.Struct || kind.Name() == "Duration" {
+		*into = append(*into, strings.TrimPrefix(path, "."))
+		return
+	}
+	for field := range kind.Fields() {
+		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if options == "inline" {
+			fields(field.Type, path, into)
+		} else {
+			fields(field.Type, path+"."+name, into)
+		}
+	}
+}
+
+// properties collects the same paths of a schema.
+func properties(definitions map[string]any, schema any, path string, into *[]string) {
+	node := schema.(map[string]any)
+	if ref, ok := node["$ref"].(string); ok {
+		node = definitions[strings.TrimPrefix(ref, "#/definitions/")].(map[string]any)
+	}
+	if items, ok := node["items"]; ok {
+		properties(definitions, items, path, into)
+		return
+	}
+	below, ok := node["properties"].(map[string]any)
+	if !ok {
+		*into = append(*into, strings.TrimPrefix(path, "."))
+		return
+	}
+	for name, each := range below {
+		properties(definitions, each, path+"."+name, into)
+	}
+}
+
+// TestChartOptions looks at values that have no overlay.
+func TestChartOptions(t *testing.T) {
+	t.Parallel()
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	const text = `
+image: {repository: example.com/csr, digest: "sha256:` + digest + `", pullPolicy: Always}
+imagePullSecrets: [{name: pull}]
+replicas: 1
+priorityClassName: mine
+nodeSelector: {disk: fast}
+tolerations: [{key: mine, operator: Exists}]
+podAnnotations: {a: b}
+ports: {metrics: 9443, probes: 9081}
+podDisruptionBudget: {enabled: false}
+networkPolicy: {enabled: false}
+extraArgs: [-v=1]
+extraVolumes: [{name: audit, hostPath: {path: /var/log/csr}}]
+extraVolumeMounts: [{name: audit, mountPath: /var/log/csr}]
+config:
+  verbosity: 1
+  audit: {path: /var/log/csr/audit.log}
+  signing:
+    signers:
+    - {name: example.com/web, secret: csr-controller-manager-system/web-ca, usages: [server auth]}
+`
+	if err := os.WriteFile(values, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := helm(t, "--values", values)
+	pod := typed[appsv1.Deployment](t, all, "Deployment")["csr-controller-manager"].Spec.Template
+	container := pod.Spec.Containers[0]
+	secret := typed[rbacv1.Role](t, all, "Role")["csr-signing-secret"]
+	custom := typed[rbacv1.ClusterRole](t, all, "ClusterRole")["csr-custom-signers"]
+	for what, pair := range map[string][2]any{
+		"image":                {container.Image, "example.com/csr@sha256:" + digest},
+		"pull secret":          {pod.Spec.ImagePullSecrets[0].Name, "pull"},
+		"priority class":       {pod.Spec.PriorityClassName, "mine"},
+		"node selector":        {pod.Spec.NodeSelector, map[string]string{"disk": "fast"}},
+		"toleration":           {pod.Spec.Tolerations[0].Key, "mine"},
+		"annotation":           {pod.Annotations["a"], "b"},
+		"flag":                 {container.Args[len(container.Args)-1], "-v=1"},
+		"mount":                {container.VolumeMounts[len(container.VolumeMounts)-1].MountPath, "/var/log/csr"},
+		"budget":               {all["PodDisruptionBudget "+systemNamespace+"/csr-controller-manager"] == nil, true},
+		"policy":               {all["NetworkPolicy "+systemNamespace+"/csr-controller-manager"] == nil, true},
+		"signing Secrets":      {secret.Rules[0].ResourceNames, []string{"csr-signer", "web-ca"}},
+		"custom signers' role": {custom.Rules[0].ResourceNames, []string{"example.com/web"}},
+	} {
+		if diff := cmp.Diff(pair[1], pair[0]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	accept(t, all)
+	if loaded := load(t, all)["csr-controller-manager"]; loaded.MetricsBindAddress != ":9443" || loaded.Audit.Path != "/var/log/csr/audit.log" {
+		t.Errorf("configuration %+v", loaded)
+	}
+}
+
+const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

@@ -1,0 +1,52 @@
+// Package manifests tests what is shipped for a cluster: that kustomize and Helm say the same, that a real API server takes
+// all of it, and that nobody gets more rights than they need.
+package manifests
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/go-logr/logr"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// root is the module's root: tests run in the folder of their package.
+const root = "../.."
+
+const systemNamespace = "csr-controller-manager-system"
+
+// admin is the administrator of a real API server. It refuses fields that it does not know.
+var admin client.Client
+
+func TestMain(m *testing.M) {
+	code, err := runTests(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runTests(m *testing.M) (code int, err error) {
+	log.SetLogger(logr.Discard())
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
+	}
+	shared, err := cluster.Start()
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, shared.Stop()) }()
+	lenient, err := client.New(shared.Config, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		return 1, err
+	}
+	admin = client.WithFieldValidation(lenient, "Strict")
+	return m.Run(), nil
+}

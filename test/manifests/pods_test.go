@@ -1,0 +1,261 @@
+package manifests
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// installs are what a user applies, with the Deployments in it and the controllers that each runs.
+var installs = map[string]map[string][]config.Controller{
+	"default":                {"csr-controller-manager": {config.ApproverController, config.SignerController, config.CleanerController}},
+	"overlays/control-plane": {"csr-controller-manager": {config.ApproverController, config.SignerController, config.CleanerController}},
+	"overlays/split": {
+		"csr-approver": {config.ApproverController}, "csr-signer": {config.SignerController}, "csr-cleaner": {config.CleanerController},
+	},
+}
+
+// accept has the API server look at all objects, as if they were created.
+func accept(t *testing.T, all objects) {
+	t.Helper()
+	for name, obj := range all {
+		obj = obj.DeepCopy()
+		if obj.GetNamespace() == systemNamespace {
+			obj.SetNamespace("default") // a dry run makes no namespace for others to be in
+		}
+		if obj.GetName() == systemNamespace {
+			obj.SetName("another") // which may be there
+		}
+		err := admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.DryRunAll, client.FieldOwner("test"), client.ForceOwnership)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestAccepted(t *testing.T) {
+	t.Parallel()
+	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", "overlays/static-pod", "overlays/static-pod/pod"} {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			accept(t, kustomize(t, folder))
+		})
+	}
+}
+
+// TestPodSecurity creates each install's pods in a namespace with the labels of its own.
+func TestPodSecurity(t *testing.T) {
+	t.Parallel()
+	for folder, level := range map[string]string{"default": "restricted", "overlays/split": "restricted", "overlays/control-plane": "privileged"} {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			all := kustomize(t, folder)
+			space := typed[corev1.Namespace](t, all, "Namespace")[systemNamespace]
+			space.Name = "pods-" + filepath.Base(folder)
+			if got := space.Labels["pod-security.kubernetes.io/enforce"]; got != level {
+				t.Errorf("the namespace enforces %q, want %q", got, level)
+			}
+			if err := admin.Create(t.Context(), space); err != nil {
+				t.Fatal(err)
+			}
+			for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
+				if err := admin.Create(t.Context(), podOf(deployment, space.Name), client.DryRunAll); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			// The check above can fail: what asks for more is refused, unless all is allowed.
+			greedy := podOf(&appsv1.Deployment{}, space.Name)
+			greedy.Spec.Containers = []corev1.Container{{Name: "c", Image: "i"}}
+			if err := admin.Create(t.Context(), greedy, client.DryRunAll); (err == nil) != (level == "privileged") {
+				t.Errorf("a pod without a security context: %v", err)
+			}
+		})
+	}
+}
+
+func podOf(deployment *appsv1.Deployment, namespace string) *corev1.Pod {
+	template := deployment.Spec.Template
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "pod-", Namespace: namespace, Labels: template.Labels},
+		Spec:       template.Spec,
+	}
+}
+
+// TestConfigurationIsTaken loads each container's flags and file as the manager does.
+func TestConfigurationIsTaken(t *testing.T) {
+	t.Parallel()
+	for folder, deployments := range installs {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			loaded := load(t, kustomize(t, folder))
+			if len(loaded) != len(deployments) {
+				t.Errorf("%d Deployments, want %d", len(loaded), len(deployments))
+			}
+			for name, controllers := range deployments {
+				got := loaded[name]
+				if got == nil {
+					t.Fatalf("no Deployment %s", name)
+				}
+				for _, each := range []config.Controller{config.ApproverController, config.SignerController, config.CleanerController} {
+					if want := slices.Contains(controllers, each); got.Enabled(each) != want {
+						t.Errorf("%s runs the %s: %t, want %t", name, each, !want, want)
+					}
+				}
+				if got.LeaderElection.ResourceName != name || !got.MetricsSecure || got.Signing.Secret != systemNamespace+"/csr-signer" {
+					t.Errorf("%s: %+v", name, got)
+				}
+			}
+		})
+	}
+	var pod *corev1.Pod
+	for _, pod = range typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod") {
+		got, err := config.Load(pod.Spec.Containers[0].Args, os.Stderr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.LeaderElection.ResourceNamespace != pod.Namespace || got.Kubeconfig == "" || got.Signing.KeyFile == "" {
+			t.Errorf("static pod: %+v", got)
+		}
+	}
+	if pod == nil {
+		t.Error("no static pod")
+	}
+}
+
+// load returns the configuration of each Deployment.
+func load(t *testing.T, all objects) map[string]*config.Configuration {
+	t.Helper()
+	configs := typed[corev1.ConfigMap](t, all, "ConfigMap")
+	found := map[string]*config.Configuration{}
+	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
+		pod := deployment.Spec.Template.Spec
+		container := pod.Containers[0]
+		source := configs[pod.Volumes[0].ConfigMap.Name]
+		if source == nil || container.VolumeMounts[0].Name != pod.Volumes[0].Name {
+			t.Fatalf("%s mounts %q, and there is %v", name, pod.Volumes[0].ConfigMap.Name, configs)
+		}
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var args []string
+		for _, arg := range container.Args {
+			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))
+		}
+		loaded, err := config.Load(args, os.Stderr)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		found[name] = loaded
+	}
+	return found
+}
+
+// TestPods looks at what an API server takes and a user would suffer from.
+func TestPods(t *testing.T) {
+	t.Parallel()
+	for folder := range installs {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			all := kustomize(t, folder)
+			loaded := load(t, all)
+			budgets := typed[policyv1.PodDisruptionBudget](t, all, "PodDisruptionBudget")
+			service := typed[corev1.Service](t, all, "Service")["csr-controller-manager-metrics"]
+			policies := typed[networkingv1.NetworkPolicy](t, all, "NetworkPolicy")
+			for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
+				pod := deployment.Spec.Template
+				checkContainer(t, pod.Spec, loaded[name])
+				set := labels.Set(pod.Labels)
+				if *deployment.Spec.Replicas != 2 || !selects(t, deployment.Spec.Selector, set) {
+					t.Errorf("%s: %d replicas, selector %v", name, *deployment.Spec.Replicas, deployment.Spec.Selector)
+				}
+				if budget := budgets[name]; budget == nil || !selects(t, budget.Spec.Selector, set) || budget.Spec.MaxUnavailable.IntValue() != 1 {
+					t.Errorf("%s: disruption budget %v", name, budget)
+				}
+				for other, budget := range budgets {
+					if other != name && selects(t, budget.Spec.Selector, set) {
+						t.Errorf("%s is in the disruption budget %s", name, other)
+					}
+				}
+				if !labels.SelectorFromSet(service.Spec.Selector).Matches(set) || service.Spec.Ports[0].TargetPort.String() != "metrics" {
+					t.Errorf("%s: the metrics Service selects %v", name, service.Spec.Selector)
+				}
+				policy := policies["csr-controller-manager"]
+				if pod.Spec.HostNetwork != (policy == nil) || policy != nil && !selects(t, &policy.Spec.PodSelector, set) {
+					t.Errorf("%s: NetworkPolicy %v", name, policy)
+				}
+				checkSpread(t, name, pod.Spec, set)
+			}
+		})
+	}
+}
+
+func selects(t *testing.T, selector *metav1.LabelSelector, set labels.Set) bool {
+	t.Helper()
+	parsed, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return !parsed.Empty() && parsed.Matches(set)
+}
+
+// checkContainer compares ports and probes with what the manager listens on, and the time to stop with what it takes.
+func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configuration) {
+	t.Helper()
+	container := pod.Containers[0]
+	ports := map[string]string{}
+	for _, port := range container.Ports {
+		ports[port.Name] = ":" + strconv.Itoa(int(port.ContainerPort))
+	}
+	if loaded.MetricsBindAddress != ports["metrics"] || !strings.HasSuffix(loaded.HealthProbeBindAddress, ports["probes"]) {
+		t.Errorf("ports %v, but it listens on %s and %s", ports, loaded.MetricsBindAddress, loaded.HealthProbeBindAddress)
+	}
+	host := strings.TrimSuffix(loaded.HealthProbeBindAddress, ports["probes"])
+	for path, probe := range map[string]*corev1.Probe{"/healthz": container.LivenessProbe, "/readyz": container.ReadinessProbe} {
+		if get := probe.HTTPGet; get.Path != path || get.Port.String() != "probes" || get.Host != host {
+			t.Errorf("probe %+v, want %s on %q", get, path, host)
+		}
+	}
+	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= 30*time.Second {
+		t.Errorf("%s to stop: controller-runtime takes up to 30 s", grace)
+	}
+	if *pod.EnableServiceLinks || !*container.SecurityContext.ReadOnlyRootFilesystem || container.Resources.Requests.Memory().IsZero() || container.Resources.Requests.Cpu().IsZero() {
+		t.Errorf("service links, root file system, or requests: %+v", container)
+	}
+}
+
+// checkSpread wants the replicas of one Deployment apart, and not those of different ones.
+func checkSpread(t *testing.T, name string, pod corev1.PodSpec, set labels.Set) {
+	t.Helper()
+	terms := pod.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	for _, preferred := range pod.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+		terms = append(terms, preferred.PodAffinityTerm)
+	}
+	if len(terms) != 1 || terms[0].TopologyKey != corev1.LabelHostname {
+		t.Fatalf("%s: anti-affinity %v", name, terms)
+	}
+	for _, selector := range []*metav1.LabelSelector{terms[0].LabelSelector, pod.TopologySpreadConstraints[0].LabelSelector} {
+		if diff := cmp.Diff(map[string]string(set), selector.MatchLabels); diff != "" {
+			t.Errorf("%s is kept apart from others than its replicas (-labels +selector):\n%s", name, diff)
+		}
+	}
+	required := len(pod.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) == 1
+	if required != pod.HostNetwork {
+		t.Errorf("%s: two pods on one node: ports in the node's network %t, kept apart %t", name, pod.HostNetwork, required)
+	}
+}

@@ -1,0 +1,116 @@
+package manifests
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+const chart = "charts/csr-controller-manager"
+
+// objects are rendered manifests, by kind, namespace and name.
+type objects map[string]*unstructured.Unstructured
+
+func key(obj *unstructured.Unstructured) string {
+	return fmt.Sprintf("%s %s/%s", obj.GetKind(), obj.GetNamespace(), obj.GetName())
+}
+
+// kustomize renders a folder below config.
+func kustomize(t *testing.T, folder string) objects {
+	t.Helper()
+	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("config", folder)))
+}
+
+// helm renders the chart.
+func helm(t *testing.T, args ...string) objects {
+	t.Helper()
+	return parse(t, run(t, helmCommand(t, args...)...))
+}
+
+// helmPath is where the go command has the Helm that hack/helm.mod pins, once it has built it.
+var helmPath = sync.OnceValues(func() (string, error) {
+	for _, args := range [][]string{{"helm", "version"}, {"-n", "helm"}} { // -n alone does not build
+		command := exec.Command("go", append([]string{"tool", "-modfile=hack/helm.mod"}, args...)...)
+		command.Dir = root
+		output, err := command.Output()
+		if err != nil {
+			return "", fmt.Errorf("build helm: %w", err)
+		}
+		if args[0] == "-n" {
+			return strings.TrimSpace(string(output)), nil
+		}
+	}
+	return "", errors.New("unreachable")
+})
+
+// helmCommand is the command that renders the chart with the command line's values.
+func helmCommand(t *testing.T, args ...string) []string {
+	t.Helper()
+	path, err := helmPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{path, "template", "csr-controller-manager", chart, "--namespace", systemNamespace}, args...)
+}
+
+// run returns what a command writes, which must succeed, in the module's root.
+func run(t *testing.T, args ...string) []byte {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	command.Dir = root
+	var complaints bytes.Buffer
+	command.Stderr = &complaints
+	output, err := command.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, complaints.String())
+	}
+	return output
+}
+
+func parse(t *testing.T, data []byte) objects {
+	t.Helper()
+	found := objects{}
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
+		obj := &unstructured.Unstructured{}
+		if err := documents.Decode(obj); errors.Is(err, io.EOF) {
+			return found
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(obj.Object) == 0 {
+			continue
+		}
+		if found[key(obj)] != nil {
+			t.Errorf("%s is there twice", key(obj))
+		}
+		found[key(obj)] = obj
+	}
+}
+
+// typed returns the objects of one kind as their Go type.
+func typed[T any](t *testing.T, all objects, kind string) map[string]*T {
+	t.Helper()
+	found := map[string]*T{}
+	for name, obj := range all {
+		if obj.GetKind() != kind {
+			continue
+		}
+		into := new(T)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(obj.Object, into, true); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		found[obj.GetName()] = into
+	}
+	return found
+}
