@@ -116,7 +116,7 @@ func (m *machine) readNames(p machinePaths, obj *unstructured.Unstructured) erro
 	for _, value := range values {
 		text, ok := value.(string)
 		if !ok {
-			return fmt.Errorf("%s: want a name, not a %T", p.name, value)
+			return fmt.Errorf("%s: holds what is no name", p.name)
 		}
 		m.addName(text)
 	}
@@ -147,7 +147,7 @@ func (m *machine) readAddresses(p machinePaths, obj *unstructured.Unstructured) 
 				m.addName(text)
 			}
 		default:
-			return fmt.Errorf("%s: want addresses, not a %T", p.addresses, value)
+			return fmt.Errorf("%s: holds what is no address", p.addresses)
 		}
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -34,6 +35,7 @@ func ParseStatic(data []byte) (*Static, error) {
 			problem.Line, problems = line, append(problems, problem)
 		}
 	}
+	slices.SortStableFunc(problems, func(a, b *RowError) int { return a.Line - b.Line })
 	if len(problems) > 0 {
 		return nil, join(problems)
 	}
@@ -109,7 +111,7 @@ func (r *reader) readField(key, value *yaml.Node) {
 		r.out.Addresses = r.texts(key.Value, value)
 	case "shortNames":
 		if value.Kind != yaml.ScalarNode || value.Tag != "!!bool" || value.Decode(&r.out.ShortNames) != nil {
-			r.fail(value, key.Value, "want true or false")
+			r.fail(value, key.Value, "is neither true nor false")
 		}
 	default:
 		r.fail(key, fmt.Sprintf("%q", key.Value), "is no field of a row")
@@ -118,7 +120,7 @@ func (r *reader) readField(key, value *yaml.Node) {
 
 func (r *reader) text(field string, node *yaml.Node) string {
 	if node.Kind != yaml.ScalarNode || node.Tag != "!!str" || node.Value == "" {
-		r.fail(node, field, "want a text, in quotes if it looks like a number")
+		r.fail(node, field, "is no text: quote what looks like a number")
 		if field == "name" || field == "namePattern" {
 			delete(r.lines, "") // its having none is the same mistake
 		}
@@ -130,7 +132,7 @@ func (r *reader) text(field string, node *yaml.Node) string {
 
 func (r *reader) texts(field string, list *yaml.Node) []string {
 	if list.Kind != yaml.SequenceNode {
-		r.fail(list, field, "want a list")
+		r.fail(list, field, "is no list")
 		return nil
 	}
 	values := make([]string, len(list.Content))

@@ -56,11 +56,10 @@ func (r *row) readName(in Row) []*RowError {
 		}
 		return nil
 	}
-	// The whole name, whether or not the pattern says so.
-	pattern, err := regexp.Compile(`^(?:` + in.NamePattern + `)$`)
+	// By itself first, as a)|(b is no pattern; then for the whole name, whether or not it says so.
+	pattern, err := regexp.Compile(in.NamePattern)
 	if err == nil {
-		// A pattern such as a)|(b is none by itself.
-		_, err = regexp.Compile(in.NamePattern)
+		pattern, err = regexp.Compile(`^(?:` + in.NamePattern + `)$`)
 	}
 	if err != nil {
 		return []*RowError{r.problem("namePattern", "%q: %v", in.NamePattern, err)}

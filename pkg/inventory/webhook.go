@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -70,7 +71,7 @@ func NewWebhook(options WebhookOptions) (*Webhook, error) {
 	}
 	return &Webhook{
 		options: options, places: make(chan struct{}, maxLookups),
-		clients: webhookClients{ca: options.CAFile, cert: options.CertFile, key: options.KeyFile},
+		clients: webhookClients{ca: options.CAFile, cert: options.CertFile, key: options.KeyFile, timeout: options.Timeout},
 	}, nil
 }
 
@@ -106,9 +107,19 @@ func (w *Webhook) Lookup(ctx context.Context, node string, req *csr.Request) (*E
 	}
 	answer, err := w.post(ctx, newLookup(node, req))
 	if err != nil {
-		return nil, err
+		return nil, short(err)
 	}
-	return readAnswer(answer, node, req.UID)
+	entry, err := readAnswer(answer, node, req.UID)
+	return entry, short(err)
+}
+
+// short cuts what a server may have made long.
+func short(err error) error {
+	const most = 512
+	if err == nil || len(err.Error()) <= most {
+		return err
+	}
+	return errors.New(strings.ToValidUTF8(err.Error()[:most], "") + "…")
 }
 
 // nodeLookup is what the webhook is asked.

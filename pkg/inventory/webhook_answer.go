@@ -23,8 +23,7 @@ type nodeAnswer struct {
 	Created    *time.Time `json:"created"`
 }
 
-// readAnswer takes nothing but a whole and valid answer to the question about node and the request uid. It quotes
-// nothing of another's answer.
+// readAnswer takes nothing but a whole and valid answer to the question about node and the request uid.
 func readAnswer(data []byte, node string, uid types.UID) (*Entry, error) {
 	var answer nodeAnswer
 	strict, err := json.UnmarshalStrict(data, &answer)

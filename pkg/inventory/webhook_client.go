@@ -17,6 +17,7 @@ import (
 // webhookClients makes HTTP clients from files, a new one when their content has changed.
 type webhookClients struct {
 	ca, cert, key string
+	timeout       time.Duration
 
 	mu      sync.Mutex
 	content [][]byte // of the files that current has been made from
@@ -68,7 +69,8 @@ func (c *webhookClients) make(ca, cert, key []byte) (*http.Client, error) {
 		// HTTP/1.1, where a lookup that stalls holds up no other, and no proxy, whatever the environment says.
 		Transport: &http.Transport{
 			TLSClientConfig:        config,
-			DialContext:            (&net.Dialer{Timeout: MaxWebhookTimeout}).DialContext,
+			DialContext:            (&net.Dialer{Timeout: c.timeout}).DialContext,
+			TLSHandshakeTimeout:    c.timeout, // a connection may be made for a lookup that has given up
 			MaxConnsPerHost:        maxLookups,
 			MaxIdleConnsPerHost:    maxLookups,
 			IdleConnTimeout:        90 * time.Second,
