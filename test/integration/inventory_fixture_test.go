@@ -1,0 +1,251 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// following is a source that runs, and the nodes that it has told to have changed.
+type following struct {
+	inventory.Source
+	mu   sync.Mutex
+	told map[string]int
+}
+
+func (f *following) changed(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.told[node]++
+}
+
+func (f *following) toldOf(node string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.told[node]
+}
+
+// follow runs start until the test ends.
+func follow(t *testing.T, start func(context.Context) error) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- start(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("the source stopped with %v", err)
+			}
+		case <-time.After(patience):
+			t.Error("the source does not stop")
+		}
+	})
+}
+
+// finds waits until the source says of node what want says: a part of the error, or, after =, of the entry, nothing for
+// a node that is not known.
+func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
+	t.Helper()
+	var found *inventory.Entry
+	eventually(t, fmt.Sprintf("lookup of %q", node), func(ctx context.Context) error {
+		entry, err := f.Lookup(ctx, node, nil)
+		found = entry
+		got := ""
+		switch {
+		case err != nil:
+			got = err.Error()
+		case entry != nil:
+			got = fmt.Sprintf("=%s bound %q leaving %t %v", entry.Source, entry.Bound, entry.Leaving, entry.SANs)
+		}
+		if (got == "") != (want == "") || !strings.Contains(got, want) {
+			return fmt.Errorf("is %q, want %q", got, want)
+		}
+		return nil
+	})
+	return found
+}
+
+// wakes checks that change makes the source tell of node within a second.
+func (f *following) wakes(t *testing.T, node string, change func()) {
+	t.Helper()
+	before := f.toldOf(node)
+	change()
+	began := time.Now()
+	eventually(t, fmt.Sprintf("told of %q", node), func(context.Context) error {
+		if f.toldOf(node) == before {
+			return errors.New("not")
+		}
+		return nil
+	})
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("told of %q after %s", node, took)
+	}
+}
+
+// link is a wire that may be down for long.
+type link struct {
+	wire
+	down atomic.Bool
+}
+
+func (l *link) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if l.down.Load() {
+		return nil, errors.New("the network is down")
+	}
+	return l.wire.dial(ctx, network, address)
+}
+
+// over returns cfg's user on a connection of its own.
+func (l *link) over(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.Dial = l.dial
+	return cfg
+}
+
+func (l *link) fail() { l.down.Store(true); l.cut() }
+
+// stranger is a user of the shared cluster without rights.
+func stranger() *rest.Config {
+	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg.BearerToken, cfg.QPS = "stranger-token", -1
+	return cfg
+}
+
+// allowStranger lets stranger do what rules say in namespace.
+func allowStranger(t *testing.T, namespace string, rules ...rbacv1.PolicyRule) *rbacv1.Role {
+	t.Helper()
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "inventory-test"}, Rules: rules}
+	create(t, admin, role)
+	create(t, admin, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "inventory-test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "stranger"}},
+	})
+	return role
+}
+
+// at is a cluster's administrator.
+type at struct{ client.Client }
+
+func administrator(t *testing.T, cfg *rest.Config) at {
+	t.Helper()
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at{c}
+}
+
+// installMachines installs a kind Machine in group, and returns once it is served.
+func (c at) installMachines(t *testing.T, group string, served ...string) *unstructured.Unstructured {
+	t.Helper()
+	var versions strings.Builder
+	for i, version := range []string{"v1beta1", "v1beta2"} {
+		fmt.Fprintf(&versions, `
+  - name: %s
+    served: %t
+    storage: %t
+    subresources: {status: {}}
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}`, version, strings.Contains(strings.Join(served, " "), version), i == 0)
+	}
+	crd := object(t, `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: machines.`+group+`, annotations: {api-approved.kubernetes.io: unapproved}}
+spec:
+  group: `+group+`
+  scope: Namespaced
+  names: {kind: Machine, plural: machines, singular: machine, listKind: MachineList}
+  versions:`+versions.String())
+	if err := c.Create(t.Context(), crd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(c.Delete(context.Background(), crd)); err != nil {
+			t.Error(err)
+		}
+	})
+	c.serves(t, group, served[0], true)
+	return crd
+}
+
+// serves waits until machines of group and version are served, or no longer are.
+func (c at) serves(t *testing.T, group, version string, want bool) {
+	t.Helper()
+	eventually(t, group+"/"+version, func(ctx context.Context) error {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: version, Kind: "MachineList"})
+		err := c.List(ctx, list)
+		if want == (err == nil) {
+			return nil
+		}
+		return fmt.Errorf("list: %w", err)
+	})
+}
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	obj := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &obj.Object); err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}
+
+// apply creates or replaces obj, with its status.
+func (c at) apply(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	obj := object(t, text)
+	status, hasStatus := obj.Object["status"]
+	current := obj.DeepCopy()
+	switch err := c.Get(t.Context(), client.ObjectKeyFromObject(obj), current); {
+	case apierrors.IsNotFound(err):
+		if err := c.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { // a CRD that goes takes its objects along
+			_ = c.Delete(context.Background(), obj)
+		})
+	case err != nil:
+		t.Fatal(err)
+	default:
+		obj.SetResourceVersion(current.GetResourceVersion())
+		if err := c.Update(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if hasStatus {
+		obj.Object["status"] = status
+		if err := c.Status().Update(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return obj
+}
+
+func (c at) delete(t *testing.T, obj client.Object) {
+	t.Helper()
+	if err := c.Delete(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+}
