@@ -1,6 +1,9 @@
 package config
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Controller is one of the controllers that can be switched on and off.
 type Controller string
@@ -24,6 +27,11 @@ var controllerNames = map[string]Controller{
 	"cleaner":    CleanerController,
 	"csrcleaner": CleanerController,
 	"certificatesigningrequest-cleaner-controller": CleanerController,
+}
+
+// DryRuns says whether a controller is only to say what it would do.
+func (c *Configuration) DryRuns(controller Controller) bool {
+	return slices.ContainsFunc(c.DryRun, func(entry string) bool { return entry == "*" || controllerNames[entry] == controller })
 }
 
 // Enabled says whether a controller is to run. As in kube-controller-manager the first entry that names it decides,

@@ -50,6 +50,18 @@ func (f *flags) int(target *int, name, field, usage string) {
 	f.add(name, field)
 }
 
+func (f *flags) list(target *[]string, name, field, usage string) {
+	given := false
+	f.set.Func(name, usage, func(list string) error {
+		if !given { // a flag overrides the file; given twice it adds up, as in kube-controller-manager
+			*target, given = nil, true
+		}
+		*target = append(*target, strings.Split(list, ",")...)
+		return nil
+	})
+	f.add(name, field)
+}
+
 // newFlags binds flags to c, whose values are their defaults. Those that are not configuration are in meta.
 func newFlags(c *Configuration, meta *meta) *flags {
 	f := &flags{set: flag.NewFlagSet("csr-controller-manager", flag.ContinueOnError), fields: map[string]string{}, command: meta.command}
@@ -76,15 +88,9 @@ func (f *flags) own() {
 func (f *flags) generic(c *Configuration, meta *meta) {
 	f.group("Generic")
 	f.string(&meta.file, "config", "", "`file` with the configuration; flags override it")
-	given := false
-	f.set.Func("controllers", "`list` of controllers to run, separated by commas: approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner); * is all, a leading - leaves one out (default *)", func(list string) error {
-		if !given { // a flag overrides the file; given twice it adds up, as in kube-controller-manager
-			c.Controllers, given = nil, true
-		}
-		c.Controllers = append(c.Controllers, strings.Split(list, ",")...)
-		return nil
-	})
-	f.add("controllers", "controllers")
+	f.list(&c.Controllers, "controllers", "controllers", "`list` of controllers to run, separated by commas: approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner); * is all, a leading - leaves one out (default *)")
+	f.list(&c.DryRun, "dry-run", "dryRun", "`list` of controllers, separated by commas, that only say what they would do, and write to no request")
+	f.string(&c.NodeBlockList, "node-block-list", "nodeBlockList", "`namespace/name` of a ConfigMap with the names of nodes for which nothing is approved or signed")
 	f.string(&c.Kubeconfig, "kubeconfig", "kubeconfig", "`file` to reach the API server with; without it the usual places, then the Pod's ServiceAccount")
 	f.set.Float64Var(&c.KubeAPIQPS, "kube-api-qps", c.KubeAPIQPS, "requests a second to the API server; negative is no limit of our own")
 	f.add("kube-api-qps", "kubeAPIQPS")
@@ -179,6 +185,7 @@ func (s *Signing) signer(name string) *Signer {
 // commands are the lines of the help about subcommands.
 const commands = `       csr-controller-manager check [flags]           look whether everything around it is as it must be
        csr-controller-manager explain [flags] NAME    say what becomes of a request, and why
+       csr-controller-manager bootstrap-token ...     print a bootstrap token for one node
 `
 
 // help writes all flags, by group.

@@ -69,7 +69,7 @@ func defaults() *config.Configuration {
 			Inventory: config.Inventory{Sources: []config.Source{{Node: &config.NodeSource{}}}},
 		},
 		Signing:  config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
-		Cleaning: config.Cleaning{DeletesPerSecond: 100},
+		Cleaning: config.Cleaning{SupersededAfter: seconds(3600), DeletesPerSecond: 100},
 	}
 }
 
@@ -110,6 +110,8 @@ func TestLoad(t *testing.T) {
 			body: `
 controllers: [signer, csrcleaner]
 kubeAPIQPS: 20
+dryRun: [approver]
+nodeBlockList: ns/blocked
 selfCheck: {bootstrapGroups: [joiners]}
 concurrency: {signer: 9}
 leaderElection: {enabled: false}
@@ -121,19 +123,21 @@ signing:
   - {name: example.com/a, certFile: c, keyFile: k, duration: 1h, minDuration: 30m, maxDuration: 3h, usages: [client auth], forbiddenSubjects: [CN=a*]}
 cleaning:
   deletesPerSecond: 5
+  supersededAfter: 30m
   retention: {pending: -1s}
   signers: [{name: example.com/a, retention: {approved: 5m}}]
 `,
 			want: func(c *config.Configuration) {
 				c.Controllers, c.KubeAPIQPS, c.Concurrency.Signer, c.LeaderElection.Enabled = []string{"signer", "csrcleaner"}, 20, 9, false
 				c.SelfCheck.BootstrapGroups = []string{"joiners"}
+				c.DryRun, c.NodeBlockList = []string{"approver"}, "ns/blocked"
 				c.Approval.Denial, c.Signing.Duration, c.Signing.MinRSABits = "Permanent", seconds(7200), 3072
 				c.Signing.Signers = []config.Signer{{
 					Name: "example.com/a", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600), MinDuration: duration(1800), MaxDuration: duration(3 * 3600),
 					Usages: []string{"client auth"}, ForbiddenSubjects: []string{"CN=a*"},
 				}}
 				c.Cleaning = config.Cleaning{
-					DeletesPerSecond: 5, Retention: config.Retention{Pending: duration(-1)},
+					SupersededAfter: seconds(1800), DeletesPerSecond: 5, Retention: config.Retention{Pending: duration(-1)},
 					Signers: []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: duration(300)}}},
 				}
 			},
@@ -142,6 +146,13 @@ cleaning:
 			body: "controllers: [signer]\nkubeAPIBurst: 1\nverbosity: 3\n",
 			args: []string{"--controllers=*", "--kube-api-burst=2"},
 			want: func(c *config.Configuration) { c.KubeAPIBurst, c.Verbosity = 2, 3 },
+		},
+		"dry run and block list of flags override the file's": {
+			body: "dryRun: [cleaner]\nnodeBlockList: a/b\n",
+			args: []string{"--dry-run=approver,signer", "--dry-run=cleaner", "--node-block-list=c/d"},
+			want: func(c *config.Configuration) {
+				c.DryRun, c.NodeBlockList = []string{"approver", "signer", "cleaner"}, "c/d"
+			},
 		},
 		"a flag that equals the default overrides too": {
 			body: "kubeAPIBurst: 1\nleaderElection: {enabled: false}\n",

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // APIVersion and Kind are what a configuration file must say.
@@ -23,6 +24,8 @@ type Configuration struct {
 	// Controllers to run: approver, signer, cleaner, or kube-controller-manager's names for them; * is all, and a
 	// leading - leaves one out.
 	Controllers []string `json:"controllers"`
+	// DryRun are the controllers, named as above, that only say what they would do, and write to no request.
+	DryRun []string `json:"dryRun,omitempty"`
 	// Kubeconfig is a file; empty means the usual places, then the Pod's ServiceAccount.
 	Kubeconfig string `json:"kubeconfig"`
 	// KubeAPIQPS and KubeAPIBurst bound the requests to the API server; a negative QPS, the default, leaves that to
@@ -44,8 +47,10 @@ type Configuration struct {
 	Audit     Audit     `json:"audit"`
 	SelfCheck SelfCheck `json:"selfCheck"`
 	Approval  Approval  `json:"approval"`
-	Signing   Signing   `json:"signing"`
-	Cleaning  Cleaning  `json:"cleaning"`
+	// NodeBlockList is namespace/name of a ConfigMap with the names of nodes for which nothing is approved or signed.
+	NodeBlockList string   `json:"nodeBlockList,omitempty"`
+	Signing       Signing  `json:"signing"`
+	Cleaning      Cleaning `json:"cleaning"`
 }
 
 // Audit is where decisions and issuances are written as JSON lines, beside the log.
@@ -128,6 +133,9 @@ type Cleaning struct {
 	Retention Retention `json:"retention"`
 	// Signers with a retention of their own.
 	Signers []SignerRetention `json:"signers"`
+	// SupersededAfter is how long a pending request of a node is kept once the same requester has made another one for
+	// the same node and signer; zero is as long as any pending one.
+	SupersededAfter metav1.Duration `json:"supersededAfter"`
 	// DeletesPerSecond bounds how fast a backlog goes.
 	DeletesPerSecond int `json:"deletesPerSecond"`
 }
@@ -177,6 +185,6 @@ func Default() *Configuration {
 			Inventory:      Inventory{Sources: []Source{{Node: &NodeSource{}}}},
 		},
 		Signing:  Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
-		Cleaning: Cleaning{DeletesPerSecond: 100},
+		Cleaning: Cleaning{SupersededAfter: metav1.Duration{Duration: csr.DefaultSupersededAfter}, DeletesPerSecond: 100},
 	}
 }

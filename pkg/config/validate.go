@@ -14,7 +14,10 @@ import (
 
 // validate returns every mistake in c. Only a manager needs a CA.
 func (c *Configuration) validate(manager bool) field.ErrorList {
-	errs := c.validateGeneric()
+	errs := append(c.validateGeneric(), c.validateDryRun()...)
+	if _, name := c.BlockListName(); c.NodeBlockList != "" && name == "" {
+		errs = append(errs, field.Invalid(field.NewPath("nodeBlockList"), c.NodeBlockList, "want namespace/name"))
+	}
 	errs = append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
 	errs = append(errs, c.Audit.validate(field.NewPath("audit"))...)
 	errs = append(errs, c.SelfCheck.validate(field.NewPath("selfCheck"))...)
@@ -47,6 +50,16 @@ func (c *Configuration) validateGeneric() field.ErrorList {
 	errs = append(errs, atLeast(field.NewPath("concurrency", "cleaner"), c.Concurrency.Cleaner, 1)...)
 	errs = append(errs, atLeast(field.NewPath("verbosity"), c.Verbosity, 0)...)
 	return append(errs, c.validateServing()...)
+}
+
+func (c *Configuration) validateDryRun() field.ErrorList {
+	var errs field.ErrorList
+	for _, entry := range c.DryRun {
+		if _, known := controllerNames[entry]; !known && entry != "*" {
+			errs = append(errs, field.Invalid(field.NewPath("dryRun"), entry, "no such controller: want approver, signer or cleaner"))
+		}
+	}
+	return errs
 }
 
 func atLeast(path *field.Path, value, least int) field.ErrorList {

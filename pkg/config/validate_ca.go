@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 func (c CA) empty() bool { return c == CA{} }
@@ -22,7 +24,14 @@ func (c CA) String() string {
 
 // SecretName splits Secret into its halves; both are empty for anything but namespace/name.
 func (c CA) SecretName() (namespace, name string) {
-	namespace, name, _ = strings.Cut(c.Secret, "/")
+	return splitName(c.Secret)
+}
+
+// BlockListName splits NodeBlockList into its halves; both are empty for anything but namespace/name.
+func (c *Configuration) BlockListName() (namespace, name string) { return splitName(c.NodeBlockList) }
+
+func splitName(text string) (namespace, name string) {
+	namespace, name, _ = strings.Cut(text, "/")
 	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return "", ""
 	}
@@ -58,6 +67,10 @@ func signerName(path *field.Path, name string) field.ErrorList {
 
 func (c *Cleaning) validate(path *field.Path) field.ErrorList {
 	errs := atLeast(path.Child("deletesPerSecond"), c.DeletesPerSecond, 1)
+	if after := c.SupersededAfter.Duration; after != 0 && after < csr.MinSupersededAfter {
+		errs = append(errs, field.Invalid(path.Child("supersededAfter"), after.String(),
+			fmt.Sprintf("must be %s or more, as a kubelet waits for its request so long, or 0 for never", csr.MinSupersededAfter)))
+	}
 	errs = append(errs, c.Retention.validate(path.Child("retention"))...)
 	seen := map[string]bool{}
 	for _, signer := range c.Signers {

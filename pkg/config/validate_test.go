@@ -36,30 +36,43 @@ func TestValidate(t *testing.T) {
 		"settings without own CA": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, duration: 1h}]}\n"},
 		"leader election is off, whatever its times": {body: secret, args: []string{"--leader-elect=false", "--leader-elect-lease-duration=0", "--leader-elect-resource-name="}},
 
-		"no CA":                {want: []string{noCA}},
-		"unknown controller":   {body: secret, args: []string{"--controllers=*,nonsense"}, want: []string{`--controllers: Invalid value: "nonsense": no such controller: want approver, signer or cleaner`}},
-		"no star to leave out": {body: secret, args: []string{"--controllers=-*"}, want: []string{`--controllers: Invalid value: "-*": no such controller: want approver, signer or cleaner`}},
-		"spaces count":         {body: secret, args: []string{"--controllers=approver, signer"}, want: []string{`--controllers: Invalid value: " signer": no such controller: want approver, signer or cleaner`}},
-		"two unknown":          {body: "controllers: [a, -b]\n" + secret, want: []string{`controllers: Invalid value: "a": no such controller: want approver, signer or cleaner`, `controllers: Invalid value: "-b": no such controller: want approver, signer or cleaner`}},
-		"no controller at all": {body: secret, args: []string{"--controllers=-signer"}, want: []string{`--controllers: Invalid value: "-signer": leaves no controller to run`}},
-		"an empty list":        {body: "controllers: []\n", want: []string{`controllers: Invalid value: "": leaves no controller to run`}},
-		"QPS of zero":          {body: "kubeAPIQPS: 0\n" + secret, want: []string{"kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"}},
-		"burst":                {body: secret, args: []string{"--kube-api-burst=0"}, want: []string{"--kube-api-burst: Invalid value: 0: is too low"}},
-		"approver's workers":   {body: secret, args: []string{"--concurrent-approver-syncs=-1"}, want: []string{"--concurrent-approver-syncs: Invalid value: -1: is too low"}},
-		"signer's workers":     {body: secret, args: []string{"--concurrent-signer-syncs=0"}, want: []string{"--concurrent-signer-syncs: Invalid value: 0: is too low"}},
-		"cleaner's workers":    {body: "concurrency: {cleaner: 0}\n" + secret, want: []string{"concurrency.cleaner: Invalid value: 0: is too low"}},
-		"verbosity":            {body: secret, args: []string{"-v=-1"}, want: []string{"--v: Invalid value: -1: is too low"}},
-		"metrics address":      {body: secret, args: []string{"--metrics-bind-address=8080"}, want: []string{`--metrics-bind-address: Invalid value: "8080": want host:port, or 0 for none`}},
-		"health address":       {body: secret, args: []string{"--health-probe-bind-address="}, want: []string{`--health-probe-bind-address: Invalid value: "": want host:port, or 0 for none`}},
-		"certificate, no TLS":  {body: secret, args: []string{"--metrics-cert-dir=x"}, want: []string{`--metrics-cert-dir: Invalid value: "x": is of no use without --metrics-secure`}},
-		"audit log":            {body: secret + "audit: {maxSize: 0, maxBackups: -1, maxAge: -1}\n", want: []string{"audit.maxSize: Invalid value: 0: is too low", "audit.maxBackups: Invalid value: -1: is too low", "audit.maxAge: Invalid value: -1: is too low"}},
-		"self-check":           {body: secret + "selfCheck: {interval: -1s, bootstrapGroups: [], nodeGroups: []}\n", want: []string{`selfCheck.interval: Invalid value: "-1s": must be positive, or 0 for never`, "selfCheck.bootstrapGroups: Required value: say which groups join nodes", "selfCheck.nodeGroups: Required value: say which groups nodes are in"}},
-		"retry period":         {body: secret, args: []string{"--leader-elect-retry-period=0"}, want: []string{`--leader-elect-retry-period: Invalid value: "0s": must be positive`}},
-		"renew deadline":       {body: secret, args: []string{"--leader-elect-renew-deadline=2400ms"}, want: []string{`--leader-elect-renew-deadline: Invalid value: "2.4s": must be more than 1.2 times the retry period`}},
-		"lease duration":       {body: secret, args: []string{"--leader-elect-lease-duration=10s"}, want: []string{`--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`}},
-		"lease without name":   {body: secret, args: []string{"--leader-elect-resource-name="}, want: []string{"--leader-elect-resource-name: Required value: the Lease needs a name"}},
-		"denial":               {body: "approval: {denial: Always}\n" + secret, want: []string{`approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`}},
-		"deletions":            {body: "cleaning: {deletesPerSecond: 0}\n" + secret, want: []string{"cleaning.deletesPerSecond: Invalid value: 0: is too low"}},
+		"no CA":                         {want: []string{noCA}},
+		"unknown controller":            {body: secret, args: []string{"--controllers=*,nonsense"}, want: []string{`--controllers: Invalid value: "nonsense": no such controller: want approver, signer or cleaner`}},
+		"no star to leave out":          {body: secret, args: []string{"--controllers=-*"}, want: []string{`--controllers: Invalid value: "-*": no such controller: want approver, signer or cleaner`}},
+		"spaces count":                  {body: secret, args: []string{"--controllers=approver, signer"}, want: []string{`--controllers: Invalid value: " signer": no such controller: want approver, signer or cleaner`}},
+		"two unknown":                   {body: "controllers: [a, -b]\n" + secret, want: []string{`controllers: Invalid value: "a": no such controller: want approver, signer or cleaner`, `controllers: Invalid value: "-b": no such controller: want approver, signer or cleaner`}},
+		"no controller at all":          {body: secret, args: []string{"--controllers=-signer"}, want: []string{`--controllers: Invalid value: "-signer": leaves no controller to run`}},
+		"an empty list":                 {body: "controllers: []\n", want: []string{`controllers: Invalid value: "": leaves no controller to run`}},
+		"dry run of all":                {body: secret, args: []string{"--dry-run=*"}},
+		"dry run by KCM's name":         {body: "dryRun: [csrapproving, csrcleaner]\n" + secret},
+		"dry run of what is not":        {body: secret, args: []string{"--dry-run=signer,-cleaner"}, want: []string{`--dry-run: Invalid value: "-cleaner": no such controller: want approver, signer or cleaner`}},
+		"block list":                    {body: secret, args: []string{"--node-block-list=kube-system/blocked.nodes"}},
+		"block list of no name":         {body: "nodeBlockList: blocked\n" + secret, want: []string{`nodeBlockList: Invalid value: "blocked": want namespace/name`}},
+		"never superseded":              {body: "cleaning: {supersededAfter: 0s}\n" + secret},
+		"superseded as early as can be": {body: "cleaning: {supersededAfter: 15m}\n" + secret},
+		"superseded too early": {body: "cleaning: {supersededAfter: 14m59s}\n" + secret, want: []string{
+			`cleaning.supersededAfter: Invalid value: "14m59s": must be 15m0s or more, as a kubelet waits for its request so long, or 0 for never`,
+		}},
+		"superseded before it was made": {body: "cleaning: {supersededAfter: -1h}\n" + secret, want: []string{
+			`cleaning.supersededAfter: Invalid value: "-1h0m0s": must be 15m0s or more, as a kubelet waits for its request so long, or 0 for never`,
+		}},
+		"QPS of zero":         {body: "kubeAPIQPS: 0\n" + secret, want: []string{"kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"}},
+		"burst":               {body: secret, args: []string{"--kube-api-burst=0"}, want: []string{"--kube-api-burst: Invalid value: 0: is too low"}},
+		"approver's workers":  {body: secret, args: []string{"--concurrent-approver-syncs=-1"}, want: []string{"--concurrent-approver-syncs: Invalid value: -1: is too low"}},
+		"signer's workers":    {body: secret, args: []string{"--concurrent-signer-syncs=0"}, want: []string{"--concurrent-signer-syncs: Invalid value: 0: is too low"}},
+		"cleaner's workers":   {body: "concurrency: {cleaner: 0}\n" + secret, want: []string{"concurrency.cleaner: Invalid value: 0: is too low"}},
+		"verbosity":           {body: secret, args: []string{"-v=-1"}, want: []string{"--v: Invalid value: -1: is too low"}},
+		"metrics address":     {body: secret, args: []string{"--metrics-bind-address=8080"}, want: []string{`--metrics-bind-address: Invalid value: "8080": want host:port, or 0 for none`}},
+		"health address":      {body: secret, args: []string{"--health-probe-bind-address="}, want: []string{`--health-probe-bind-address: Invalid value: "": want host:port, or 0 for none`}},
+		"certificate, no TLS": {body: secret, args: []string{"--metrics-cert-dir=x"}, want: []string{`--metrics-cert-dir: Invalid value: "x": is of no use without --metrics-secure`}},
+		"audit log":           {body: secret + "audit: {maxSize: 0, maxBackups: -1, maxAge: -1}\n", want: []string{"audit.maxSize: Invalid value: 0: is too low", "audit.maxBackups: Invalid value: -1: is too low", "audit.maxAge: Invalid value: -1: is too low"}},
+		"self-check":          {body: secret + "selfCheck: {interval: -1s, bootstrapGroups: [], nodeGroups: []}\n", want: []string{`selfCheck.interval: Invalid value: "-1s": must be positive, or 0 for never`, "selfCheck.bootstrapGroups: Required value: say which groups join nodes", "selfCheck.nodeGroups: Required value: say which groups nodes are in"}},
+		"retry period":        {body: secret, args: []string{"--leader-elect-retry-period=0"}, want: []string{`--leader-elect-retry-period: Invalid value: "0s": must be positive`}},
+		"renew deadline":      {body: secret, args: []string{"--leader-elect-renew-deadline=2400ms"}, want: []string{`--leader-elect-renew-deadline: Invalid value: "2.4s": must be more than 1.2 times the retry period`}},
+		"lease duration":      {body: secret, args: []string{"--leader-elect-lease-duration=10s"}, want: []string{`--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`}},
+		"lease without name":  {body: secret, args: []string{"--leader-elect-resource-name="}, want: []string{"--leader-elect-resource-name: Required value: the Lease needs a name"}},
+		"denial":              {body: "approval: {denial: Always}\n" + secret, want: []string{`approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`}},
+		"deletions":           {body: "cleaning: {deletesPerSecond: 0}\n" + secret, want: []string{"cleaning.deletesPerSecond: Invalid value: 0: is too low"}},
 		"shortest over longest": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, minDuration: 2h, maxDuration: 1h}]}\n", want: []string{
 			`signing.signers[kubernetes.io/kubelet-serving].minDuration: Invalid value: "2h0m0s": is more than the longest, maxDuration`,
 		}},
@@ -162,6 +175,19 @@ func TestEnabled(t *testing.T) {
 		got := running{c.Enabled("approver"), c.Enabled("signer"), c.Enabled("cleaner")}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", list, diff)
+		}
+	}
+}
+
+func TestDryRuns(t *testing.T) {
+	t.Parallel()
+	type only struct{ Approver, Signer, Cleaner bool }
+	for list, want := range map[string]only{
+		"": {}, "*": {true, true, true}, "approver": {Approver: true}, "csrsigning,cleaner": {Signer: true, Cleaner: true}, "-signer": {}, "Signer": {},
+	} {
+		c := &config.Configuration{DryRun: strings.Split(list, ",")}
+		if got := (only{c.DryRuns("approver"), c.DryRuns("signer"), c.DryRuns("cleaner")}); got != want {
+			t.Errorf("%q: %+v", list, got)
 		}
 	}
 }

@@ -1,6 +1,10 @@
-package csr
+package csr_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
 
 func TestTokenGroup(t *testing.T) {
 	t.Parallel()
@@ -9,7 +13,7 @@ func TestTokenGroup(t *testing.T) {
 		"worker-1.example.com": "system:bootstrappers:node:357dd4545db034f7",
 		"":                     "system:bootstrappers:node:e3b0c44298fc1c14",
 	} {
-		if got := TokenGroup(node); got != want {
+		if got := csr.TokenGroup(node); got != want {
 			t.Errorf("TokenGroup(%q) = %s, want %s", node, got, want)
 		}
 	}

@@ -1,0 +1,47 @@
+package csr
+
+import (
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+// A kubelet waits a quarter of an hour for its request before it makes another one (client-go util/certificate,
+// certificateWaitTimeout), so none may be taken away earlier.
+const (
+	DefaultSupersededAfter = time.Hour
+	MinSupersededAfter     = 15 * time.Minute
+)
+
+// Attempt is what tells whether one request of a node stands in for another one.
+type Attempt struct{ Signer, Requester, Node string }
+
+// AttemptOf returns the Attempt that obj is; ok is false for what cannot be superseded: all but the pending requests for
+// Kubernetes' two signers of node certificates, for others may have reasons to ask twice.
+func AttemptOf(obj *certificatesv1.CertificateSigningRequest) (attempt Attempt, ok bool) {
+	switch obj.Spec.SignerName {
+	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
+	default:
+		return Attempt{}, false
+	}
+	if StateOf(obj) != Pending {
+		return Attempt{}, false
+	}
+	req, err := Parse(obj)
+	if err != nil || req.NodeName() == "" {
+		return Attempt{}, false
+	}
+	return Attempt{Signer: obj.Spec.SignerName, Requester: obj.Spec.Username, Node: req.NodeName()}, true
+}
+
+// Superseded returns since when a request created at created is superseded, if it is: since the first one was made of
+// those that are newer among others, the creation times of the same Attempt's requests. Of two of the same second, which
+// is all that the API server notes, neither is newer.
+func Superseded(created time.Time, others []time.Time) (since time.Time, ok bool) {
+	for _, other := range others {
+		if other.After(created) && (!ok || other.Before(since)) {
+			since, ok = other, true
+		}
+	}
+	return since, ok
+}

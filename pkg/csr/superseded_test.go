@@ -1,0 +1,85 @@
+package csr_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+func TestAttemptOf(t *testing.T) {
+	t.Parallel()
+	const client, serving = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
+	condition := func(kind certificatesv1.RequestConditionType) func(*certificatesv1.CertificateSigningRequest) {
+		return func(obj *certificatesv1.CertificateSigningRequest) { csr.AddCondition(obj, kind, "", "", time.Time{}) }
+	}
+	for name, test := range map[string]struct {
+		signer string
+		common string
+		change func(*certificatesv1.CertificateSigningRequest)
+		want   csr.Attempt // none when empty
+	}{
+		"a client certificate":      {signer: client, common: "system:node:a", want: csr.Attempt{client, "someone", "a"}},
+		"a serving certificate":     {signer: serving, common: "system:node:a", want: csr.Attempt{serving, "someone", "a"}},
+		"somebody else's condition": {signer: client, common: "system:node:a", change: condition("Vetted"), want: csr.Attempt{client, "someone", "a"}},
+		"another signer":            {signer: "kubernetes.io/kube-apiserver-client", common: "system:node:a"},
+		"a signer of one's own":     {signer: "example.com/a", common: "system:node:a"},
+		"no node":                   {signer: client, common: "alice"},
+		"a node without a name":     {signer: client, common: "system:node:"},
+		"approved":                  {signer: client, common: "system:node:a", change: condition("Approved")},
+		"denied":                    {signer: client, common: "system:node:a", change: condition("Denied")},
+		"failed":                    {signer: client, common: "system:node:a", change: condition("Failed")},
+		"issued": {signer: client, common: "system:node:a", change: func(obj *certificatesv1.CertificateSigningRequest) {
+			obj.Status.Certificate = []byte("x")
+		}},
+		"malformed": {signer: client, common: "system:node:a", change: func(obj *certificatesv1.CertificateSigningRequest) {
+			obj.Spec.Request = []byte("x")
+		}},
+	} {
+		obj := &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: test.signer, Username: "someone",
+			Request: block("CERTIFICATE REQUEST", der(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: test.common}})),
+		}}
+		if test.change != nil {
+			test.change(obj)
+		}
+		if got, ok := csr.AttemptOf(obj); got != test.want || ok != (test.want != csr.Attempt{}) {
+			t.Errorf("%s: %+v, %t", name, got, ok)
+		}
+	}
+}
+
+func TestSuperseded(t *testing.T) {
+	t.Parallel()
+	created := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	at := func(seconds ...int) []time.Time {
+		var all []time.Time
+		for _, second := range seconds {
+			all = append(all, created.Add(time.Duration(second)*time.Second))
+		}
+		return all
+	}
+	for name, test := range map[string]struct {
+		others []time.Time
+		since  int // of none when zero
+	}{
+		"alone":                     {},
+		"an older one":              {others: at(-1)},
+		"one of the same second":    {others: at(0)},
+		"a newer one":               {others: at(1), since: 1},
+		"older and newer ones":      {others: at(-5, 9, 3, 0, 7), since: 3},
+		"two newer ones at a time":  {others: at(2, 2), since: 2},
+		"the first of the newer":    {others: at(900, 1800), since: 900},
+		"the first, in any order":   {others: at(1800, 900), since: 900},
+		"of its own time and newer": {others: at(0, 900), since: 900},
+	} {
+		since, ok := csr.Superseded(created, test.others)
+		if want := at(test.since)[0]; ok != (test.since > 0) || ok && !since.Equal(want) {
+			t.Errorf("%s: since %s, %t", name, since, ok)
+		}
+	}
+}
