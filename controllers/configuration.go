@@ -39,7 +39,10 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
-		options.Cleaner = &cleaner.Reconciler{Retention: retention, Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate)}
+		options.Cleaner = &cleaner.Reconciler{
+			Retention: retention, SupersededAfter: c.Cleaning.SupersededAfter.Duration, DryRun: c.DryRuns(config.CleanerController),
+			Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
+		}
 	}
 	if c.SelfCheck.Interval.Duration > 0 {
 		rights, err := Rights(c, LeaseNamespace(c))

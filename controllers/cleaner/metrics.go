@@ -5,15 +5,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// deletedTotal counts deletions by the state that the request was in.
+// deletedTotal counts deletions by the state that the request was in, and the reason: Due or Superseded.
 var deletedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_deleted_total",
-	Help: "CertificateSigningRequests that were deleted because they were due, by state.",
-}, []string{"state"})
+	Help: "CertificateSigningRequests that were deleted because they were due or superseded, by state and reason.",
+}, []string{"state", "reason"})
+
+var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Name: "csr_cleaner_dry_run_total",
+	Help: "CertificateSigningRequests that would have been deleted, each once, by state and reason.",
+}, []string{"state", "reason"})
 
 var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_errors_total",
 	Help: "Reconciles of the cleaner that failed and are tried again, by the API server's reason, or Other.",
 }, []string{"reason"})
 
-func init() { metrics.Registry.MustRegister(deletedTotal, errorsTotal) }
+func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTotal) }

@@ -33,9 +33,18 @@ type Reconciler struct {
 	Retention csr.RetentionPolicy
 	// Limiter bounds the rate of deletions; nil is DefaultDeletesPerSecond.
 	Limiter flowcontrol.RateLimiter
+	// SupersededAfter is how long a pending request of a node is kept after the same requester has made a newer one that
+	// is pending too; zero is as long as any other.
+	SupersededAfter time.Duration
+	// DryRun deletes nothing and says what would be deleted.
+	DryRun bool
 
 	Client client.Client
 	Clock  clock.PassiveClock
+	// Attempts lists requests by the index that SetupWithManager makes; it is the manager's cache when nil.
+	Attempts client.Reader
+	// Reporter is used by a dry run only.
+	Reporter *report.Reporter
 }
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch;delete
@@ -50,6 +59,18 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	if r.Limiter == nil {
 		r.Limiter = flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond)
+	}
+	if r.DryRun && r.Reporter == nil {
+		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
+	}
+	if r.SupersededAfter > 0 {
+		if r.Attempts == nil {
+			r.Attempts = mgr.GetCache()
+		}
+		ctx := context.Background() //nolint:forbidigo // nothing is waited for: the cache is not started yet
+		if err := mgr.GetFieldIndexer().IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, byAttempt, attempts); err != nil {
+			return fmt.Errorf("index requests by node: %w", err)
+		}
 	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
@@ -73,19 +94,54 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	at, ok := r.Retention.Deadline(obj)
-	if !ok || obj.DeletionTimestamp != nil {
+	if obj.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	if left := at.Sub(r.Clock.Now()); left >= 0 {
+	now := r.Clock.Now()
+	next, err := r.next(ctx, obj, now)
+	if err != nil || next.at.IsZero() {
+		return reconcile.Result{}, err
+	}
+	if left := next.at.Sub(now); left >= 0 {
 		return reconcile.Result{RequeueAfter: left + time.Millisecond}, nil // due once the instant has passed
 	}
-	return reconcile.Result{}, r.delete(ctx, obj)
+	return reconcile.Result{}, r.delete(ctx, obj, next)
+}
+
+// step is what is next for a request: at that instant, if it is not zero, it is due or to be looked at again.
+type step struct {
+	at     time.Time
+	reason string
+}
+
+// The reasons for a deletion.
+const (
+	reasonDue        = "Due"
+	reasonSuperseded = "Superseded"
+)
+
+// next returns what comes first. An instant that has passed is that of a deletion.
+func (r *Reconciler) next(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) (step, error) {
+	first := step{reason: reasonDue}
+	first.at, _ = r.Retention.Deadline(obj)
+	at, err := r.superseded(ctx, obj, now)
+	if err != nil {
+		return step{}, err
+	}
+	if !at.IsZero() && (first.at.IsZero() || at.Before(first.at)) {
+		first = step{at: at, reason: reasonSuperseded}
+	}
+	return first, nil
 }
 
 // delete removes exactly what was judged: with another UID it is another request, with another resourceVersion it has
 // changed, and the watch brings it again.
-func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) error {
+func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why step) error {
+	state := csr.StateOf(obj)
+	if r.DryRun {
+		r.tell(ctx, obj, state, why)
+		return nil
+	}
 	if err := r.Limiter.Wait(ctx); err != nil {
 		return fmt.Errorf("wait for the deletion rate: %w", err)
 	}
@@ -96,8 +152,16 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 	case err != nil:
 		return fmt.Errorf("delete request: %w", err)
 	}
-	state := csr.StateOf(obj)
-	deletedTotal.WithLabelValues(string(state)).Inc()
-	log.FromContext(ctx).Info("Deleted", "uid", obj.UID, "signer", obj.Spec.SignerName, "state", state)
+	deletedTotal.WithLabelValues(string(state), why.reason).Inc()
+	log.FromContext(ctx).Info("Deleted", "uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
 	return nil
+}
+
+// tell says once what would be deleted.
+func (r *Reconciler) tell(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, state csr.State, why step) {
+	if !r.Reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", fmt.Sprintf("%s: it is %s, and due since %s", why.reason, state, why.at.UTC().Format(time.RFC3339))) {
+		return
+	}
+	dryRunTotal.WithLabelValues(string(state), why.reason).Inc()
+	log.FromContext(ctx).Info("Would delete", "uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
 }

@@ -24,6 +24,9 @@ const (
 	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
 	burst     = 10
 	perSecond = 1.0 / 60
+	// successBurst and successesPerSecond bound the Events about what a dry run would have done, of all requesters together.
+	successBurst       = 100
+	successesPerSecond = 1.0
 	// maxNote is the API server's limit for an Event's note (events.k8s.io/v1, Event.note), in bytes.
 	maxNote = 1024
 )
@@ -36,6 +39,7 @@ type Reporter struct {
 	mu         sync.Mutex
 	outcomes   *lru.Cache // types.UID → outcome
 	requesters *lru.Cache // user name → *allowance
+	successes  flowcontrol.PassiveRateLimiter
 }
 
 // outcome is the digest of a reason and a message, which a requester may make long.
@@ -54,6 +58,7 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 		clock:      clock,
 		outcomes:   lru.New(remembered),
 		requesters: lru.New(remembered),
+		successes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(successesPerSecond, successBurst, clock),
 	}
 }
 
@@ -67,6 +72,16 @@ type Object interface {
 // many. action is what was tried ("Approve", "Sign"). It returns whether the outcome is a new one, so that a caller
 // logs and counts once too.
 func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
+	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
+}
+
+// Would writes a Normal Event about a success that a dry run has left undone. It is like Request, but since every request
+// may be one, all of them together are bounded too.
+func (r *Reporter) Would(obj Object, requester, action, reason, message string) bool {
+	return r.once(obj, requester, corev1.EventTypeNormal, action, reason, message)
+}
+
+func (r *Reporter) once(obj Object, requester, eventType, action, reason, message string) bool {
 	r.mu.Lock()
 	now := outcome(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
@@ -75,7 +90,7 @@ func (r *Reporter) Request(obj Object, requester, action, reason, message string
 		return false
 	}
 	r.outcomes.Add(obj.GetUID(), now)
-	leftOut, tell := r.allow(requester)
+	leftOut, tell := r.allow(requester, eventType == corev1.EventTypeNormal)
 	r.mu.Unlock()
 	if !tell {
 		return true
@@ -84,18 +99,18 @@ func (r *Reporter) Request(obj Object, requester, action, reason, message string
 	if leftOut > 0 {
 		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
 	}
-	r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reason, action, "%s", csr.ShortenTo(message, maxNote-len(suffix))+suffix)
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(message, maxNote-len(suffix))+suffix)
 	return true
 }
 
-func (r *Reporter) allow(requester string) (leftOut int, ok bool) {
+func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) {
 	entry, known := r.requesters.Get(requester)
 	if !known {
 		entry = &allowance{limit: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)}
 		r.requesters.Add(requester, entry)
 	}
 	allowed := entry.(*allowance)
-	if !allowed.limit.TryAccept() {
+	if !allowed.limit.TryAccept() || success && !r.successes.TryAccept() {
 		allowed.leftOut++
 		return 0, false
 	}

@@ -205,3 +205,33 @@ func TestReporterIsSafeForConcurrentUse(t *testing.T) {
 		t.Errorf("%d Events and %d new outcomes for five requests", got, fresh)
 	}
 }
+
+// A dry run may have something to say about every request: of all requesters together only so much is told.
+func TestSuccessesOfADryRunAreBounded(t *testing.T) {
+	t.Parallel()
+	reporter, written, clock := newReporter()
+	would := func(first, count int, requester func(int) string) (fresh, told int) {
+		for i := first; i < first+count; i++ {
+			if reporter.Would(request(fmt.Sprint(i)), requester(i), "Approve", "WouldApprove", "yes") {
+				fresh++
+			}
+		}
+		return fresh, len(written.take())
+	}
+	each := func(i int) string { return fmt.Sprint("system:node:", i) }
+	one := func(int) string { return "system:bootstrap:abcdef" }
+	if fresh, told := would(0, 1000, each); fresh != 1000 || told != 100 {
+		t.Errorf("%d are new and %d told, want 1000 and 100", fresh, told)
+	}
+	if fresh, told := would(0, 1000, each); fresh != 0 || told != 0 {
+		t.Errorf("%d are new and %d told the second time", fresh, told)
+	}
+	reporter.Request(request("refused"), "stranger", "Approve", "WouldWait", "no")
+	if events := written.take(); len(events) != 1 || events[0].Type != "Warning" {
+		t.Errorf("what is refused waits for no success: %v", events)
+	}
+	clock.SetTime(clock.Now().Add(time.Hour))
+	if fresh, told := would(2000, 50, one); fresh != 50 || told != 10 {
+		t.Errorf("of one requester %d are new and %d told, want 50 and 10", fresh, told)
+	}
+}

@@ -58,7 +58,8 @@ func TestImportRegistersMetrics(t *testing.T) {
 		"csr_signer_lifetime_cut_total":   {"signer"},
 		"csr_signer_ca_reloads_total":     {"result"},
 		"csr_signer_ca_not_after_seconds": {"signer"},
-		"csr_cleaner_deleted_total":       {"state"},
+		"csr_cleaner_deleted_total":       {"state", "reason"},
+		"csr_cleaner_dry_run_total":       {"state", "reason"},
 	} {
 		// A second one of that name and with another text is refused; that ours came once, not twice, the import proves
 		// by not panicking.

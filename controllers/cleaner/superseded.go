@@ -1,0 +1,59 @@
+package cleaner
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// byAttempt is the index of the requests that can supersede each other, so that each is parsed once for it.
+const byAttempt = "attempt"
+
+func attempts(obj client.Object) []string {
+	if request, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
+		if attempt, ok := csr.AttemptOf(request); ok {
+			return []string{attemptKey(attempt)}
+		}
+	}
+	return nil
+}
+
+// attemptKey has no separator that a name could hold.
+func attemptKey(a csr.Attempt) string {
+	return strings.Join([]string{a.Signer, a.Requester, a.Node}, "\x00")
+}
+
+// superseded returns when obj is due because a newer request stands in for it, or if none does, when to look again, which
+// has not passed yet; zero is for a request that can't be superseded. A newer one that is made from now on makes nothing
+// due before SupersededAfter has passed again, so nothing has to wake it.
+func (r *Reconciler) superseded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, error) {
+	if r.SupersededAfter <= 0 {
+		return time.Time{}, nil
+	}
+	created := obj.CreationTimestamp.Time
+	if first := created.Add(r.SupersededAfter); !now.After(first) && csr.StateOf(obj) == csr.Pending {
+		return first, nil
+	}
+	attempt, ok := csr.AttemptOf(obj)
+	if !ok {
+		return time.Time{}, nil
+	}
+	same := &certificatesv1.CertificateSigningRequestList{}
+	if err := r.Attempts.List(ctx, same, client.MatchingFields{byAttempt: attemptKey(attempt)}, client.UnsafeDisableDeepCopy); err != nil {
+		return time.Time{}, fmt.Errorf("list requests for the same node: %w", err)
+	}
+	others := make([]time.Time, len(same.Items))
+	for i := range same.Items {
+		others[i] = same.Items[i].CreationTimestamp.Time
+	}
+	if since, is := csr.Superseded(created, others); is {
+		return since.Add(r.SupersededAfter), nil
+	}
+	return now.Add(r.SupersededAfter), nil
+}

@@ -1,0 +1,161 @@
+package cleaner
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// ofNode makes obj one of node's, created after seconds.
+func ofNode(t *testing.T, node string, seconds int, modify ...func(*request)) *request {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := object(modify...)
+	obj.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(seconds) * time.Second))
+	obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	if obj.Spec.SignerName == "example.com/foreign" {
+		obj.Spec.SignerName = "kubernetes.io/kube-apiserver-client-kubelet"
+	}
+	return obj
+}
+
+// indexed lists others by the index, as the manager's cache does.
+func indexed(others []*request) client.Client {
+	build := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&request{}, byAttempt, attempts)
+	for _, other := range others {
+		build = build.WithObjects(other)
+	}
+	return build.Build()
+}
+
+func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
+	t.Parallel()
+	const minute, hour = time.Minute, time.Hour
+	serving := func(obj *request) { obj.Spec.SignerName = "kubernetes.io/kubelet-serving" }
+	named := func(name string) func(*request) { return func(obj *request) { obj.Name = name } }
+	someone := func(obj *request) { obj.Spec.Username = "someone" }
+	for name, test := range map[string]struct {
+		served *request // a pending one of node a when nil
+		others []*request
+		off    bool
+		age    time.Duration
+		again  time.Duration
+		gone   bool
+	}{
+		"young, whatever else there is":   {others: []*request{ofNode(t, "a", 60)}, age: 59 * minute, again: minute + time.Millisecond},
+		"alone":                           {age: 2 * hour, again: hour + time.Millisecond},
+		"a newer one, not for long":       {others: []*request{ofNode(t, "a", 900)}, age: 70 * minute, again: 5*minute + time.Millisecond},
+		"a newer one, this very moment":   {others: []*request{ofNode(t, "a", 900)}, age: 75 * minute, again: time.Millisecond},
+		"a newer one":                     {others: []*request{ofNode(t, "a", 900)}, age: 75*minute + 1, gone: true},
+		"several newer ones":              {others: []*request{ofNode(t, "a", 2700, named("c")), ofNode(t, "a", 900, named("b"))}, age: 75*minute + 1, gone: true},
+		"an older one":                    {others: []*request{ofNode(t, "a", -900)}, age: 2 * hour, again: hour + time.Millisecond},
+		"one of the same second":          {others: []*request{ofNode(t, "a", 0)}, age: 2 * hour, again: hour + time.Millisecond},
+		"another node's":                  {others: []*request{ofNode(t, "b", 900)}, age: 2 * hour, again: hour + time.Millisecond},
+		"another requester's":             {others: []*request{ofNode(t, "a", 900, someone)}, age: 2 * hour, again: hour + time.Millisecond},
+		"another signer's":                {others: []*request{ofNode(t, "a", 900, serving)}, age: 2 * hour, again: hour + time.Millisecond},
+		"a newer one that is approved":    {others: []*request{ofNode(t, "a", 900, with("Approved"))}, age: 2 * hour, again: hour + time.Millisecond},
+		"a newer one that is denied":      {others: []*request{ofNode(t, "a", 900, with("Denied"))}, age: 2 * hour, again: hour + time.Millisecond},
+		"both for serving certificates":   {served: ofNode(t, "a", 0, serving), others: []*request{ofNode(t, "a", 900, serving)}, age: 75*minute + 1, gone: true},
+		"a foreign signer's":              {served: ofNode(t, "a", 0, func(obj *request) { obj.Spec.SignerName = "example.com/a" }), others: []*request{ofNode(t, "a", 900)}, age: 2 * hour, again: 22*hour + time.Millisecond},
+		"approved":                        {served: ofNode(t, "a", 0, with("Approved")), others: []*request{ofNode(t, "a", 900)}, age: 50 * minute, again: 10*minute + time.Millisecond},
+		"malformed":                       {served: object(func(obj *request) { obj.Spec.SignerName = "kubernetes.io/kubelet-serving" }), age: 2 * hour, again: 22*hour + time.Millisecond},
+		"switched off":                    {others: []*request{ofNode(t, "a", 900)}, off: true, age: 2 * hour, again: 22*hour + time.Millisecond},
+		"its retention ends before":       {age: 24 * hour, again: time.Millisecond},
+		"its retention has ended, though": {age: 25 * hour, gone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			served := test.served
+			if served == nil {
+				served = ofNode(t, "a", 0)
+			}
+			for _, other := range test.others {
+				if other.Name == "csr-1" {
+					other.Name = "csr-2"
+				}
+			}
+			r, deleted, _ := newReconciler(served, now.Add(test.age), nil, nil)
+			mine := served.DeepCopy()
+			mine.ResourceVersion = ""
+			for _, other := range test.others {
+				other.ResourceVersion = ""
+			}
+			r.Attempts, r.SupersededAfter = indexed(append(test.others, mine)), hour
+			if test.off {
+				r.SupersededAfter = 0
+			}
+			again, problem := reconcileOnce(t, r)
+			if again != test.again || problem != "" || (len(*deleted) == 1) != test.gone {
+				t.Errorf("again after %s, want %s; %d deletions; error %q", again, test.again, len(*deleted), problem)
+			}
+		})
+	}
+}
+
+func TestSupersededFault(t *testing.T) {
+	t.Parallel()
+	r, deleted, _ := newReconciler(ofNode(t, "a", 0), now.Add(2*time.Hour), nil, nil)
+	r.SupersededAfter = time.Hour
+	r.Attempts = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
+			return errors.New("down")
+		},
+	})
+	if _, problem := reconcileOnce(t, r); problem != "list requests for the same node: down" || len(*deleted) != 0 {
+		t.Errorf("%d deletions, error %q", len(*deleted), problem)
+	}
+}
+
+func TestDryRunDeletesNothing(t *testing.T) {
+	t.Parallel()
+	r, deleted, limiter := newReconciler(object(with("Denied")), now.Add(2*time.Hour), nil, nil)
+	recorder := events.NewFakeRecorder(10)
+	r.DryRun, r.Reporter = true, report.New(recorder, r.Clock)
+	for range 3 {
+		if again, problem := reconcileOnce(t, r); again != 0 || problem != "" {
+			t.Errorf("again after %s, error %q", again, problem)
+		}
+	}
+	if len(*deleted) != 0 || limiter.waits != 0 || len(recorder.Events) != 1 {
+		t.Fatalf("%d deletions, %d waits, %d Events", len(*deleted), limiter.waits, len(recorder.Events))
+	}
+	if want, got := "Normal WouldDelete Due: it is Denied, and due since 2026-03-01T13:00:00Z", <-recorder.Events; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+
+	served := ofNode(t, "a", 0)
+	r, deleted, _ = newReconciler(served, now.Add(2*time.Hour), nil, nil)
+	mine, newer := served.DeepCopy(), ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" })
+	mine.ResourceVersion, newer.ResourceVersion = "", ""
+	r.DryRun, r.Reporter, r.SupersededAfter, r.Attempts = true, report.New(recorder, r.Clock), time.Hour, indexed([]*request{mine, newer})
+	if _, problem := reconcileOnce(t, r); problem != "" || len(*deleted) != 0 {
+		t.Errorf("%d deletions, error %q", len(*deleted), problem)
+	}
+	if want, got := "Normal WouldDelete Superseded: it is Pending, and due since 2026-03-01T13:15:00Z", <-recorder.Events; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
