@@ -40,7 +40,7 @@ func (m *machine) entry(kind, node string) (*Entry, error) {
 		return nil, fmt.Errorf("%s: %s", m.describe(kind), m.problem)
 	}
 	return (&Entry{
-		Source: m.describe(kind), SANs: m.sans, Bound: m.node, Created: m.created, Leaving: m.leaving,
+		Source: m.describe(kind), SANs: slices.Clone(m.sans), Bound: m.node, Created: m.created, Leaving: m.leaving,
 	}).of(node), nil
 }
 

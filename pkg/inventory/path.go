@@ -3,6 +3,7 @@ package inventory
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -17,38 +18,33 @@ type path struct {
 
 func (p path) String() string { return p.source }
 
-// parsePath reads a path such as .status.addresses, with or without braces around it. Text, several paths, and ranges
-// are none.
+// parsePath reads a path such as .status.addresses, with or without braces around it.
 func parsePath(text string) (path, error) {
 	if text == "" {
 		return path{}, nil
 	}
-	errNoPath := fmt.Errorf("%q: want one path such as .status.addresses", text)
 	inner := text
 	if strings.HasPrefix(text, "{") && strings.HasSuffix(text, "}") {
 		inner = text[1 : len(text)-1]
 	}
-	if !strings.HasPrefix(inner, ".") && !strings.HasPrefix(inner, "[") || strings.ContainsAny(inner, "{}") {
-		return path{}, errNoPath
-	}
 	parser, err := jsonpath.Parse("path", "{"+inner+"}")
-	if err != nil {
-		return path{}, fmt.Errorf("%w: %w", errNoPath, err)
-	}
-	if len(parser.Root.Nodes) != 1 {
-		return path{}, errNoPath
-	}
-	list, ok := parser.Root.Nodes[0].(*jsonpath.ListNode)
-	if !ok {
-		return path{}, errNoPath
-	}
-	for _, node := range list.Nodes {
-		if node.Type() == jsonpath.NodeIdentifier {
-			return path{}, errNoPath
-		}
+	switch {
+	case err != nil:
+		return path{}, fmt.Errorf("%q: %w", text, err)
+	case !isOnePath(parser, inner):
+		return path{}, fmt.Errorf("%q: want one path such as .status.addresses", text)
 	}
 	expression := jsonpath.New("path").AllowMissingKeys(true)
 	return path{source: inner, expression: expression}, expression.Parse("{" + inner + "}")
+}
+
+// isOnePath says whether parser has read a path, and not several, text, or a range, which keeps state.
+func isOnePath(parser *jsonpath.Parser, text string) bool {
+	if !strings.HasPrefix(text, ".") && !strings.HasPrefix(text, "[") || strings.ContainsAny(text, "{}") || len(parser.Root.Nodes) != 1 {
+		return false
+	}
+	list, ok := parser.Root.Nodes[0].(*jsonpath.ListNode)
+	return ok && !slices.ContainsFunc(list.Nodes, func(node jsonpath.Node) bool { return node.Type() == jsonpath.NodeIdentifier })
 }
 
 // values returns what p leads to in obj, nothing where it leads nowhere. Lists are taken apart.

@@ -23,7 +23,7 @@ func ParseStatic(data []byte) (*Static, error) {
 	rows, lines := make([]Row, len(list.Content)), make([]fieldLines, len(list.Content))
 	var problems []*RowError
 	for i, item := range list.Content {
-		r := reader{row: row{number: i + 1}, lines: fieldLines{"": item.Line}}
+		r := reader{row: i + 1, lines: fieldLines{"": item.Line}}
 		r.readRow(item)
 		rows[i], lines[i] = r.out, r.lines
 		problems = append(problems, r.problems...)
@@ -67,16 +67,14 @@ type fieldLines map[string]int
 
 // reader reads one row and remembers where its fields are.
 type reader struct {
-	row      row
+	row      int
 	out      Row
 	lines    fieldLines
 	problems []*RowError
 }
 
-func (r *reader) fail(node *yaml.Node, field, format string, args ...any) {
-	problem := r.row.problem(field, format, args...)
-	problem.Line = node.Line
-	r.problems = append(r.problems, problem)
+func (r *reader) fail(node *yaml.Node, field, detail string) {
+	r.problems = append(r.problems, &RowError{Line: node.Line, Row: r.row, Field: field, Detail: detail})
 }
 
 func (r *reader) readRow(node *yaml.Node) {

@@ -94,7 +94,7 @@ func (w *Webhook) Name() string { return "webhook" }
 
 // Lookup implements Source.
 func (w *Webhook) Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error) {
-	if req == nil {
+	if req == nil || req.UID == "" {
 		return nil, errors.New("is asked about a request only")
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.options.Timeout)
@@ -141,7 +141,7 @@ type requester struct {
 func newLookup(node string, req *csr.Request) nodeLookup {
 	return nodeLookup{
 		APIVersion: lookupVersion, Kind: lookupKind, UID: req.UID, Node: node, SignerName: req.SignerName,
-		Requester: requester{Username: req.Requester.Username, Groups: req.Requester.Groups, UID: req.Requester.UID},
+		Requester: requester{Username: req.Requester.Username, Groups: append([]string{}, req.Requester.Groups...), UID: req.Requester.UID},
 	}
 }
 
@@ -172,6 +172,9 @@ func (w *Webhook) post(ctx context.Context, question nodeLookup) ([]byte, error)
 		return nil, fmt.Errorf("answered %d, want 200", response.StatusCode)
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	if err == nil {
+		err = ctx.Err() // a server that is hung up on may end its answer early
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read answer: %w", err)
 	}

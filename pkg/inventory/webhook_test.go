@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const start = `{"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1"`
@@ -171,6 +173,7 @@ func TestExactly64KiB(t *testing.T) {
 
 // TestSlowServers stall at every point, and get a place in time each.
 func TestSlowServers(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t)
 	for name, handler := range map[string]http.HandlerFunc{
 		"no header": func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() },
@@ -438,8 +441,10 @@ func TestWebhookMistakes(t *testing.T) {
 	if _, err := webhook.Lookup(t.Context(), "a", request()); err == nil || err.Error() != "open /nowhere/ca.crt: no such file or directory" {
 		t.Errorf("is %v", err)
 	}
-	if _, err := webhook.Lookup(t.Context(), "a", nil); err == nil {
-		t.Error("asks about no request")
+	for _, req := range []*csr.Request{nil, {}} {
+		if _, err := webhook.Lookup(t.Context(), "a", req); err == nil || err.Error() != "is asked about a request only" {
+			t.Errorf("is %v", err)
+		}
 	}
 }
 
@@ -461,4 +466,17 @@ func FuzzReadAnswer(f *testing.F) {
 			t.Error("is an answer to any request")
 		}
 	})
+}
+
+// TestClosedConnections: a server may close what is kept open for the next lookup, at any moment.
+func TestClosedConnections(t *testing.T) {
+	a := newAuthority(t)
+	server := a.serve(t, answering(start+`,"known":false}`))
+	webhook := a.asking(t, server.URL)
+	for range 50 {
+		if _, err := webhook.Lookup(t.Context(), "node-1", request()); err != nil {
+			t.Fatal(err)
+		}
+		server.CloseClientConnections()
+	}
 }
