@@ -52,6 +52,8 @@ type Recogniser struct {
 	Name       string
 	Matches    func(*csr.Request) bool
 	Permission authorizationv1.ResourceAttributes
+	// Gate, if set, comes before the question for the permission, and its decision stands unless it has no reason.
+	Gate Gate
 	// Message is that of the Approved condition.
 	Message string
 }
@@ -77,7 +79,15 @@ func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 			recognisers = append(recognisers, recogniser)
 		}
 	}
+	if len(recognisers) == 0 {
+		return nil, boundElsewhere(req)
+	}
 	return recognisers, Decision{}
+}
+
+// looksUp says whether what is known of nodes matters.
+func (r Rule) looksUp() bool {
+	return r.Judge != nil || slices.ContainsFunc(r.Recognisers, func(each Recogniser) bool { return each.Gate != nil })
 }
 
 func approved(by Recogniser) Decision {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -26,16 +27,22 @@ type Inventory struct {
 	// Sources in order, strongest first.
 	Sources []SourceBuilder
 
-	cluster *inventory.Cluster
-	sources inventory.Inventory
+	services, bootstrap bool // which rules ask
+
+	cluster   *inventory.Cluster
+	sources   inventory.Inventory
+	expecting inventory.Inventory // sources without what a node says of itself
+	leases    *inventory.Leases
+	live      inventory.Live
+	clock     clock.PassiveClock
 }
 
 // errNotRunning is the answer outside of a manager.
 var errNotRunning = errors.New("no manager runs the inventory here")
 
 // setup makes the sources run in mgr.
-func (i *Inventory) setup(mgr manager.Manager, changed func(node string)) error {
-	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient())
+func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, changed func(node string)) error {
+	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), i.services)
 	if err != nil {
 		return err
 	}
@@ -49,8 +56,34 @@ func (i *Inventory) setup(mgr manager.Manager, changed func(node string)) error 
 			return err
 		}
 		i.sources = append(i.sources, source)
+		if source != inventory.Source(cluster) {
+			i.expecting = append(i.expecting, source)
+		}
 	}
-	i.cluster = cluster
+	if i.bootstrap {
+		if err := i.setupBootstrap(mgr, passed, changed); err != nil {
+			return err
+		}
+	}
+	i.cluster, i.clock = cluster, passed
+	return nil
+}
+
+// setupBootstrap makes run what only requests for first certificates need.
+func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveClock, changed func(node string)) error {
+	leases, err := inventory.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed)
+	if err != nil {
+		return err
+	}
+	tokens, err := inventory.NewTokens(mgr.GetConfig(), mgr.GetLogger().WithName("inventory"))
+	if err != nil {
+		return err
+	}
+	leases.Changed, tokens.Changed = changed, changed
+	i.leases, i.live = leases, inventory.Live{Reader: mgr.GetAPIReader()}
+	if err := errors.Join(mgr.Add(leases), mgr.Add(tokens)); err != nil {
+		return fmt.Errorf("run the inventory: %w", err)
+	}
 	return nil
 }
 

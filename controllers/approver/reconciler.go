@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -48,6 +49,8 @@ type Reconciler struct {
 
 	// Inventory, if set, runs with the controller: what Rules ask.
 	Inventory *Inventory
+	// BlockList, if set, names the nodes for which nothing is approved. Somebody else runs it.
+	BlockList *inventory.BlockList
 
 	Client     client.Client
 	Authorizer authz.Authorizer
@@ -92,10 +95,13 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		WithOptions(options)
 	if r.Inventory != nil {
 		woken := newWaker()
-		if err := r.Inventory.setup(mgr, woken.wake); err != nil {
+		if err := r.Inventory.setup(mgr, r.Clock, woken.wake); err != nil {
 			return err
 		}
 		ctrl.WatchesRawSource(r.wakeSource(woken))
+	}
+	if r.BlockList != nil {
+		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
 	}
 	return ctrl.Complete(r)
 }
@@ -165,31 +171,11 @@ func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.Certificate
 	if err != nil {
 		return nil, malformed(err), nil
 	}
+	if reason, message := r.BlockList.Check(req); reason != "" {
+		return req, Decision{Verdict: Wait, Reason: reason, Message: message}, nil
+	}
 	decision, err := r.ask(ctx, rule, req)
 	return req, decision, err
-}
-
-// Judge decides about a request. An error means that it could not find out.
-type Judge func(context.Context, *csr.Request) (Decision, error)
-
-func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Decision, error) {
-	if rule.Judge != nil {
-		return rule.Judge(ctx, req)
-	}
-	recognisers, decision := rule.review(req)
-	if decision.Verdict != Ignore {
-		return decision, nil
-	}
-	for _, recogniser := range recognisers {
-		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, recogniser.Permission)
-		if err != nil {
-			return Decision{}, fmt.Errorf("review whether the requester may %s: %w", recogniser.Name, err)
-		}
-		if allowed {
-			return approved(recogniser), nil
-		}
-	}
-	return notAuthorized(req, recognisers), nil
 }
 
 func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) (reconcile.Result, error) {

@@ -10,7 +10,7 @@ import (
 // NodeClient is the rule for kubelet client certificates, as KEP-266 and the TLS bootstrapping document describe it
 // and kube-controller-manager applies it (pkg/controller/certificates/approver/sarapprove.go): a node may renew its own
 // certificate, and whoever is trusted to bootstrap may ask for any node's. A node that may not renew is tried as a
-// bootstrapper too.
+// bootstrapper too. Only a bootstrap token that is bound to a node is not good for another one.
 func NodeClient() Rule {
 	return Rule{
 		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
@@ -24,7 +24,7 @@ func NodeClient() Rule {
 			},
 			{
 				Name:       "nodeclient",
-				Matches:    func(*csr.Request) bool { return true },
+				Matches:    func(req *csr.Request) bool { return bindingOf(req) != boundToAnother },
 				Permission: createPermission("nodeclient"),
 				Message:    "Auto approving kubelet client certificate after SubjectAccessReview.",
 			},

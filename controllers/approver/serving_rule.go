@@ -27,6 +27,7 @@ type Serving struct {
 // request is exactly a kubelet's, made by that very kubelet, and every name and address in it belongs to the node (TLS
 // bootstrapping, "Certificate rotation"; asks for a certificate of somebody else's are what it is about).
 func KubeletServing(s Serving) Rule {
+	s.Inventory.services = true
 	return Rule{SignerName: certificatesv1.KubeletServingSignerName, Judge: s.judge}
 }
 

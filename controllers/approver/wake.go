@@ -83,7 +83,7 @@ func (r *Reconciler) enqueueFor(ctx context.Context, nodes map[string]bool, queu
 	for i := range requests.Items {
 		obj := &requests.Items[i]
 		rule := r.rule(obj)
-		if rule == nil || rule.Judge == nil {
+		if rule == nil || !rule.looksUp() {
 			continue
 		}
 		if req, err := csr.Parse(obj); err == nil && (nodes[""] || nodes[req.NodeName()]) {

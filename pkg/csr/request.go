@@ -34,6 +34,8 @@ type Request struct {
 	UID        types.UID
 	SignerName string
 	Requester  Requester
+	// Created is when the API server stored the request, by its clock.
+	Created time.Time
 	// Usages are the usages that were asked for, in the order of the request; Cert holds their X.509 form.
 	Usages []certificatesv1.KeyUsage
 	// UnknownUsages are those of Usages that have no X.509 form. A request that has any can't be signed.
@@ -65,6 +67,7 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 			Groups:   obj.Spec.Groups,
 			Extra:    obj.Spec.Extra,
 		},
+		Created:       obj.CreationTimestamp.Time,
 		Usages:        obj.Spec.Usages,
 		UnknownUsages: unknown,
 		Dropped:       droppedContent(payload),

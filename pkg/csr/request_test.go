@@ -38,7 +38,7 @@ func TestParse(t *testing.T) {
 		obj.Spec.ExpirationSeconds = &seconds
 	})
 	want := &csr.Request{
-		Name: "csr-1", UID: "uid-1", SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
+		Name: "csr-1", UID: "uid-1", SignerName: "kubernetes.io/kube-apiserver-client-kubelet", Created: now,
 		Requester: csr.Requester{
 			Username: "system:bootstrap:abcdef", UID: "user-uid", Groups: []string{"system:bootstrappers", "system:authenticated"},
 			Extra: map[string]certificatesv1.ExtraValue{"key": {"a", "b"}},

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,14 +42,16 @@ type Cluster struct {
 	// something has become free that others may wait for.
 	Changed func(node string)
 
-	cache  cache.Cache
-	synced atomic.Bool
+	cache    cache.Cache
+	services bool
+	synced   atomic.Bool
 }
 
 var _ Source = &Cluster{}
 
-// NewCluster returns a Cluster with a cache of its own; Start fills it. httpClient may be nil.
-func NewCluster(config *rest.Config, httpClient *http.Client) (*Cluster, error) {
+// NewCluster returns a Cluster with a cache of its own; Start fills it. httpClient may be nil. Without services it reads
+// Nodes only, and Taken has no answer.
+func NewCluster(config *rest.Config, httpClient *http.Client, services bool) (*Cluster, error) {
 	caches, err := cache.New(config, cache.Options{
 		HTTPClient:       httpClient,
 		DefaultTransform: cache.TransformStripManagedFields(),
@@ -64,7 +67,7 @@ func NewCluster(config *rest.Config, httpClient *http.Client) (*Cluster, error) 
 	if err != nil {
 		return nil, fmt.Errorf("read Nodes and Services: %w", err)
 	}
-	return &Cluster{cache: caches}, nil
+	return &Cluster{cache: caches, services: services}, nil
 }
 
 // stripNode keeps what is looked at: a Node holds kilobytes of images and conditions.
@@ -80,11 +83,16 @@ func (*Cluster) NeedLeaderElection() bool { return false }
 
 // Start reads until ctx ends.
 func (c *Cluster) Start(ctx context.Context) error {
-	for _, each := range []struct {
+	type kind struct {
 		object client.Object
 		sans   func(any) []SAN
 		named  bool
-	}{{&corev1.Node{}, nodeSANs, true}, {&corev1.Service{}, serviceSANs, false}, {&discoveryv1.EndpointSlice{}, sliceSANs, false}} {
+	}
+	kinds := []kind{{&corev1.Node{}, nodeSANs, true}}
+	if c.services {
+		kinds = append(kinds, kind{&corev1.Service{}, serviceSANs, false}, kind{&discoveryv1.EndpointSlice{}, sliceSANs, false})
+	}
+	for _, each := range kinds {
 		if err := c.cache.IndexField(ctx, each.object, bySAN, func(obj client.Object) []string { return keys(each.sans(obj)) }); err != nil {
 			return fmt.Errorf("index by name and address: %w", err)
 		}
@@ -105,11 +113,11 @@ func (c *Cluster) Start(ctx context.Context) error {
 	return c.cache.Start(ctx)
 }
 
-// handler tells what has changed: a Node by name, and whatever has left a name or an address.
+// handler tells what has changed: a Node by name, whether it has come, gone or got other addresses, and whatever has left a name or an address.
 func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceEventHandler {
 	tell := func(before, after any) {
 		had, has := sans(before), sans(after)
-		if node, ok := after.(*corev1.Node); ok && named && !slices.Equal(had, has) {
+		if node, ok := cmp.Or(after, before).(*corev1.Node); ok && named && (before == nil || after == nil || !slices.Equal(had, has)) {
 			c.changed(node.Name)
 		}
 		if slices.ContainsFunc(had, func(san SAN) bool { return !slices.Contains(has, san) }) {
@@ -185,61 +193,4 @@ func (c *Cluster) having(ctx context.Context, san SAN, list client.ObjectList) e
 		return errUnread
 	}
 	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())})
-}
-
-func keys(sans []SAN) []string {
-	all := make([]string, len(sans))
-	for i, san := range sans {
-		all[i] = san.String()
-	}
-	return all
-}
-
-func parse(texts ...string) []SAN {
-	var all []SAN
-	for _, text := range texts {
-		if text != "" && text != corev1.ClusterIPNone {
-			all = append(all, ParseSAN(text))
-		}
-	}
-	return all
-}
-
-func nodeSANs(obj any) []SAN {
-	node, ok := obj.(*corev1.Node)
-	if !ok {
-		return nil
-	}
-	var all []SAN
-	for _, address := range node.Status.Addresses {
-		all = append(all, parse(address.Address)...)
-	}
-	return all
-}
-
-// serviceSANs leaves out where an ExternalName points: whoever may make a Service could block any node with it.
-func serviceSANs(obj any) []SAN {
-	service, ok := obj.(*corev1.Service)
-	if !ok {
-		return nil
-	}
-	all := parse(service.Spec.ClusterIP, service.Spec.LoadBalancerIP)
-	all = append(all, parse(service.Spec.ClusterIPs...)...)
-	all = append(all, parse(service.Spec.ExternalIPs...)...)
-	for _, ingress := range service.Status.LoadBalancer.Ingress {
-		all = append(all, parse(ingress.IP, ingress.Hostname)...)
-	}
-	return all
-}
-
-func sliceSANs(obj any) []SAN {
-	slice, ok := obj.(*discoveryv1.EndpointSlice)
-	if !ok {
-		return nil
-	}
-	var all []SAN
-	for _, endpoint := range slice.Endpoints {
-		all = append(all, parse(endpoint.Addresses...)...)
-	}
-	return all
 }

@@ -25,6 +25,8 @@ type Entry struct {
 	Leaving bool
 	// Created is when the machine was created or started: the join window counts from it. Zero is unknown.
 	Created time.Time
+	// AnyTime is that the node is expected whenever it comes: there is nothing that a join window could count from.
+	AnyTime bool
 }
 
 // Owns says whether san belongs to the node.

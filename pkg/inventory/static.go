@@ -149,7 +149,7 @@ func (r *row) entry(from string, groups map[string]string) *Entry {
 	}
 	return &Entry{
 		Source: fmt.Sprintf("row %d of %s", r.number, from),
-		SANs:   own.sans, Suffixes: own.suffixes, Prefixes: own.prefixes, ShortNames: r.short,
+		SANs:   own.sans, Suffixes: own.suffixes, Prefixes: own.prefixes, ShortNames: r.short, AnyTime: true,
 	}
 }
 

@@ -1,0 +1,63 @@
+package inventory
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+func keys(sans []SAN) []string {
+	all := make([]string, len(sans))
+	for i, san := range sans {
+		all[i] = san.String()
+	}
+	return all
+}
+
+func parse(texts ...string) []SAN {
+	var all []SAN
+	for _, text := range texts {
+		if text != "" && text != corev1.ClusterIPNone {
+			all = append(all, ParseSAN(text))
+		}
+	}
+	return all
+}
+
+func nodeSANs(obj any) []SAN {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return nil
+	}
+	var all []SAN
+	for _, address := range node.Status.Addresses {
+		all = append(all, parse(address.Address)...)
+	}
+	return all
+}
+
+// serviceSANs leaves out where an ExternalName points: whoever may make a Service could block any node with it.
+func serviceSANs(obj any) []SAN {
+	service, ok := obj.(*corev1.Service)
+	if !ok {
+		return nil
+	}
+	all := parse(service.Spec.ClusterIP, service.Spec.LoadBalancerIP)
+	all = append(all, parse(service.Spec.ClusterIPs...)...)
+	all = append(all, parse(service.Spec.ExternalIPs...)...)
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		all = append(all, parse(ingress.IP, ingress.Hostname)...)
+	}
+	return all
+}
+
+func sliceSANs(obj any) []SAN {
+	slice, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return nil
+	}
+	var all []SAN
+	for _, endpoint := range slice.Endpoints {
+		all = append(all, parse(endpoint.Addresses...)...)
+	}
+	return all
+}
