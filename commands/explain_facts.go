@@ -87,6 +87,15 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 			return allowed, err
 		})
 	}
+	if options.BlockList != nil {
+		_ = options.BlockList.ReadOnce(ctx, reader) // it says itself that it can't be read
+		if options.Approver != nil {
+			options.Approver.BlockList = options.BlockList
+		}
+		if options.Signer != nil {
+			options.Signer.BlockList = options.BlockList
+		}
+	}
 	if options.Signer != nil {
 		if noCA {
 			reader = noReader{}

@@ -9,6 +9,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
@@ -17,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
 // FromConfiguration returns the Options that a checked configuration describes.
@@ -26,7 +28,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if err != nil {
 		return Options{}, err
 	}
-	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog}
+	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog, BlockList: blockList(c)}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
 	}
@@ -55,6 +57,15 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	return options, nil
+}
+
+// blockList returns the list that is configured, if what needs one is on.
+func blockList(c *config.Configuration) *inventory.BlockList {
+	namespace, name := c.BlockListName()
+	if name == "" || !c.Enabled(config.ApproverController) && !c.Enabled(config.SignerController) {
+		return nil
+	}
+	return inventory.NewBlockList(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 // signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have

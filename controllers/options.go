@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
 // Options is the whole configuration surface. A nil controller is left out. Fields of the controllers that are nil are
@@ -29,6 +30,9 @@ type Options struct {
 
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
+
+	// BlockList, if set, is that of the approver and the signer, and runs with them.
+	BlockList *inventory.BlockList
 
 	// SelfCheck, if set, has the manager look after its own rights, the kubelets' and the trust in its CA.
 	SelfCheck *SelfCheck
@@ -58,12 +62,19 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil {
 		return errors.New("no controller to run")
 	}
+	if o.BlockList != nil {
+		if err := o.BlockList.SetupWithManager(mgr); err != nil {
+			return err
+		}
+	}
 	var errs []error
 	if r := o.Approver; r != nil {
+		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver))))
 	}
 	if r := o.Signer; r != nil {
+		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer))))
 	}

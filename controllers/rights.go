@@ -34,6 +34,11 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 	if c.Enabled(config.CleanerController) {
 		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
 	}
+	if blockList(c) != nil {
+		namespace, name := c.BlockListName()
+		r.add("block list", "", "configmaps", namespace, name, "get", "list", "watch")
+		r.events("block list", namespace)
+	}
 	if c.LeaderElection.Enabled {
 		r.leaderElection(leaseNamespace, c.LeaderElection.ResourceName)
 	}

@@ -27,10 +27,10 @@ type object struct {
 	Subjects          []rbacv1.Subject    `json:"subjects"`
 }
 
-// shipped returns all that is in config/rbac.
-func shipped(t *testing.T) []object {
+// shipped returns all that is in a folder of config.
+func shipped(t *testing.T, folder string) []object {
 	t.Helper()
-	files, err := filepath.Glob("../config/rbac/*.yaml")
+	files, err := filepath.Glob(filepath.Join("..", "config", folder, "*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no roles: %v", err)
 	}
@@ -56,9 +56,9 @@ func shipped(t *testing.T) []object {
 
 // granted are the rights of the manager's ServiceAccount by the roles that are shipped. A Role of Kubernetes' own is not
 // among them, and gives more than is needed.
-func granted(t *testing.T) []string {
+func granted(t *testing.T, folder string) []string {
 	t.Helper()
-	all := shipped(t)
+	all := shipped(t, folder)
 	var rights []string
 	for _, binding := range all {
 		if binding.RoleRef.Name == "" || !slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Name == "csr-controller-manager" }) {
@@ -123,11 +123,38 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 		asked = append(asked, right.String())
 	}
 	asked = unique(asked)
-	if diff := cmp.Diff(granted(t), asked); diff != "" {
+	if diff := cmp.Diff(granted(t, "rbac"), asked); diff != "" {
 		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
 	}
 	if len(asked) != len(rights) {
 		t.Errorf("%d of %d rights are asked for twice", len(rights)-len(asked), len(rights))
+	}
+}
+
+// TestComponentsGrantWhatIsAskedFor compares the roles of components with what the configuration that they are for adds.
+func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	asked := func(change func(*config.Configuration)) []string {
+		rights, err := Rights(configured(change), "csr-controller-manager-system")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var texts []string
+		for _, right := range rights {
+			texts = append(texts, right.String())
+		}
+		return texts
+	}
+	nothing := asked(func(c *config.Configuration) { c.LeaderElection.Enabled = false })
+	for folder, change := range map[string]func(*config.Configuration){
+		"node-block-list": func(c *config.Configuration) { c.NodeBlockList = "csr-controller-manager-system/csr-node-block-list" },
+		"kubelet-serving": func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true },
+	} {
+		more := asked(func(c *config.Configuration) { c.LeaderElection.Enabled = false; change(c) })
+		more = unique(slices.DeleteFunc(more, func(right string) bool { return slices.Contains(nothing, right) }))
+		if diff := cmp.Diff(granted(t, folder), more); diff != "" {
+			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", folder, diff)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -42,6 +43,8 @@ type Reconciler struct {
 	// Retention is the cleaner's: what is due for deletion is no longer signed, so that a backlog of stale approvals
 	// never turns into certificates.
 	Retention csr.RetentionPolicy
+	// BlockList, if set, names the nodes for which nothing is signed, whoever approved. Somebody else runs it.
+	BlockList *inventory.BlockList
 
 	Client   client.Client
 	Reporter *report.Reporter
@@ -115,6 +118,9 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	req, err := csr.Parse(obj)
 	if err != nil {
 		return Judgement{Outcome: Failed, Reason: "Malformed", Message: err.Error()}
+	}
+	if reason, message := r.BlockList.Check(req); reason != "" {
+		return Judgement{Request: req, Outcome: Wait, Reason: reason, Message: message} // it may be taken off the list
 	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {

@@ -50,6 +50,11 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		}
 		ctrl.WatchesRawSource(r.wakeAfter(pair))
 	}
+	if r.BlockList != nil {
+		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			r.enqueueWaiting(ctx, nil, queue)
+		}))
+	}
 	err := mgr.AddReadyzCheck("signing-ca", func(*http.Request) error {
 		for _, pair := range pairs {
 			if _, err := pair.Authority(r.Clock.Now()); err != nil {
@@ -158,15 +163,16 @@ func (r *Reconciler) wakeAfter(pair *KeyPair) source.Source {
 	})
 }
 
+// enqueueWaiting enqueues what waits for a certificate by pair, or by any if that is nil.
 func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *KeyPair, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "List requests that wait for a CA") // they are looked at again within a minute
+		log.FromContext(ctx).Error(err, "List requests that wait for a certificate") // they are looked at again within a minute
 		return
 	}
 	for i := range requests.Items {
 		obj := &requests.Items[i]
-		if r.signable(obj) && r.Signers[obj.Spec.SignerName].KeyPair == pair {
+		if r.signable(obj) && (pair == nil || r.Signers[obj.Spec.SignerName].KeyPair == pair) {
 			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}})
 		}
 	}

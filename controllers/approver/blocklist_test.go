@@ -1,0 +1,65 @@
+package approver
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// blockList has read a ConfigMap with text.
+func blockList(t *testing.T, text string) *inventory.BlockList {
+	t.Helper()
+	list := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": text}}
+	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// A blocked node is refused before anybody is asked, and never for good.
+func TestReconcileObeysTheBlockList(t *testing.T) {
+	t.Parallel()
+	unread := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	const blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
+	for name, test := range map[string]struct {
+		list   *inventory.BlockList
+		change func(*request)
+		told   []string
+		writes int
+	}{
+		"a bootstrap":          {list: blockList(t, "a"), told: []string{blocked}},
+		"a renewal":            {list: blockList(t, "A"), change: user("system:node:a"), told: []string{blocked}},
+		"asked by such a node": {list: blockList(t, "b"), change: user("system:node:b"), told: []string{`Warning NodeBlocked node "b" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`}},
+		"of no proper shape":   {list: blockList(t, "a"), change: serverAuth, told: []string{blocked}},
+		"another node":         {list: blockList(t, "b"), writes: 1},
+		"nobody is blocked":    {list: blockList(t, ""), writes: 1},
+		"there is no list":     {writes: 1},
+		"not read yet": {list: unread, told: []string{
+			"Warning InventoryUnavailable whether its node is blocked can't be found out, so it waits: block list ConfigMap ns/blocked: not read yet",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			change := test.change
+			if change == nil {
+				change = func(*request) {}
+			}
+			p := newParts(t, object(t, change))
+			p.reconciler.BlockList, p.reconciler.Denial, p.grants = test.list, DenialPermanent, []string{"nodeclient", "selfnodeclient"}
+			result, err := p.reconcile(t)
+			if told := p.events(); err != nil || len(told) != len(test.told) || len(told) > 0 && told[0] != test.told[0] {
+				t.Errorf("Events %q, want %q; error %v", told, test.told, err)
+			}
+			waits := test.writes == 0
+			if len(p.written) != test.writes || (result.RequeueAfter > 0) != waits || (len(p.reviews) == 0) != waits {
+				t.Errorf("%d writes, %d reviews, again after %s", len(p.written), len(p.reviews), result.RequeueAfter)
+			}
+		})
+	}
+}

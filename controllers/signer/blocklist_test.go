@@ -1,0 +1,79 @@
+package signer
+
+import (
+	"crypto/x509"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// Nothing is signed for a blocked node by any signer, whoever approved it, and nothing is failed.
+func TestReconcileObeysTheBlockList(t *testing.T) {
+	t.Parallel()
+	list := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": "a\nb"}}
+	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
+		t.Fatal(err)
+	}
+	unread := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	serving := func(obj *request) {
+		signerName("kubernetes.io/kubelet-serving")(obj)
+		usages("digital signature", "server auth")(obj)
+		template(t, func(asked *x509.CertificateRequest) { asked.DNSNames = []string{"a"} })(obj)
+	}
+	named := func(name string) func(*request) {
+		return template(t, func(asked *x509.CertificateRequest) { asked.Subject.CommonName = name })
+	}
+	const (
+		blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
+		unknown = "Warning InventoryUnavailable whether its node is blocked can't be found out, so it waits: block list ConfigMap ns/blocked: not read yet"
+	)
+	for name, test := range map[string]struct {
+		list   *inventory.BlockList
+		change []func(*request)
+		told   string // signed when empty
+	}{
+		"a kubelet's client certificate":   {list: list, told: blocked},
+		"a kubelet's serving certificate":  {list: list, change: []func(*request){serving}, told: blocked},
+		"a client's":                       {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: blocked},
+		"of the old signer":                {list: list, change: []func(*request){signerName("kubernetes.io/legacy-unknown")}, told: blocked},
+		"of a signer of one's own":         {list: list, change: []func(*request){signerName("example.com/custom"), usages("client auth")}, told: blocked},
+		"what would be failed":             {list: list, change: []func(*request){usages("server auth")}, told: blocked},
+		"asked by a blocked node":          {list: list, change: []func(*request){named("system:node:c"), func(obj *request) { obj.Spec.Username = "system:node:a" }}, told: blocked},
+		"another node":                     {list: list, change: []func(*request){named("system:node:c")}},
+		"another user of the name":         {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
+		"not read yet":                     {list: unread, told: unknown},
+		"not read yet, what has no node":   {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
+		"not read yet, a client as a node": {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: unknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t, test.change...))
+			root := newRoot(t, 1000*24*time.Hour)
+			p.pair.Load(root.cert, root.key)
+			taken(p.recorder)
+			p.reconciler.BlockList = test.list
+			result, err := p.reconcile(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want []string
+			if test.told != "" {
+				want = []string{test.told}
+			}
+			if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
+			}
+			if signed := len(p.written) == 1 && len(p.written[0].Status.Certificate) > 0; signed != (test.told == "") || (result.RequeueAfter > 0) == signed || len(p.written) > 1 {
+				t.Errorf("%d writes, signed: %t, again after %s", len(p.written), signed, result.RequeueAfter)
+			}
+		})
+	}
+}
