@@ -10,9 +10,16 @@ import (
 
 // approverOf returns the approver with the rules that are switched on.
 func approverOf(c config.Approval) *approver.Reconciler {
-	r := &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}, Denial: approver.Denial(c.Denial)}
+	r := &approver.Reconciler{Denial: approver.Denial(c.Denial)}
+	if c.NodeClient.Bound() || c.KubeletServing.Enabled {
+		r.Inventory = inventoryOf(c)
+	}
+	if c.NodeClient.Bound() {
+		r.Rules = append(r.Rules, approver.BoundNodeClient(approver.Bootstrap{Inventory: r.Inventory, Policy: bootstrapPolicyOf(c.NodeClient)}))
+	} else {
+		r.Rules = append(r.Rules, approver.NodeClient())
+	}
 	if c.KubeletServing.Enabled {
-		r.Inventory = inventoryOf(c.Inventory)
 		r.Rules = append(r.Rules, approver.KubeletServing(approver.Serving{
 			Inventory:      r.Inventory,
 			Reserved:       reservedOf(c.KubeletServing),
@@ -20,16 +27,6 @@ func approverOf(c config.Approval) *approver.Reconciler {
 		}))
 	}
 	return r
-}
-
-func inventoryOf(c config.Inventory) *approver.Inventory {
-	sources := &approver.Inventory{}
-	for _, source := range c.Sources {
-		if source.Node != nil {
-			sources.Sources = append(sources.Sources, approver.NodeSource)
-		}
-	}
-	return sources
 }
 
 func reservedOf(c config.KubeletServing) inventory.Reserved {

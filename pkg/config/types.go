@@ -180,7 +180,11 @@ func Default() *Configuration {
 			NodeGroups:      []string{"system:nodes"},
 		},
 		Approval: Approval{
-			Denial:         "Never",
+			Denial: "Never",
+			NodeClient: NodeClient{
+				JoinWindow:    JoinWindow{Before: metav1.Duration{Duration: 10 * time.Second}, After: metav1.Duration{Duration: 2 * time.Hour}},
+				MaxRequestAge: metav1.Duration{Duration: 15 * time.Minute},
+			},
 			KubeletServing: KubeletServing{ClusterDomain: "cluster.local"},
 			Inventory:      Inventory{Sources: []Source{{Node: &NodeSource{}}}},
 		},

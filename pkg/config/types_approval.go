@@ -4,6 +4,7 @@ package config
 type Approval struct {
 	// Denial is Never or Permanent: whether what can never become valid is denied.
 	Denial         string         `json:"denial"`
+	NodeClient     NodeClient     `json:"nodeClient"`
 	KubeletServing KubeletServing `json:"kubeletServing"`
 	// Inventory is what is known of nodes.
 	Inventory Inventory `json:"inventory"`
@@ -29,7 +30,9 @@ type Inventory struct {
 
 // Source is one source: exactly one field is set.
 type Source struct {
-	Node *NodeSource `json:"node,omitempty"`
+	Machine *MachineSource `json:"machine,omitempty"`
+	Static  *StaticSource  `json:"static,omitempty"`
+	Node    *NodeSource    `json:"node,omitempty"`
 }
 
 // NodeSource believes the addresses that a Node reports of itself.

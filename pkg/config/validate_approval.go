@@ -14,6 +14,7 @@ func (a *Approval) validate(path *field.Path) field.ErrorList {
 	if !slices.Contains([]string{"Never", "Permanent"}, a.Denial) {
 		errs = append(errs, field.NotSupported(path.Child("denial"), a.Denial, []string{"Never", "Permanent"}))
 	}
+	errs = append(errs, a.NodeClient.validate(path.Child("nodeClient"), a.Inventory.Sources)...)
 	errs = append(errs, a.KubeletServing.validate(path.Child("kubeletServing"))...)
 	return append(errs, a.Inventory.validate(path.Child("inventory"))...)
 }
@@ -45,9 +46,7 @@ func (i *Inventory) validate(path *field.Path) field.ErrorList {
 	}
 	var errs field.ErrorList
 	for n, source := range i.Sources {
-		if source.Node == nil {
-			errs = append(errs, field.Required(path.Index(n), "want exactly one kind of source"))
-		}
+		errs = append(errs, source.validate(path.Index(n))...)
 	}
 	return errs
 }

@@ -1,0 +1,65 @@
+package controllers
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// inventoryOf returns the sources in order: the Machines of a preset first, unless others are configured.
+func inventoryOf(c config.Approval) *approver.Inventory {
+	i := &approver.Inventory{}
+	hasMachines := slices.ContainsFunc(c.Inventory.Sources, func(s config.Source) bool { return s.Machine != nil })
+	switch {
+	case hasMachines:
+	case c.NodeClient.Inventory == config.InventoryClusterAPI:
+		i.Sources = append(i.Sources, approver.MachineSource(inventory.ClusterAPI()))
+	case c.NodeClient.Inventory == config.InventoryOpenShift:
+		i.Sources = append(i.Sources, approver.MachineSource(inventory.OpenShift()))
+	}
+	for _, source := range c.Inventory.Sources {
+		i.Sources = append(i.Sources, sourceOf(source))
+	}
+	return i
+}
+
+func sourceOf(c config.Source) approver.SourceBuilder {
+	switch {
+	case c.Machine != nil:
+		return approver.MachineSource(inventory.MachineOptions{
+			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind, Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
+			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
+			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
+		})
+	case c.Static != nil && c.Static.ConfigMap != "":
+		namespace, name := c.Static.ConfigMapName()
+		return approver.ConfigMapSource(types.NamespacedName{Namespace: namespace, Name: name})
+	case c.Static != nil:
+		return approver.StaticSource(c.Static.Rows)
+	default:
+		return approver.NodeSource
+	}
+}
+
+// openshiftBootstrapper is the ServiceAccount by which OpenShift's machines join.
+const openshiftBootstrapper = "system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"
+
+func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
+	policy := approver.BootstrapPolicy{
+		Expected:            c.Inventory != "",
+		TokenBinding:        c.RequireTokenBinding,
+		Users:               c.BootstrapUsers,
+		Rejoin:              c.Rejoin,
+		MaxRequestAge:       c.MaxRequestAge.Duration,
+		Window:              approver.JoinWindow{Before: c.JoinWindow.Before.Duration, After: c.JoinWindow.After.Duration},
+		CertificateLifetime: c.CertificateLifetime.Duration,
+	}
+	if c.Inventory == config.InventoryOpenShift {
+		policy.Users = []string{openshiftBootstrapper}
+	}
+	return policy
+}

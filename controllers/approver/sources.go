@@ -1,0 +1,53 @@
+package approver
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// MachineSource knows nodes by the machines of the manager's cluster.
+func MachineSource(options inventory.MachineOptions) SourceBuilder {
+	return func(mgr manager.Manager, _ *inventory.Cluster, changed func(string)) (inventory.Source, error) {
+		source, err := inventory.NewMachine(mgr.GetConfig(), options, mgr.GetLogger().WithName("inventory"))
+		if err != nil {
+			return nil, fmt.Errorf("inventory of machines: %w", err)
+		}
+		source.Changed = changed
+		return source, run(mgr, source)
+	}
+}
+
+// StaticSource knows nodes by rows.
+func StaticSource(rows []inventory.Row) SourceBuilder {
+	return func(manager.Manager, *inventory.Cluster, func(string)) (inventory.Source, error) {
+		source, err := inventory.NewStatic(rows)
+		if err != nil {
+			return nil, fmt.Errorf("static inventory: %w", err)
+		}
+		return source, nil
+	}
+}
+
+// ConfigMapSource knows nodes by the rows of a ConfigMap of the manager's cluster.
+func ConfigMapSource(name types.NamespacedName) SourceBuilder {
+	return func(mgr manager.Manager, _ *inventory.Cluster, changed func(string)) (inventory.Source, error) {
+		source, err := inventory.NewStaticConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
+		if err != nil {
+			return nil, fmt.Errorf("static inventory: %w", err)
+		}
+		source.Changed = changed
+		return source, run(mgr, source)
+	}
+}
+
+func run(mgr manager.Manager, source interface{ Start(context.Context) error }) error {
+	if err := mgr.Add(source); err != nil {
+		return fmt.Errorf("run the inventory: %w", err)
+	}
+	return nil
+}
