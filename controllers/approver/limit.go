@@ -1,0 +1,58 @@
+package approver
+
+import (
+	"fmt"
+	"sync"
+
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// remembered bounds how many requesters' approvals are counted; a forgotten one starts anew.
+const remembered = 20_000
+
+// Limit bounds the approvals of one requester for one node and one signer: Burst at once, and PerHour after that. The
+// zero value is no limit.
+type Limit struct{ Burst, PerHour int }
+
+// limiter counts approvals. It is safe for concurrent use.
+type limiter struct {
+	limit Limit
+	clock clock.PassiveClock
+
+	mu   sync.Mutex
+	seen *lru.Cache // flow → flowcontrol.PassiveRateLimiter
+}
+
+// flow is who asks whom for what.
+type flow struct{ signer, requester, node string }
+
+func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
+	return &limiter{limit: limit, clock: clock, seen: lru.New(remembered)}
+}
+
+// check takes one approval of the requester's, or returns the decision to wait.
+func (l *limiter) check(req *csr.Request) (Decision, bool) {
+	if l.limit == (Limit{}) {
+		return Decision{}, true
+	}
+	key := flow{req.SignerName, req.Requester.Username, req.NodeName()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	entry, known := l.seen.Get(key)
+	if !known {
+		entry = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(l.limit.PerHour)/3600, l.limit.Burst, l.clock)
+		l.seen.Add(key, entry)
+	}
+	if entry.(flowcontrol.PassiveRateLimiter).TryAccept() {
+		return Decision{}, true
+	}
+	return Decision{
+		Verdict: Wait, Reason: "RateLimited",
+		Message: fmt.Sprintf("user %q has had %d or more certificates of signer %s for node %q approved in a short time, and gets %d an hour: the newest request is approved when the next one is due; find out why so many are asked for",
+			csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour),
+	}, false
+}

@@ -1,0 +1,102 @@
+package approver
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+func keyOf(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
+}
+
+// inPlaces is a schedule of requests whose names say where they stand: requester/node/age in seconds.
+func inPlaces() *schedule {
+	return newSchedule(func(key reconcile.Request) place {
+		parts := strings.Split(key.Name, "/")
+		var age int
+		_, _ = fmt.Sscan(parts[2], &age)
+		return place{parts[0], parts[1], now.Add(-time.Duration(age) * time.Second)}
+	})
+}
+
+func popAll(s *schedule) string {
+	var all []string
+	for s.Len() > 0 {
+		all = append(all, s.Pop().Name)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestScheduleIsPinned(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ push, want string }{
+		"nothing":                                 {"", ""},
+		"the newest first":                        {"a/n/3 a/n/1 a/n/2", "a/n/1 a/n/2 a/n/3"},
+		"of one age, the last":                    {"a/n/1/x a/n/1/y a/n/1/z", "a/n/1/z a/n/1/y a/n/1/x"},
+		"nodes in turn":                           {"a/n/1 a/n/2 a/n/3 a/m/9 a/m/8", "a/n/1 a/m/8 a/n/2 a/m/9 a/n/3"},
+		"requesters in turn":                      {"a/n/1 a/n/2 a/n/3 b/n/9", "a/n/1 b/n/9 a/n/2 a/n/3"},
+		"many nodes of one requester are one":     {"a/1/1 a/2/1 a/3/1 a/4/1 b/x/9 b/y/9", "a/1/1 b/x/9 a/2/1 b/y/9 a/3/1 a/4/1"},
+		"who comes late is next but one at most":  {"a/1/1 a/2/1 a/3/1 b/x/1 c/x/1", "a/1/1 b/x/1 c/x/1 a/2/1 a/3/1"},
+		"a name does not matter":                  {"zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2", "zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2"},
+		"nobody and nothing are a place like any": {"//1 a/n/1 //2", "//1 a/n/1 //2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := inPlaces()
+			for _, item := range strings.Fields(test.push) {
+				s.Push(keyOf(item))
+			}
+			if got := popAll(s); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
+
+// A requester with thousands of requests, for one node or for many, delays another's by one.
+func TestScheduleIsFair(t *testing.T) {
+	t.Parallel()
+	for name, item := range map[string]func(int) string{
+		"for one node":   func(i int) string { return fmt.Sprintf("hostile/n/%d", i) },
+		"for many nodes": func(i int) string { return fmt.Sprintf("hostile/n%d/1", i) },
+	} {
+		s := inPlaces()
+		for i := range 2000 {
+			s.Push(keyOf(item(i)))
+		}
+		s.Pop()
+		s.Push(keyOf("honest/n/1"))
+		if first, second := s.Pop().Name, s.Pop().Name; first != "honest/n/1" && second != "honest/n/1" {
+			t.Errorf("%s: %s and %s go before the honest one", name, first, second)
+		}
+	}
+}
+
+// Whatever is pushed and popped, nothing is lost and nothing comes twice.
+func TestScheduleLosesNothing(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	s, inside := inPlaces(), map[string]bool{}
+	for i := range 20_000 {
+		if len(inside) > 0 && random.IntN(2) == 0 {
+			name := s.Pop().Name
+			if !inside[name] {
+				t.Fatalf("%s comes without having been pushed", name)
+			}
+			delete(inside, name)
+			continue
+		}
+		name := fmt.Sprintf("r%d/n%d/%d/%d", random.IntN(5), random.IntN(5), random.IntN(5), i)
+		s.Push(keyOf(name))
+		inside[name] = true
+		if s.Len() != len(inside) {
+			t.Fatalf("%d items, want %d", s.Len(), len(inside))
+		}
+	}
+}
