@@ -1,8 +1,6 @@
 package controllers
 
 import (
-	"slices"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -13,18 +11,32 @@ import (
 // inventoryOf returns the sources in order: the Machines of a preset first, unless others are configured.
 func inventoryOf(c config.Approval) *approver.Inventory {
 	i := &approver.Inventory{}
-	hasMachines := slices.ContainsFunc(c.Inventory.Sources, func(s config.Source) bool { return s.Machine != nil })
-	switch {
-	case hasMachines:
-	case c.NodeClient.Inventory == config.InventoryClusterAPI:
-		i.Sources = append(i.Sources, approver.MachineSource(inventory.ClusterAPI()))
-	case c.NodeClient.Inventory == config.InventoryOpenShift:
-		i.Sources = append(i.Sources, approver.MachineSource(inventory.OpenShift()))
+	if options := presetMachines(c); options != nil {
+		i.Sources = append(i.Sources, approver.MachineSource(*options))
 	}
 	for _, source := range c.Inventory.Sources {
 		i.Sources = append(i.Sources, sourceOf(source))
 	}
 	return i
+}
+
+// presetMachines are those that a preset asks first, unless others are configured.
+func presetMachines(c config.Approval) *inventory.MachineOptions {
+	for _, source := range c.Inventory.Sources {
+		if source.Machine != nil {
+			return nil
+		}
+	}
+	var options inventory.MachineOptions
+	switch c.NodeClient.Inventory {
+	case config.InventoryClusterAPI:
+		options = inventory.ClusterAPI()
+	case config.InventoryOpenShift:
+		options = inventory.OpenShift()
+	default:
+		return nil
+	}
+	return &options
 }
 
 func sourceOf(c config.Source) approver.SourceBuilder {

@@ -10,7 +10,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -34,6 +33,7 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 	if c.Enabled(config.CleanerController) {
 		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
 	}
+	r.dryRun(c)
 	if blockList(c) != nil {
 		namespace, name := c.BlockListName()
 		r.add("block list", "", "configmaps", namespace, name, "get", "list", "watch")
@@ -105,11 +105,8 @@ func (r *rights) approver(c config.Approval) {
 		r.add(need, certificatesv1.GroupName, "signers", "", rule.SignerName, "approve")
 	}
 	r.add(need, authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
-	if c.KubeletServing.Enabled {
-		const inventory = "inventory"
-		r.add(inventory, "", "nodes", "", "", "get", "list", "watch")
-		r.add(inventory, "", "services", "", "", "get", "list", "watch")
-		r.add(inventory, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+	if c.KubeletServing.Enabled || c.NodeClient.Bound() {
+		r.inventory(c)
 	}
 	r.events(need, metav1.NamespaceDefault)
 }

@@ -148,12 +148,24 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	nothing := asked(func(c *config.Configuration) { c.LeaderElection.Enabled = false })
 	for folder, change := range map[string]func(*config.Configuration){
 		"node-block-list": func(c *config.Configuration) { c.NodeBlockList = "csr-controller-manager-system/csr-node-block-list" },
+		"node-identity":   func(c *config.Configuration) { c.Approval.NodeClient.RequireTokenBinding = true },
 		"kubelet-serving": func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true },
 	} {
 		more := asked(func(c *config.Configuration) { c.LeaderElection.Enabled = false; change(c) })
 		more = unique(slices.DeleteFunc(more, func(right string) bool { return slices.Contains(nothing, right) }))
 		if diff := cmp.Diff(granted(t, folder), more); diff != "" {
 			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", folder, diff)
+		}
+	}
+	for _, preset := range []string{config.InventoryClusterAPI, config.InventoryOpenShift} {
+		more := asked(func(c *config.Configuration) {
+			c.LeaderElection.Enabled = false
+			c.Approval.NodeClient.Inventory = preset
+		})
+		want := unique(slices.Concat(granted(t, "node-identity"), granted(t, "inventory-"+preset)))
+		more = unique(slices.DeleteFunc(more, func(right string) bool { return slices.Contains(nothing, right) }))
+		if diff := cmp.Diff(want, more); diff != "" {
+			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", preset, diff)
 		}
 	}
 }
@@ -183,6 +195,30 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 				"update leases.coordination.k8s.io csr-controller-manager in n",
 			},
 			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
+		},
+		"a dry run of all": {
+			change: func(c *config.Configuration) { c.DryRun, c.Signing.Secret = []string{"*"}, "b/a" },
+			have: []string{
+				"get certificatesigningrequests.certificates.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
+				"create events.events.k8s.io in default", "get secrets a in b",
+			},
+			havenot: []string{
+				"update certificatesigningrequests.certificates.k8s.io/approval", "update certificatesigningrequests.certificates.k8s.io/status",
+				"delete certificatesigningrequests.certificates.k8s.io", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving",
+				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
+			},
+		},
+		"a dry run of the approver": {
+			change: func(c *config.Configuration) { c.DryRun = []string{"approver"} },
+			have:   []string{"delete certificatesigningrequests.certificates.k8s.io"},
+			havenot: []string{
+				"update certificatesigningrequests.certificates.k8s.io/approval", "approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
+			},
+		},
+		"a dry run of the cleaner": {
+			change:  func(c *config.Configuration) { c.Controllers, c.DryRun = []string{"cleaner"}, []string{"cleaner"} },
+			have:    []string{"list certificatesigningrequests.certificates.k8s.io", "create events.events.k8s.io in default"},
+			havenot: []string{"delete certificatesigningrequests.certificates.k8s.io"},
 		},
 		"approver and secure metrics": {
 			change: func(c *config.Configuration) { c.Controllers, c.MetricsSecure = []string{"approver"}, true },

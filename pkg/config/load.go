@@ -122,8 +122,14 @@ func (c *Configuration) read(file string) error {
 		return fmt.Errorf("--config: %w", err)
 	}
 	c.APIVersion, c.Kind = "", ""
+	// encoding/json reads a list into the elements that are there: the first source would be two.
+	sources := c.Approval.Inventory.Sources
+	c.Approval.Inventory.Sources = nil
 	if err := yaml.UnmarshalStrict(data, c); err != nil {
 		return fmt.Errorf("--config: %s: %w", file, err)
+	}
+	if c.Approval.Inventory.Sources == nil {
+		c.Approval.Inventory.Sources = sources
 	}
 	if c.APIVersion != APIVersion || c.Kind != Kind {
 		return fmt.Errorf("--config: %s: want apiVersion %s and kind %s, found %q and %q", file, APIVersion, Kind, c.APIVersion, c.Kind)

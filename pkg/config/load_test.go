@@ -66,7 +66,8 @@ func defaults() *config.Configuration {
 		},
 		Approval: config.Approval{
 			Denial: "Never", KubeletServing: config.KubeletServing{ClusterDomain: "cluster.local"},
-			Inventory: config.Inventory{Sources: []config.Source{{Node: &config.NodeSource{}}}},
+			NodeClient: config.NodeClient{JoinWindow: config.JoinWindow{Before: seconds(10), After: seconds(7200)}, MaxRequestAge: seconds(900)},
+			Inventory:  config.Inventory{Sources: []config.Source{{Node: &config.NodeSource{}}}},
 		},
 		Signing:  config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
 		Cleaning: config.Cleaning{SupersededAfter: seconds(3600), DeletesPerSecond: 100},

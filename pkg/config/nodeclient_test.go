@@ -1,0 +1,112 @@
+package config_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+const (
+	signing = "signing: {secret: ns/ca}\n"
+	rows    = "inventory: {sources: [{static: {rows: [{name: a}]}}, {node: {}}]}"
+)
+
+func TestNodeClient(t *testing.T) {
+	t.Parallel()
+	loaded, problem := load(t, signing+`
+approval:
+  nodeClient:
+    inventory: sources
+    joinWindow: {before: 0s, after: 1h}
+    maxRequestAge: 5m
+    rejoin: true
+    certificateLifetime: 24h
+    requireTokenBinding: true
+    bootstrapUsers: [a]
+  inventory:
+    sources:
+    - machine:
+        group: example.com
+        version: v1
+        kind: Host
+        namespace: ns
+        selector: a=b
+        nodeRefPath: .a
+        addressesPath: .b
+        namePath: .c
+        nameTypes: [Hostname]
+        createdPath: .d
+    - static: {configMap: ns/nodes}
+    - static: {rows: [{namePattern: "worker-[0-9]+"}]}
+    - node: {}
+`)
+	if problem != "" {
+		t.Fatal(problem)
+	}
+	want := config.NodeClient{
+		Inventory: "sources", JoinWindow: config.JoinWindow{After: seconds(3600)}, MaxRequestAge: seconds(300),
+		Rejoin: true, CertificateLifetime: seconds(86400), RequireTokenBinding: true, BootstrapUsers: []string{"a"},
+	}
+	if diff := cmp.Diff(want, loaded.Approval.NodeClient); diff != "" {
+		t.Errorf("nodeClient (-want +got):\n%s", diff)
+	}
+	sources := []config.Source{
+		{Machine: &config.MachineSource{
+			Group: "example.com", Version: "v1", Kind: "Host", Namespace: "ns", Selector: "a=b",
+			NodeRefPath: ".a", AddressesPath: ".b", NamePath: ".c", NameTypes: []string{"Hostname"}, CreatedPath: ".d",
+		}},
+		{Static: &config.StaticSource{ConfigMap: "ns/nodes"}},
+		{Static: &config.StaticSource{Rows: []inventory.Row{{NamePattern: "worker-[0-9]+"}}}},
+		{Node: &config.NodeSource{}},
+	}
+	if diff := cmp.Diff(sources, loaded.Approval.Inventory.Sources); diff != "" {
+		t.Errorf("sources (-want +got):\n%s", diff)
+	}
+}
+
+func TestNodeClientMistakes(t *testing.T) {
+	t.Parallel()
+	const own = "the inventory openshift has rules of its own: choose cluster-api or sources to have others"
+	const useless = "is of no use without inventory or requireTokenBinding"
+	for name, test := range map[string]struct {
+		approval string
+		want     []string // accepted when empty
+	}{
+		"openshift":                 {approval: "nodeClient: {inventory: openshift}"},
+		"cluster-api":               {approval: "nodeClient: {inventory: cluster-api, rejoin: true}"},
+		"static":                    {approval: "nodeClient: {inventory: static}, " + rows},
+		"sources":                   {approval: "nodeClient: {inventory: sources}, " + rows},
+		"tokens alone":              {approval: "nodeClient: {requireTokenBinding: true, rejoin: true, bootstrapUsers: [a]}"},
+		"no window":                 {approval: "nodeClient: {joinWindow: {after: 0s}}"},
+		"unknown inventory":         {approval: "nodeClient: {inventory: nodes}", want: []string{`approval.nodeClient.inventory: Unsupported value: "nodes": supported values: "", "sources", "static", "cluster-api", "openshift"`}},
+		"sources that know nothing": {approval: "nodeClient: {inventory: sources}", want: []string{`approval.nodeClient.inventory: Invalid value: "sources": there is no source among approval.inventory.sources but what nodes say of themselves`}},
+		"static without rows":       {approval: "nodeClient: {inventory: static}", want: []string{`approval.nodeClient.inventory: Invalid value: "static": there is no static source among approval.inventory.sources`}},
+		"window before":             {approval: "nodeClient: {joinWindow: {before: -1s}}", want: []string{`approval.nodeClient.joinWindow.before: Invalid value: "-1s": must not be negative`}},
+		"window after":              {approval: "nodeClient: {joinWindow: {after: -1s}}", want: []string{`approval.nodeClient.joinWindow.after: Invalid value: "-1s": must not be negative`}},
+		"age":                       {approval: "nodeClient: {maxRequestAge: 0s}", want: []string{`approval.nodeClient.maxRequestAge: Invalid value: "0s": must be positive`}},
+		"lifetime":                  {approval: "nodeClient: {certificateLifetime: -1s}", want: []string{`approval.nodeClient.certificateLifetime: Invalid value: "-1s": must be positive, or 0 for not known`}},
+		"lifetime for nothing":      {approval: "nodeClient: {certificateLifetime: 1h}", want: []string{`approval.nodeClient.certificateLifetime: Invalid value: "1h0m0s": is of no use without rejoin`}},
+		"nothing that could rejoin": {approval: "nodeClient: {rejoin: true}", want: []string{`approval.nodeClient.rejoin: Invalid value: true: ` + useless}},
+		"users for nothing":         {approval: "nodeClient: {bootstrapUsers: [a]}", want: []string{`approval.nodeClient.bootstrapUsers: Invalid value: ["a"]: ` + useless}},
+		"openshift with other rules": {approval: "nodeClient: {inventory: openshift, rejoin: true, requireTokenBinding: true, bootstrapUsers: [a]}", want: []string{
+			`approval.nodeClient.requireTokenBinding: Invalid value: true: ` + own, `approval.nodeClient.rejoin: Invalid value: true: ` + own, `approval.nodeClient.bootstrapUsers: Invalid value: ["a"]: ` + own,
+		}},
+		"two kinds in one":    {approval: "inventory: {sources: [{node: {}, static: {rows: []}}]}", want: []string{`approval.inventory.sources[0]: Required value: want exactly one kind of source`}},
+		"machines of no kind": {approval: "inventory: {sources: [{machine: {group: a}}]}", want: []string{`approval.inventory.sources[0].machine.kind: Required value: say of which kind machines are`}},
+		"rows and a map":      {approval: "inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", want: []string{`approval.inventory.sources[0].static: Required value: want configMap or rows`}},
+		"map of no name":      {approval: "inventory: {sources: [{static: {configMap: b}}]}", want: []string{`approval.inventory.sources[0].static.configMap: Invalid value: "b": want namespace/name`}},
+		"a bad row":           {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: want one of name and namePattern`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, problem := load(t, signing+"approval: {"+test.approval+"}\n")
+			if diff := cmp.Diff(strings.Join(test.want, "\n"), problem); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
