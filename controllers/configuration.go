@@ -31,13 +31,14 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog, BlockList: blockList(c)}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
+		options.Approver.DryRun = c.DryRuns(config.ApproverController)
 	}
 	if c.Enabled(config.SignerController) {
 		signers, err := signersOf(c.Signing)
 		if err != nil {
 			return Options{}, err
 		}
-		options.Signer = &signer.Reconciler{Signers: signers, Retention: retention}
+		options.Signer = &signer.Reconciler{Signers: signers, Retention: retention, DryRun: c.DryRuns(config.SignerController)}
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond

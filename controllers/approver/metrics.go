@@ -21,6 +21,13 @@ var (
 		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "rule", "verdict", "reason"})
 
+	// dryRunTotal counts requests, when another approver has decided them or nobody has. verdict and reason are ours;
+	// outcome is agreed (approved by both or by neither), disagreed, or undecided (deleted before anybody decided).
+	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_approver_dry_run_total",
+		Help: "CertificateSigningRequests that a dry run has judged, each once, by our verdict and whether another approver decided alike: agreed, disagreed, or undecided.",
+	}, []string{"signer", "verdict", "reason", "outcome"})
+
 	createdToApproved = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_approver_created_to_approved_seconds",
 		Help:    "From creation, which the API server notes in whole seconds, to approval.",
@@ -40,7 +47,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(decisionsTotal, createdToApproved, reviewSeconds, errorsTotal)
+	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, errorsTotal)
 }
 
 // measured measures the reviews that are really sent.

@@ -47,6 +47,9 @@ type Reconciler struct {
 	// Denial is DenialNever when empty.
 	Denial Denial
 
+	// DryRun writes to no request: what would be decided is told, and compared with what another approver does.
+	DryRun bool
+
 	// Inventory, if set, runs with the controller: what Rules ask.
 	Inventory *Inventory
 	// BlockList, if set, names the nodes for which nothing is approved. Somebody else runs it.
@@ -58,6 +61,8 @@ type Reconciler struct {
 	Clock      clock.PassiveClock
 	// Audit, if set, gets a record of each decision, beside the log.
 	Audit *audit.Log
+
+	trial trial
 }
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
@@ -90,7 +95,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
 			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-			return ok && r.rule(request) != nil
+			return ok && (r.rule(request) != nil || r.DryRun && r.ours(request))
 		}))).
 		WithOptions(options)
 	if r.Inventory != nil {
@@ -148,7 +153,13 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// The cache's own object: judging only reads, and apply writes a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
+		if r.DryRun && apierrors.IsNotFound(err) {
+			r.gone(key.Name)
+		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if r.DryRun {
+		return r.rehearse(ctx, obj)
 	}
 	if r.rule(obj) == nil {
 		return reconcile.Result{}, nil

@@ -15,6 +15,12 @@ var (
 		Help: "What became of approved CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
+	// dryRunTotal counts as outcomesTotal does what would have become of them.
+	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_signer_dry_run_total",
+		Help: "What would have become of approved CertificateSigningRequests, each distinct outcome of a request once.",
+	}, []string{"signer", "outcome", "reason"})
+
 	// lifetimeCutTotal counts certificates that end early because their CA does.
 	lifetimeCutTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_lifetime_cut_total",
@@ -63,6 +69,6 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, lifetimeCutTotal, discardedTotal, reloadsTotal, caNotAfter,
+	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, reloadsTotal, caNotAfter,
 		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds)
 }

@@ -43,6 +43,8 @@ type Reconciler struct {
 	// Retention is the cleaner's: what is due for deletion is no longer signed, so that a backlog of stale approvals
 	// never turns into certificates.
 	Retention csr.RetentionPolicy
+	// DryRun signs nothing and writes to no request: what would become of it is told.
+	DryRun bool
 	// BlockList, if set, names the nodes for which nothing is signed, whoever approved. Somebody else runs it.
 	BlockList *inventory.BlockList
 
@@ -51,6 +53,8 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 	// Audit, if set, gets a record of each outcome, beside the log.
 	Audit *audit.Log
+
+	started startedAt
 }
 
 // Judgement is what is to become of an approved request: to be signed by Authority, or if that is nil, Outcome (Failed,
@@ -77,10 +81,13 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	now := r.Clock.Now()
+	if r.DryRun {
+		return r.rehearse(ctx, obj, now), nil
+	}
 	if !r.signable(obj) {
 		return reconcile.Result{}, nil
 	}
-	now := r.Clock.Now()
 	judged := r.Judge(obj, now)
 	switch {
 	case judged.Authority != nil:

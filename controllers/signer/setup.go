@@ -40,7 +40,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
 			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-			return ok && r.signable(request)
+			return ok && (r.signable(request) || r.DryRun && r.rehearsable(request))
 		}))).
 		WithOptions(options)
 	pairs := r.keyPairs()

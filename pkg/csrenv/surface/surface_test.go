@@ -54,6 +54,8 @@ func TestImportSetsNoLogger(t *testing.T) {
 func TestImportRegistersMetrics(t *testing.T) {
 	for name, labels := range map[string][]string{
 		"csr_approver_decisions_total":    {"signer", "rule", "verdict", "reason"},
+		"csr_approver_dry_run_total":      {"signer", "verdict", "reason", "outcome"},
+		"csr_signer_dry_run_total":        {"signer", "outcome", "reason"},
 		"csr_signer_outcomes_total":       {"signer", "outcome", "reason"},
 		"csr_signer_lifetime_cut_total":   {"signer"},
 		"csr_signer_ca_reloads_total":     {"result"},

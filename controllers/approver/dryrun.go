@@ -1,0 +1,111 @@
+package approver
+
+import (
+	"context"
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// ours says whether there is a rule for obj, decided or not.
+func (r *Reconciler) ours(obj *certificatesv1.CertificateSigningRequest) bool {
+	for i := range r.Rules {
+		if r.Rules[i].SignerName == obj.Spec.SignerName {
+			return true
+		}
+	}
+	return false
+}
+
+// rehearse judges obj and writes nothing to it, and compares with what another approver does. What that one has decided
+// before it was seen here is judged as it was made, so that a faster one can be compared with too.
+func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (reconcile.Result, error) {
+	if !r.ours(obj) {
+		return reconcile.Result{}, nil
+	}
+	last, known := r.trial.of(obj, r.Clock.Now())
+	decided := !csr.Undecided(obj)
+	if last.compared || decided && !known && r.trial.before(obj) || !decided && last.final {
+		return reconcile.Result{}, nil
+	}
+	if !last.final {
+		asMade := obj
+		if decided {
+			asMade = obj.DeepCopy()
+			asMade.Status = certificatesv1.CertificateSigningRequestStatus{}
+		}
+		req, decision, err := r.Decide(ctx, asMade)
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		if decision.Verdict == Deny && r.Denial != DenialPermanent {
+			decision.Verdict = Ignore
+		}
+		r.tellWould(ctx, obj, req, decision)
+		last = r.trial.note(obj, decision)
+	}
+	if decided {
+		r.compare(ctx, obj, last)
+		return reconcile.Result{}, nil
+	}
+	if last.Verdict != Wait {
+		return reconcile.Result{}, nil
+	}
+	low := handler.LowPriority
+	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}, nil
+}
+
+// tellWould says what would be decided about obj, once.
+func (r *Reconciler) tellWould(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
+	tell := r.Reporter.Request
+	if decision.Verdict == Approve {
+		tell = r.Reporter.Would
+	}
+	would := "Would" + decision.Verdict.String()
+	if !tell(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
+		return
+	}
+	record := audit.Of(obj, req)
+	record.Verdict, record.Rule, record.Reason, record.Message = would, decision.Rule, decision.Reason, decision.Message
+	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
+}
+
+// compare counts whether another approver has decided obj as this one would: a certificate for it or none.
+func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, last opinion) {
+	approved := !csr.ApprovedAt(obj).IsZero() || csr.StateOf(obj) == csr.Approved || csr.StateOf(obj) == csr.Issued
+	outcome, did := "agreed", "not approved"
+	if approved {
+		did = "approved"
+	}
+	if approved != (last.Verdict == Approve) {
+		outcome = "disagreed"
+	}
+	if !r.trial.compared(obj) {
+		return
+	}
+	dryRunTotal.WithLabelValues(obj.Spec.SignerName, last.Verdict.String(), last.Reason, outcome).Inc()
+	if outcome == "agreed" {
+		return
+	}
+	message := fmt.Sprintf("another approver has %s it, and here the verdict is %s: %s: %s", did, last.Verdict, last.Reason, last.Message)
+	r.Reporter.Request(obj, obj.Spec.Username, "Approve", "WouldDiffer", message)
+	record := audit.Of(obj, nil)
+	record.Verdict, record.Rule, record.Reason, record.Message = "WouldDiffer", last.Rule, last.Reason, message
+	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
+}
+
+// gone counts a request that was deleted before anybody had decided it.
+func (r *Reconciler) gone(name string) {
+	if last, undecided := r.trial.gone(name); undecided {
+		last.countUndecided()
+	}
+}
+
+func (o opinion) countUndecided() {
+	dryRunTotal.WithLabelValues(o.signer, o.Verdict.String(), o.Reason, "undecided").Inc()
+}

@@ -1,0 +1,80 @@
+package signer
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestDryRunSignsNothing has a row for each outcome, and for what another signer has done.
+func TestDryRunSignsNothing(t *testing.T) {
+	t.Parallel()
+	issued := func(obj *request) { obj.Status.Certificate = []byte("x") }
+	earlier := func(obj *request) {
+		for i := range obj.Status.Conditions {
+			obj.Status.Conditions[i].LastUpdateTime = metav1.NewTime(now.Add(-time.Minute))
+		}
+	}
+	const refusal = "Warning WouldFail SignerValidationFailure: signer kubernetes.io/kube-apiserver-client-kubelet refuses this request for good: " +
+		"usages did not match [client auth digital signature key encipherment]; a new request is needed"
+	const missing = "Warning WouldWait CAMissing: Secret ns/ca has not been read yet"
+	noClient := usages("digital signature")
+	for name, test := range map[string]struct {
+		change []func(*request)
+		later  time.Duration
+		noCA   bool
+		told   string // KEY stands for the CA's key
+		again  bool
+	}{
+		"approved":                        {told: "Normal WouldIssue key KEY would sign it"},
+		"approved, no CA":                 {noCA: true, told: missing, again: true},
+		"to be failed":                    {change: []func(*request){noClient}, told: refusal},
+		"too old":                         {later: 2 * time.Hour, told: "Warning WouldIgnore RequestTooOld: approved, but due for deletion since 2026-03-01T13:00:00Z: it is not signed any more; a new request is needed"},
+		"signed by another":               {change: []func(*request){issued}, told: "Normal WouldIssue key KEY would sign it"},
+		"signed by another, no CA":        {change: []func(*request){issued}, noCA: true, told: missing},
+		"signed by another, to be failed": {change: []func(*request){noClient, issued}, told: refusal},
+		"failed by another":               {change: []func(*request){with("Failed", "True")}, told: "Normal WouldIssue key KEY would sign it"},
+		"signed before, by another":       {change: []func(*request){issued, earlier}},
+		"approved before":                 {change: []func(*request){earlier}, told: "Normal WouldIssue key KEY would sign it"},
+		"denied":                          {change: []func(*request){with("Denied", "True")}},
+		"pending":                         {change: []func(*request){func(obj *request) { obj.Status.Conditions = nil }}},
+		"not ours":                        {change: []func(*request){signerName("example.com/other")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t, test.change...))
+			if !test.noCA {
+				root := newRoot(t, 1000*24*time.Hour)
+				p.pair.Load(root.cert, root.key)
+				authority, err := p.pair.Authority(now)
+				if err != nil {
+					t.Fatal(err)
+				}
+				test.told = strings.ReplaceAll(test.told, "KEY", authority.KeyID())
+			}
+			taken(p.recorder)
+			p.reconciler.DryRun = true
+			p.clock.SetTime(now.Add(test.later))
+			var want []string
+			if test.told != "" {
+				want = []string{test.told}
+			}
+			for range 3 {
+				result, err := p.reconcile(t)
+				if err != nil || (result.RequeueAfter > 0) != test.again {
+					t.Errorf("again after %s, error %v", result.RequeueAfter, err)
+				}
+			}
+			if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(taken(p.recorder))); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
+			}
+			if len(p.written) > 0 {
+				t.Errorf("%d writes", len(p.written))
+			}
+		})
+	}
+}
