@@ -19,8 +19,9 @@ type Command func(ctx context.Context, args []string, out io.Writer) error
 
 // ByName are the subcommands.
 var ByName = map[string]Command{
-	"check":   Check,
-	"explain": Explain,
+	"bootstrap-token": BootstrapToken,
+	"check":           Check,
+	"explain":         Explain,
 }
 
 // Version is set by main.
