@@ -1,0 +1,332 @@
+package approver
+
+import (
+	"crypto/x509/pkix"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// joining is the smallest request that a full policy lets pass, with the facts that make it do so.
+func joining() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
+	policy := &BootstrapPolicy{
+		Expected: true, MaxRequestAge: 15 * time.Minute, Window: JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour},
+		Users: []string{"system:bootstrap:abcdef"}, CertificateLifetime: 24 * time.Hour,
+	}
+	req := bootstrap(func(req *csr.Request) { req.Created = now })
+	facts := &bootstrapFacts{age: time.Second, node: nodeNone, entry: &inventory.Entry{Source: "Machine default/a", Created: now.Add(-time.Minute)}}
+	return policy, req, facts
+}
+
+type joinChange = func(*BootstrapPolicy, *csr.Request, *bootstrapFacts)
+
+// One row for each single difference from the smallest request, and for what makes up for it.
+func TestBootstrap(t *testing.T) {
+	t.Parallel()
+	created := func(before time.Duration) joinChange {
+		return func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = now.Add(-before) }
+	}
+	node := func(state nodeState, rejoin bool) joinChange {
+		return func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.node, p.Rejoin = state, rejoin }
+	}
+	bound := func(name string, rejoin bool) joinChange {
+		return func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Bound, p.Rejoin = name, rejoin }
+	}
+	group := func(require bool, nodes ...string) joinChange {
+		return func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+			p.TokenBinding = require
+			for _, node := range nodes {
+				req.Requester.Groups = append(req.Requester.Groups, csr.TokenGroup(node))
+			}
+		}
+	}
+	const pass, dead = "", "Node \"a\" is dead but exists"
+	for name, test := range map[string]struct {
+		change joinChange
+		want   string // verdict, reason and part of the message
+	}{
+		"the smallest": {func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) {}, pass},
+		"no name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+			req.Cert.Subject.CommonName = "system:node:"
+		}, "Deny ShapeMismatch names no node"},
+		"not expected":                 {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry = nil }, `Wait NotExpected no source of approval.inventory expects node "a"`},
+		"the machine is being deleted": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Leaving = true }, "Wait NotExpected Machine default/a of node \"a\" is being deleted"},
+		"a source that can't say":      {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.unavailable = "timeout" }, "Wait InventoryUnavailable timeout"},
+		"the Node is alive":            {node(nodeAlive, false), `Wait NodeAlive node "a" is alive`},
+		"alive, and it may rejoin":     {node(nodeAlive, true), "Wait NodeAlive is alive"},
+		"not known to be dead":         {node(nodeUnknown, false), "Wait NodeAlive is not known to be dead"},
+		"nor if it may rejoin":         {node(nodeUnknown, true), "Wait NodeAlive is not known to be dead"},
+		"dead":                         {node(nodeDead, false), "Wait MachineBound " + dead},
+		"dead, and it may rejoin":      {node(nodeDead, true), pass},
+		"dead and not expected any more": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+			f.node, p.Rejoin, f.entry = nodeDead, true, nil
+		}, "Wait NotExpected no source"},
+		"has become another node":       {bound("b", false), `Wait MachineBound Machine default/a has become node "b", not "a"`},
+		"another one, and may rejoin":   {bound("b", true), "Wait MachineBound has become node"},
+		"has been this node":            {bound("a", false), `Wait MachineBound Machine default/a has been node "a" before`},
+		"has been this node and may be": {bound("a", true), pass},
+		"inside, at the beginning":      {created(-10 * time.Second), pass},
+		"inside, at the end":            {created(2 * time.Hour), pass},
+		"early":                         {created(-11 * time.Second), `Wait OutsideJoinWindow node "a" asks 11s before Machine default/a was created, and may at most 10s before`},
+		"late":                          {created(2*time.Hour + time.Second), `Wait OutsideJoinWindow node "a" asks 2h0m1s after Machine default/a was created, and may at most 2h0m0s after`},
+		"since when is not said":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = time.Time{} }, "Wait OutsideJoinWindow Machine default/a does not say since when"},
+		"expected at any time": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+			f.entry.Created, f.entry.AnyTime = time.Time{}, true
+		}, pass},
+		"no window": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+			f.entry.Created, p.Window = time.Time{}, JoinWindow{}
+		}, pass},
+		"late, but it comes back": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+			f.node, p.Rejoin, f.entry.Created = nodeDead, true, now.AddDate(-1, 0, 0)
+		}, pass},
+		"just young enough": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15 * time.Minute }, pass},
+		"too old":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15*time.Minute + 1 }, "Ignore RequestTooOld older than 15m0s"},
+		"too old, whatever else": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+			*f = bootstrapFacts{age: time.Hour, unavailable: "x"}
+		}, "Ignore RequestTooOld older than"},
+		"another user": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+			req.Requester.Username = "system:node:a"
+		}, `Ignore NotAuthorized user "system:node:a" is none of those who may bootstrap nodes: ["system:bootstrap:abcdef"]`},
+		"any user": {func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+			req.Requester.Username, p.Users = "x", nil
+		}, pass},
+		"gone":                {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.gone = "revoked" }, `Wait NotAuthorized user "system:bootstrap:abcdef", who asks for node "a", is gone: revoked`},
+		"a token for it":      {group(false, "a"), pass},
+		"a token for another": {group(false, "b"), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
+		"a token for both":    {group(false, "b", "a"), pass},
+		"a group that is of no node": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+			req.Requester.Groups = []string{"system:bootstrappers:node:"}
+		}, "Deny NotAuthorized another node"},
+		"a token that must be bound is":    {group(true, "a"), pass},
+		"a token that must be bound isn't": {group(true), `Ignore NotAuthorized user "system:bootstrap:abcdef" is not bound to node "a"`},
+		"a bound token is expectation enough": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+			group(true, "a")(p, req, f)
+			p.Expected, f.entry = false, nil
+		}, pass},
+		"but not beside an inventory": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+			group(true, "a")(p, req, f)
+			f.entry = nil
+		}, "Wait NotExpected no source"},
+		"nor for a node that is there": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+			group(true, "a")(p, req, f)
+			p.Expected, f.entry, f.node = false, nil, nodeAlive
+		}, "Wait NodeAlive is alive"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			policy, req, facts := joining()
+			test.change(policy, req, facts)
+			got := policy.judge(req, facts)
+			verdict, rest, _ := strings.Cut(test.want, " ")
+			reason, text, _ := strings.Cut(rest, " ")
+			if test.want == pass {
+				if got != (Decision{}) {
+					t.Errorf("%+v, want nothing against it", got)
+				}
+				return
+			}
+			if got.Verdict.String() != verdict || got.Reason != reason || !strings.Contains(got.Message, text) {
+				t.Errorf("%+v, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// combination is one of each kind of fact.
+type combination struct {
+	expectation                            string // not asked, unavailable, none, leaving, known
+	machine                                string // nil: free, this, other
+	node                                   nodeState
+	window                                 string // off, any, inside, early, late, unknown
+	old, required, rejoin, gone, permitted bool
+	token                                  tokenBinding
+}
+
+// combinations calls visit with every one.
+func combinations(visit func(combination)) (count int) {
+	bits := []bool{false, true}
+	for _, expectation := range []string{"not asked", "unavailable", "none", "leaving", "known"} {
+		for _, machine := range []string{"free", "this", "other"} {
+			for _, node := range []nodeState{nodeUnknown, nodeNone, nodeAlive, nodeDead} {
+				for _, window := range []string{"off", "any", "inside", "early", "late", "unknown"} {
+					for _, token := range []tokenBinding{notBound, boundToNode, boundToAnother} {
+						for flags := range 1 << 5 {
+							flag := func(n int) bool { return bits[flags>>n&1] }
+							visit(combination{expectation, machine, node, window, flag(0), flag(1), flag(2), flag(3), flag(4), token})
+							count++
+						}
+					}
+				}
+			}
+		}
+	}
+	return count
+}
+
+func (c combination) build() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
+	policy, req, facts := joining()
+	policy.Expected, policy.Rejoin, policy.TokenBinding = c.expectation != "not asked", c.rejoin, c.required
+	facts.node = c.node
+	facts.entry.Bound = map[string]string{"this": "a", "other": "b"}[c.machine]
+	switch c.expectation {
+	case "not asked", "none":
+		facts.entry = nil
+	case "unavailable":
+		facts.entry, facts.unavailable = nil, "timeout"
+	case "leaving":
+		facts.entry.Leaving = true
+	}
+	if facts.entry != nil {
+		facts.entry.Created = map[string]time.Time{"inside": now, "early": now.Add(time.Hour), "late": now.Add(-3 * time.Hour)}[c.window]
+		facts.entry.AnyTime = c.window == "any"
+	}
+	if c.window == "off" {
+		policy.Window = JoinWindow{}
+	}
+	if c.old {
+		facts.age = time.Hour
+	}
+	if !c.permitted {
+		req.Requester.Username = "somebody"
+	}
+	if c.gone {
+		facts.gone = "revoked"
+	}
+	req.Requester.Groups = append(req.Requester.Groups, map[tokenBinding][]string{
+		boundToNode: {csr.TokenGroup("a")}, boundToAnother: {csr.TokenGroup("b")},
+	}[c.token]...)
+	return policy, req, facts
+}
+
+// objections are those of a combination, in the order in which they count, said anew.
+func (c combination) objections() []string {
+	var all []string
+	object := func(applies bool, what string) {
+		if applies {
+			all = append(all, what)
+		}
+	}
+	known := c.expectation == "known" || c.expectation == "leaving"
+	comesBack := c.node == nodeDead || c.node == nodeNone && known && c.machine == "this"
+	object(c.token == boundToAnother, "Deny NotAuthorized")
+	object(c.required && c.token != boundToNode, "Ignore NotAuthorized")
+	object(!c.permitted, "Ignore NotAuthorized")
+	object(c.old, "Ignore RequestTooOld")
+	object(c.expectation == "unavailable", "Wait InventoryUnavailable")
+	object(c.node == nodeAlive || c.node == nodeUnknown, "Wait NodeAlive")
+	object(c.expectation == "none" || c.expectation == "leaving", "Wait NotExpected")
+	object(known && c.machine == "other", "Wait MachineBound")
+	object(comesBack && !c.rejoin, "Wait MachineBound")
+	object(known && !comesBack && slices.Contains([]string{"early", "late", "unknown"}, c.window), "Wait OutsideJoinWindow")
+	object(c.gone, "Wait NotAuthorized")
+	return all
+}
+
+// TestEveryCombination goes through all of them, and holds each against what must never be.
+func TestEveryCombination(t *testing.T) {
+	t.Parallel()
+	approvals := 0
+	count := combinations(func(c combination) {
+		policy, req, facts := c.build()
+		got := policy.judge(req, facts)
+		want := c.objections()
+		said := strings.TrimSpace(fmt.Sprintf("%s %s", got.Verdict, got.Reason))
+		switch {
+		case len(want) > 0 && said != want[0]:
+			t.Fatalf("%+v: %+v, want the first of %q", c, got, want)
+		case len(want) == 0 && got != (Decision{}):
+			t.Fatalf("%+v: %+v, want nothing against it", c, got)
+		}
+		if got.Reason != "" {
+			if got.Message == "" {
+				t.Fatalf("%+v: no message", c)
+			}
+			return
+		}
+		approvals++
+		switch {
+		case c.node == nodeAlive, c.node == nodeUnknown:
+			t.Fatalf("%+v: a Node that may be alive is taken over", c)
+		case c.expectation == "unavailable", c.expectation == "none":
+			t.Fatalf("%+v: approved from nothing", c)
+		case c.old, c.gone, c.token == boundToAnother:
+			t.Fatalf("%+v: passes", c)
+		}
+	})
+	if count != 5*3*4*6*3*32 || approvals == 0 || approvals > count/100 {
+		t.Errorf("%d of %d combinations pass", approvals, count)
+	}
+}
+
+// TestFaultsDecideNothing: whatever could not be found out, the answer is Wait, or what would be said anyway.
+func TestFaultsDecideNothing(t *testing.T) {
+	t.Parallel()
+	combinations(func(c combination) {
+		policy, req, facts := c.build()
+		before := policy.judge(req, facts)
+		facts.unavailable = "timeout"
+		after := policy.judge(req, facts)
+		if after.Reason == "" || after.Verdict == Approve || after.Verdict == Deny && before.Verdict != Deny {
+			t.Fatalf("%+v: %+v", c, after)
+		}
+	})
+}
+
+func TestNodeStates(t *testing.T) {
+	t.Parallel()
+	day := 24 * time.Hour
+	seen := func(ago time.Duration) time.Time { return now.Add(-ago) }
+	for name, test := range map[string]struct {
+		exists   bool
+		life     inventory.Life
+		renewed  time.Time
+		lifetime time.Duration
+		want     nodeState
+	}{
+		"none":                              {want: nodeNone},
+		"none, and a lease that is dead":    {life: inventory.Dead, want: nodeNone},
+		"none, but its lease moves":         {life: inventory.Alive, renewed: now, want: nodeAlive},
+		"alive":                             {exists: true, life: inventory.Alive, want: nodeAlive},
+		"alive, though its clock is slow":   {exists: true, life: inventory.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
+		"dead":                              {exists: true, life: inventory.Dead, renewed: now, want: nodeDead},
+		"unknown":                           {exists: true, renewed: now, lifetime: day, want: nodeUnknown},
+		"unknown without a lease":           {exists: true, lifetime: day, want: nodeUnknown},
+		"its certificate may still be good": {exists: true, renewed: seen(day + time.Hour), lifetime: day, want: nodeUnknown},
+		"its certificate has run out":       {exists: true, renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeDead},
+		"how long they live is not known":   {exists: true, renewed: seen(1000 * day), want: nodeUnknown},
+	} {
+		policy := BootstrapPolicy{CertificateLifetime: test.lifetime}
+		req := &csr.Request{Created: now}
+		if got := policy.stateOf(test.exists, test.life, test.renewed, req); got != test.want {
+			t.Errorf("%s: %d, want %d", name, got, test.want)
+		}
+	}
+}
+
+// TestBoundTokensAreNarrowed without any configuration: a token for one node is good for no other.
+func TestBoundTokensAreNarrowed(t *testing.T) {
+	t.Parallel()
+	rule := NodeClient()
+	for node, want := range map[string][]string{"a": {"nodeclient"}, "b": nil, "": nil, "A": nil} {
+		req := bootstrap(func(req *csr.Request) {
+			req.Requester.Groups = append(req.Requester.Groups, csr.TokenGroup("a"))
+			req.Cert.Subject = pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
+		})
+		recognisers, decision := rule.review(req)
+		var names []string
+		for _, each := range recognisers {
+			names = append(names, each.Name)
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("%q: asks for %q, want %q", node, names, want)
+		}
+		if (decision.Verdict == Deny && decision.Reason == "NotAuthorized") != (want == nil) {
+			t.Errorf("%q: %+v", node, decision)
+		}
+	}
+}
