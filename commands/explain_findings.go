@@ -119,7 +119,9 @@ func (e *explainer) judge(f *findings) {
 }
 
 // rulesKept says that nothing stands against signing but that there is no CA, or none that may be read.
-func (f *findings) rulesKept() bool { return f.judged.Outcome == signer.Wait && strings.HasPrefix(f.judged.Reason, "CA") }
+func (f *findings) rulesKept() bool {
+	return f.judged.Outcome == signer.Wait && strings.HasPrefix(f.judged.Reason, "CA")
+}
 
 // endless is longer than any certificate should live, and short enough for arithmetic.
 const endless = 250 * 365 * 24 * time.Hour

@@ -91,7 +91,7 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
 		}})
 	}
-	if len(clientPairs(o.Signer)) > 0 {
+	if len(clientPairs(o.Signer)) > 0 && !o.Signer.DryRun { // which signs nothing at all, so no probe either
 		trust := check.Trust{Reader: mgr.GetAPIReader(), Cluster: mgr.GetConfig(), Audit: o.Signer.Audit}
 		authorities := func() []check.CA { return ClientCAs(o.Signer, s.clock.Now()) }
 		s.tasks = append(s.tasks, &checkTask{name: check.CATrusted, leader: true, before: func() string { return keyIDs(authorities()) },

@@ -65,7 +65,12 @@ func apply(t *testing.T, folder string) {
 // serviceAccountConfig authenticates as the ServiceAccount that config/rbac binds.
 func serviceAccountConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
+	return tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}})
+}
+
+// tokenOf authenticates as account.
+func tokenOf(t *testing.T, account *corev1.ServiceAccount) *rest.Config {
+	t.Helper()
 	token := &authenticationv1.TokenRequest{}
 	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,244 @@
+package integration
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// ledger stands before the API server and notes what is asked of it other than to read.
+type ledger struct {
+	*httptest.Server
+	mu     sync.Mutex
+	writes map[string]int
+}
+
+func newLedger(t *testing.T) *ledger {
+	t.Helper()
+	target, err := url.Parse(shared.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if target.Host == "" {
+		target = &url.URL{Scheme: "https", Host: shared.Config.Host}
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(shared.Config.CAData)
+	l := &ledger{writes: map[string]int{}}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(request *httputil.ProxyRequest) { request.SetURL(target) },
+		Transport:     &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true},
+		FlushInterval: -1, // watches
+	}
+	l.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if request.Method != http.MethodGet {
+			l.mu.Lock()
+			l.writes[request.Method+" "+request.URL.Path]++
+			l.mu.Unlock()
+		}
+		proxy.ServeHTTP(w, request)
+	}))
+	t.Cleanup(func() {
+		l.CloseClientConnections()
+		l.Close()
+	})
+	return l
+}
+
+// config reaches the API server by l.
+func (l *ledger) config(of *rest.Config) *rest.Config {
+	cfg := rest.AnonymousClientConfig(of)
+	cfg.Host, cfg.BearerToken = l.URL, of.BearerToken
+	cfg.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw})
+	return cfg
+}
+
+// readOnly is a ServiceAccount that may do what docs/dry-run.md says, and no more.
+func readOnly(t *testing.T) *rest.Config {
+	t.Helper()
+	installRBAC(t)
+	// The account that config/rbac binds, but for a namespace of its own.
+	name := "csr-dry-run"
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: name}}
+	create(t, admin, account)
+	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: systemNamespace, Name: name}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"get", "list", "watch"}},
+		{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
+	}}
+	create(t, admin, role)
+	create(t, admin, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subject,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}})
+	events := rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}}
+	for namespace, rules := range map[string][]rbacv1.PolicyRule{
+		metav1.NamespaceDefault: {events},
+		systemNamespace:         {events, {APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"csr-signer"}, Verbs: []string{"get", "list", "watch"}}},
+	} {
+		meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
+		create(t, admin, &rbacv1.Role{ObjectMeta: meta, Rules: rules})
+		create(t, admin, &rbacv1.RoleBinding{ObjectMeta: *meta.DeepCopy(), Subjects: subject,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}})
+	}
+	return tokenOf(t, account)
+}
+
+// tells waits for an Event about obj, and returns how many such there are.
+func tells(t *testing.T, obj client.Object, kind, reason string, parts ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("Event %s about %s", reason, obj.GetName()), func(ctx context.Context) error {
+		var all []string
+		for _, event := range eventsOf(ctx, t, obj) {
+			all = append(all, event.Type+" "+event.Reason+" "+event.Note)
+			found := event.Type == kind && event.Reason == reason
+			for _, part := range parts {
+				found = found && strings.Contains(event.Note, part)
+			}
+			if found {
+				return nil
+			}
+		}
+		return fmt.Errorf("not among %q", all)
+	})
+}
+
+// startDryRun runs all three controllers as a dry run under a role that may only read, and by a ledger.
+func startDryRun(t *testing.T) (*process, *ledger) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
+		"dryRun: [approver, signer]\ncleaning: {retention: {denied: 1s}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, l := readOnly(t), newLedger(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	p := startManager(t, l.config(cfg), "--leader-elect=false", "--config", file, "--dry-run=*")
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	return p, l
+}
+
+// TestDryRun goes through every outcome, and proves at the API server's door that nothing was written but Events and
+// reviews.
+func TestDryRun(t *testing.T) {
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	grant(t, "stranger", mayCreate)
+	eventuallyAllowed(t, "joiner", true)
+	p, l := startDryRun(t)
+
+	agreed := createRequest(t, as(t, "joiner"), nodeRequest(t, "dry-a"))
+	tells(t, agreed, "Normal", "WouldApprove", "AutoApproved: Auto approving kubelet client certificate after SubjectAccessReview.")
+	approve(t, agreed)
+	tells(t, agreed, "Normal", "WouldIssue", "would sign it")
+
+	differs := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-b"))
+	tells(t, differs, "Warning", "WouldWait", "NotAuthorized: ", `user "stranger"`)
+	approve(t, differs)
+	tells(t, differs, "Warning", "WouldDiffer", "another approver has approved it, and here the verdict is Wait: NotAuthorized: ")
+
+	given := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-c"))
+	tells(t, given, "Warning", "WouldWait", "NotAuthorized")
+	if err := admin.Delete(t.Context(), given); err != nil {
+		t.Fatal(err)
+	}
+
+	broken := createRequest(t, admin, nodeRequest(t, "dry-d", func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Usages = certificatesv1.KubeAPIServerClientSignerName, append(obj.Spec.Usages, "server auth")
+	}))
+	approve(t, broken)
+	tells(t, broken, "Warning", "WouldFail", "SignerValidationFailure: ")
+
+	due := createRequest(t, admin, nodeRequest(t, "dry-e", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
+	decide(t, due, certificatesv1.CertificateDenied)
+	tells(t, due, "Normal", "WouldDelete", "Due: it is Denied, and due since ")
+
+	const signer = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
+	p.answers(t, p.metrics, "/metrics", http.StatusOK,
+		`csr_approver_dry_run_total{outcome="agreed",reason="AutoApproved",`+signer+`,verdict="Approve"} 1`,
+		`csr_approver_dry_run_total{outcome="disagreed",reason="NotAuthorized",`+signer+`,verdict="Wait"} 1`,
+		`csr_approver_dry_run_total{outcome="undecided",reason="NotAuthorized",`+signer+`,verdict="Wait"} 1`,
+		`csr_signer_dry_run_total{outcome="Issued",reason="",`+signer+`} 2`,
+		`csr_signer_dry_run_total{outcome="Failed",reason="SignerValidationFailure",signer="kubernetes.io/kube-apiserver-client"} 1`,
+		`csr_cleaner_dry_run_total{reason="Due",state="Denied"} 1`)
+	for _, obj := range []*request{agreed, differs, broken, due} {
+		before := obj.ResourceVersion
+		if reload(t, obj).ResourceVersion != before || len(obj.Status.Certificate) > 0 {
+			t.Errorf("%s was written: %+v", obj.Name, obj.Status)
+		}
+	}
+	besides(t, p, signer)
+	checkStop(t, p) // nothing was even tried that the role forbids
+	l.onlyTold(t)
+}
+
+// besides runs a real approver next to the dry run: it is faster, and each of its decisions is compared all the same,
+// without an Event for each.
+func besides(t *testing.T, dry *process, signer string) {
+	t.Helper()
+	const many = 40
+	live := startManager(t, shared.Config, "--leader-elect=false", "--controllers=approver", "--self-check-interval=0")
+	var all []*request
+	for i := range many {
+		all = append(all, createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprintf("dry-%d", i))))
+	}
+	for _, obj := range all {
+		reaches(t, obj, csr.Approved)
+	}
+	dry.answers(t, dry.metrics, "/metrics", http.StatusOK,
+		fmt.Sprintf(`csr_approver_dry_run_total{outcome="agreed",reason="AutoApproved",%s,verdict="Approve"} %d`, signer, many+1),
+		fmt.Sprintf(`csr_signer_dry_run_total{outcome="Issued",reason="",%s} %d`, signer, many+2))
+	if err := live.Stop(); err != nil {
+		t.Error(err)
+	}
+	told := 0
+	for _, obj := range all {
+		for _, event := range eventsOf(t.Context(), t, obj) {
+			if event.Reason == "WouldApprove" || event.Reason == "WouldIssue" {
+				told++
+			}
+		}
+	}
+	if told > 22 { // ten at once of each of the two controllers, and one a minute
+		t.Errorf("%d Events about %d successes", told, many)
+	}
+}
+
+// onlyTold fails if anything was written but Events and reviews.
+func (l *ledger) onlyTold(t *testing.T) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	events, reviews := 0, 0
+	for what, times := range l.writes {
+		switch {
+		case strings.HasPrefix(what, "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"), strings.HasPrefix(what, "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"):
+			reviews += times
+		case strings.HasPrefix(what, "POST /apis/events.k8s.io/v1/namespaces/"), strings.HasPrefix(what, "PATCH /apis/events.k8s.io/v1/namespaces/"):
+			events += times
+		default:
+			t.Errorf("%d times %s", times, what)
+		}
+	}
+	if events < 6 || reviews < 3 {
+		t.Errorf("the ledger has only seen %d Events and %d reviews: %v", events, reviews, l.writes)
+	}
+}
