@@ -1,0 +1,114 @@
+package approver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// TestConfirm looks at what a cache that lags behind has wrong, the last time before an approval.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	lease := func(renewed time.Time) client.Object {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: "a"}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: renewed}}}
+	}
+	info := func(keys ...string) client.Object {
+		data := map[string]string{}
+		for _, key := range keys {
+			data[key] = "x"
+		}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-public", Name: "cluster-info"}, Data: data}
+	}
+	good := info("kubeconfig", "jws-kubeconfig-abcdef")
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "joiner", UID: "u-1"}}
+	by := func(user, uid string) csr.Requester { return csr.Requester{Username: user, UID: uid} }
+	const token, sa = "system:bootstrap:abcdef", "system:serviceaccount:ns:joiner"
+	for name, test := range map[string]struct {
+		cached  nodeState
+		who     csr.Requester
+		objects []client.Object
+		down    bool
+		want    string // reason and part of the message; empty if it passes
+	}{
+		"no Node, and the token is there":      {cached: nodeNone, who: by(token, ""), objects: []client.Object{good}},
+		"a Node that the cache does not have":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}, want: "NodeAlive not known to be dead"},
+		"a lease that has stood still":         {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now)}},
+		"a lease that has moved unseen":        {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
+		"a lease that is gone":                 {cached: nodeDead, who: by(token, ""), objects: []client.Object{good}, want: "InventoryUnavailable lease of a"},
+		"the token is gone":                    {cached: nodeNone, who: by(token, ""), objects: []client.Object{info("kubeconfig", "jws-kubeconfig-ghijkl")}, want: "NotAuthorized revoked"},
+		"a token of no name":                   {cached: nodeNone, who: by("system:bootstrap:", ""), objects: []client.Object{info("kubeconfig", "jws-kubeconfig-ghijkl")}, want: "NotAuthorized revoked"},
+		"nobody keeps track of tokens":         {cached: nodeNone, who: by(token, ""), want: "InventoryUnavailable kube-public/cluster-info"},
+		"nobody keeps track of them any more":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{info("jws-kubeconfig-abcdef")}, want: "InventoryUnavailable nobody keeps it up to date"},
+		"the ServiceAccount":                   {cached: nodeNone, who: by(sa, "u-1"), objects: []client.Object{account}},
+		"a ServiceAccount of the same name":    {cached: nodeNone, who: by(sa, "u-0"), objects: []client.Object{account}, want: "NotAuthorized another one now"},
+		"a certificate with its name":          {cached: nodeNone, who: by(sa, ""), objects: []client.Object{account}, want: "NotAuthorized another one now"},
+		"no such ServiceAccount":               {cached: nodeNone, who: by(sa, "u-1"), want: "NotAuthorized ServiceAccount ns/joiner is deleted"},
+		"anybody else":                         {cached: nodeNone, who: by("arn:aws:iam::1:role/node", "")},
+		"the API server does not answer":       {cached: nodeNone, who: by(token, ""), down: true, want: "InventoryUnavailable down"},
+		"nor of a ServiceAccount":              {cached: nodeNone, who: by(sa, "u-1"), down: true, want: "InventoryUnavailable down"},
+		"nor of a lease, for a user unchecked": {cached: nodeDead, who: by("x", ""), down: true, want: "InventoryUnavailable down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(test.objects...).WithInterceptorFuncs(interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+					if test.down {
+						return errors.New("down")
+					}
+					return c.Get(ctx, key, obj, options...)
+				},
+			}).Build()
+			policy, req, facts := joining()
+			policy.Users, policy.Rejoin = nil, true
+			req.Requester, facts.node, facts.renewed = test.who, test.cached, now
+			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, clock: clocktesting.NewFakePassiveClock(now)}}
+			b.confirm(t.Context(), req, facts)
+			got := b.Policy.judge(req, facts)
+			reason, text, _ := strings.Cut(test.want, " ")
+			if got.Reason != reason || !strings.Contains(got.Message, text) {
+				t.Errorf("%+v, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestConfirmSeesTheTimePass: what became too old while it was looked up is not approved.
+func TestConfirmSeesTheTimePass(t *testing.T) {
+	t.Parallel()
+	policy, req, facts := joining()
+	policy.Users, req.Requester.Username = nil, "x"
+	reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
+	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, clock: clocktesting.NewFakePassiveClock(now.Add(time.Hour))}}
+	b.confirm(t.Context(), req, facts)
+	if got := b.Policy.judge(req, facts); got.Reason != "RequestTooOld" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestOutsideOfAManager waits.
+func TestOutsideOfAManager(t *testing.T) {
+	t.Parallel()
+	policy, req, _ := joining()
+	rule := BoundNodeClient(Bootstrap{Inventory: &Inventory{}, Policy: *policy})
+	got, err := rule.Recognisers[1].Gate(t.Context(), req)
+	if err != nil || got.Verdict != Wait || got.Reason != "InventoryUnavailable" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if rule.Recognisers[0].Gate != nil {
+		t.Error("renewals are gated")
+	}
+}

@@ -1,0 +1,246 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const clusterAPI = "cluster.x-k8s.io"
+
+// identityConfig writes a configuration with approval, which is YAML of one line.
+func identityConfig(t *testing.T, approval string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\napproval: {"+approval+"}\n"))
+	return file
+}
+
+// startIdentityManager runs the manager with approval, under its shipped roles.
+func startIdentityManager(t *testing.T, approval string, args ...string) *process {
+	t.Helper()
+	installRBAC(t)
+	for _, component := range []string{"node-identity", "inventory-cluster-api"} {
+		apply(t, component)
+	}
+	return startManager(t, serviceAccountConfig(t), append([]string{"--config", identityConfig(t, approval)}, args...)...)
+}
+
+// prepareIdentity makes whoever bootstraps able to join, and runs Kubernetes' own keeper of the ConfigMap cluster-info.
+func prepareIdentity(t *testing.T) {
+	t.Helper()
+	create(t, admin, signingSecretOf(t))
+	for _, role := range []string{mayCreate, mayJoin} {
+		grantGroup(t, "system:bootstrappers", role)
+	}
+	create(t, admin, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"},
+		Data:       map[string]string{"kubeconfig": "apiVersion: v1\nkind: Config\n"},
+	})
+	startTokenKeeper(t)
+}
+
+// signingSecretOf is the CA of the shared control plane, in the namespace that installRBAC makes.
+func signingSecretOf(t *testing.T) *corev1.Secret {
+	t.Helper()
+	installRBAC(t)
+	return signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
+}
+
+func startTokenKeeper(t *testing.T) {
+	t.Helper()
+	name := strings.ReplaceAll(t.Name(), "/", "-") + "-kcm"
+	kubeconfig, err := shared.WriteKubeconfig(name, shared.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := shared.StartProcess(name, os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
+		"--controllers=bootstrapsigner,tokencleaner", "--leader-elect=false", "--secure-port=0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if p.Ended() == nil {
+			p.Kill()
+		}
+	})
+}
+
+// heldToken is a real one.
+type heldToken struct {
+	*corev1.Secret
+	cfg *rest.Config
+	client.Client
+}
+
+// newToken makes a bootstrap token, bound to nodes if there are any, and waits until the API server knows it and it may
+// make requests.
+func newToken(t *testing.T, id string, nodes ...string) *heldToken {
+	t.Helper()
+	var groups []string
+	for _, node := range nodes {
+		groups = append(groups, csr.TokenGroup(node))
+	}
+	const secret = "0123456789abcdef"
+	token := &heldToken{Secret: &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-" + id},
+		Type:       "bootstrap.kubernetes.io/token",
+		StringData: map[string]string{
+			"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
+			"auth-extra-groups": strings.Join(groups, ","),
+		},
+	}}
+	create(t, admin, token.Secret)
+	token.cfg = rest.AnonymousClientConfig(shared.Config)
+	token.cfg.BearerToken, token.cfg.QPS = id+"."+secret, -1
+	var err error
+	if token.Client, err = client.New(token.cfg, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "bootstrap token "+id, func(ctx context.Context) error {
+		return token.Create(ctx, nodeRequest(t, "x"), client.DryRunAll)
+	})
+	token.signed(t, true)
+	return token
+}
+
+// signed waits until the ConfigMap cluster-info knows the token, or no longer does.
+func (b *heldToken) signed(t *testing.T, want bool) {
+	t.Helper()
+	id := strings.TrimPrefix(b.Name, "bootstrap-token-")
+	eventually(t, "signature of "+id, func(ctx context.Context) error {
+		info := &corev1.ConfigMap{}
+		if err := admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, info); err != nil {
+			return err
+		}
+		if _, found := info.Data["jws-kubeconfig-"+id]; found != want {
+			return fmt.Errorf("there is one: %t", found)
+		}
+		return nil
+	})
+}
+
+// revoke deletes the token, and waits for nothing.
+func (b *heldToken) revoke(t *testing.T) {
+	t.Helper()
+	if err := admin.Delete(t.Context(), b.Secret); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// asks makes the request of a kubelet that is to become node.
+func (b *heldToken) asks(t *testing.T, node string) *request {
+	t.Helper()
+	return createRequest(t, b.Client, nodeRequest(t, node))
+}
+
+// account returns a client with a token of a new ServiceAccount, which may bootstrap.
+func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, client.Client) {
+	t.Helper()
+	newNamespace(t, namespace)
+	obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	create(t, admin, obj)
+	token := &authenticationv1.TokenRequest{}
+	if err := admin.SubResource("token").Create(t.Context(), obj, token); err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg.BearerToken, cfg.QPS = token.Status.Token, -1
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := "system:serviceaccount:" + namespace + ":" + name
+	grant(t, user, mayCreate)
+	grant(t, user, mayJoin)
+	eventually(t, user, func(ctx context.Context) error { return c.Create(ctx, nodeRequest(t, "x"), client.DryRunAll) })
+	return obj, c
+}
+
+// newNamespace makes it if it is not there. It stays: nobody here could remove it.
+func newNamespace(t *testing.T, name string) {
+	t.Helper()
+	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+}
+
+// newLease makes the lease of node, renewed at an instant.
+func newLease(t *testing.T, node string, renewed time.Time) *coordinationv1.Lease {
+	t.Helper()
+	newNamespace(t, corev1.NamespaceNodeLease)
+	seconds := int32(40)
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: node},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &node, LeaseDurationSeconds: &seconds, RenewTime: &metav1.MicroTime{Time: renewed}},
+	}
+	create(t, admin, lease)
+	return lease
+}
+
+// renew renews lease as its kubelet does.
+func renew(t *testing.T, lease *coordinationv1.Lease) {
+	t.Helper()
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: lease.Spec.RenewTime.Add(time.Second)}
+	if err := admin.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// installKind is installMachines, after one of a test before is gone.
+func installKind(t *testing.T, group string) at {
+	t.Helper()
+	c := administrator(t, shared.Config)
+	crd := object(t, "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: machines."+group+"}")
+	eventually(t, "no machines of "+group, func(ctx context.Context) error {
+		err := c.Get(ctx, client.ObjectKeyFromObject(crd), crd)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("they are there: %w", err)
+	})
+	c.installMachines(t, group, "v1beta1")
+	return c
+}
+
+// expect makes the machine that is to become node.
+func expect(t *testing.T, node string) {
+	t.Helper()
+	administrator(t, shared.Config).apply(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
+}
+
+// isPending checks that nobody has decided about obj.
+func isPending(t *testing.T, obj *request) {
+	t.Helper()
+	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+		t.Errorf("request %s is %s, want Pending: %+v", obj.Name, got, obj.Status.Conditions)
+	}
+}
+
+// issuedSoon changes something, and checks that obj is issued within a second of it.
+func issuedSoon(t *testing.T, obj *request, change func()) {
+	t.Helper()
+	time.Sleep(3 * time.Second) // so long that looking again by itself would take longer than a second
+	change()
+	began := time.Now()
+	reaches(t, obj, csr.Issued)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("request %s was issued after %s", obj.Name, took)
+	}
+}

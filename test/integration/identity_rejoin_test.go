@@ -1,0 +1,117 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+// approving runs an approver alone, in this process and by a clock of its own.
+func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...inventory.Row) {
+	t.Helper()
+	skip := true
+	mgr, err := manager.New(shared.Config, manager.Options{
+		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0", Controller: config.Controller{SkipNameValidation: &skip},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := &approver.Inventory{Sources: []approver.SourceBuilder{approver.StaticSource(rows)}}
+	options := controllers.Options{
+		Approver: &approver.Reconciler{
+			Rules:     []approver.Rule{approver.BoundNodeClient(approver.Bootstrap{Inventory: known, Policy: policy})},
+			Inventory: known,
+		},
+		Clock: steps,
+	}
+	if err := options.SetupWithManager(mgr); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, mgr.Start)
+}
+
+// beating is a cluster whose nodes renew their leases as its clock is stepped.
+type beating struct {
+	steps  *clocktesting.FakeClock
+	leases []*coordinationv1.Lease
+}
+
+// pass steps the clock by ten seconds n times, and lets the nodes that live renew. The pauses are for the watch to tell:
+// more than it needs, and without them less time would seem to pass, never more.
+func (b *beating) pass(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		b.steps.Step(10 * time.Second)
+		for _, lease := range b.leases {
+			renew(t, lease)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// TestRejoin takes over the name of a node that is dead, and of no other.
+func TestRejoin(t *testing.T) {
+	prepareIdentity(t)
+	token := newToken(t, "rejoin")
+	for _, name := range []string{"rejoin-dead", "rejoin-alive", "rejoin-mute"} {
+		newNode(t, name)
+	}
+	newLease(t, "rejoin-dead", time.Now())
+	alive := newLease(t, "rejoin-alive", time.Now())
+	steps := clocktesting.NewFakeClock(time.Now())
+	c := &beating{steps: steps, leases: []*coordinationv1.Lease{alive}}
+	approving(t, steps, approver.BootstrapPolicy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute},
+		inventory.Row{NamePattern: "rejoin-.*"})
+	onDead, onAlive, onMute := token.asks(t, "rejoin-dead"), token.asks(t, "rejoin-alive"), token.asks(t, "rejoin-mute")
+	notYet := func(when string) {
+		t.Helper()
+		if got := csr.StateOf(reload(t, onDead)); got != csr.Pending {
+			t.Fatalf("%s: request is %s", when, got)
+		}
+	}
+	hasEvent(t, onDead, "NodeAlive", "is not known to be dead")
+
+	c.pass(t, 5)
+	notYet("50 s after a fresh start")
+	hasEvent(t, onAlive, "NodeAlive")
+
+	// An outage, then the other one is back first.
+	steps.Step(10 * time.Minute)
+	renew(t, alive)
+	time.Sleep(2 * time.Second) // the time of two looks at who has died
+	notYet("after an outage of 10 minutes")
+	c.pass(t, 3)
+	notYet("30 s after the outage")
+
+	c.pass(t, 4)
+	reaches(t, onDead, csr.Approved)
+	isPending(t, onAlive)
+	isPending(t, onMute) // without a lease nothing is ever proven
+	hasEvent(t, onMute, "NodeAlive", "is not known to be dead")
+}
+
+// TestRejoinAfterTheLastCertificate brings back a cluster that has stood still for longer than certificates live, when
+// no lease moves.
+func TestRejoinAfterTheLastCertificate(t *testing.T) {
+	prepareIdentity(t)
+	token := newToken(t, "expire")
+	long, short := newNode(t, "expired-a"), newNode(t, "expired-b")
+	newLease(t, long.Name, time.Now().Add(-26*time.Hour))
+	newLease(t, short.Name, time.Now().Add(-24*time.Hour))
+	startIdentityManager(t, "nodeClient: {inventory: static, rejoin: true, certificateLifetime: 24h}, inventory: {sources: [{static: {rows: [{namePattern: \"expired-.*\"}]}}]}",
+		"--leader-elect=false")
+	reaches(t, token.asks(t, long.Name), csr.Issued)
+	refused := token.asks(t, short.Name)
+	hasEvent(t, refused, "NodeAlive", "is not known to be dead")
+	isPending(t, refused)
+}

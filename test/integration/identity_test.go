@@ -1,0 +1,242 @@
+package integration
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
+)
+
+// TestIdentity lets machines of Cluster API join with real bootstrap tokens, and nobody else.
+func TestIdentity(t *testing.T) {
+	prepareIdentity(t)
+	machines := installKind(t, clusterAPI)
+	p := startIdentityManager(t, "nodeClient: {inventory: cluster-api}", "--leader-elect=false")
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	token := newToken(t, "joiner")
+
+	t.Run("a kubelet whose machine is there", func(t *testing.T) {
+		expect(t, "expected")
+		node := &kubelet.Node{Name: "expected", Dir: t.TempDir(), Bootstrap: token.cfg}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		cert, err := node.Join(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := node.CheckIdentity(ctx, cert); err != nil {
+			t.Error(err)
+		}
+		registered, err := node.Register(ctx, cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = admin.Delete(context.Background(), registered) })
+		// Now that it is there, the same token can't become it again.
+		taken := token.asks(t, "expected")
+		hasEvent(t, taken, "NodeAlive", `Node "expected" exists`)
+		isPending(t, taken)
+	})
+	t.Run("the machine comes later", func(t *testing.T) {
+		waiting := token.asks(t, "later")
+		hasEvent(t, waiting, "NotExpected", `node "later"`)
+		issuedSoon(t, waiting, func() { expect(t, "later") })
+	})
+	t.Run("the Node goes", func(t *testing.T) {
+		expect(t, "leaves")
+		node := newNode(t, "leaves")
+		waiting := token.asks(t, "leaves")
+		hasEvent(t, waiting, "NodeAlive", `Node "leaves" exists`)
+		issuedSoon(t, waiting, func() { machines.delete(t, node) })
+	})
+	t.Run("the token becomes one that is kept track of", func(t *testing.T) {
+		expect(t, "untracked")
+		other := newToken(t, "notsig")
+		other.StringData = map[string]string{"usage-bootstrap-signing": "false"}
+		if err := admin.Update(t.Context(), other.Secret); err != nil {
+			t.Fatal(err)
+		}
+		other.signed(t, false)
+		waiting := other.asks(t, "untracked")
+		hasEvent(t, waiting, "NotAuthorized", "notsig", "usage-bootstrap-signing")
+		time.Sleep(3 * time.Second)
+		other.StringData = map[string]string{"usage-bootstrap-signing": "true"}
+		issuedSoon(t, waiting, func() {
+			if err := admin.Update(t.Context(), other.Secret); err != nil {
+				t.Fatal(err)
+			}
+			other.signed(t, true)
+		})
+	})
+	t.Run("refused", func(t *testing.T) { identityRefusals(t, token, machines) })
+	checkStop(t, p)
+}
+
+// identityRefusals are requests for what is not, or not any more, or not yet to join.
+func identityRefusals(t *testing.T, token *heldToken, machines at) {
+	machines.apply(t, machineIn(clusterAPI, "m-bound", "spec: {infrastructureRef: {name: bound}}\nstatus: {nodeRef: {name: another}}"))
+	machines.apply(t, machineIn(clusterAPI, "m-was", "spec: {infrastructureRef: {name: was}}\nstatus: {nodeRef: {name: was}}"))
+	old := object(t, machineIn(clusterAPI, "m-old", "spec: {infrastructureRef: {name: old}}"))
+	old.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-3 * time.Hour)))
+	old.SetUID("m-old")
+	if err := shared.Store(t.Context(), clusterAPI+"/machines/default/m-old", old); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), old) })
+	for node, test := range map[string]struct{ reason, part string }{
+		"nobody": {"NotExpected", `expects node "nobody"`},
+		"bound":  {"MachineBound", `Machine default/m-bound has become node "another"`},
+		"was":    {"MachineBound", `Machine default/m-was has been node "was" before`},
+		"old":    {"OutsideJoinWindow", "after Machine default/m-old was created"},
+	} {
+		obj := token.asks(t, node)
+		hasEvent(t, obj, test.reason, test.part)
+		isPending(t, obj)
+	}
+
+	// What has waited for too long, from a time when no manager ran.
+	expect(t, "patient")
+	stale := nodeRequest(t, "patient", func(obj *request) {
+		obj.Name, obj.UID, obj.CreationTimestamp = "stored-16-minutes-ago", "stale-1", metav1.NewTime(time.Now().Add(-16*time.Minute))
+		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+		obj.Spec.Username, obj.Spec.Groups = "system:bootstrap:joiner", []string{"system:bootstrappers", "system:authenticated"}
+	})
+	if err := shared.Store(t.Context(), "certificatesigningrequests/"+stale.Name, stale); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), stale) })
+	hasEvent(t, stale, "RequestTooOld", "older than 15m0s")
+	isPending(t, stale)
+}
+
+// TestRevokedIdentities makes requests, takes away who made them, and only then lets their machines appear.
+func TestRevokedIdentities(t *testing.T) {
+	prepareIdentity(t)
+	installKind(t, clusterAPI)
+	startIdentityManager(t, "nodeClient: {inventory: cluster-api}", "--leader-elect=false")
+	good, bad := newToken(t, "goodid"), newToken(t, "revokd")
+	deleted, byDeleted := account(t, "identity", "deleted")
+	replaced, byReplaced := account(t, "identity", "replaced")
+	_, byKept := account(t, "identity", "kept")
+	left := map[string]*request{
+		"bootstrap token revokd is not in ConfigMap kube-public/cluster-info": bad.asks(t, "revoked-a"),
+		"ServiceAccount identity/deleted is deleted":                          createRequest(t, byDeleted, nodeRequest(t, "revoked-b")),
+		"ServiceAccount identity/replaced is another one now":                 createRequest(t, byReplaced, nodeRequest(t, "revoked-c")),
+	}
+	kept := map[string]*request{"kept-a": good.asks(t, "kept-a"), "kept-b": createRequest(t, byKept, nodeRequest(t, "kept-b"))}
+	for _, obj := range left {
+		hasEvent(t, obj, "NotExpected")
+	}
+	bad.revoke(t)
+	bad.signed(t, false)
+	for _, obj := range []*corev1.ServiceAccount{deleted, replaced} {
+		if err := admin.Delete(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create(t, admin, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "identity", Name: "replaced"}})
+	for _, node := range []string{"revoked-a", "revoked-b", "revoked-c", "kept-a", "kept-b"} {
+		expect(t, node)
+	}
+	for _, obj := range kept {
+		reaches(t, obj, csr.Issued)
+	}
+	for why, obj := range left {
+		hasEvent(t, obj, "NotAuthorized", why)
+		isPending(t, obj)
+	}
+}
+
+// TestIdentityOutlivesTheLeader revokes one token of two and replaces the leader before the machines appear.
+func TestIdentityOutlivesTheLeader(t *testing.T) {
+	prepareIdentity(t)
+	installKind(t, clusterAPI)
+	const approval = "nodeClient: {inventory: cluster-api}"
+	first := startIdentityManager(t, approval)
+	leader := leaderAfter(t, "")
+	good, bad := newToken(t, "stays1"), newToken(t, "leaves")
+	waits, revoked := good.asks(t, "outlives-a"), bad.asks(t, "outlives-b")
+	hasEvent(t, waits, "NotExpected")
+	hasEvent(t, revoked, "NotExpected")
+	second := startIdentityManager(t, approval)
+	second.answers(t, second.probes, "/readyz", http.StatusOK)
+	bad.revoke(t)
+	if err := first.Stop(); err != nil {
+		t.Error(err)
+	}
+	leaderAfter(t, leader)
+	bad.signed(t, false)
+	expect(t, "outlives-b")
+	issuedSoon(t, waits, func() { expect(t, "outlives-a") })
+	hasEvent(t, revoked, "NotAuthorized", "leaves")
+	isPending(t, revoked)
+}
+
+// TestRenewalsWaitForNoInventory renews while no source can say anything, and does not let a node in by the back door.
+func TestRenewalsWaitForNoInventory(t *testing.T) {
+	prepareIdentity(t)
+	startIdentityManager(t, "nodeClient: {inventory: cluster-api}", "--leader-elect=false")
+	token := newToken(t, "early1")
+	blind := token.asks(t, "renews-a")
+	hasEvent(t, blind, "InventoryUnavailable", "Machine.cluster.x-k8s.io is not installed yet")
+
+	// Not even with the permission of a bootstrapper: a node that may not renew is no new node.
+	grantGroup(t, csr.NodeGroup, mayCreate)
+	grantGroup(t, csr.NodeGroup, mayJoin)
+	eventually(t, "permission to ask", func(ctx context.Context) error {
+		return kubeletOf(t, "renews-b").Create(ctx, nodeRequest(t, "renews-b"), client.DryRunAll)
+	})
+	refused := createRequest(t, kubeletOf(t, "renews-b"), nodeRequest(t, "renews-b"))
+	hasEvent(t, refused, "InventoryUnavailable")
+
+	grantGroup(t, csr.NodeGroup, mayRenewOwn)
+	renewal := createRequest(t, kubeletOf(t, "renews-c"), nodeRequest(t, "renews-c"))
+	reaches(t, renewal, csr.Issued)
+	if got := renewal.Status.Conditions[0]; got.Type != certificatesv1.CertificateApproved || got.Reason != "AutoApproved" || got.Message != selfNodeMessage {
+		t.Errorf("condition %+v", got)
+	}
+	isPending(t, blind)
+
+	installKind(t, clusterAPI)
+	expect(t, "renews-a")
+	reaches(t, blind, csr.Issued)
+}
+
+// TestBoundTokens wants each token to be bound to its node, and asks no inventory.
+func TestBoundTokens(t *testing.T) {
+	prepareIdentity(t)
+	startIdentityManager(t, "nodeClient: {requireTokenBinding: true}", "--leader-elect=false")
+	free, bound := newToken(t, "free01"), newToken(t, "bound1", "bound-a", "bound-b")
+	reaches(t, bound.asks(t, "bound-a"), csr.Issued)
+	newNode(t, "bound-b")
+	for _, test := range []struct {
+		obj          *request
+		reason, part string
+	}{
+		{free.asks(t, "bound-a"), "NotAuthorized", "is not bound to node"},
+		{bound.asks(t, "bound-c"), "NotAuthorized", `is bound to another node than "bound-c"`},
+		{bound.asks(t, "bound-b"), "NodeAlive", `Node "bound-b" exists`},
+	} {
+		hasEvent(t, test.obj, test.reason, test.part)
+		isPending(t, test.obj)
+	}
+}
+
+// TestBoundTokensWithoutConfiguration narrows what kube-controller-manager would approve by nothing but the groups.
+func TestBoundTokensWithoutConfiguration(t *testing.T) {
+	prepareIdentity(t)
+	startManager(t, serviceAccountConfig(t), "--leader-elect=false")
+	bound := newToken(t, "narrow", "narrow-a")
+	reaches(t, bound.asks(t, "narrow-a"), csr.Issued)
+	other := bound.asks(t, "narrow-b")
+	hasEvent(t, other, "NotAuthorized", `is bound to another node than "narrow-b"`)
+	isPending(t, other)
+}
