@@ -1,0 +1,92 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// madeBefore stores a request of node by user that is as old as that.
+func madeBefore(t *testing.T, name, user, node string, age time.Duration, mods ...func(*request)) *request {
+	t.Helper()
+	obj := nodeRequest(t, node, func(obj *request) {
+		obj.Name, obj.GenerateName, obj.UID = name, "", types.UID(name)
+		obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-age))
+		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+		obj.Spec.Username = user
+	})
+	for _, mod := range mods {
+		mod(obj)
+	}
+	if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(admin.Delete(context.Background(), obj)); err != nil {
+			t.Error(err)
+		}
+	})
+	return obj
+}
+
+// TestSuperseded deletes what a newer pending request of the same requester for the same node stands in for, an hour after
+// that was made, and nothing else.
+func TestSuperseded(t *testing.T) {
+	installRBAC(t)
+	approved := func(obj *request) {
+		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "", time.Now())
+	}
+	serving := func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeletServingSignerName }
+	const minute = time.Minute
+	gone := madeBefore(t, "sup-a-1", "token", "sup-a", 80*minute)
+	kept := []*request{
+		madeBefore(t, "sup-a-2", "token", "sup-a", 70*minute), // its newer one is half an hour old
+		madeBefore(t, "sup-a-3", "token", "sup-a", 30*minute),
+		madeBefore(t, "sup-a-4", "another", "sup-a", 80*minute),
+		madeBefore(t, "sup-a-5", "token", "sup-a", 80*minute, serving),
+		madeBefore(t, "sup-b-1", "token", "sup-b", 80*minute), // its newer one is decided
+		madeBefore(t, "sup-b-2", "token", "sup-b", 70*minute, approved),
+		madeBefore(t, "sup-c-1", "token", "sup-c", 80*minute, func(obj *request) { obj.Spec.SignerName = "example.com/a" }),
+		madeBefore(t, "sup-c-2", "token", "sup-c", 70*minute, func(obj *request) { obj.Spec.SignerName = "example.com/a" }),
+	}
+	soon := madeBefore(t, "sup-d-1", "token", "sup-d", 80*minute)
+	standsIn := madeBefore(t, "sup-d-2", "token", "sup-d", 60*minute-4*time.Second)
+	due := reload(t, standsIn).CreationTimestamp.Add(time.Hour)
+
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--controllers=cleaner")
+	deleted(t, gone)
+	begun := time.Now()
+	deleted(t, soon)
+	if early := time.Until(due); early > 0 {
+		t.Errorf("deleted %s before it was due", early)
+	}
+	if late := min(time.Since(due), time.Since(begun)); late > 5*time.Second {
+		t.Errorf("deleted %s after it was due", late)
+	}
+	for _, obj := range kept {
+		reload(t, obj)
+	}
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_cleaner_deleted_total{reason="Superseded",state="Pending"} 2`)
+	checkStop(t, p)
+}
+
+func deleted(t *testing.T, obj *request) {
+	t.Helper()
+	eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(obj), &request{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %v", err)
+	})
+}
