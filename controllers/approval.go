@@ -10,7 +10,7 @@ import (
 
 // approverOf returns the approver with the rules that are switched on.
 func approverOf(c config.Approval) *approver.Reconciler {
-	r := &approver.Reconciler{Denial: approver.Denial(c.Denial)}
+	r := &approver.Reconciler{Denial: approver.Denial(c.Denial), Limit: approver.Limit(c.Limit)}
 	if c.NodeClient.Bound() || c.KubeletServing.Enabled {
 		r.Inventory = inventoryOf(c)
 	}

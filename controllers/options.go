@@ -71,16 +71,16 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if r := o.Approver; r != nil {
 		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver))))
+		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver, r.Schedule))))
 	}
 	if r := o.Signer; r != nil {
 		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer))))
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, nil))))
 	}
 	if r := o.Cleaner; r != nil {
 		r.Clock = firstClock(r.Clock, o.Clock)
-		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner))))
+		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -130,7 +130,8 @@ func named(name string, err error) error {
 	return fmt.Errorf("set up %s: %w", name, err)
 }
 
-func (o Options) controller(workers, otherwise int) controller.Options {
+// controller has a queue of our own where the order or the clock is ours.
+func (o Options) controller(workers, otherwise int, order func() workqueue.Queue[reconcile.Request]) controller.Options {
 	if workers == 0 {
 		workers = otherwise
 	}
@@ -140,9 +141,15 @@ func (o Options) controller(workers, otherwise int) controller.Options {
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
 		EnableWarmup:            &warm, // a standby has its queue filled when it becomes the leader
 	}
-	if o.Clock != nil {
+	if order == nil && o.Clock != nil {
+		order = workqueue.DefaultQueue[reconcile.Request]
+	}
+	if order != nil {
 		options.NewQueue = func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
-			return newSteppedQueue(name, limiter, o.Clock)
+			if o.Clock == nil {
+				return newQueue(name, limiter, clock.RealClock{}, order())
+			}
+			return newSteppedQueue(name, limiter, o.Clock, order())
 		}
 	}
 	return options

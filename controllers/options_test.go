@@ -38,7 +38,7 @@ func TestAControllersOwnClockStays(t *testing.T) {
 // Errors are retried after 200 ms, doubling to a minute: kube-controller-manager begins so, and ends at 1000 s.
 func TestRetriesAndWorkers(t *testing.T) {
 	t.Parallel()
-	options := Options{}.controller(0, 5)
+	options := Options{}.controller(0, 5, nil)
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
 	var pauses []time.Duration
 	for range 12 {
@@ -50,7 +50,7 @@ func TestRetriesAndWorkers(t *testing.T) {
 	if options.MaxConcurrentReconciles != 5 || options.EnableWarmup == nil || !*options.EnableWarmup || options.NewQueue != nil {
 		t.Errorf("%+v", options)
 	}
-	if workers := (Options{}).controller(2, 5).MaxConcurrentReconciles; workers != 2 {
+	if workers := (Options{}).controller(2, 5, nil).MaxConcurrentReconciles; workers != 2 {
 		t.Errorf("%d workers", workers)
 	}
 }
@@ -59,7 +59,7 @@ func TestRetriesAndWorkers(t *testing.T) {
 func TestQueueFollowsTheClock(t *testing.T) {
 	t.Parallel()
 	clock := clocktesting.NewFakeClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
-	options := Options{Clock: clock, Approver: &approver.Reconciler{}}.controller(1, 1)
+	options := Options{Clock: clock, Approver: &approver.Reconciler{}}.controller(1, 1, nil)
 	queue := options.NewQueue("test", options.RateLimiter)
 	defer queue.ShutDown()
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}

@@ -19,10 +19,16 @@ type steppedQueue struct {
 	taken map[reconcile.Request]time.Time
 }
 
-func newSteppedQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request], steps clock.WithTicker) *steppedQueue {
-	config := workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{Name: name, Clock: steps}
+// newQueue is a rate limiting queue that gives items out in the order of storage.
+func newQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request], ticks clock.WithTicker, storage workqueue.Queue[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
+	items := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[reconcile.Request]{Name: name, Clock: ticks, Queue: storage})
+	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[reconcile.Request]{Name: name, Clock: ticks, Queue: items})
+	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{Name: name, DelayingQueue: delaying})
+}
+
+func newSteppedQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request], steps clock.WithTicker, storage workqueue.Queue[reconcile.Request]) *steppedQueue {
 	return &steppedQueue{
-		TypedRateLimitingInterface: workqueue.NewTypedRateLimitingQueueWithConfig(limiter, config),
+		TypedRateLimitingInterface: newQueue(name, limiter, steps, storage),
 		clock:                      steps,
 		taken:                      map[reconcile.Request]time.Time{},
 	}

@@ -36,7 +36,7 @@ func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
 
 // check takes one approval of the requester's, or returns the decision to wait.
 func (l *limiter) check(req *csr.Request) (Decision, bool) {
-	if l.limit == (Limit{}) {
+	if l == nil || l.limit == (Limit{}) {
 		return Decision{}, true
 	}
 	key := flow{req.SignerName, req.Requester.Username, req.NodeName()}

@@ -4,19 +4,14 @@ package approver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -54,6 +49,8 @@ type Reconciler struct {
 	Inventory *Inventory
 	// BlockList, if set, names the nodes for which nothing is approved. Somebody else runs it.
 	BlockList *inventory.BlockList
+	// Limit bounds the approvals of each requester for each node.
+	Limit Limit
 
 	Client     client.Client
 	Authorizer authz.Authorizer
@@ -62,72 +59,8 @@ type Reconciler struct {
 	// Audit, if set, gets a record of each decision, beside the log.
 	Audit *audit.Log
 
-	trial trial
-}
-
-// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
-// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/approval,verbs=update
-// +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client-kubelet,verbs=approve
-// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
-
-// SetupWithManager fills in what is nil and registers the controller.
-func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
-	if r.Client == nil {
-		r.Client = mgr.GetClient()
-	}
-	if r.Clock == nil {
-		r.Clock = clock.RealClock{}
-	}
-	if r.Authorizer == nil {
-		r.Authorizer = &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}}
-	}
-	if r.Reporter == nil {
-		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
-	if r.Denial == "" {
-		r.Denial = DenialNever
-	}
-	if err := r.check(); err != nil {
-		return err
-	}
-	ctrl := builder.ControllerManagedBy(mgr).
-		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
-			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-			return ok && (r.rule(request) != nil || r.DryRun && r.ours(request))
-		}))).
-		WithOptions(options)
-	if r.Inventory != nil {
-		woken := newWaker()
-		if err := r.Inventory.setup(mgr, r.Clock, woken.wake); err != nil {
-			return err
-		}
-		ctrl.WatchesRawSource(r.wakeSource(woken))
-	}
-	if r.BlockList != nil {
-		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
-	}
-	return ctrl.Complete(r)
-}
-
-// check returns all that is wrong with what cannot be filled in.
-func (r *Reconciler) check() error {
-	var errs []error
-	if r.Denial != DenialNever && r.Denial != DenialPermanent {
-		errs = append(errs, fmt.Errorf("denial %q is neither %s nor %s", r.Denial, DenialNever, DenialPermanent))
-	}
-	for _, rule := range r.Rules {
-		if rule.Shape == nil && rule.Judge == nil {
-			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape", rule.SignerName))
-		}
-		for _, recogniser := range rule.Recognisers {
-			if recogniser.Matches == nil {
-				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches", recogniser.Name, rule.SignerName))
-			}
-		}
-	}
-	return errors.Join(errs...)
+	trial   trial
+	limiter *limiter
 }
 
 // rule returns the rule for obj, or nil when obj is not ours or already decided.
@@ -142,14 +75,19 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 
 // Reconcile decides about one request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	result, err := r.reconcile(ctx, key)
+	return r.reconcileIf(ctx, key, func(*certificatesv1.CertificateSigningRequest) bool { return true })
+}
+
+// reconcileIf is Reconcile for a request that is mine.
+func (r *Reconciler) reconcileIf(ctx context.Context, key reconcile.Request, mine func(*certificatesv1.CertificateSigningRequest) bool) (reconcile.Result, error) {
+	result, err := r.reconcile(ctx, key, mine)
 	if err != nil {
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 	}
 	return result, err
 }
 
-func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine func(*certificatesv1.CertificateSigningRequest) bool) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// The cache's own object: judging only reads, and apply writes a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
@@ -157,6 +95,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 			r.gone(key.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if !mine(obj) {
+		return reconcile.Result{}, nil
 	}
 	if r.DryRun {
 		return r.rehearse(ctx, obj)
@@ -167,6 +108,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	req, decision, err := r.Decide(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, err
+	}
+	if decision.Verdict == Approve {
+		if limited, within := r.limiter.check(req); !within {
+			decision = limited
+		}
 	}
 	return r.apply(ctx, obj, req, decision)
 }

@@ -8,6 +8,14 @@ type Approval struct {
 	KubeletServing KubeletServing `json:"kubeletServing"`
 	// Inventory is what is known of nodes.
 	Inventory Inventory `json:"inventory"`
+	// Limit bounds the approvals of each requester for each node and signer; zero is no limit.
+	Limit ApprovalLimit `json:"limit"`
+}
+
+// ApprovalLimit is a number at once, and one for each hour after that.
+type ApprovalLimit struct {
+	Burst   int `json:"burst"`
+	PerHour int `json:"perHour"`
 }
 
 // KubeletServing switches the approval of kubelet serving certificates on.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,6 +16,9 @@ func (a *Approval) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.NotSupported(path.Child("denial"), a.Denial, []string{"Never", "Permanent"}))
 	}
 	errs = append(errs, a.NodeClient.validate(path.Child("nodeClient"), a.Inventory.Sources)...)
+	if (a.Limit.Burst > 0) != (a.Limit.PerHour > 0) || a.Limit.Burst < 0 || a.Limit.PerHour < 0 {
+		errs = append(errs, field.Invalid(path.Child("limit"), fmt.Sprintf("burst %d, perHour %d", a.Limit.Burst, a.Limit.PerHour), "both must be positive, or both 0 for no limit"))
+	}
 	errs = append(errs, a.KubeletServing.validate(path.Child("kubeletServing"))...)
 	return append(errs, a.Inventory.validate(path.Child("inventory"))...)
 }
