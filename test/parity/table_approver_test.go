@@ -19,6 +19,11 @@ func nodeUser(name string, groups ...string) user {
 	return user{name: "system:node:" + name, groups: append([]string{"system:authenticated"}, groups...)}
 }
 
+// boundUser has a bootstrap token that is good for the node whose name has that hash.
+func boundUser(hash string) user {
+	return user{name: "bound-" + hash, groups: append([]string{"system:bootstrappers:node:" + hash}, bootstrapper.groups...)}
+}
+
 // node is the smallest request that is approved and signed without a person.
 var node = row{signer: kubeletClient, subject: nodeName("n1"), user: bootstrapper, want: approvedIssued}
 
@@ -35,6 +40,10 @@ var approverRows = map[string]row{
 	"bootstrapper, extra extension":         with(node, func(r *row) { r.names.ExtraExtensions = askForCA }),
 	"bootstrapper, other attributes": with(node, func(r *row) {
 		r.subject = &pkix.Name{Organization: []string{"system:nodes"}, OrganizationalUnit: []string{"ou"}, CommonName: "system:node:n1"}
+	}),
+	"bootstrapper, bound to the node": with(node, func(r *row) { r.user = boundUser("676b8bb84ce7267d") }),
+	"bootstrapper, bound to another node": with(node, func(r *row) {
+		r.user, r.deviation, r.ours = boundUser("0123456789abcdef"), "bound-token", untouched
 	}),
 	"node renews":                               with(node, func(r *row) { r.user = nodeUser("n1", "parity:renewers") }),
 	"node renews, may do both":                  with(node, func(r *row) { r.user = nodeUser("n1", "parity:renewers", "parity:bootstrappers") }),
