@@ -49,7 +49,7 @@ func (n *NodeClient) validateInventory(path *field.Path, sources []Source) field
 // validateRules finds settings that would not have their effect, or that contradict a preset.
 func (n *NodeClient) validateRules(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	why := ""
+	var why string
 	switch {
 	case n.Inventory == InventoryOpenShift:
 		why = "the inventory openshift has rules of its own: choose cluster-api or sources to have others"
