@@ -35,6 +35,19 @@ func (e *explainer) cleaner(p *page, f *findings) {
 			p.row("because", one.why)
 		}
 	}
+	if after := e.options.Cleaner.SupersededAfter; after > 0 {
+		if _, can := csr.AttemptOf(f.obj); can {
+			p.row("or sooner", fmt.Sprintf("cleaning.supersededAfter: %s after the same requester has made a newer request for this node and signer, if that one is pending then", after))
+		}
+	}
+	dryRun(p, e.options.Cleaner.DryRun)
+}
+
+// dryRun says so.
+func dryRun(p *page, is bool) {
+	if is {
+		p.row("dry run", "this is only told, and nothing is written (dryRun)")
+	}
 }
 
 type soleRetention struct {

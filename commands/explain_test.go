@@ -33,11 +33,20 @@ const (
 // approverScenarios has one for each reason of the approver, named after it.
 func approverScenarios(t testing.TB) map[string]scenario {
 	return map[string]scenario{
-		"AutoApproved":  {obj: explainRequest(t), grants: []string{"nodeclient"}},
-		"NotAuthorized": {obj: explainRequest(t), stored: []client.Object{goodSecret(t), refusedEvent(), olderEvent()}},
-		"ShapeMismatch": {obj: explainRequest(t, forSigner(certificatesv1.KubeAPIServerClientKubeletSignerName, signature, serverAuth)), grants: []string{"nodeclient"}},
-		"Malformed":     {obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
+		"AutoApproved":         {obj: explainRequest(t), grants: []string{"nodeclient"}},
+		"NotAuthorized":        {obj: explainRequest(t), stored: []client.Object{goodSecret(t), refusedEvent(), olderEvent()}},
+		"ShapeMismatch":        {obj: explainRequest(t, forSigner(certificatesv1.KubeAPIServerClientKubeletSignerName, signature, serverAuth)), grants: []string{"nodeclient"}},
+		"Malformed":            {obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
+		"NodeBlocked":          {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
+		"InventoryUnavailable": {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t)}},
 	}
+}
+
+// blocking has a block list, which blockedNodes is.
+var blocking = []string{"--node-block-list=ns/blocked"}
+
+func blockedNodes(names string) client.Object {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": names}}
 }
 
 // signerScenarios has one for each reason of the signer, named after it.
@@ -62,7 +71,9 @@ func signerScenarios(t testing.TB) map[string]scenario {
 		"CAExpired":           {obj: explainRequest(t, autoApproved), stored: []client.Object{explainSecret(endedCert, endedKey)}},
 		"LifetimeCut": {stored: []client.Object{explainSecret(soonCert, soonKey)},
 			obj: explainRequest(t, autoApproved, withCertificate(t, soon, soon, explainKey(t, "node").Public()))},
-		"CALoaded": {obj: explainRequest(t, autoApproved)},
+		"CALoaded":             {obj: explainRequest(t, autoApproved)},
+		"NodeBlocked":          {obj: explainRequest(t, autoApproved), args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
+		"InventoryUnavailable": {obj: explainRequest(t, autoApproved), args: blocking, stored: []client.Object{goodSecret(t)}},
 	}
 }
 
@@ -88,6 +99,8 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"never-permitted-subject": {obj: explainRequest(t, forSigner(apiServerClient), asking(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "x", Organization: []string{"system:masters"}}}))},
 		"unknown-rights":          {obj: explainRequest(t), forbidden: []string{"subjectaccessreviews", "secrets", "events"}},
 		"no-ca-configured":        {obj: explainRequest(t, autoApproved), noCA: true},
+		"blocked-another":         {obj: explainRequest(t, autoApproved), args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("b")}},
+		"dry-run":                 {obj: explainRequest(t), args: []string{"--dry-run=*"}, grants: []string{"nodeclient"}},
 		"switched-off":            {obj: explainRequest(t), args: []string{"--controllers=signer"}},
 		"offline":                 {obj: explainRequest(t), file: true},
 		"offline-failing":         {obj: explainRequest(t, forSigner(apiServerClient, signature), autoApproved), file: true, noCA: true},

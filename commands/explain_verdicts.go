@@ -46,6 +46,7 @@ func (e *explainer) approver(p *page, f *findings) {
 	}
 	p.row("verdict", verdict)
 	e.decision(p, f)
+	dryRun(p, e.options.Approver.DryRun)
 }
 
 // decision says why, if the approver has said anything.
@@ -119,6 +120,7 @@ func (e *explainer) judgement(p *page, f *findings) {
 	if f.state == csr.Pending {
 		label = "once approved"
 	}
+	defer dryRun(p, e.options.Signer.DryRun)
 	switch {
 	case f.rehearsalErr != nil:
 		p.row(label, "not signed: "+sentence(f.rehearsalErr.Error()))
