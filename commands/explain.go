@@ -79,7 +79,7 @@ func explainFrom(ctx context.Context, configuration *config.Configuration, api c
 	case err != nil:
 		return fmt.Errorf("get request: %w", err)
 	}
-	e, err := newExplainer(ctx, configuration, api, authz.SubjectAccess{Client: api}, clock)
+	e, err := newExplainer(configuration, api, authz.SubjectAccess{Client: api}, clock)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func explainAll(ctx context.Context, configuration *config.Configuration, in io.
 	if len(objs) == 0 {
 		return cmp.Or(problem, errors.New("-f: no CertificateSigningRequest in it"))
 	}
-	e, err := newExplainer(ctx, configuration, offline{}, offline{}, clock)
+	e, err := newExplainer(configuration, offline{}, offline{}, clock)
 	if err != nil {
 		return err
 	}

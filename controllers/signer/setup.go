@@ -110,19 +110,27 @@ func (r *Reconciler) keyPairs() []*KeyPair {
 	return pairs
 }
 
-// ReadOnce makes r ready for Judge without a manager: it reads each CA once. It returns, by signer, why one could not be
-// read, which says what reader may do, and nothing of the signer. r needs its Clock.
-func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader) (map[string]error, error) {
+// ReadOnce makes r ready for Judge without a manager: it reads the CAs of signerNames once, or of all when there are none.
+// It returns, by signer, why one could not be read, which says what reader may do, and nothing of the CA. r needs its
+// Clock.
+func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerNames ...string) (map[string]error, error) {
 	if err := r.fillProfiles(); err != nil {
 		return nil, err
 	}
-	unread := map[string]error{}
-	for _, pair := range r.keyPairs() {
-		pair.clock, pair.log = r.Clock, logr.Discard()
-		if err := pair.source.readOnce(ctx, reader, pair); err != nil {
-			for _, name := range pair.signers {
-				unread[name] = err
-			}
+	if len(signerNames) == 0 {
+		signerNames = slices.Collect(maps.Keys(r.Signers))
+	}
+	read, unread := map[*KeyPair]error{}, map[string]error{}
+	for _, name := range signerNames {
+		pair := r.Signers[name].KeyPair
+		err, again := read[pair]
+		if !again {
+			pair.clock, pair.log = r.Clock, logr.Discard()
+			err = pair.source.readOnce(ctx, reader, pair)
+			read[pair] = err
+		}
+		if err != nil {
+			unread[name] = err
 		}
 	}
 	return unread, nil
