@@ -42,25 +42,14 @@ func startCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.describe(t)
-		}
-		if err := c.stopAll(); err != nil {
-			t.Error(err)
-		}
-	})
-	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
-		t.Fatal(err)
-	}
+	c := newCluster(t, plane)
 	c.stored = c.watchStored(t)
 	m := c.machine(t, firstNode)
 	who, err := clientPair(c.ca, "system:node:"+firstNode, "system:nodes")
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(m.configureKubelet(clientConfig(server, c.ca, who)), m.startKubelet(kubeletOptions{KeepCertificate: true}))
+	err = errors.Join(m.configureKubelet(clientConfig(c.server(), c.ca, who)), m.startKubelet(kubeletOptions{KeepCertificate: true}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,18 +59,38 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
+// newCluster has plane end with t, after a look at what it knows if t has failed.
+func newCluster(t *testing.T, plane *controlPlane) *cluster {
+	t.Helper()
+	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+		if err := c.stopAll(); err != nil {
+			t.Error(err)
+		}
+	})
+	var err error
+	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func (c *cluster) stopAll() error {
 	var errs []error
 	for _, m := range c.machines {
 		errs = append(errs, m.stop())
 	}
-	return errors.Join(append(errs, c.stop())...)
+	// The next test has a control plane of its own.
+	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")))...)
 }
 
 // machine starts one more machine.
-func (c *cluster) machine(t *testing.T, name string) *machine {
+func (c *cluster) machine(t *testing.T, name string, archives ...string) *machine {
 	t.Helper()
-	m, err := startMachine(t.Context(), c.dir, name, len(c.machines)+1, pauseArchive(c.dir), managerImage())
+	m, err := startMachine(t.Context(), c.dir, name, len(c.machines)+1, append(archives, pauseArchive(c.dir), managerImage())...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,15 +130,15 @@ func (c *cluster) tryKubectl(args ...string) (string, error) {
 	return run(exec.Command(binary("kubectl"), append([]string{"--kubeconfig", c.path("admin.kubeconfig")}, args...)...))
 }
 
-// describe shows what the API server knows.
+// describe logs what the API server knows.
 func (c *cluster) describe(t *testing.T) {
-	for _, args := range []string{
+	for _, line := range []string{
 		"get nodes -o wide", "get pods -A -o wide", "get csr", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
 	} {
-		output, err := c.tryKubectl(strings.Fields(args)...)
-		t.Logf("kubectl %s\n%s", args, tail(output, 60))
-		if err != nil {
-			t.Log(err)
+		output, err := c.tryKubectl(strings.Fields(line)...)
+		t.Logf("kubectl %s\n%s", line, tail(output, 60))
+		if err != nil { // the others would not do better
+			return
 		}
 	}
 }

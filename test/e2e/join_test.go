@@ -12,7 +12,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,23 +40,12 @@ func (c *cluster) testJoin(t *testing.T) *machine {
 		c.wantWriter(t, "update", first.Name, subresource, "csr-controller-manager")
 	}
 	c.kubectl(t, "apply", "-f", "manifests/node-pod.yaml")
-	c.podRuns(t, "on-worker")
+	c.podReady(t, metav1.NamespaceDefault, "on-worker")
 	c.until(t, 20*time.Second, "the pod's log can be read through the API server", func(context.Context) (bool, error) {
 		log, err := c.tryKubectl("logs", "on-worker")
 		return log == "running\n", err
 	})
 	return worker
-}
-
-func (c *cluster) podRuns(t *testing.T, name string) {
-	t.Helper()
-	c.until(t, 30*time.Second, "pod "+name+" is ready", func(ctx context.Context) (bool, error) {
-		pod := &corev1.Pod{}
-		err := c.admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, pod)
-		return slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
-			return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
-		}), err
-	})
 }
 
 // testResume is step 3: a kubelet that is killed while its request waits finds the same one again.
