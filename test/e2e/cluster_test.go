@@ -98,10 +98,10 @@ func (c *cluster) machine(t *testing.T, name string, archives ...string) *machin
 	return m
 }
 
-// bootstrapConfig reaches the API server with the bootstrap token.
-func (c *cluster) bootstrapConfig() *rest.Config {
+// bootstrapConfig reaches the API server with a bootstrap token.
+func (c *cluster) bootstrapConfig(token string) *rest.Config {
 	config := rest.AnonymousClientConfig(c.config)
-	config.BearerToken = bootstrapToken
+	config.BearerToken = token
 	config.QPS = -1
 	return config
 }
@@ -110,7 +110,7 @@ func (c *cluster) bootstrapConfig() *rest.Config {
 func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
 	t.Helper()
 	m := c.machine(t, name)
-	if err := errors.Join(m.configureKubelet(c.bootstrapConfig()), m.startKubelet(options)); err != nil {
+	if err := errors.Join(m.configureKubelet(c.bootstrapConfig(bootstrapToken)), m.startKubelet(options)); err != nil {
 		t.Fatal(err)
 	}
 	return m
@@ -153,7 +153,12 @@ func (c *cluster) until(t *testing.T, timeout time.Duration, what string, done f
 
 func (c *cluster) nodeReady(t *testing.T, name string) {
 	t.Helper()
-	c.until(t, time.Minute, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
+	c.nodeWithin(t, name, time.Minute)
+}
+
+func (c *cluster) nodeWithin(t *testing.T, name string, timeout time.Duration) {
+	t.Helper()
+	c.until(t, timeout, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
 		node := &corev1.Node{}
 		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, node)
 		return ready(node), err

@@ -70,7 +70,7 @@ func (c *cluster) testLeaderKilled(t *testing.T) {
 // burst creates 200 requests, disturbs in the middle, and returns the requests when all of them have a certificate.
 func (c *cluster) burst(t *testing.T, name string, disturb func()) map[string]*certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	bootstrap, err := client.New(c.bootstrapConfig(), client.Options{Scheme: c.admin.Scheme()})
+	bootstrap, err := client.New(c.bootstrapConfig(bootstrapToken), client.Options{Scheme: c.admin.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
