@@ -57,19 +57,28 @@ func plain(t *testing.T, all objects) map[string]any {
 		switch obj.GetKind() {
 		case "ConfigMap":
 			name = "ConfigMap"
-			obj.SetName(name)
+			obj.SetName(unhash(obj.GetName()))
 			readConfig(t, obj)
 		case "Deployment":
 			config, ok := configMapOf(obj)
-			if !ok || !strings.HasPrefix(config["name"].(string), "csr-controller-manager") {
-				t.Errorf("%s mounts the ConfigMap %v", name, config)
+			if !ok {
+				t.Fatalf("%s mounts no ConfigMap", name)
 			}
-			config["name"] = "ConfigMap"
+			config["name"] = unhash(config["name"].(string))
 			unstructured.RemoveNestedField(obj.Object, "spec", "template", "metadata", "annotations", "checksum/config")
 		}
 		found[name] = obj.Object
 	}
 	return found
+}
+
+// unhash cuts off the hash that kustomize puts behind the name of the ConfigMap.
+func unhash(name string) string {
+	const ours = "csr-controller-manager-config"
+	if strings.HasPrefix(name, ours+"-") {
+		return ours
+	}
+	return name
 }
 
 func unlabel(obj *unstructured.Unstructured) {
