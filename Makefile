@@ -29,6 +29,10 @@ image: ## the image, as an archive for containerd, kind and docker, and its SBOM
 	  go run . -root ../.. -out ../../bin/image -version "$(VERSION)" -tags "$(IMAGE_TAGS)" \
 	  -revision "$$(git rev-parse HEAD 2>/dev/null || true)"
 
+.PHONY: image-test
+image-test: ## builds the image twice and looks into it
+	cd hack/image && go test -timeout 20m ./...
+
 .PHONY: demo
 demo: build ## a node joins a real control plane, step by step; cleans up after itself
 	$(CONTROL_PLANE) go run ./hack/demo
@@ -82,9 +86,10 @@ lint: ## golangci-lint
 	$(TOOL) golangci-lint run ./...
 
 .PHONY: generate
-generate: ## roles in config/rbac from the markers in the code
+generate: ## roles in config/rbac, and in the chart, from the markers in the code
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
+	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \
 	done
 
 .PHONY: verify
