@@ -80,6 +80,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.check(); err != nil {
 		return err
 	}
+	for _, rule := range r.Rules { // there before its first event, so that the rate has it
+		createdToApproved.WithLabelValues(rule.SignerName)
+	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -94,6 +95,13 @@ func (r *Reconciler) fillProfiles() error {
 		signer.Profile = profile
 		r.Signers[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
+		// A counter that is there before its first event has a rate of that event.
+		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal} {
+			counter.WithLabelValues(name)
+		}
+		for _, histogram := range []*prometheus.HistogramVec{approvedToIssued, createdToIssued} {
+			histogram.WithLabelValues(name)
+		}
 	}
 	return errors.Join(errs...)
 }
