@@ -66,7 +66,7 @@ func TestPodSecurity(t *testing.T) {
 			t.Parallel()
 			all := kustomize(t, folder)
 			space := typed[corev1.Namespace](t, all, "Namespace")[systemNamespace]
-			space.Name = "pods-" + filepath.Base(folder)
+			space.Name, space.GenerateName = "", "pods-"
 			if got := space.Labels["pod-security.kubernetes.io/enforce"]; got != level {
 				t.Errorf("the namespace enforces %q, want %q", got, level)
 			}
