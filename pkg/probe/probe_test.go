@@ -17,6 +17,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -195,7 +196,7 @@ func TestAskShowsNothingElse(t *testing.T) {
 	probe, other := mint(t), mint(t)
 	s, cluster := serve(t, func(*x509.Certificate) (int, any) { return 201, reviewFor(probe.Subject, probe.ID) })
 	cluster.BearerToken, cluster.BearerTokenFile = "secret", filepath.Join(t.TempDir(), "none")
-	cluster.Username, cluster.Password = "", ""
+	cluster.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "false", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 	cluster.CertData, cluster.KeyData = other.certPEM, other.keyPEM
 	cluster.Impersonate = rest.ImpersonationConfig{UserName: "admin"}
 	cluster.WrapTransport = func(http.RoundTripper) http.RoundTripper { t.Error("the transport is wrapped"); return nil }
