@@ -31,6 +31,8 @@ type cluster struct {
 	admin    client.WithWatch
 	machines map[string]*machine
 	stored   *stored
+	// kind is the name of the kind cluster that it is, or empty.
+	kind string
 }
 
 // startCluster starts a control plane and its own node, which joins as kubeadm has it join: with a certificate that the

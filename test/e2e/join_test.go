@@ -12,6 +12,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,10 +28,17 @@ const (
 // testJoin is step 1.
 func (c *cluster) testJoin(t *testing.T) *machine {
 	worker := c.join(t, "worker", kubeletOptions{})
-	c.nodeReady(t, "worker")
-	requests, err := c.requestsOf(t.Context(), "worker")
+	c.wantJoined(t, worker)
+	return worker
+}
+
+// wantJoined checks that the node has got its certificate with a bootstrap token, from the Deployment, and runs pods.
+func (c *cluster) wantJoined(t *testing.T, m *machine) {
+	t.Helper()
+	c.nodeReady(t, m.name)
+	requests, err := c.requestsOf(t.Context(), m.name)
 	if err != nil || len(requests) == 0 {
-		t.Fatalf("no request of the worker: %v", err)
+		t.Fatalf("no request of %s: %v", m.name, err)
 	}
 	first := requests[0]
 	if first.Spec.Username != bootstrapUser {
@@ -39,13 +47,26 @@ func (c *cluster) testJoin(t *testing.T) *machine {
 	for _, subresource := range []string{"approval", "status"} {
 		c.wantWriter(t, "update", first.Name, subresource, "csr-controller-manager")
 	}
-	c.kubectl(t, "apply", "-f", "manifests/node-pod.yaml")
-	c.podReady(t, metav1.NamespaceDefault, "on-worker")
+	pod := c.runPod(t, m.name)
 	c.until(t, 20*time.Second, "the pod's log can be read through the API server", func(context.Context) (bool, error) {
-		log, err := c.tryKubectl("logs", "on-worker")
+		log, err := c.tryKubectl("logs", pod)
 		return log == "running\n", err
 	})
-	return worker
+}
+
+// runPod has the scheduler put a pod on the node, waits until it is ready, and returns its name.
+func (c *cluster) runPod(t *testing.T, node string) string {
+	t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "on-" + node},
+		Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{corev1.LabelHostname: node},
+			Containers:   []corev1.Container{{Name: "pause", Image: pauseImage, ImagePullPolicy: corev1.PullNever}},
+		},
+	}
+	c.create(t, pod)
+	c.podReady(t, pod.Namespace, pod.Name)
+	return pod.Name
 }
 
 // testResume is step 3: a kubelet that is killed while its request waits finds the same one again.
