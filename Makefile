@@ -17,7 +17,7 @@ RACE := $(if $(shell command -v gcc),-race)
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
 
 .PHONY: build
 build: ## the binary
