@@ -63,7 +63,7 @@ var (
 
 	// caNotAfter is per signer, as that is what an alert is about.
 	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_signer_ca_not_after_seconds",
+		Name: "csr_signer_ca_expiration_timestamp_seconds",
 		Help: "End of the signing CA in use, in seconds since 1970; 0 when there has been none yet.",
 	}, []string{"signer"})
 )
