@@ -73,6 +73,9 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
 	}
+	if r.Live == nil {
+		r.Live = mgr.GetAPIReader()
+	}
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
 	}
