@@ -76,13 +76,13 @@ e2e-root:
 
 .PHONY: e2e
 e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/e2e.md)
-	$(NODES) go test -tags e2e $(RACE) -count=1 -timeout 15m -v -run '^Test(Deployment|KilledRunLeavesNothing)$$' ./test/e2e
+	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 15m -v -run '^Test(Deployment|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly
 e2e-nightly: e2e-root image ## make e2e, two versions of the kubelet, static pods, and what takes six minutes
 	OLD_KUBELET=$$(KUBEBUILDER_ASSETS= K8S_VERSION=1.34.4 hack/controlplane/get.sh kubelet | sed -n 's/^CONTROLPLANE=//p')/kubelet; \
 	  export OLD_KUBELET; \
-	  $(NODES) go test -tags e2e $(RACE) -count=1 -timeout 40m -v ./test/e2e
+	  $(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
 
 .PHONY: e2e-kind
 e2e-kind: image ## the steps that can run on a kind cluster, which it makes and deletes; needs kind and docker
@@ -103,8 +103,9 @@ nightly: ## what takes too long for every change
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint
-lint: ## golangci-lint
+lint: ## golangci-lint, of the image's module too
 	$(TOOL) golangci-lint run ./...
+	cd hack/image && go tool -modfile=../tools.mod golangci-lint run ./...
 
 .PHONY: generate
 generate: ## roles in config/rbac, and in the chart, from the markers in the code
