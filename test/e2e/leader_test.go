@@ -13,7 +13,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -82,6 +85,7 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) map[string]*c
 		one := fmt.Sprintf("%s-%03d", name, i)
 		all[i] = requestFor(t, one, one)
 	}
+	c.meddle(t, name)
 	created, disturbed := make(chan error, 1), make(chan struct{})
 	goOn := sync.OnceFunc(func() { close(disturbed) })
 	defer goOn()
@@ -118,6 +122,25 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) map[string]*c
 	})
 	t.Logf("all after %s", time.Since(begin).Round(time.Second))
 	return done
+}
+
+// meddle changes each request of a burst once it is approved, at the same time as the signer does: some of its certificates
+// then come too late to be stored.
+func (c *cluster) meddle(t *testing.T, name string) {
+	t.Helper()
+	events, err := c.admin.Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"meddled": "with"}}}`))
+	go func() {
+		for event := range events.ResultChan() {
+			obj, ok := event.Object.(*certificatesv1.CertificateSigningRequest)
+			if ok && strings.HasPrefix(obj.Name, name+"-") && csr.StateOf(obj) == csr.Approved && obj.Annotations["meddled"] == "" {
+				_ = c.admin.Patch(t.Context(), obj, patch) // another one will do
+			}
+		}
+	}()
 }
 
 // issuedOf returns the requests of a burst that have a certificate.
