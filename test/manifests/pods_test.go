@@ -234,6 +234,10 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= 30*time.Second {
 		t.Errorf("%s to stop: controller-runtime takes up to 30 s", grace)
 	}
+	kubeadm := corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	if !slices.Contains(pod.Tolerations, kubeadm) {
+		t.Errorf("tolerations %v: with kubeadm, no control plane's node would run it", pod.Tolerations)
+	}
 	if *pod.EnableServiceLinks || !*container.SecurityContext.ReadOnlyRootFilesystem || container.Resources.Requests.Memory().IsZero() || container.Resources.Requests.Cpu().IsZero() {
 		t.Errorf("service links, root file system, or requests: %+v", container)
 	}

@@ -47,6 +47,22 @@ func TestServiceMonitor(t *testing.T) {
 	}
 }
 
+// TestServiceMonitorWithSecret looks at the way to scrape that only the chart has.
+func TestServiceMonitorWithSecret(t *testing.T) {
+	t.Parallel()
+	all := helm(t, "--set=serviceMonitor.enabled=true,serviceMonitor.tokenSecret=scraper")
+	monitor := all["ServiceMonitor "+systemNamespace+"/csr-controller-manager"]
+	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "endpoints")
+	if err != nil || len(endpoints) != 1 {
+		t.Fatalf("endpoints %v, error %v", endpoints, err)
+	}
+	got := endpoints[0].(map[string]any)
+	want := map[string]any{"credentials": map[string]any{"name": "scraper", "key": "token"}}
+	if diff := cmp.Diff(want, got["authorization"]); diff != "" || got["bearerTokenFile"] != nil {
+		t.Errorf("token file %v, authorization (-want +got):\n%s", got["bearerTokenFile"], diff)
+	}
+}
+
 // plain returns what is to be the same.
 func plain(t *testing.T, all objects) map[string]any {
 	t.Helper()
