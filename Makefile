@@ -17,7 +17,7 @@ RACE := $(if $(shell command -v gcc),-race)
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
 
 .PHONY: build
 build: ## the binary
@@ -28,6 +28,10 @@ image: ## the image, as an archive for containerd, kind and docker, and its SBOM
 	cd hack/image && SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)} \
 	  go run . -root ../.. -out ../../bin/image -version "$(VERSION)" -tags "$(IMAGE_TAGS)" \
 	  -revision "$$(git rev-parse HEAD 2>/dev/null || true)"
+
+.PHONY: image-test
+image-test: ## builds the image twice and looks into it
+	cd hack/image && go test -timeout 20m ./...
 
 .PHONY: demo
 demo: build ## a node joins a real control plane, step by step; cleans up after itself
@@ -63,6 +67,27 @@ parity: ## the same requests through kube-controller-manager and through ours, c
 parity-mutants: ## takes out one rule at a time; parity must fail each time
 	$(CONTROL_PLANE) go run ./test/parity/mutants
 
+# Real nodes need all of the control plane's programs.
+NODES := place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a;
+
+.PHONY: e2e-root
+e2e-root:
+	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
+
+.PHONY: e2e
+e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/e2e.md)
+	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 15m -v -run '^Test(Deployment|KilledRunLeavesNothing)$$' ./test/e2e
+
+.PHONY: e2e-nightly
+e2e-nightly: e2e-root image ## make e2e, two versions of the kubelet, static pods, and what takes six minutes
+	OLD_KUBELET=$$(KUBEBUILDER_ASSETS= K8S_VERSION=1.34.4 hack/controlplane/get.sh kubelet | sed -n 's/^CONTROLPLANE=//p')/kubelet; \
+	  export OLD_KUBELET; \
+	  $(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
+
+.PHONY: e2e-kind
+e2e-kind: image ## the steps that can run on a kind cluster, which it makes and deletes; needs kind and docker
+	$(NODES) E2E_KIND=csr-e2e go test -tags e2e,kind -count=1 -timeout 30m -v -run '^TestKind$$' ./test/e2e
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/csr
@@ -74,17 +99,19 @@ bench-quick: build ## a burst of requests through ours and through kube-controll
 
 .PHONY: nightly
 nightly: ## what takes too long for every change
-	$(MAKE) test-matrix parity-mutants bench-quick
+	$(MAKE) test-matrix parity-mutants bench-quick e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint
-lint: ## golangci-lint
+lint: ## golangci-lint, of the image's module too
 	$(TOOL) golangci-lint run ./...
+	cd hack/image && go tool -modfile=../tools.mod golangci-lint run ./...
 
 .PHONY: generate
-generate: ## roles in config/rbac from the markers in the code
+generate: ## roles in config/rbac, and in the chart, from the markers in the code
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
+	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \
 	done
 	$(TOOL) controller-gen rbac:roleName=csr-kubelet-serving,fileName=role.yaml paths=./pkg/inventory output:rbac:dir=config/kubelet-serving
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -14,10 +13,8 @@ import (
 	"github.com/go-logr/logr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -57,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 	case err != nil:
 		return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 	}
-	logger := newLogger(configuration.Verbosity)
+	logger := commands.NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", commands.VersionOrBuild())
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
@@ -79,31 +76,6 @@ func run(ctx context.Context, args []string) error {
 	}
 	logger.Info("Stopped")
 	return nil
-}
-
-// maxLibraryVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret.
-const maxLibraryVerbosity = 7
-
-// newLogger returns our logger, and makes the libraries below us log the same way.
-func newLogger(verbosity int) logr.Logger {
-	logger := jsonLogger(verbosity)
-	log.SetLogger(logger)
-	klog.SetLogger(jsonLogger(min(verbosity, maxLibraryVerbosity)))
-	return logger
-}
-
-// jsonLogger writes JSON lines to standard error.
-func jsonLogger(verbosity int) logr.Logger {
-	return logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
-		Level: slog.Level(-verbosity),
-		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
-			// slog calls verbosity 1 "DEBUG+3": say V1.
-			if level, ok := attr.Value.Any().(slog.Level); ok && attr.Key == slog.LevelKey && level < slog.LevelInfo {
-				return slog.String(slog.LevelKey, fmt.Sprintf("V%d", -level))
-			}
-			return attr
-		},
-	}))
 }
 
 func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, error) {

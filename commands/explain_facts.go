@@ -3,7 +3,6 @@ package commands
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,12 +53,11 @@ func unknown(err error, right string) string {
 type explainer struct {
 	options controllers.Options
 	reader  client.Reader
+	secrets client.Reader
 	clock   clock.PassiveClock
 	// answers are those to the questions of the request that is being explained.
 	answers map[authorizationv1.ResourceAttributes]answer
-	// unread is why there is no CA, by signer name.
-	unread map[string]error
-	advice advice
+	advice  advice
 }
 
 type answer struct {
@@ -79,7 +77,7 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 	if err != nil {
 		return nil, err
 	}
-	e := &explainer{options: options, reader: reader, clock: clock, advice: readAdvice()}
+	e := &explainer{options: options, reader: reader, secrets: reader, clock: clock, advice: readAdvice()}
 	if options.Approver != nil {
 		options.Approver.Authorizer = authz.Func(func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 			allowed, err := authorizer.Allowed(ctx, who, what)
@@ -96,14 +94,11 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 			options.Signer.BlockList = options.BlockList
 		}
 	}
+	if noCA {
+		e.secrets = noReader{}
+	}
 	if options.Signer != nil {
-		if noCA {
-			reader = noReader{}
-		}
 		options.Signer.Clock = clock
-		if e.unread, err = options.Signer.ReadOnce(ctx, reader); err != nil {
-			return nil, fmt.Errorf("read the CA: %w", err)
-		}
 	}
 	return e, nil
 }

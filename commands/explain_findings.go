@@ -54,7 +54,7 @@ func (e *explainer) explain(ctx context.Context, obj *certificatesv1.Certificate
 	e.signer(p, f)
 	e.cleaner(p, f)
 	e.events(ctx, p, f)
-	return p.String()
+	return string(p.text)
 }
 
 func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *findings {
@@ -75,7 +75,7 @@ func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSig
 		f.signer, f.served = r.Signers[obj.Spec.SignerName]
 	}
 	if f.served {
-		e.judge(f)
+		e.judge(ctx, f)
 	}
 	return f
 }
@@ -97,9 +97,12 @@ func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateS
 }
 
 // judge finds out what the signer says.
-func (e *explainer) judge(f *findings) {
+func (e *explainer) judge(ctx context.Context, f *findings) {
 	var problem error
-	f.unread = e.unread[f.obj.Spec.SignerName]
+	unread, err := e.options.Signer.ReadOnce(ctx, e.secrets, f.obj.Spec.SignerName)
+	if f.unread = unread[f.obj.Spec.SignerName]; err != nil {
+		f.unread = err
+	}
 	if f.authority, problem = f.signer.KeyPair.Authority(f.now); problem != nil {
 		f.unavailable, _ = problem.(*signer.Unavailable) //nolint:errorlint // that is its only type
 	}

@@ -18,20 +18,20 @@ const (
 )
 
 // page is text in sections of labelled rows.
-type page struct{ strings.Builder }
+type page struct{ text []byte }
 
 func (p *page) title(text string) {
-	if p.Len() > 0 {
-		p.WriteString("\n")
+	if len(p.text) > 0 {
+		p.text = append(p.text, '\n')
 	}
-	p.WriteString(text + "\n")
+	p.text = append(p.text, text+"\n"...)
 }
 
 // row writes one line for each value, with the label before the first. Values are safe to print: ours, or through quote
 // or sentence.
 func (p *page) row(label string, values ...string) {
 	for _, value := range values {
-		fmt.Fprintf(p, "  %-14s  %s\n", label, value)
+		p.text = fmt.Appendf(p.text, "  %-14s  %s\n", label, value)
 		label = ""
 	}
 }

@@ -34,7 +34,7 @@ const (
 func approverScenarios(t testing.TB) map[string]scenario {
 	return map[string]scenario{
 		"AutoApproved":         {obj: explainRequest(t), grants: []string{"nodeclient"}},
-		"NotAuthorized":        {obj: explainRequest(t), stored: []client.Object{goodSecret(t), refusedEvent(), olderEvent()}},
+		"NotAuthorized":        {obj: explainRequest(t), stored: []client.Object{goodSecret(t), refusedEvent()}},
 		"ShapeMismatch":        {obj: explainRequest(t, forSigner(certificatesv1.KubeAPIServerClientKubeletSignerName, signature, serverAuth)), grants: []string{"nodeclient"}},
 		"Malformed":            {obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
 		"NodeBlocked":          {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
@@ -88,7 +88,7 @@ func otherScenarios(t testing.TB) map[string]scenario {
 			obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"}
 		})},
 		"approvable-and-cut": {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{shortLived(t)}},
-		"denied":             {obj: explainRequest(t, withCondition(certificatesv1.CertificateDenied, "KubectlDeny", "No.", time.Minute))},
+		"denied":             {stored: []client.Object{goodSecret(t), olderEvent(), refusedEvent()}, obj: explainRequest(t, withCondition(certificatesv1.CertificateDenied, "KubectlDeny", "No.", time.Minute))},
 		"denied-by-the-approver": {args: []string{"--config=testdata/denial.yaml"}, obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") },
 			withCondition(certificatesv1.CertificateDenied, "Malformed", "spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed", time.Minute))},
 		"to-be-denied":            {args: []string{"--config=testdata/denial.yaml"}, obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
@@ -152,7 +152,9 @@ func refusedEvent() client.Object {
 	return &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"}, InvolvedObject: corev1.ObjectReference{UID: "uid-1"},
 		Type: "Warning", Reason: "NotAuthorized", ReportingController: "csr-approver", EventTime: metav1.NewMicroTime(explainNow.Add(-time.Minute)),
-		Message: "the newer of two",
+		Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers" "system:authenticated"] asks for subject ` +
+			`"CN=system:node:a,O=system:nodes" but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
+			"if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
 	}
 }
 
@@ -160,7 +162,7 @@ func olderEvent() client.Object {
 	return &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, InvolvedObject: corev1.ObjectReference{UID: "uid-1"},
 		Type: "Warning", Reason: "Other", Source: corev1.EventSource{Component: "another"}, LastTimestamp: metav1.NewTime(explainNow.Add(-time.Hour)),
-		Message: "the older of two",
+		Message: "It is older.",
 	}
 }
 
@@ -251,5 +253,16 @@ func forbiddenChar(char rune) bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// TestExplainPage has the example of docs/explain.md as it is printed.
+func TestExplainPage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "explain.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := approverScenarios(t)["NotAuthorized"].explain(t); !bytes.Contains(page, []byte(want)) {
+		t.Errorf("docs/explain.md does not have:\n%s", want)
 	}
 }

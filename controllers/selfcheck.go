@@ -47,7 +47,7 @@ var (
 	}, []string{"check", "result"})
 
 	checkLastRun = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_check_last_run_seconds",
+		Name: "csr_check_last_run_timestamp_seconds",
 		Help: "When a check was last made, in seconds since 1970.",
 	})
 )

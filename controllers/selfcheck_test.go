@@ -166,7 +166,7 @@ func TestSelfCheckTells(t *testing.T) {
 	if len(b.lines) > 0 {
 		t.Errorf("logged without a change: %s", <-b.lines)
 	}
-	if at := gauge(t, "csr_check_last_run_seconds"); at < 1 {
+	if at := gauge(t, "csr_check_last_run_timestamp_seconds"); at < 1 {
 		t.Errorf("last run at %v", at)
 	}
 }

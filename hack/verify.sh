@@ -11,11 +11,12 @@ done | tar --null -T - -cf - | tar -xf - -C "$copy"
   cd "$copy"
   make --no-print-directory generate >/dev/null
   go mod tidy
-  (cd hack && go mod verify -modfile=tools.mod >/dev/null)
+  (cd hack && go mod verify -modfile=tools.mod >/dev/null && go mod verify -modfile=helm.mod >/dev/null)
+  (cd hack/image && go mod tidy && go mod verify >/dev/null)
   gofmt -l -w . >/dev/null
 )
 status=0
-for path in config/rbac config/kubelet-serving go.mod go.sum $(git ls-files '*.go'); do
+for path in config/rbac config/kubelet-serving config/node-identity charts/csr-controller-manager/files go.mod go.sum hack/image/go.mod hack/image/go.sum $(git ls-files '*.go'); do
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done

@@ -50,6 +50,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.check(); err != nil {
 		return err
 	}
+	for _, rule := range r.Rules { // there before its first event, so that the rate has it
+		createdToApproved.WithLabelValues(rule.SignerName)
+	}
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
 	if r.Inventory != nil {

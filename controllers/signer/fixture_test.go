@@ -165,7 +165,7 @@ func newParts(t testing.TB, served *request) *parts {
 	}
 	p.reconciler = &Reconciler{
 		Signers: signers, Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
-		Client: p.client(t), Reporter: report.New(p.recorder, p.clock), Clock: p.clock,
+		Client: p.client(t), Live: p.client(t), Reporter: report.New(p.recorder, p.clock), Clock: p.clock,
 	}
 	return p
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -106,7 +107,8 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte) {
 	}
 	k.certPEM, k.keyPEM, k.authority, k.problem = certPEM, keyPEM, authority, nil
 	reloadsTotal.WithLabelValues("accepted").Inc()
-	k.measure(float64(authority.NotAfter().Unix()))
+	k.measure(caRejected, 0)
+	k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
 	k.log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
 	k.tell(corev1.EventTypeNormal, "CALoaded", InUse(authority))
 	for _, changed := range k.changed {
@@ -159,9 +161,10 @@ func (k *KeyPair) reject(problem *Unavailable) {
 	}
 	k.problem = problem
 	reloadsTotal.WithLabelValues("rejected").Inc()
+	k.measure(caRejected, 1)
 	message := problem.Message
 	if k.authority == nil {
-		k.measure(0)
+		k.measure(caNotAfter, 0)
 	} else if k.authority.Usable(k.clock.Now()) == nil {
 		message += "; the last good one stays in use"
 	}
@@ -169,9 +172,9 @@ func (k *KeyPair) reject(problem *Unavailable) {
 	k.tell(corev1.EventTypeWarning, problem.Reason, message)
 }
 
-func (k *KeyPair) measure(notAfter float64) {
+func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
 	for _, name := range k.signers {
-		caNotAfter.WithLabelValues(name).Set(notAfter)
+		gauge.WithLabelValues(name).Set(value)
 	}
 }
 

@@ -61,14 +61,20 @@ var (
 		Help: "Configured lifetime of certificates, in seconds, for requests that ask for none.",
 	}, []string{"signer"})
 
+	// caRejected lasts as long as the state does, where reloadsTotal counts the moment.
+	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_signer_ca_rejected",
+		Help: "1 while the newest candidate for the signing CA can't be used, whether or not there is a good one in use.",
+	}, []string{"signer"})
+
 	// caNotAfter is per signer, as that is what an alert is about.
 	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_signer_ca_not_after_seconds",
+		Name: "csr_signer_ca_expiration_timestamp_seconds",
 		Help: "End of the signing CA in use, in seconds since 1970; 0 when there has been none yet.",
 	}, []string{"signer"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, reloadsTotal, caNotAfter,
+	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, reloadsTotal, caRejected, caNotAfter,
 		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds)
 }

@@ -48,7 +48,9 @@ type Reconciler struct {
 	// BlockList, if set, names the nodes for which nothing is signed, whoever approved. Somebody else runs it.
 	BlockList *inventory.BlockList
 
-	Client   client.Client
+	Client client.Client
+	// Live reads past the cache: after a write without an answer it says what became of it.
+	Live     client.Reader
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	// Audit, if set, gets a record of each outcome, beside the log.
@@ -180,19 +182,18 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
 	if err := r.Client.Status().Update(writing, obj); err != nil {
-		event := audit.Uncertain
-		if final(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			event = audit.Discarded
-			discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-		}
 		record.Message = err.Error()
-		r.Audit.Write(ctx, r.Clock.Now(), event, record)
-		if final(err) {
+		end := r.end(ctx, obj, issued, err)
+		r.Audit.Write(ctx, r.Clock.Now(), end, record)
+		switch {
+		case end == audit.Stored:
+		case final(err):
 			r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "Malformed",
 				Message: fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err)})
 			return nil
+		default:
+			return newsOrError(err)
 		}
-		return newsOrError(err)
 	}
 	r.measure(obj)
 	if issued.Cut > 0 {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -77,6 +78,9 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
 	}
+	if r.Live == nil {
+		r.Live = mgr.GetAPIReader()
+	}
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
 	}
@@ -99,6 +103,13 @@ func (r *Reconciler) fillProfiles() error {
 		signer.Profile = profile
 		r.Signers[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
+		// A counter that is there before its first event has a rate of that event.
+		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal} {
+			counter.WithLabelValues(name)
+		}
+		for _, histogram := range []*prometheus.HistogramVec{approvedToIssued, createdToIssued} {
+			histogram.WithLabelValues(name)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -115,19 +126,27 @@ func (r *Reconciler) keyPairs() []*KeyPair {
 	return pairs
 }
 
-// ReadOnce makes r ready for Judge without a manager: it reads each CA once. It returns, by signer, why one could not be
-// read, which says what reader may do, and nothing of the signer. r needs its Clock.
-func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader) (map[string]error, error) {
+// ReadOnce makes r ready for Judge without a manager: it reads the CAs of signerNames once, or of all when there are none.
+// It returns, by signer, why one could not be read, which says what reader may do, and nothing of the CA. r needs its
+// Clock.
+func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerNames ...string) (map[string]error, error) {
 	if err := r.fillProfiles(); err != nil {
 		return nil, err
 	}
-	unread := map[string]error{}
-	for _, pair := range r.keyPairs() {
-		pair.clock, pair.log = r.Clock, logr.Discard()
-		if err := pair.source.readOnce(ctx, reader, pair); err != nil {
-			for _, name := range pair.signers {
-				unread[name] = err
-			}
+	if len(signerNames) == 0 {
+		signerNames = slices.Collect(maps.Keys(r.Signers))
+	}
+	read, unread := map[*KeyPair]error{}, map[string]error{}
+	for _, name := range signerNames {
+		pair := r.Signers[name].KeyPair
+		err, again := read[pair]
+		if !again {
+			pair.clock, pair.log = r.Clock, logr.Discard()
+			err = pair.source.readOnce(ctx, reader, pair)
+			read[pair] = err
+		}
+		if err != nil {
+			unread[name] = err
 		}
 	}
 	return unread, nil

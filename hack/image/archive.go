@@ -52,6 +52,19 @@ func (s settings) archive(images []platformImage, dir, path string) (digest v1.H
 	return digest, s.pack(dir, path)
 }
 
+// prefix is what containerd puts before a name without a registry.
+const prefix = "docker.io/library/"
+
+// checkTags returns an error for what can't be a tag.
+func (s settings) checkTags() error {
+	for _, tag := range s.tags {
+		if _, err := registry.NewTag(prefix+name+":"+tag, registry.StrictValidation); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // layout writes the OCI layout, in which each tag is a name of the index.
 func (s settings) layout(index v1.ImageIndex, dir string) error {
 	to, err := layout.Write(dir, empty.Index)
@@ -66,15 +79,10 @@ func (s settings) layout(index v1.ImageIndex, dir string) error {
 		return err
 	}
 	for _, tag := range s.tags {
-		// containerd takes the first of these two, others the second.
-		ref, err := registry.NewTag("docker.io/library/"+name+":"+tag, registry.StrictValidation)
-		if err != nil {
-			return err
-		}
 		named := *descriptor.DeepCopy()
-		named.Annotations = map[string]string{
-			"io.containerd.image.name":          "docker.io/library/" + name + ":" + ref.TagStr(),
-			"org.opencontainers.image.ref.name": ref.TagStr(),
+		named.Annotations = map[string]string{ // containerd takes the first, others the second
+			"io.containerd.image.name":          prefix + name + ":" + tag,
+			"org.opencontainers.image.ref.name": tag,
 		}
 		if err := to.AppendDescriptor(named); err != nil {
 			return err

@@ -51,7 +51,10 @@ func main() {
 }
 
 func (s settings) run() error {
-	var err error
+	err := s.checkTags()
+	if err != nil {
+		return err
+	}
 	if s.created, err = sourceDate(os.Getenv("SOURCE_DATE_EPOCH")); err != nil {
 		return err
 	}

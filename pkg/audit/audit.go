@@ -47,7 +47,9 @@ const (
 	Signed Event = "Signed"
 	// Discarded is a Signed one that the API server did not take: nobody has it.
 	Discarded Event = "Discarded"
-	// Uncertain is a Signed one for which there was no answer: it may have been stored or not.
+	// Stored is a Signed one for which there was no answer, and that was found to be stored.
+	Stored Event = "Stored"
+	// Uncertain is a Signed one for which there was no answer, and that may still be stored.
 	Uncertain Event = "Uncertain"
 	// TrustProbe is a certificate without a request, for a subject without any rights, to see whether a CA is trusted.
 	TrustProbe Event = "TrustProbe"
@@ -156,6 +158,9 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	if l == nil {
 		return
 	}
+	if event != Signed {
+		record = record.bounded()
+	}
 	line, err := json.Marshal(record)
 	if err == nil {
 		l.mu.Lock()
@@ -166,6 +171,32 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 		errorsTotal.Inc()
 		logger.Error(err, "The audit log lacks this record")
 	}
+}
+
+// bounded is what is kept of a request that no certificate came of: whoever may make requests could otherwise fill the
+// file until the records of certificates are rotated away.
+func (r Record) bounded() Record {
+	r.Subject, r.Message = csr.Shorten(r.Subject), csr.ShortenTo(r.Message, maxMessage)
+	for _, list := range []*[]string{&r.DNSNames, &r.Addresses, &r.Emails, &r.URIs, &r.Usages} {
+		*list = few(*list)
+	}
+	if r.Requester != nil {
+		r.Requester = &Requester{csr.Shorten(r.Requester.Username), csr.Shorten(r.Requester.UID), few(r.Requester.Groups)}
+	}
+	return r
+}
+
+// few are the first of all, each shortened.
+func few(all []string) []string {
+	const most = 20
+	var kept []string
+	for i, text := range all {
+		if i == most {
+			return append(kept, fmt.Sprintf("and %d more", len(all)-most))
+		}
+		kept = append(kept, csr.Shorten(text))
+	}
+	return kept
 }
 
 func utc(at *time.Time) *time.Time {

@@ -3,6 +3,7 @@ package audit_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,7 +58,7 @@ func TestWrite(t *testing.T) {
 	got := strings.Split(strings.TrimSuffix(string(written), "\n"), "\n")
 	want := []string{
 		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a","requester":{"username":"user","groups":["g"]},` +
-			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 3000) + `"}`,
+			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 1024-len("…")) + `…"}`,
 		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -78,9 +79,9 @@ func TestWrite(t *testing.T) {
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	opened, ctx, _, path := open(t, audit.Options{MaxSize: 1, MaxBackups: 2})
-	record := audit.Record{Message: strings.Repeat("m", 300<<10)}
+	record := audit.Record{Subject: strings.Repeat("m", 300<<10)}
 	for range 20 {
-		opened.Write(ctx, now, audit.Decided, record)
+		opened.Write(ctx, now, audit.Signed, record)
 		time.Sleep(2 * time.Millisecond) // a backup's name has milliseconds
 	}
 	deadline := time.Now().Add(10 * time.Second) // old ones are removed in the background
@@ -107,7 +108,7 @@ func TestRotation(t *testing.T) {
 func TestWhatTheFileDoesNotTakeIsLogged(t *testing.T) {
 	t.Parallel()
 	opened, ctx, lines, _ := open(t, audit.Options{MaxSize: 1})
-	opened.Write(ctx, now, audit.Decided, audit.Record{Message: strings.Repeat("m", 2<<20)})
+	opened.Write(ctx, now, audit.Signed, audit.Record{Subject: strings.Repeat("m", 2<<20)})
 	if !strings.Contains(lines.String(), `"msg"="The audit log lacks this record"`) {
 		t.Errorf("log: %.300s", lines.String())
 	}
@@ -123,4 +124,38 @@ func TestOpen(t *testing.T) {
 	}
 	var none *audit.Log
 	none.Write(t.Context(), now, audit.Signed, audit.Record{}) // to the log only
+}
+
+// Whoever may make requests can't fill the file: of what no certificate came of, little is kept; of a certificate, all.
+func TestRefusedRequestsAreKeptShort(t *testing.T) {
+	t.Parallel()
+	opened, ctx, _, path := open(t, audit.Options{MaxSize: 1})
+	obj := object()
+	obj.Spec.Username = strings.Repeat("u", 1000)
+	for range 5000 {
+		obj.Spec.Groups = append(obj.Spec.Groups, "group")
+	}
+	record := audit.Of(obj, nil)
+	record.Subject = strings.Repeat("s", 100_000)
+	for range 10_000 {
+		record.DNSNames = append(record.DNSNames, "name.example.com")
+	}
+	opened.Write(ctx, now, audit.Decided, record)
+	info, err := os.Stat(path)
+	if err != nil || info.Size() > 4096 {
+		t.Fatalf("%d bytes, error %v", info.Size(), err)
+	}
+	opened.Write(ctx, now, audit.Signed, record)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept, full audit.Record
+	lines := strings.Split(string(data), "\n")
+	if err := errors.Join(json.Unmarshal([]byte(lines[0]), &kept), json.Unmarshal([]byte(lines[1]), &full)); err != nil {
+		t.Fatal(err)
+	}
+	if len(kept.DNSNames) != 21 || kept.DNSNames[20] != "and 9980 more" || len(full.DNSNames) != 10_000 || full.Subject != record.Subject {
+		t.Errorf("%d names kept of a refused request, and %d of a certificate", len(kept.DNSNames), len(full.DNSNames))
+	}
 }

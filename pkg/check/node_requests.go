@@ -22,9 +22,9 @@ const page = 500
 func (n Node) requests(ctx context.Context) ([]certificatesv1.CertificateSigningRequest, error) {
 	user := csr.NodeUserPrefix + n.Name
 	var found []certificatesv1.CertificateSigningRequest
-	list := &certificatesv1.CertificateSigningRequestList{}
-	for {
-		if err := n.Reader.List(ctx, list, client.Limit(page), client.Continue(list.Continue)); err != nil {
+	for next := ""; ; {
+		list := &certificatesv1.CertificateSigningRequestList{}
+		if err := n.Reader.List(ctx, list, client.Limit(page), client.Continue(next)); err != nil {
 			return nil, err
 		}
 		for _, obj := range list.Items {
@@ -32,7 +32,7 @@ func (n Node) requests(ctx context.Context) ([]certificatesv1.CertificateSigning
 				found = append(found, obj)
 			}
 		}
-		if list.Continue == "" {
+		if next = list.Continue; next == "" {
 			return found, nil
 		}
 	}

@@ -105,7 +105,7 @@ func (f *flags) generic(c *Configuration, meta *meta) {
 	f.string(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress", "`host:port` for /healthz and /readyz; 0 is off")
 	f.set.DurationVar(&c.SelfCheck.Interval.Duration, "self-check-interval", c.SelfCheck.Interval.Duration, "time between two looks at our own rights, the kubelets' rights and the trust in our CA; 0 is never")
 	f.add("self-check-interval", "selfCheck.interval")
-	f.int(&c.Verbosity, "v", "verbosity", "verbosity of the log: 0 what was done, 1 also why nothing was done")
+	f.int(&c.Verbosity, "v", "verbosity", "verbosity of the log: 0 every decision and certificate, more for debugging")
 	f.set.BoolVar(&meta.version, "version", false, "print the version and exit")
 	f.add("version", "")
 	f.set.BoolVar(&meta.help, "help", false, "print this and exit")

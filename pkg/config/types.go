@@ -42,7 +42,7 @@ type Configuration struct {
 	// tls.key for it; empty is a self-signed certificate.
 	MetricsSecure  bool   `json:"metricsSecure"`
 	MetricsCertDir string `json:"metricsCertDir"`
-	// Verbosity of the log: 0 is what was done, 1 also why nothing was done, more is for debugging.
+	// Verbosity of the log: 0 is every decision and certificate, more is for debugging.
 	Verbosity int       `json:"verbosity"`
 	Audit     Audit     `json:"audit"`
 	SelfCheck SelfCheck `json:"selfCheck"`

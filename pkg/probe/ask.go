@@ -42,12 +42,19 @@ type Answer struct {
 // CommonNameUserConversion).
 const credentialID = "authentication.kubernetes.io/credential-id"
 
+// anonymousUser is who shows nothing (k8s.io/apiserver/pkg/authentication/user, Anonymous). An API server that sees a
+// certificate that it does not trust answers 401, even when anonymous requests are allowed.
+const anonymousUser = "system:anonymous"
+
 // timeout bounds one question.
 const timeout = 10 * time.Second
 
 // Ask shows c to the API server of cluster, whose address and CA are all that is used of it: no token and no other
 // certificate could be answered for. Each question has a connection of its own.
 func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
+	if cluster.Insecure {
+		return Answer{Unknown, fmt.Sprintf("%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
+	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	review, err := c.review(ctx, anonymous(cluster))
@@ -111,6 +118,8 @@ func refused(err error) bool {
 func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
 	ids := user.Extra[credentialID]
 	switch {
+	case user.Username == anonymousUser:
+		return Answer{Unknown, "the API server takes the holder of a client certificate of this CA for anonymous: either it trusts no client CA at all, or something before it ends TLS and it has seen no certificate"}
 	case user.Username != c.Subject:
 		return Answer{Refused, fmt.Sprintf("the API server takes the holder of a client certificate of this CA for %q", user.Username)}
 	case len(ids) == 0:

@@ -17,6 +17,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -167,7 +168,7 @@ func TestAsk(t *testing.T) {
 		"another credential":       {201, reviewFor(probe.Subject, "X509SHA256="+strings.Repeat("0", 64)), Unknown, "by another credential"},
 		"two credentials":          {201, reviewFor(probe.Subject, probe.ID, "JTI=1"), Unknown, "by another credential"},
 		"no credential":            {201, reviewFor(probe.Subject), Unknown, "does not say by which"},
-		"anonymous":                {201, reviewFor("system:anonymous"), Refused, `"system:anonymous"`},
+		"anonymous":                {201, reviewFor("system:anonymous"), Unknown, "for anonymous"},
 		"another user with our id": {201, reviewFor("admin", probe.ID), Refused, `"admin"`},
 		"nobody":                   {201, reviewFor(""), Refused, `""`},
 		"401 of an API server":     {401, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "401"},
@@ -195,7 +196,7 @@ func TestAskShowsNothingElse(t *testing.T) {
 	probe, other := mint(t), mint(t)
 	s, cluster := serve(t, func(*x509.Certificate) (int, any) { return 201, reviewFor(probe.Subject, probe.ID) })
 	cluster.BearerToken, cluster.BearerTokenFile = "secret", filepath.Join(t.TempDir(), "none")
-	cluster.Username, cluster.Password = "", ""
+	cluster.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "false", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 	cluster.CertData, cluster.KeyData = other.certPEM, other.keyPEM
 	cluster.Impersonate = rest.ImpersonationConfig{UserName: "admin"}
 	cluster.WrapTransport = func(http.RoundTripper) http.RoundTripper { t.Error("the transport is wrapped"); return nil }
@@ -240,5 +241,16 @@ func TestAskWithoutAnAnswer(t *testing.T) {
 		if got := probe.Ask(test.ctx, test.cluster); got.Trust != Unknown || !strings.Contains(got.Evidence, "no answer that counts") {
 			t.Errorf("%s: %s: %s", name, got.Trust, got.Evidence)
 		}
+	}
+}
+
+// An API server that is not verified may be anybody, who answers what we want to hear.
+func TestAskTrustsNobodyUnverified(t *testing.T) {
+	t.Parallel()
+	probe := mint(t)
+	s, cluster := serve(t, func(*x509.Certificate) (int, any) { return 201, reviewFor(probe.Subject, probe.ID) })
+	cluster.Insecure, cluster.CAData = true, nil
+	if got := probe.Ask(t.Context(), cluster); got.Trust != Unknown || !strings.Contains(got.Evidence, "is not verified") || len(s.shown) > 0 {
+		t.Errorf("%s: %s; %d certificates shown", got.Trust, got.Evidence, len(s.shown))
 	}
 }

@@ -96,6 +96,9 @@ func (c *cluster) account(t *testing.T, logs *podLogs, requests map[string]*cert
 			t.Errorf("serial number %s of request %s is in no log", serial, obj.Name)
 		}
 	}
+	if a.discarded == 0 {
+		t.Error("no serial number is logged as discarded, though requests were changed while they were signed")
+	}
 	if a.killed > signerWorkers {
 		t.Errorf("%d serial numbers of the killed pod have no end, more than it has workers", a.killed)
 	}

@@ -31,6 +31,8 @@ type cluster struct {
 	admin    client.WithWatch
 	machines map[string]*machine
 	stored   *stored
+	// kind is the name of the kind cluster that it is, or empty.
+	kind string
 }
 
 // startCluster starts a control plane and its own node, which joins as kubeadm has it join: with a certificate that the
@@ -42,25 +44,14 @@ func startCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.describe(t)
-		}
-		if err := c.stopAll(); err != nil {
-			t.Error(err)
-		}
-	})
-	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
-		t.Fatal(err)
-	}
+	c := newCluster(t, plane)
 	c.stored = c.watchStored(t)
 	m := c.machine(t, firstNode)
 	who, err := clientPair(c.ca, "system:node:"+firstNode, "system:nodes")
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(m.configureKubelet(clientConfig(server, c.ca, who)), m.startKubelet(kubeletOptions{KeepCertificate: true}))
+	err = errors.Join(m.configureKubelet(clientConfig(c.server(), c.ca, who)), m.startKubelet(kubeletOptions{KeepCertificate: true}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,18 +61,38 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
+// newCluster has plane end with t, after a look at what it knows if t has failed.
+func newCluster(t *testing.T, plane *controlPlane) *cluster {
+	t.Helper()
+	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.describe(t)
+		}
+		if err := c.stopAll(); err != nil {
+			t.Error(err)
+		}
+	})
+	var err error
+	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func (c *cluster) stopAll() error {
 	var errs []error
 	for _, m := range c.machines {
 		errs = append(errs, m.stop())
 	}
-	return errors.Join(append(errs, c.stop())...)
+	// The next test has a control plane of its own.
+	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")))...)
 }
 
 // machine starts one more machine.
-func (c *cluster) machine(t *testing.T, name string) *machine {
+func (c *cluster) machine(t *testing.T, name string, archives ...string) *machine {
 	t.Helper()
-	m, err := startMachine(t.Context(), c.dir, name, len(c.machines)+1, pauseArchive(c.dir), managerImage())
+	m, err := startMachine(t.Context(), c.dir, name, len(c.machines)+1, append(archives, pauseArchive(c.dir), managerImage())...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,10 +100,10 @@ func (c *cluster) machine(t *testing.T, name string) *machine {
 	return m
 }
 
-// bootstrapConfig reaches the API server with the bootstrap token.
-func (c *cluster) bootstrapConfig() *rest.Config {
+// bootstrapConfig reaches the API server with a bootstrap token.
+func (c *cluster) bootstrapConfig(token string) *rest.Config {
 	config := rest.AnonymousClientConfig(c.config)
-	config.BearerToken = bootstrapToken
+	config.BearerToken = token
 	config.QPS = -1
 	return config
 }
@@ -101,7 +112,7 @@ func (c *cluster) bootstrapConfig() *rest.Config {
 func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
 	t.Helper()
 	m := c.machine(t, name)
-	if err := errors.Join(m.configureKubelet(c.bootstrapConfig()), m.startKubelet(options)); err != nil {
+	if err := errors.Join(m.configureKubelet(c.bootstrapConfig(bootstrapToken)), m.startKubelet(options)); err != nil {
 		t.Fatal(err)
 	}
 	return m
@@ -121,15 +132,15 @@ func (c *cluster) tryKubectl(args ...string) (string, error) {
 	return run(exec.Command(binary("kubectl"), append([]string{"--kubeconfig", c.path("admin.kubeconfig")}, args...)...))
 }
 
-// describe shows what the API server knows.
+// describe logs what the API server knows.
 func (c *cluster) describe(t *testing.T) {
-	for _, args := range []string{
+	for _, line := range []string{
 		"get nodes -o wide", "get pods -A -o wide", "get csr", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
 	} {
-		output, err := c.tryKubectl(strings.Fields(args)...)
-		t.Logf("kubectl %s\n%s", args, tail(output, 60))
-		if err != nil {
-			t.Log(err)
+		output, err := c.tryKubectl(strings.Fields(line)...)
+		t.Logf("kubectl %s\n%s", line, tail(output, 60))
+		if err != nil { // the others would not do better
+			return
 		}
 	}
 }
@@ -144,7 +155,12 @@ func (c *cluster) until(t *testing.T, timeout time.Duration, what string, done f
 
 func (c *cluster) nodeReady(t *testing.T, name string) {
 	t.Helper()
-	c.until(t, time.Minute, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
+	c.nodeWithin(t, name, time.Minute)
+}
+
+func (c *cluster) nodeWithin(t *testing.T, name string, timeout time.Duration) {
+	t.Helper()
+	c.until(t, timeout, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
 		node := &corev1.Node{}
 		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, node)
 		return ready(node), err

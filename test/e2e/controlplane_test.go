@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -30,12 +31,12 @@ const (
 	controlPlaneAddress = "10.99.0.1"
 	serviceAddress      = "10.0.0.1" // of the Service kubernetes, the first of serviceRange
 	serviceRange        = "10.0.0.0/16"
-	server              = "https://" + controlPlaneAddress + ":443"
 )
 
 // controlPlane is etcd, kube-apiserver, kube-controller-manager without its CSR loops, and kube-scheduler.
 type controlPlane struct {
-	dir string
+	dir     string
+	address string // of the API server
 	// ca is the cluster's, which also signs the API server's certificate; next is one more that the API server trusts for
 	// clients.
 	ca, next *csrenv.CA
@@ -46,14 +47,14 @@ type controlPlane struct {
 
 // startControlPlane starts it in these namespaces, which have no addresses yet.
 func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
-	c := &controlPlane{dir: dir}
+	c := &controlPlane{dir: dir, address: controlPlaneAddress}
 	if err := errors.Join(c.addresses(), c.certificates()); err != nil {
 		return nil, err
 	}
 	if err := c.start("etcd", etcdArgs(c.path("etcd"))); err != nil {
 		return nil, err
 	}
-	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), controlPlaneAddress),
+	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
 		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log"))); err != nil {
 		return nil, err
 	}
@@ -71,6 +72,9 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 			"--kubeconfig=" + c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0",
 		}))
 }
+
+// server is the API server's URL.
+func (c *controlPlane) server() string { return "https://" + c.address + ":443" }
 
 func (c *controlPlane) path(name string) string { return filepath.Join(c.dir, name) }
 
@@ -128,16 +132,13 @@ func apiServerArgs(pki, address string) []string {
 
 // certificates makes the keys and certificates that kubeadm init makes, and who may connect how.
 func (c *controlPlane) certificates() (err error) {
-	if err := os.MkdirAll(c.path("pki"), 0o700); err != nil {
-		return err
-	}
 	if c.ca, err = csrenv.NewCA(); err != nil {
 		return err
 	}
 	if c.next, err = csrenv.NewCA(); err != nil {
 		return err
 	}
-	if err := writePKI(c.path("pki"), controlPlaneAddress, c.ca, c.next); err != nil {
+	if err := writePKI(c.path("pki"), c.address, c.ca, c.next); err != nil {
 		return err
 	}
 	for user, groups := range map[string][]string{
@@ -149,15 +150,11 @@ func (c *controlPlane) certificates() (err error) {
 		if err != nil {
 			return err
 		}
-		config := clientConfig(server, c.ca, who)
+		config := clientConfig(c.server(), c.ca, who)
 		if user == "admin" {
 			c.config = config
 		}
-		name := filepath.Base(user)
-		if len(groups) == 0 {
-			name = user[len("system:"):]
-		}
-		if err := os.WriteFile(c.path(name+".kubeconfig"), kubeconfig(config), 0o600); err != nil {
+		if err := os.WriteFile(c.path(strings.TrimPrefix(user, "system:")+".kubeconfig"), kubeconfig(config), 0o600); err != nil {
 			return err
 		}
 	}
@@ -166,6 +163,9 @@ func (c *controlPlane) certificates() (err error) {
 
 // writePKI writes what an API server at address needs. Clients of the CAs in more are trusted too.
 func writePKI(dir, address string, ca *csrenv.CA, more ...*csrenv.CA) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
 	serving, err := issue(ca, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver"},
 		DNSNames:    []string{"localhost", "kubernetes.default.svc"},

@@ -28,10 +28,17 @@ const (
 // testJoin is step 1.
 func (c *cluster) testJoin(t *testing.T) *machine {
 	worker := c.join(t, "worker", kubeletOptions{})
-	c.nodeReady(t, "worker")
-	requests, err := c.requestsOf(t.Context(), "worker")
+	c.wantJoined(t, worker)
+	return worker
+}
+
+// wantJoined checks that the node has got its certificate with a bootstrap token, from the Deployment, and runs pods.
+func (c *cluster) wantJoined(t *testing.T, m *machine) {
+	t.Helper()
+	c.nodeReady(t, m.name)
+	requests, err := c.requestsOf(t.Context(), m.name)
 	if err != nil || len(requests) == 0 {
-		t.Fatalf("no request of the worker: %v", err)
+		t.Fatalf("no request of %s: %v", m.name, err)
 	}
 	first := requests[0]
 	if first.Spec.Username != bootstrapUser {
@@ -40,24 +47,26 @@ func (c *cluster) testJoin(t *testing.T) *machine {
 	for _, subresource := range []string{"approval", "status"} {
 		c.wantWriter(t, "update", first.Name, subresource, "csr-controller-manager")
 	}
-	c.kubectl(t, "apply", "-f", "manifests/node-pod.yaml")
-	c.podRuns(t, "on-worker")
+	pod := c.runPod(t, m.name)
 	c.until(t, 20*time.Second, "the pod's log can be read through the API server", func(context.Context) (bool, error) {
-		log, err := c.tryKubectl("logs", "on-worker")
+		log, err := c.tryKubectl("logs", pod)
 		return log == "running\n", err
 	})
-	return worker
 }
 
-func (c *cluster) podRuns(t *testing.T, name string) {
+// runPod has the scheduler put a pod on the node, waits until it is ready, and returns its name.
+func (c *cluster) runPod(t *testing.T, node string) string {
 	t.Helper()
-	c.until(t, 30*time.Second, "pod "+name+" is ready", func(ctx context.Context) (bool, error) {
-		pod := &corev1.Pod{}
-		err := c.admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, pod)
-		return slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
-			return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
-		}), err
-	})
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "on-" + node},
+		Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{corev1.LabelHostname: node},
+			Containers:   []corev1.Container{{Name: "pause", Image: pauseImage, ImagePullPolicy: corev1.PullNever}},
+		},
+	}
+	c.create(t, pod)
+	c.podReady(t, pod.Namespace, pod.Name)
+	return pod.Name
 }
 
 // testResume is step 3: a kubelet that is killed while its request waits finds the same one again.

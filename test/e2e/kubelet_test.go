@@ -7,7 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
+	"testing"
 
 	"k8s.io/client-go/rest"
 )
@@ -79,11 +79,8 @@ func (m *machine) startKubelet(options kubeletOptions) (err error) {
 
 // certificateFile is what its kubelet's kubeconfig names: the client certificate in use, and its key.
 func (m *machine) certificateFile() ([]byte, error) {
-	target, err := os.Readlink(m.file(currentPath)) // absolute, and so only right on the machine
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(m.file(target))
+	data, err := run(m.command("cat", currentPath))
+	return []byte(data), err
 }
 
 // certificate is the client certificate that its kubelet uses.
@@ -94,4 +91,15 @@ func (m *machine) certificate() (*x509.Certificate, error) {
 	}
 	both, err := tls.X509KeyPair(data, data)
 	return both.Leaf, err
+}
+
+// kubeletID is the machine's own process id of its kubelet.
+func (m *machine) kubeletID(t *testing.T) string {
+	t.Helper()
+	const script = `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != kubelet ] || echo ${one#/proc/}; done`
+	id, err := run(m.command("sh", "-c", script))
+	if err != nil || id == "" {
+		t.Fatalf("no kubelet runs on %s: %v", m.name, err)
+	}
+	return id
 }

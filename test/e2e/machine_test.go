@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -43,6 +45,9 @@ type machine struct {
 	dir     string
 	address string
 
+	// enter is what a command line begins with that runs on the machine.
+	enter []string
+
 	first      *exec.Cmd
 	containerd *process
 	kubelet    *process
@@ -63,6 +68,7 @@ func startMachine(ctx context.Context, dir, name string, number int, archives ..
 	if err := m.first.Start(); err != nil {
 		return nil, fmt.Errorf("start machine %s: %w", name, err)
 	}
+	m.enter = []string{"nsenter", "--target", strconv.Itoa(m.first.Process.Pid), "--mount", "--pid", "--net", "--ipc", "--uts", "--"}
 	err := until(ctx, 10*time.Second, "machine "+name+" is up", func(context.Context) (bool, error) {
 		_, err := os.Stat(m.file("/run/up"))
 		return err == nil, err
@@ -101,8 +107,8 @@ func (m *machine) write(path string, data []byte) error {
 
 // command is a program that runs on the machine.
 func (m *machine) command(args ...string) *exec.Cmd {
-	target := []string{"--target", fmt.Sprint(m.first.Process.Pid), "--mount", "--pid", "--net", "--ipc", "--uts", "--"}
-	return exec.Command("nsenter", append(target, args...)...)
+	line := slices.Concat(m.enter, args)
+	return exec.Command(line[0], line[1:]...)
 }
 
 // plugIn connects it with the control plane and, by way of that, with the other machines' pods.
@@ -197,6 +203,7 @@ func (m *machine) processOf(containerID, podUID string) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		cgroups = strings.ReplaceAll(cgroups, "_", "-") // systemd's names have no dashes
 		if !strings.Contains(cgroups, "pod"+podUID) || !strings.Contains(cgroups, containerID) {
 			return "", fmt.Errorf("process %s is not of container %s of pod %s:\n%s", fields[1], containerID, podUID, cgroups)
 		}

@@ -53,7 +53,7 @@ func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	node := &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig()}
+	node := &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig(bootstrapToken)}
 	cert, err := node.Join(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -27,7 +29,8 @@ func outer() int {
 	if err := checkMachine(); err != nil {
 		return exitCode(err)
 	}
-	dir, err := os.MkdirTemp("/tmp", "csr-e2e-") // not $TMPDIR: the machines have a /var and a /run of their own
+	// Not in $TMPDIR: the machines have a /var and a /run of their own. Within a run it is in that one's folder.
+	dir, err := os.MkdirTemp(cmp.Or(os.Getenv(dirVariable), "/tmp"), "csr-e2e-")
 	if err != nil {
 		return exitCode(err)
 	}
@@ -133,8 +136,14 @@ func printTails(to io.Writer, dir string) {
 	})
 }
 
+// noise is what a kubelet on such a machine keeps saying.
+var noise = []string{"Unable to register mirror pod", "cannot find filesystem info for device"}
+
+// tail returns the last lines of text that are not noise.
 func tail(text string, count int) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
+	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(text), "\n"), func(line string) bool {
+		return slices.ContainsFunc(noise, func(part string) bool { return strings.Contains(line, part) })
+	})
 	return strings.Join(lines[max(0, len(lines)-count):], "\n")
 }
 

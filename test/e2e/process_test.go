@@ -11,7 +11,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
+
+// endPatience is how long a program may take to end.
+const endPatience = 30 * time.Second
 
 // process is a program that runs until stop or kill. If neither is called, it ends with the namespaces.
 type process struct {
@@ -53,16 +57,23 @@ func (p *process) ended() *os.ProcessState {
 }
 
 // kill ends it at once.
-func (p *process) kill() error {
+func (p *process) kill() error { return p.end(syscall.SIGKILL) }
+
+// end sends it a signal and waits for its end.
+func (p *process) end(signal syscall.Signal) error {
 	pid, err := p.pid()
 	if err != nil {
 		return err
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		return fmt.Errorf("kill %s: %w", p.name, err)
+	if err := syscall.Kill(pid, signal); err != nil {
+		return fmt.Errorf("end %s: %w", p.name, err)
 	}
-	<-p.done
-	return nil
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(endPatience):
+		return fmt.Errorf("%s does not end within %s of %s", p.name, endPatience, signal)
+	}
 }
 
 // pid is the program's process id: that of nsenter's child where nsenter runs it.

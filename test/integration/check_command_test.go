@@ -10,13 +10,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 )
 
 // runCheck runs the real command as cfg's user, and returns what it wrote and its exit code.
@@ -148,12 +151,13 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	installRBAC(t)
 	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
 	create(t, admin, secret)
-	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1s")
+	path := filepath.Join(t.TempDir(), "audit.log")
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1s", "--audit-log-path", path)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
 		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 0`,
 		`csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="unknown"} 0`,
-		`csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_seconds 1.`)
+		`csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds 1.`)
 
 	// A right that is needed.
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "csr-approver"}}
@@ -186,6 +190,18 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 
 	if log := p.log(t); strings.Count(log, `"subject":"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet"`) != 2 {
 		t.Errorf("the loss of a right and its return are not logged once each:\n%s", log)
+	}
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+	records := auditRecords(t, path)
+	for _, record := range records {
+		if record.Event != audit.TrustProbe || !strings.HasPrefix(record.Subject, "CN="+probe.SubjectPrefix) || record.NotAfter.Sub(*record.NotBefore) > 10*time.Minute {
+			t.Errorf("a record that is no trust probe: %+v", record)
+		}
+	}
+	if len(records) < 3 { // trusted, not trusted, trusted
+		t.Errorf("%d trust probes are on record", len(records))
 	}
 }
 

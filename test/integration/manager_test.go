@@ -85,7 +85,7 @@ func counts(t *testing.T, p *process) {
 		`csr_approver_decisions_total{reason="NotAuthorized",rule="",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Wait"} 1`,
 		`csr_signer_outcomes_total{outcome="Issued",reason="",signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
 		`csr_signer_ca_reloads_total{result="rejected"} 2`,
-		`csr_signer_ca_not_after_seconds{signer="kubernetes.io/kubelet-serving"}`,
+		`csr_signer_ca_expiration_timestamp_seconds{signer="kubernetes.io/kubelet-serving"}`,
 		`csr_signer_lifetime_seconds{signer="kubernetes.io/kubelet-serving"} 3.1536e+07`,
 		`csr_approver_created_to_approved_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
 		`csr_signer_created_to_issued_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,

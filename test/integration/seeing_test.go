@@ -37,7 +37,7 @@ func TestAuditLog(t *testing.T) {
 	grant(t, "stranger", mayCreate)
 	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
 	path := filepath.Join(t.TempDir(), "audit.log")
-	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--audit-log-path", path)
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--audit-log-path", path, "--self-check-interval=0")
 	issued := reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "a")), csr.Issued)
 	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "b"))
 	hasEvent(t, refused, "NotAuthorized")

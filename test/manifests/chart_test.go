@@ -28,11 +28,15 @@ func TestChartRefuses(t *testing.T) {
 		"tag":                       {"image.tag=a/b", "at '/image/tag': 'a/b' does not match pattern"},
 		"digest":                    {"image.digest=sha256:1", "at '/image/digest'"},
 		"split, a text":             {"split=yes", "at '/split': got string, want boolean"},
+		"split control plane":       {"split=true,controlPlane.enabled=true", "split and controlPlane.enabled: the three Deployments would want the same ports"},
+		"rollout of nothing":        {"controlPlane.maxUnavailable=0", "at '/controlPlane/maxUnavailable': minimum: got 0, want 1"},
+		"rollout, a text":           {"controlPlane.maxUnavailable=all", "at '/controlPlane/maxUnavailable': 'all' does not match pattern"},
 		"port":                      {"ports.metrics=70000", "at '/ports/metrics': maximum: got 70,000, want 65,535"},
 		"no way to the API server":  {"networkPolicy.apiServerPorts=[]", "at '/networkPolicy/apiServerPorts'"},
 		"an argument, not a flag":   {`extraArgs={run}`, "at '/extraArgs/0'"},
 		"configuration, unknown":    {"config.verbose=1", "at '/config': additional properties 'verbose' not allowed"},
 		"configuration, the ports'": {"config.metricsBindAddress=:1", "at '/config': additional properties 'metricsBindAddress' not allowed"},
+		"configuration, plain":      {"config.metricsSecure=false", "at '/config': additional properties 'metricsSecure' not allowed"},
 		"configuration, the Lease":  {"config.leaderElection.resourceName=x", "at '/config/leaderElection': additional properties 'resourceName' not allowed"},
 		"duration":                  {"config.signing.duration=1d", "at '/config/signing/duration': '1d' does not match pattern"},
 		"denial":                    {"config.approval.denial=Always", "at '/config/approval/denial'"},
@@ -59,7 +63,7 @@ func TestChartRefuses(t *testing.T) {
 
 // ofTheChart are the fields of the configuration that the chart decides.
 var ofTheChart = []string{
-	"apiVersion", "kind", "kubeconfig", "metricsBindAddress", "healthProbeBindAddress",
+	"apiVersion", "kind", "kubeconfig", "metricsBindAddress", "metricsSecure", "healthProbeBindAddress",
 	"leaderElection.resourceName", "leaderElection.resourceNamespace",
 }
 
@@ -162,7 +166,7 @@ config:
 		"pull secret":          {pod.Spec.ImagePullSecrets[0].Name, "pull"},
 		"priority class":       {pod.Spec.PriorityClassName, "mine"},
 		"node selector":        {pod.Spec.NodeSelector, map[string]string{"disk": "fast"}},
-		"toleration":           {pod.Spec.Tolerations[0].Key, "mine"},
+		"toleration":           {pod.Spec.Tolerations[len(pod.Spec.Tolerations)-1].Key, "mine"},
 		"annotation":           {pod.Annotations["a"], "b"},
 		"flag":                 {container.Args[len(container.Args)-1], "-v=1"},
 		"mount":                {container.VolumeMounts[len(container.VolumeMounts)-1].MountPath, "/var/log/csr"},
@@ -174,6 +178,10 @@ config:
 		if diff := cmp.Diff(pair[1], pair[0]); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
+	}
+	plane := typed[appsv1.Deployment](t, helm(t, "--set=controlPlane.enabled=true,controlPlane.maxUnavailable=1"), "Deployment")["csr-controller-manager"]
+	if got := plane.Spec.Strategy.RollingUpdate.MaxUnavailable.String(); got != "1" {
+		t.Errorf("rollout: %s unavailable, want 1", got)
 	}
 	accept(t, all)
 	if loaded := load(t, all)["csr-controller-manager"]; loaded.MetricsBindAddress != ":9443" || loaded.Audit.Path != "/var/log/csr/audit.log" {

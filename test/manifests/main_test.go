@@ -21,8 +21,11 @@ const root = "../.."
 
 const systemNamespace = "csr-controller-manager-system"
 
-// admin is the administrator of a real API server. It refuses fields that it does not know.
-var admin client.Client
+// shared is a real API server for all tests, and admin its administrator, who refuses fields that it does not know.
+var (
+	shared *cluster.Cluster
+	admin  client.Client
+)
 
 func TestMain(m *testing.M) {
 	code, err := runTests(m)
@@ -38,8 +41,7 @@ func runTests(m *testing.M) (code int, err error) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	shared, err := cluster.Start()
-	if err != nil {
+	if shared, err = cluster.Start(); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, shared.Stop()) }()

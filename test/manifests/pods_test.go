@@ -66,7 +66,7 @@ func TestPodSecurity(t *testing.T) {
 			t.Parallel()
 			all := kustomize(t, folder)
 			space := typed[corev1.Namespace](t, all, "Namespace")[systemNamespace]
-			space.Name = "pods-" + filepath.Base(folder)
+			space.Name, space.GenerateName = "", "pods-"
 			if got := space.Labels["pod-security.kubernetes.io/enforce"]; got != level {
 				t.Errorf("the namespace enforces %q, want %q", got, level)
 			}
@@ -233,6 +233,10 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 	}
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= 30*time.Second {
 		t.Errorf("%s to stop: controller-runtime takes up to 30 s", grace)
+	}
+	kubeadm := corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	if !slices.Contains(pod.Tolerations, kubeadm) {
+		t.Errorf("tolerations %v: with kubeadm, no control plane's node would run it", pod.Tolerations)
 	}
 	if *pod.EnableServiceLinks || !*container.SecurityContext.ReadOnlyRootFilesystem || container.Resources.Requests.Memory().IsZero() || container.Resources.Requests.Cpu().IsZero() {
 		t.Errorf("service links, root file system, or requests: %+v", container)

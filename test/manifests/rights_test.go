@@ -115,7 +115,7 @@ func TestRights(t *testing.T) {
 func TestMetricsReader(t *testing.T) {
 	apply(t, kustomize(t, "default"))
 	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "test-scraper"},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-scraper-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "csr-metrics-reader"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "scraper"}},
 	}

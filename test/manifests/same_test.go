@@ -47,6 +47,22 @@ func TestServiceMonitor(t *testing.T) {
 	}
 }
 
+// TestServiceMonitorWithSecret looks at the way to scrape that only the chart has.
+func TestServiceMonitorWithSecret(t *testing.T) {
+	t.Parallel()
+	all := helm(t, "--set=serviceMonitor.enabled=true,serviceMonitor.tokenSecret=scraper")
+	monitor := all["ServiceMonitor "+systemNamespace+"/csr-controller-manager"]
+	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "endpoints")
+	if err != nil || len(endpoints) != 1 {
+		t.Fatalf("endpoints %v, error %v", endpoints, err)
+	}
+	got := endpoints[0].(map[string]any)
+	want := map[string]any{"credentials": map[string]any{"name": "scraper", "key": "token"}}
+	if diff := cmp.Diff(want, got["authorization"]); diff != "" || got["bearerTokenFile"] != nil {
+		t.Errorf("token file %v, authorization (-want +got):\n%s", got["bearerTokenFile"], diff)
+	}
+}
+
 // plain returns what is to be the same.
 func plain(t *testing.T, all objects) map[string]any {
 	t.Helper()
@@ -57,19 +73,28 @@ func plain(t *testing.T, all objects) map[string]any {
 		switch obj.GetKind() {
 		case "ConfigMap":
 			name = "ConfigMap"
-			obj.SetName(name)
+			obj.SetName(unhash(obj.GetName()))
 			readConfig(t, obj)
 		case "Deployment":
 			config, ok := configMapOf(obj)
-			if !ok || !strings.HasPrefix(config["name"].(string), "csr-controller-manager") {
-				t.Errorf("%s mounts the ConfigMap %v", name, config)
+			if !ok {
+				t.Fatalf("%s mounts no ConfigMap", name)
 			}
-			config["name"] = "ConfigMap"
+			config["name"] = unhash(config["name"].(string))
 			unstructured.RemoveNestedField(obj.Object, "spec", "template", "metadata", "annotations", "checksum/config")
 		}
 		found[name] = obj.Object
 	}
 	return found
+}
+
+// unhash cuts off the hash that kustomize puts behind the name of the ConfigMap.
+func unhash(name string) string {
+	const ours = "csr-controller-manager-config"
+	if strings.HasPrefix(name, ours+"-") {
+		return ours
+	}
+	return name
 }
 
 func unlabel(obj *unstructured.Unstructured) {

@@ -9,6 +9,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 
 {{/* What runs: everything as one, or each controller by itself. */}}
 {{- define "csr.parts" -}}
+{{- if and .Values.split .Values.controlPlane.enabled -}}
+{{- fail "split and controlPlane.enabled: the three Deployments would want the same ports of the same nodes; choose one" -}}
+{{- end -}}
 {{- if .Values.split -}}
 - {name: csr-approver, component: approver}
 - {name: csr-signer, component: signer}

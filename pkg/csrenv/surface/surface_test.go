@@ -53,15 +53,15 @@ func TestImportSetsNoLogger(t *testing.T) {
 
 func TestImportRegistersMetrics(t *testing.T) {
 	for name, labels := range map[string][]string{
-		"csr_approver_decisions_total":    {"signer", "rule", "verdict", "reason"},
-		"csr_approver_dry_run_total":      {"signer", "verdict", "reason", "outcome"},
-		"csr_signer_dry_run_total":        {"signer", "outcome", "reason"},
-		"csr_signer_outcomes_total":       {"signer", "outcome", "reason"},
-		"csr_signer_lifetime_cut_total":   {"signer"},
-		"csr_signer_ca_reloads_total":     {"result"},
-		"csr_signer_ca_not_after_seconds": {"signer"},
-		"csr_cleaner_deleted_total":       {"state", "reason"},
-		"csr_cleaner_dry_run_total":       {"state", "reason"},
+		"csr_approver_decisions_total":               {"signer", "rule", "verdict", "reason"},
+		"csr_approver_dry_run_total":                 {"signer", "verdict", "reason", "outcome"},
+		"csr_signer_dry_run_total":                   {"signer", "outcome", "reason"},
+		"csr_signer_outcomes_total":                  {"signer", "outcome", "reason"},
+		"csr_signer_lifetime_cut_total":              {"signer"},
+		"csr_signer_ca_reloads_total":                {"result"},
+		"csr_signer_ca_expiration_timestamp_seconds": {"signer"},
+		"csr_cleaner_deleted_total":                  {"state", "reason"},
+		"csr_cleaner_dry_run_total":                  {"state", "reason"},
 	} {
 		// A second one of that name and with another text is refused; that ours came once, not twice, the import proves
 		// by not panicking.

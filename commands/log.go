@@ -1,0 +1,35 @@
+package commands
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// maxLibraryVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret.
+const maxLibraryVerbosity = 7
+
+// NewLogger returns a logger of JSON lines to out, and makes the libraries below us log the same way.
+func NewLogger(verbosity int, out io.Writer) logr.Logger {
+	logger := jsonLogger(verbosity, out)
+	log.SetLogger(logger)
+	klog.SetLogger(jsonLogger(min(verbosity, maxLibraryVerbosity), out))
+	return logger
+}
+
+func jsonLogger(verbosity int, out io.Writer) logr.Logger {
+	return logr.FromSlogHandler(slog.NewJSONHandler(out, &slog.HandlerOptions{
+		Level: slog.Level(-verbosity),
+		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
+			// slog calls verbosity 1 "DEBUG+3": say V1.
+			if level, ok := attr.Value.Any().(slog.Level); ok && attr.Key == slog.LevelKey && level < slog.LevelInfo {
+				return slog.String(slog.LevelKey, fmt.Sprintf("V%d", -level))
+			}
+			return attr
+		},
+	}))
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/CycloneDX/cyclonedx-go"
+	registry "github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+const root = "../.."
+
+// built is the folder of one build of this module, for all tests.
+var built string
+
+func TestMain(m *testing.M) {
+	code, err := runTests(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runTests(m *testing.M) (code int, err error) {
+	if built, err = os.MkdirTemp("", "image-test-"); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(built)) }()
+	if err := os.Setenv("SOURCE_DATE_EPOCH", "1700000000"); err != nil {
+		return 1, err
+	}
+	if err := build(root, built).run(); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+func build(from, to string) settings {
+	return settings{root: from, out: to, version: "v1.2.3", revision: "abc", tags: []string{"v1.2.3", "dev"}}
+}
+
+// TestReproducible builds a copy of the sources, elsewhere and at another time.
+func TestReproducible(t *testing.T) {
+	copied, out := t.TempDir(), t.TempDir()
+	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(copied, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"commands", "controllers", "docs", "pkg"} {
+		if err := os.CopyFS(filepath.Join(copied, name), os.DirFS(filepath.Join(root, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := build(copied, out).run(); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(built)
+	if err != nil || len(entries) != 3 {
+		t.Fatalf("%v, error %v", entries, err)
+	}
+	for _, entry := range entries {
+		first, err := os.ReadFile(filepath.Join(built, entry.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if second, err := os.ReadFile(filepath.Join(out, entry.Name())); err != nil || !bytes.Equal(first, second) {
+			t.Errorf("%s differs, error %v", entry.Name(), err)
+		}
+	}
+}
+
+// TestDockerArchive reads the archive as docker load does: each tag is one platform's image, and each image has two tags.
+func TestDockerArchive(t *testing.T) {
+	t.Parallel()
+	manifest, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(filepath.Join(built, name+".tar")) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]string{
+		{"csr-controller-manager:v1.2.3", "csr-controller-manager:dev"},
+		{"csr-controller-manager:v1.2.3-arm64", "csr-controller-manager:dev-arm64"},
+	} {
+		if !slices.Equal(manifest[i].RepoTags, want) {
+			t.Errorf("tags %q, want %q", manifest[i].RepoTags, want)
+		}
+	}
+	for tag, arch := range map[string]string{"v1.2.3": "amd64", "dev-arm64": "arm64"} {
+		ref, err := registry.NewTag(name + ":" + tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := tarball.ImageFromPath(filepath.Join(built, name+".tar"), &ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := validate.Image(img); err != nil {
+			t.Errorf("%s: %v", tag, err)
+		}
+		check(t, img, arch)
+	}
+}
+
+// TestLayout reads the archive as containerd does.
+func TestLayout(t *testing.T) {
+	t.Parallel()
+	index, err := layout.ImageIndexFromPath(unpack(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i, manifest := range top.Manifests {
+		names = append(names, manifest.Annotations["io.containerd.image.name"])
+		if i > 0 { // the same index by another name
+			if manifest.Digest != top.Manifests[0].Digest {
+				t.Errorf("%s is another index", manifest.Annotations)
+			}
+			continue
+		}
+		both, err := index.ImageIndex(manifest.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := validate.Index(both); err != nil {
+			t.Error(err)
+		}
+		platforms, err := both.IndexManifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, arch := range []string{"amd64", "arm64"} {
+			if got := platforms.Manifests[i].Platform.String(); got != "linux/"+arch {
+				t.Errorf("platform %s, want linux/%s", got, arch)
+			}
+			img, err := both.Image(platforms.Manifests[i].Digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			check(t, img, arch)
+		}
+	}
+	if want := []string{"docker.io/library/csr-controller-manager:v1.2.3", "docker.io/library/csr-controller-manager:dev"}; !slices.Equal(names, want) {
+		t.Errorf("names %q, want %q", names, want)
+	}
+}
+
+// check looks at what runs, as whom, and that there is nothing else.
+func check(t *testing.T, img v1.Image, arch string) {
+	t.Helper()
+	file, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if file.Architecture != arch || file.OS != "linux" || file.Config.User != "65532:65532" || !slices.Equal(file.Config.Entrypoint, []string{"/csr-controller-manager"}) {
+		t.Errorf("%s: %+v", arch, file)
+	}
+	if got := file.Config.Labels["org.opencontainers.image.version"] + file.Config.Labels["org.opencontainers.image.revision"]; got != "v1.2.3abc" {
+		t.Errorf("labels %v", file.Config.Labels)
+	}
+	if got := file.Created.Unix(); got != 1700000000 {
+		t.Errorf("created %s", file.Created)
+	}
+	layers, err := img.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, error %v", len(layers), err)
+	}
+	content, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = content.Close() }()
+	in := tar.NewReader(content)
+	header, err := in.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if header.Name != "csr-controller-manager" || header.Mode != 0o755 || header.Uid != 0 || header.Gid != 0 || header.Typeflag != tar.TypeReg {
+		t.Errorf("%+v", header)
+	}
+	binary, err := io.ReadAll(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Next(); !errors.Is(err, io.EOF) {
+		t.Errorf("there is more than the binary: %v", err)
+	}
+	checkBinary(t, binary, arch)
+}
+
+// checkBinary wants a static binary that knows its version.
+func checkBinary(t *testing.T, binary []byte, arch string) {
+	t.Helper()
+	file, err := elf.NewFile(bytes.NewReader(binary))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]; file.Machine != want {
+		t.Errorf("a binary for %s, want %s", file.Machine, want)
+	}
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			t.Error("the binary is not static")
+		}
+	}
+	if arch != runtime.GOARCH {
+		return
+	}
+	path := filepath.Join(t.TempDir(), "binary")
+	if err := os.WriteFile(path, binary, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if output, err := exec.CommandContext(t.Context(), path, "--version").CombinedOutput(); err != nil || string(output) != "csr-controller-manager v1.2.3\n" {
+		t.Errorf("--version: %s, error %v", output, err)
+	}
+}
+
+// unpack unpacks the archive, in which every file must be root's, readable, and as old as the sources.
+func unpack(t *testing.T) string {
+	t.Helper()
+	file, err := os.Open(filepath.Join(built, name+".tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	dir := t.TempDir()
+	for in := tar.NewReader(file); ; {
+		header, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return dir
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Mode != 0o644 || header.Uid != 0 || header.Gid != 0 || header.Uname != "" || header.ModTime.Unix() != 1700000000 {
+			t.Errorf("%+v", header)
+		}
+		path := filepath.Join(dir, filepath.FromSlash(header.Name))
+		data, err := io.ReadAll(in)
+		if err := errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestBill compares the bill with what the go command says is in a binary of the same sources.
+func TestBill(t *testing.T) {
+	t.Parallel()
+	for _, arch := range platforms {
+		file, err := os.Open(filepath.Join(built, name+"-linux-"+arch+".cdx.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var bill cyclonedx.BOM
+		if err := errors.Join(cyclonedx.NewBOMDecoder(file, cyclonedx.BOMFileFormatJSON).Decode(&bill), file.Close()); err != nil {
+			t.Fatal(err)
+		}
+		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}{{end}}{{end}}", ".")
+		list.Dir = root
+		list.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+		output, err := list.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := strings.Fields(string(output))
+		slices.Sort(want)
+		want = slices.Compact(want)
+		var got []string
+		for _, component := range *bill.Components {
+			if component.Name == "std" {
+				if "go"+component.Version != runtime.Version() {
+					t.Errorf("standard library %s, but Go is %s", component.Version, runtime.Version())
+				}
+				continue
+			}
+			got = append(got, component.Name+"@"+component.Version)
+			if component.PackageURL != "pkg:golang/"+strings.ReplaceAll(component.Name+"@"+component.Version, "+", "%2B") {
+				t.Errorf("package URL %s", component.PackageURL)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: components %q, want %q", arch, got, want)
+		}
+		if main := bill.Metadata.Component; main.Version != "v1.2.3" || len(*main.Hashes) != 1 {
+			t.Errorf("%+v", main)
+		}
+	}
+}
+
+func TestSourceDate(t *testing.T) {
+	t.Parallel()
+	if _, err := sourceDate("yesterday"); err == nil {
+		t.Error("no error")
+	}
+	if got, err := sourceDate(""); err != nil || got.Unix() != 0 {
+		t.Errorf("%s, error %v", got, err)
+	}
+}
+
+// TestTags refuses what is no tag, before anything is written.
+func TestTags(t *testing.T) {
+	t.Parallel()
+	if err := (settings{tags: []string{"a b"}}).checkTags(); err == nil {
+		t.Error("no error")
+	}
+}
