@@ -67,6 +67,19 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 			return err
 		}
 	}
+	if err := o.setupControllers(mgr); err != nil {
+		return err
+	}
+	if o.SelfCheck != nil {
+		if err := o.setupSelfCheck(mgr); err != nil {
+			return err
+		}
+	}
+	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: o.passiveClock(), signers: o.signerNames()})
+}
+
+// setupControllers returns all that is wrong with any of them.
+func (o Options) setupControllers(mgr manager.Manager) error {
 	var errs []error
 	if r := o.Approver; r != nil {
 		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
@@ -82,15 +95,7 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 		r.Clock = firstClock(r.Clock, o.Clock)
 		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if o.SelfCheck != nil {
-		if err := o.setupSelfCheck(mgr); err != nil {
-			return err
-		}
-	}
-	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: o.passiveClock(), signers: o.signerNames()})
+	return errors.Join(errs...)
 }
 
 // signerNames are the signers that something is configured for.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -28,36 +27,46 @@ func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.Certifica
 	if !r.ours(obj) {
 		return reconcile.Result{}, nil
 	}
-	last, known := r.trial.of(obj, r.Clock.Now())
-	decided := !csr.Undecided(obj)
-	if last.compared || decided && !known && r.trial.before(obj) || !decided && last.final {
+	last, decided := r.trial.of(obj, r.Clock.Now()), !csr.Undecided(obj)
+	if !last.open(decided) || decided && !last.known() && r.trial.before(obj) {
 		return reconcile.Result{}, nil
 	}
 	if !last.final {
-		asMade := obj
-		if decided {
-			asMade = obj.DeepCopy()
-			asMade.Status = certificatesv1.CertificateSigningRequestStatus{}
-		}
-		req, decision, err := r.Decide(ctx, asMade)
-		if err != nil {
+		var err error
+		if last, err = r.opine(ctx, obj, decided); err != nil {
 			return reconcile.Result{}, err
 		}
-		if decision.Verdict == Deny && r.Denial != DenialPermanent {
-			decision.Verdict = Ignore
-		}
-		r.tellWould(ctx, obj, req, decision)
-		last = r.trial.note(obj, decision)
 	}
-	if decided {
+	switch {
+	case decided:
 		r.compare(ctx, obj, last)
-		return reconcile.Result{}, nil
+	case last.Verdict == Wait:
+		return r.again(obj), nil
 	}
-	if last.Verdict != Wait {
-		return reconcile.Result{}, nil
+	return reconcile.Result{}, nil
+}
+
+// opine judges obj, as it was made if it has been decided since, and tells and remembers the verdict.
+func (r *Reconciler) opine(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decided bool) (opinion, error) {
+	asMade := obj
+	if decided {
+		asMade = obj.DeepCopy()
+		asMade.Status = certificatesv1.CertificateSigningRequestStatus{}
 	}
-	low := handler.LowPriority
-	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}, nil
+	req, decision, err := r.Decide(ctx, asMade)
+	if err != nil {
+		return opinion{}, err
+	}
+	if decision.Verdict == Approve {
+		if limited, within := r.limiter.check(req); !within {
+			decision = limited
+		}
+	}
+	if decision.Verdict == Deny && r.Denial != DenialPermanent {
+		decision.Verdict = Ignore
+	}
+	r.tellWould(ctx, obj, req, decision)
+	return r.trial.note(obj, decision), nil
 }
 
 // tellWould says what would be decided about obj, once.
@@ -77,7 +86,8 @@ func (r *Reconciler) tellWould(ctx context.Context, obj *certificatesv1.Certific
 
 // compare counts whether another approver has decided obj as this one would: a certificate for it or none.
 func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, last opinion) {
-	approved := !csr.ApprovedAt(obj).IsZero() || csr.StateOf(obj) == csr.Approved || csr.StateOf(obj) == csr.Issued
+	state := csr.StateOf(obj)
+	approved := state == csr.Approved || state == csr.Issued || !csr.ApprovedAt(obj).IsZero() // or failed since
 	outcome, did := "agreed", "not approved"
 	if approved {
 		did = "approved"

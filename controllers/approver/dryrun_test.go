@@ -3,6 +3,7 @@ package approver
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,10 +44,13 @@ func counted(t *testing.T, signer string) map[string]int {
 	return found
 }
 
+// signers counts those of dryRunParts.
+var signers atomic.Int64
+
 // dryRunParts are parts of a dry run for a signer of its own, so that its counts are too.
 func dryRunParts(t *testing.T, change ...func(*request)) (*parts, string) {
 	t.Helper()
-	signer := "example.com/" + fmt.Sprintf("%x", []byte(t.Name()))
+	signer := fmt.Sprintf("example.com/dry-run-%d", signers.Add(1))
 	rule := NodeClient()
 	rule.SignerName = signer
 	rule.Shape = func(req *csr.Request) error {

@@ -178,6 +178,11 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 	if decision.Verdict != Wait {
 		return reconcile.Result{}
 	}
+	return r.again(obj)
+}
+
+// again is when to look at obj again.
+func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
 	low := handler.LowPriority
 	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
 }

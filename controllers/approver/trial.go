@@ -30,9 +30,15 @@ type opinion struct {
 	compared bool
 }
 
-// of returns the opinion about obj, if there is one. Another request of the same name was deleted undecided if it has not
+// known says whether there is an opinion at all.
+func (o opinion) known() bool { return o.uid != "" }
+
+// open says whether there is anything left to do for a request that another approver has decided or not.
+func (o opinion) open(decided bool) bool { return !o.compared && (decided || !o.final) }
+
+// of returns the opinion about obj; it is the zero one if there is none. Another request of the same name was deleted undecided if it has not
 // been compared.
-func (t *trial) of(obj *certificatesv1.CertificateSigningRequest, now time.Time) (opinion, bool) {
+func (t *trial) of(obj *certificatesv1.CertificateSigningRequest, now time.Time) opinion {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.last == nil {
@@ -44,9 +50,9 @@ func (t *trial) of(obj *certificatesv1.CertificateSigningRequest, now time.Time)
 		if !last.compared {
 			last.countUndecided()
 		}
-		return opinion{}, false
+		return opinion{}
 	}
-	return last, known
+	return last
 }
 
 func (t *trial) get(name string) (opinion, bool) {

@@ -124,6 +124,6 @@ func ends(t *testing.T, c client.Client) {
 		if apierrors.IsUnauthorized(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still known, or: %v", err)
+		return fmt.Errorf("it is still known, or: %w", err)
 	})
 }

@@ -87,6 +87,6 @@ func deleted(t *testing.T, obj *request) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is there: %v", err)
+		return fmt.Errorf("it is there: %w", err)
 	})
 }
