@@ -225,6 +225,15 @@ func expect(t *testing.T, node string) {
 	administrator(t, shared.Config).apply(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
 }
 
+// forgetLeader takes away the Lease that a manager left which was killed.
+func forgetLeader(t *testing.T) {
+	t.Helper()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
+	if err := client.IgnoreNotFound(admin.Delete(t.Context(), lease)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // isPending checks that nobody has decided about obj.
 func isPending(t *testing.T, obj *request) {
 	t.Helper()

@@ -15,11 +15,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
 )
 
+// patient lets tests take their time between a request and its machine.
+const patient = "nodeClient: {inventory: cluster-api, joinWindow: {before: 10m, after: 2h}}"
+
 // TestIdentity lets machines of Cluster API join with real bootstrap tokens, and nobody else.
 func TestIdentity(t *testing.T) {
 	prepareIdentity(t)
 	machines := installKind(t, clusterAPI)
-	p := startIdentityManager(t, "nodeClient: {inventory: cluster-api}", "--leader-elect=false")
+	p := startIdentityManager(t, patient, "--leader-elect=false")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	token := newToken(t, "joiner")
 
@@ -121,7 +124,7 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 func TestRevokedIdentities(t *testing.T) {
 	prepareIdentity(t)
 	installKind(t, clusterAPI)
-	startIdentityManager(t, "nodeClient: {inventory: cluster-api}", "--leader-elect=false")
+	startIdentityManager(t, patient, "--leader-elect=false")
 	good, bad := newToken(t, "goodid"), newToken(t, "revokd")
 	deleted, byDeleted := account(t, "identity", "deleted")
 	replaced, byReplaced := account(t, "identity", "replaced")
@@ -159,14 +162,15 @@ func TestRevokedIdentities(t *testing.T) {
 func TestIdentityOutlivesTheLeader(t *testing.T) {
 	prepareIdentity(t)
 	installKind(t, clusterAPI)
-	const approval = "nodeClient: {inventory: cluster-api}"
-	first := startIdentityManager(t, approval)
+	installRBAC(t)
+	forgetLeader(t)
+	first := startIdentityManager(t, patient)
 	leader := leaderAfter(t, "")
 	good, bad := newToken(t, "stays1"), newToken(t, "leaves")
 	waits, revoked := good.asks(t, "outlives-a"), bad.asks(t, "outlives-b")
 	hasEvent(t, waits, "NotExpected")
 	hasEvent(t, revoked, "NotExpected")
-	second := startIdentityManager(t, approval)
+	second := startIdentityManager(t, patient)
 	second.answers(t, second.probes, "/readyz", http.StatusOK)
 	bad.revoke(t)
 	if err := first.Stop(); err != nil {
@@ -183,7 +187,7 @@ func TestIdentityOutlivesTheLeader(t *testing.T) {
 // TestRenewalsWaitForNoInventory renews while no source can say anything, and does not let a node in by the back door.
 func TestRenewalsWaitForNoInventory(t *testing.T) {
 	prepareIdentity(t)
-	startIdentityManager(t, "nodeClient: {inventory: cluster-api}", "--leader-elect=false")
+	startIdentityManager(t, patient, "--leader-elect=false")
 	token := newToken(t, "early1")
 	blind := token.asks(t, "renews-a")
 	hasEvent(t, blind, "InventoryUnavailable", "Machine.cluster.x-k8s.io is not installed yet")
