@@ -6,15 +6,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"time"
 
-	"github.com/go-logr/logr"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -31,12 +28,14 @@ const checkTimeout = time.Minute
 // Check looks whether everything around the manager is as it must be, or where one node's certificate is stuck.
 func Check(ctx context.Context, args []string, out io.Writer) error {
 	var node string
+	var flags *flag.FlagSet
 	command := &config.Command{
 		Usage: "check [flags] [--node NAME]",
 		About: "check says whether everything around the manager is as it must be: its rights, the kubelets' rights, and the trust in its CA;\n" +
 			"with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's configuration\n" +
 			"(--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.",
 		Flags: func(set *flag.FlagSet) {
+			flags = set
 			set.StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
 		},
 	}
@@ -50,16 +49,27 @@ func Check(ctx context.Context, args []string, out io.Writer) error {
 	case err != nil:
 		return fmt.Errorf("bad configuration (check --help lists the flags):\n%w", err)
 	}
+	if !isSet(flags, "audit-log-path") {
+		configuration.Audit.Path = "" // a manager has that file open, perhaps, and rotates it
+	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
+	ctx = log.IntoContext(ctx, NewLogger(configuration.Verbosity, os.Stderr)) // has every trust probe on record
 	c, err := newChecker(ctx, configuration)
 	if err != nil {
 		return err
 	}
 	if node != "" {
-		return c.node(c.logging(ctx), node, out)
+		return c.node(ctx, node, out)
 	}
-	return c.all(c.logging(ctx), out)
+	return c.all(ctx, out)
+}
+
+// isSet says whether the command line has that flag.
+func isSet(flags *flag.FlagSet, name string) bool {
+	found := false
+	flags.Visit(func(set *flag.Flag) { found = found || set.Name == name })
+	return found
 }
 
 // checker asks as whoever runs the command.
@@ -114,14 +124,6 @@ func (c *checker) clientCAs() []check.CA {
 	return cas
 }
 
-// logging has ctx's log, which records every trust probe, go to standard error.
-func (c *checker) logging(ctx context.Context) context.Context {
-	logger := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.Level(-c.configuration.Verbosity)}))
-	log.SetLogger(logger)
-	klog.SetLogger(logger)
-	return log.IntoContext(ctx, logger)
-}
-
 func (c *checker) trust() check.Trust {
 	return check.Trust{Reader: c.api, Cluster: c.cluster, Audit: c.options.Audit}
 }
@@ -137,7 +139,7 @@ func (c *checker) all(ctx context.Context, out io.Writer) error {
 		results = append(results, check.Kubelets(ctx, c.api, c.configuration.SelfCheck.BootstrapGroups, c.configuration.SelfCheck.NodeGroups)...)
 	}
 	results = append(results, c.trust().CAs(ctx, c.cas, c.now)...)
-	heading := fmt.Sprintf("Asked %s as %s: %s are this user's.", c.cluster.Host, c.whoAmI(ctx), check.OwnRights)
+	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.", c.cluster.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
 	if err := writeTable(out, heading, results); err != nil {
 		return err
 	}

@@ -14,7 +14,8 @@ import (
 // node says where the certificate of one node is stuck.
 func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 	results := check.Node{
-		Name: name, Reader: c.api, Trust: c.trust(), CAs: c.cas, Approve: c.approve, Issue: c.issue,
+		Name: name, Reader: c.api, Trust: c.trust(), BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
+		Approve: c.approve, Issue: c.issue,
 	}.Look(ctx, c.now)
 	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.cluster.Host, c.whoAmI(ctx))
 	if err := writeTable(out, heading, results); err != nil {

@@ -5,12 +5,12 @@ import (
 	"errors"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -42,10 +42,8 @@ func unknown(err error, right string) string {
 		return "unknown: offline"
 	case errors.Is(err, errNoCA):
 		return "unknown: " + errNoCA.Error()
-	case apierrors.IsForbidden(err):
-		return "unknown: may not " + right
 	default:
-		return "unknown: " + sentence(err.Error())
+		return sentence(check.ReadError(right, err))
 	}
 }
 

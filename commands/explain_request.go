@@ -137,7 +137,7 @@ func certificate(p *page, f *findings) {
 	key := "not that of the request: whoever asked can't use it"
 	if f.req == nil {
 		key = "unknown: the request can't be read"
-	} else if public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); ok && public.Equal(f.req.Cert.PublicKey) {
+	} else if f.req.KeyIn(cert) {
 		key = "that of the request"
 	}
 	p.row("key", key)
@@ -162,15 +162,9 @@ func (f *findings) signedBy(cert *x509.Certificate) string {
 		return f.unreadCA()
 	case f.authority == nil:
 		return "unknown: there is no CA to compare with"
-	case f.isFromNow(cert):
+	case f.authority.Signed(cert):
 		return "the CA that signs now, key " + f.authority.KeyID()
 	default:
 		return "another CA than the one that signs now, key " + f.authority.KeyID()
 	}
-}
-
-// isFromNow says whether the CA of now signed cert.
-func (f *findings) isFromNow(cert *x509.Certificate) bool {
-	signing, err := ca.ParseCertificates(f.authority.CertificatePEM())
-	return err == nil && cert.CheckSignatureFrom(signing[0]) == nil
 }

@@ -175,7 +175,7 @@ func (f *findings) wasFailedAs(judged signer.Judgement) bool {
 // cutShort says whether the certificate that was issued ends early because the CA of now does.
 func (e *explainer) cutShort(p *page, f *findings) {
 	cert, err := issued(f)
-	if err != nil || f.authority == nil || f.req == nil || !f.isFromNow(cert) {
+	if err != nil || f.authority == nil || f.req == nil || !f.authority.Signed(cert) {
 		return
 	}
 	again, err := rehearse(f, cert.NotBefore.Add(ca.Backdate), f.authority.NotAfter())

@@ -10,14 +10,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// maxLibraryVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret.
-const maxLibraryVerbosity = 7
+// maxVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret. It bounds
+// our own logger: client-go takes that from the context of a call.
+const maxVerbosity = 7
 
 // NewLogger returns a logger of JSON lines to out, and makes the libraries below us log the same way.
 func NewLogger(verbosity int, out io.Writer) logr.Logger {
-	logger := jsonLogger(verbosity, out)
+	logger := jsonLogger(min(verbosity, maxVerbosity), out)
 	log.SetLogger(logger)
-	klog.SetLogger(jsonLogger(min(verbosity, maxLibraryVerbosity), out))
+	klog.SetLogger(logger)
 	return logger
 }
 

@@ -2,10 +2,7 @@ package controllers
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -62,8 +58,10 @@ type selfCheck struct {
 	clock    clock.WithTicker
 	log      logr.Logger
 
-	mu      sync.Mutex
-	missing []check.Right
+	mu sync.Mutex
+	// asked is true once there was an answer about our own rights, whatever it was; missing is which are, for certain.
+	asked   bool
+	missing error
 }
 
 // checkTask is one kind of check.
@@ -85,7 +83,13 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if s.clock == nil {
 		s.clock = clock.RealClock{}
 	}
-	s.tasks = append(s.tasks, &checkTask{name: check.OwnRights, run: s.ownRights(mgr.GetClient(), o.SelfCheck.Rights)})
+	needed, optional := split(o.SelfCheck.Rights)
+	s.tasks = append(s.tasks, &checkTask{name: check.OwnRights, run: s.ownRights(mgr.GetClient(), needed)})
+	if len(optional) > 0 {
+		s.tasks = append(s.tasks, &checkTask{name: check.OptionalRights, run: func(ctx context.Context) []check.Result {
+			return check.Rights(ctx, mgr.GetClient(), optional)
+		}})
+	}
 	if o.Approver != nil {
 		s.tasks = append(s.tasks, &checkTask{name: check.KubeletRights, run: func(ctx context.Context) []check.Result {
 			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
@@ -104,31 +108,6 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	return mgr.Add(s)
-}
-
-// ownRights asks for rights, and keeps what is missing for ready.
-func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
-	return func(ctx context.Context) []check.Result {
-		results := check.Rights(ctx, c, rights)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.missing = check.Missing(rights, results)
-		return results
-	}
-}
-
-// ready says which rights are missing for certain. What could not be asked does not count.
-func (s *selfCheck) ready(*http.Request) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.missing) == 0 {
-		return nil
-	}
-	var names []string
-	for _, right := range s.missing {
-		names = append(names, right.String())
-	}
-	return errors.New("missing rights: " + strings.Join(names, ", "))
 }
 
 // awaitCA waits until every CA has been read, for a while.

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -9,7 +10,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -171,26 +174,59 @@ func TestSelfCheckTells(t *testing.T) {
 	}
 }
 
-// Only what is missing for certain, and is needed, makes a replica unready.
+// reviewer is an API server that answers SelfSubjectAccessReviews by resource.
+type reviewer struct {
+	client.Client
+	answer func(resource string) (allowed bool, err error)
+}
+
+func (r reviewer) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) (err error) {
+	review := obj.(*authorizationv1.SelfSubjectAccessReview)
+	review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
+	return err
+}
+
+// A replica is ready once its rights have been asked for, whatever the answer, unless one is missing for certain.
 func TestReadyFollowsRights(t *testing.T) {
 	t.Parallel()
-	rights := []check.Right{{Verb: "get", Resource: "a"}, {Verb: "get", Resource: "b", Optional: true}}
+	rights := []check.Right{{Verb: "get", Resource: "a"}, {Verb: "get", Resource: "b"}}
 	for name, test := range map[string]struct {
-		first, second check.Status
-		want          string
+		answer func(string) (bool, error)
+		want   string
 	}{
-		"all":              {check.OK, check.OK, ""},
-		"unknown":          {check.Unknown, check.Unknown, ""},
-		"optional missing": {check.OK, check.Failed, ""},
-		"missing":          {check.Failed, check.OK, "missing rights: get a"},
+		"all":         {func(string) (bool, error) { return true, nil }, ""},
+		"unknown":     {func(string) (bool, error) { return false, errors.New("timeout") }, ""},
+		"one missing": {func(resource string) (bool, error) { return resource == "b", nil }, "missing rights: get a"},
+		"all missing": {func(string) (bool, error) { return false, nil }, "missing rights: get a, get b"},
 	} {
-		s := &selfCheck{missing: check.Missing(rights, []check.Result{{Status: test.first}, {Status: test.second}})}
+		s := &selfCheck{}
+		if err := s.ready(nil); err == nil {
+			t.Errorf("%s: ready before anybody has asked", name)
+		}
+		s.ownRights(reviewer{answer: test.answer}, rights)(t.Context())
 		got := ""
 		if err := s.ready(nil); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// Rights that are not needed are a check of their own, so that nobody is called at night for an Event.
+func TestOptionalRightsAreApart(t *testing.T) {
+	t.Parallel()
+	needed, optional := split([]check.Right{{Resource: "a"}, {Resource: "b", Optional: true}, {Resource: "c"}})
+	if len(needed) != 2 || len(optional) != 1 || optional[0].Resource != "b" {
+		t.Errorf("needed %v, optional %v", needed, optional)
+	}
+	nothing := reviewer{answer: func(string) (bool, error) { return false, nil }}
+	for want, rights := range map[string][]check.Right{"own-rights": needed, "optional-rights": optional} {
+		for _, result := range check.Rights(t.Context(), nothing, rights) {
+			if result.Check != want || result.Status != check.Failed {
+				t.Errorf("%+v, want %s to fail", result, want)
+			}
 		}
 	}
 }

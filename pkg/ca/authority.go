@@ -117,6 +117,11 @@ func (a *Authority) Usable(now time.Time) error {
 	return nil
 }
 
+// Signed says whether the signing key has signed cert.
+func (a *Authority) Signed(cert *x509.Certificate) bool {
+	return cert.CheckSignatureFrom(a.cert) == nil
+}
+
 // NotAfter is the end of the signing certificate; nothing that it issues lives longer.
 func (a *Authority) NotAfter() time.Time { return a.cert.NotAfter }
 

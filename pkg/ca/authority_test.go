@@ -185,6 +185,19 @@ func TestKeyIDIsOfTheKey(t *testing.T) {
 	}
 }
 
+// Who has signed is told by the key, whatever the name says.
+func TestSigned(t *testing.T) {
+	t.Parallel()
+	one, other := authority(t, "P-256"), authority(t, "P-384")
+	issued, err := one.Issue(profile(t, ca.ProfileConfig{Lifetime: time.Hour}), ca.Request{PublicKey: keys["leaf"]().Public()}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cert := parse(t, issued.PEM); !one.Signed(cert) || other.Signed(cert) {
+		t.Errorf("signed by its issuer: %t, by another of that name: %t", one.Signed(cert), other.Signed(cert))
+	}
+}
+
 func TestNewSelfSigned(t *testing.T) {
 	t.Parallel()
 	made, keyPEM, err := ca.NewSelfSigned("test CA", 24*time.Hour, now)

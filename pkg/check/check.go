@@ -23,9 +23,10 @@ func Statuses() []Status { return []Status{OK, Unknown, Failed} }
 
 // The names of the checks, also as a label of metrics.
 const (
-	OwnRights     = "own-rights"
-	KubeletRights = "kubelet-rights"
-	CATrusted     = "ca-trusted"
+	OwnRights      = "own-rights"
+	OptionalRights = "optional-rights"
+	KubeletRights  = "kubelet-rights"
+	CATrusted      = "ca-trusted"
 )
 
 // Result is the answer to one question.

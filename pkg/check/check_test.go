@@ -96,19 +96,23 @@ func TestGroups(t *testing.T) {
 // The command names who made the request as narrowly as makes sense.
 func TestBindRequester(t *testing.T) {
 	t.Parallel()
+	const ifNodes = "if nodes are to renew their certificates: kubectl create clusterrolebinding approve-selfnodeclient-nodes "
 	for name, test := range map[string]struct {
 		user   string
 		groups []string
 		want   string
 	}{
-		"token":   {"system:bootstrap:abcdef", []string{"system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}, "--clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
-		"node":    {"system:node:a", []string{"system:nodes"}, "--clusterrole=" + roleRenew + " --group=system:nodes"},
-		"person":  {"alice@example.com", []string{"system:authenticated"}, "approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user='alice@example.com'"},
-		"hostile": {"$(reboot) it's", []string{"system:bootstrappersofmine"}, `approve-nodeclient---reboot--it-s --clusterrole=` + roleJoin + ` --user='$(reboot) it'\''s'`},
+		"another node":           {"system:node:b", []string{"system:nodes"}, "system:node:b asks for the identity of another node, which no kubelet does: find out who holds its credential, which may be stolen; kubectl certificate deny one"},
+		"node, not in the group": {"system:node:a", nil, "if this user is to renew its certificate: kubectl create clusterrolebinding approve-selfnodeclient-node-a --clusterrole=" + roleRenew + " --user=system:node:a"},
+		"token":                  {"system:bootstrap:abcdef", []string{"system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-kubeadm-default-node-token --clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
+		"node":                   {"system:node:a", []string{"system:nodes"}, ifNodes + "--clusterrole=" + roleRenew + " --group=system:nodes"},
+		"person":                 {"alice@example.com", []string{"system:authenticated"}, "if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user='alice@example.com'"},
+		"hostile":                {"$(reboot) it's", []string{"system:bootstrappersofmine"}, `if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient---reboot--it-s --clusterrole=` + roleJoin + ` --user='$(reboot) it'\''s'`},
 	} {
-		obj := &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{Username: test.user, Groups: test.groups}}
-		if got := bindRequester(obj); !strings.HasSuffix(got, test.want) {
-			t.Errorf("%s: %q, want %q at the end", name, got, test.want)
+		obj := requestWith(t, newKey(t)) // for system:node:a
+		obj.Spec.Username, obj.Spec.Groups = test.user, test.groups
+		if got := bindRequester(obj); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
 }
@@ -116,10 +120,10 @@ func TestBindRequester(t *testing.T) {
 func TestReadError(t *testing.T) {
 	t.Parallel()
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "a", errors.New("no"))
-	if got := readError("get nodes", forbidden); got != "unknown: may not get nodes" {
+	if got := ReadError("get nodes", forbidden); got != "unknown: may not get nodes" {
 		t.Error(got)
 	}
-	if got := readError("get nodes", errors.New("timeout")); got != "unknown: could not get nodes: timeout" {
+	if got := ReadError("get nodes", errors.New("timeout")); got != "unknown: could not get nodes: timeout" {
 		t.Error(got)
 	}
 }
@@ -185,20 +189,42 @@ func requestWith(t *testing.T, key *ecdsa.PrivateKey) *certificatesv1.Certificat
 	}
 }
 
-// The youngest request counts, each signer's for itself.
+// The youngest request counts, each signer's for itself, and whoever can't join nodes hides none by writing its name.
 func TestNewest(t *testing.T) {
 	t.Parallel()
-	at := func(name, signer string, minute int) certificatesv1.CertificateSigningRequest {
+	const node, joins, custom, nobody = "system:nodes", "system:bootstrappers:kubeadm:default-node-token", "joiners", "system:authenticated"
+	at := func(minute int, name, user, group string) certificatesv1.CertificateSigningRequest {
 		return certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Date(2026, time.March, 1, 12, minute, 0, 0, time.UTC))},
-			Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: signer},
+			Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: "a", Username: user, Groups: []string{group}},
 		}
 	}
-	all := []certificatesv1.CertificateSigningRequest{at("first", "a", 1), at("last", "a", 3), at("between", "a", 2), at("other", "b", 4)}
-	if got := newest(all, "a"); got == nil || got.Name != "last" {
-		t.Errorf("%+v", got)
+	type list = []certificatesv1.CertificateSigningRequest
+	for name, test := range map[string]struct {
+		all            list
+		found, foreign string
+	}{
+		"none":                   {nil, "", ""},
+		"another signer's":       {list{{Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: "b"}}}, "", ""},
+		"the youngest":           {list{at(1, "first", "system:node:a", node), at(3, "last", "system:node:a", node), at(2, "between", "system:node:a", node)}, "last", ""},
+		"a token's is as good":   {list{at(1, "node", "system:node:a", node), at(2, "token", "system:bootstrap:b", joins)}, "token", ""},
+		"so is a configured one": {list{at(1, "node", "system:node:a", node), at(2, "joiner", "c", custom)}, "joiner", ""},
+		"somebody else's alone":  {list{at(1, "one", "alice", nobody), at(2, "two", "alice", nobody)}, "two", ""},
+		"before":                 {list{at(1, "alice", "alice", nobody), at(2, "node", "system:node:a", node)}, "node", ""},
+		"at the same time":       {list{at(1, "alice", "alice", nobody), at(1, "node", "system:node:a", node)}, "node", ""},
+		"after":                  {list{at(1, "node", "system:node:a", node), at(3, "alice", "alice", nobody), at(2, "bob", "bob", nobody)}, "node", "alice"},
+		"another node's":         {list{at(1, "node", "system:node:a", node), at(2, "thief", "system:node:b", node)}, "node", "thief"},
+	} {
+		found, foreign := Node{Name: "a", BootstrapGroups: []string{custom}}.newest(test.all, "a")
+		if nameOf(found) != test.found || nameOf(foreign) != test.foreign {
+			t.Errorf("%s: %q and %q, want %q and %q", name, nameOf(found), nameOf(foreign), test.found, test.foreign)
+		}
 	}
-	if got := newest(all, "c"); got != nil {
-		t.Errorf("%+v", got)
+}
+
+func nameOf(obj *certificatesv1.CertificateSigningRequest) string {
+	if obj == nil {
+		return ""
 	}
+	return obj.Name
 }

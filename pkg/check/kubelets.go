@@ -83,6 +83,11 @@ func bind(role, kind, name string) string {
 	return fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --%s=%s", binding, role, kind, word(name))
 }
 
+// isBootstrapGroup says whether bootstrap tokens are what is in group.
+func isBootstrapGroup(group string) bool {
+	return group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":")
+}
+
 // plain is what can be in the name of a binding.
 func plain(char rune) rune {
 	if char >= 'a' && char <= 'z' || char >= '0' && char <= '9' || char == '.' {

@@ -36,6 +36,8 @@ type Node struct {
 	// Reader must not be a cache.
 	Reader client.Reader
 	Trust  Trust
+	// BootstrapGroups are those, beside system:bootstrappers, whose members make requests for nodes that join.
+	BootstrapGroups []string
 	// CAs are those that we can sign with, for the proof of the last step.
 	CAs []CA
 	// Approve and Issue are what we would do. They write nothing.
@@ -46,33 +48,37 @@ type Node struct {
 // Look goes through the steps at now, up to the one that stands, and looks at the Node. What could not be read is
 // unknown.
 func (n Node) Look(ctx context.Context, now time.Time) []Result {
-	state := n.state(ctx, now)
+	alive, sentence := n.alive(ctx, now)
+	state := n.state(ctx, alive, sentence)
 	all, err := n.requests(ctx)
 	if err != nil {
 		return []Result{{
 			Check: StepRequested, Subject: n.Name, Status: Unknown,
-			Evidence: readError("list certificatesigningrequests", err), NextStep: "ask as one who may list them",
+			Evidence: ReadError("list certificatesigningrequests", err), NextStep: "ask as one who may list them",
 		}, state}
 	}
-	results := n.client(ctx, all, state, now)
-	if serving := newest(all, certificatesv1.KubeletServingSignerName); serving != nil {
-		results = append(results, n.decided(ctx, serving, now)...)
+	results := n.client(ctx, all, alive, now)
+	if serving, foreign := n.newest(all, certificatesv1.KubeletServingSignerName); serving != nil {
+		steps := n.decided(ctx, serving, now)
+		steps[0].Evidence += newer(foreign, now)
+		results = append(results, steps...)
 	}
 	if state.Status == Failed && results[len(results)-1].Status == OK {
-		state.NextStep = "its certificate is not what keeps it: read the kubelet's log on the machine (journalctl -u kubelet)"
+		state.NextStep = fmt.Sprintf("its certificate is not what keeps it: kubectl describe node %s, and the kubelet's log on the machine (journalctl -u kubelet)", n.Name)
 	}
 	return append(results, state)
 }
 
-// client goes through the steps of the client certificate.
-func (n Node) client(ctx context.Context, all []certificatesv1.CertificateSigningRequest, state Result, now time.Time) []Result {
-	obj := newest(all, certificatesv1.KubeAPIServerClientKubeletSignerName)
+// client goes through the steps of the client certificate of a node that is alive or not.
+func (n Node) client(ctx context.Context, all []certificatesv1.CertificateSigningRequest, alive Status, now time.Time) []Result {
+	obj, foreign := n.newest(all, certificatesv1.KubeAPIServerClientKubeletSignerName)
 	if obj == nil {
-		return []Result{n.noRequest(state)}
+		return []Result{n.noRequest(alive)}
 	}
 	results := []Result{{
 		Check: StepRequested, Subject: obj.Name, Status: OK,
-		Evidence: fmt.Sprintf("made %s ago by %q with groups %q", age(obj, now), csr.Shorten(obj.Spec.Username), obj.Spec.Groups),
+		Evidence: fmt.Sprintf("made %s ago by %q with groups %q", age(obj, now), csr.Shorten(obj.Spec.Username), obj.Spec.Groups) +
+			newer(foreign, now),
 	}}
 	results = append(results, n.decided(ctx, obj, now)...)
 	if last := results[len(results)-1]; last.Check != StepIssued || last.Status != OK {
@@ -81,10 +87,11 @@ func (n Node) client(ctx context.Context, all []certificatesv1.CertificateSignin
 	return append(results, n.accepted(ctx, obj, now))
 }
 
-// noRequest is the first step without a request: a node that is well needs none, as requests are deleted after use.
-func (n Node) noRequest(state Result) Result {
-	result := Result{Check: StepRequested, Subject: n.Name, Status: state.Status}
-	switch state.Status {
+// noRequest is the first step without a request: a node that is alive needs none, Ready or not, as requests are deleted
+// after use.
+func (n Node) noRequest(alive Status) Result {
+	result := Result{Check: StepRequested, Subject: n.Name, Status: alive}
+	switch alive {
 	case OK:
 		result.Evidence = "there is no request, and none is needed: it has a certificate that works, and requests are deleted after use"
 	case Failed:
@@ -92,7 +99,7 @@ func (n Node) noRequest(state Result) Result {
 	case Unknown:
 		result.Evidence = "no request is there, and whether the node needs one is unknown"
 	}
-	if state.Status != OK {
+	if alive != OK {
 		result.NextStep = "on the machine: does the kubelet run, can it reach the API server, is its clock right, has its bootstrap kubeconfig a token that is valid " +
 			"(journalctl -u kubelet); without --node, this command says whether its group may create requests"
 	}

@@ -2,7 +2,6 @@ package check
 
 import (
 	"context"
-	"crypto"
 	"crypto/x509"
 	"fmt"
 	"slices"
@@ -31,7 +30,7 @@ func (n Node) accepted(ctx context.Context, obj *certificatesv1.CertificateSigni
 		return result
 	}
 	for _, one := range n.CAs {
-		if one.Authority != nil && signed(one.Authority, leaf) {
+		if one.Authority != nil && one.Authority.Signed(leaf) {
 			if answer := n.Trust.Prove(ctx, one.Authority, now); answer.Trust != probe.Unknown {
 				return proven(result, one.Authority, answer)
 			}
@@ -60,16 +59,7 @@ func (n Node) wrong(obj *certificatesv1.CertificateSigningRequest, leaf *x509.Ce
 
 func ownKey(obj *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate) bool {
 	req, err := csr.Parse(obj)
-	if err != nil {
-		return false
-	}
-	key, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
-	return ok && key.Equal(req.Cert.PublicKey)
-}
-
-func signed(authority *ca.Authority, leaf *x509.Certificate) bool {
-	certs, err := ca.ParseCertificates(authority.CertificatePEM())
-	return err == nil && len(certs) == 1 && leaf.CheckSignatureFrom(certs[0]) == nil
+	return err == nil && req.KeyIn(leaf)
 }
 
 func proven(result Result, authority *ca.Authority, answer probe.Answer) Result {
@@ -87,7 +77,7 @@ func (n Node) chained(ctx context.Context, result Result, leaf *x509.Certificate
 	where := fmt.Sprintf("%s of ConfigMap %s/%s", trustKey, TrustNamespace, TrustName)
 	trusted, err := n.Trust.Published(ctx)
 	if err != nil {
-		result.Status, result.Evidence = Unknown, "its CA is not at hand to try, and "+where+" is "+readError("read it", err)
+		result.Status, result.Evidence = Unknown, "its CA is not at hand to try, and "+where+" is "+ReadError("read it", err)
 		result.NextStep = "ask as one who may read that ConfigMap or the signing Secret"
 		return result
 	}

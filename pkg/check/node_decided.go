@@ -78,17 +78,22 @@ func (n Node) notApproved(ctx context.Context, obj *certificatesv1.CertificateSi
 	return result
 }
 
-// bindRequester is the command that lets whoever made obj have it approved.
+// bindRequester is what lets whoever made obj have it approved, as far as that is to be.
 func bindRequester(obj *certificatesv1.CertificateSigningRequest) string {
-	if strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && slices.Contains(obj.Spec.Groups, csr.NodeGroup) {
-		return bind(roleRenew, "group", csr.NodeGroup)
+	user := obj.Spec.Username
+	switch {
+	case strings.HasPrefix(user, csr.NodeUserPrefix) && !asksFor(obj, user):
+		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its credential, which may be stolen; "+
+			"kubectl certificate deny %s", word(csr.Shorten(user)), word(obj.Name))
+	case strings.HasPrefix(user, csr.NodeUserPrefix) && slices.Contains(obj.Spec.Groups, csr.NodeGroup):
+		return "if nodes are to renew their certificates: " + bind(roleRenew, "group", csr.NodeGroup)
+	case strings.HasPrefix(user, csr.NodeUserPrefix):
+		return "if this user is to renew its certificate: " + bind(roleRenew, "user", user)
 	}
-	for _, group := range obj.Spec.Groups {
-		if group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":") {
-			return bind(roleJoin, "group", group)
-		}
+	if i := slices.IndexFunc(obj.Spec.Groups, isBootstrapGroup); i >= 0 {
+		return "if this group is to join nodes: " + bind(roleJoin, "group", obj.Spec.Groups[i])
 	}
-	return "if this user is to join nodes: " + bind(roleJoin, "user", obj.Spec.Username)
+	return "if this user is to join nodes: " + bind(roleJoin, "user", user)
 }
 
 func (n Node) notIssued(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) Result {

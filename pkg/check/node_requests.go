@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -43,16 +44,50 @@ func asksFor(obj *certificatesv1.CertificateSigningRequest, user string) bool {
 	return err == nil && req.Cert.Subject.CommonName == user
 }
 
-// newest is the youngest of all for signer, or nil.
-func newest(all []certificatesv1.CertificateSigningRequest, signer string) *certificatesv1.CertificateSigningRequest {
-	var found *certificatesv1.CertificateSigningRequest
+// newest is the youngest for signer of those that can be the node's, or if there is none, of all. Somebody else's that
+// is younger still is foreign.
+func (n Node) newest(all []certificatesv1.CertificateSigningRequest, signer string) (found, foreign *certificatesv1.CertificateSigningRequest) {
 	for i := range all {
 		obj := &all[i]
-		if obj.Spec.SignerName == signer && (found == nil || found.CreationTimestamp.Before(&obj.CreationTimestamp)) {
-			found = obj
+		switch {
+		case obj.Spec.SignerName != signer:
+		case n.credible(obj):
+			found = younger(found, obj)
+		default:
+			foreign = younger(foreign, obj)
 		}
 	}
-	return found
+	switch {
+	case found == nil:
+		return foreign, nil
+	case foreign != nil && younger(found, foreign) == found:
+		return found, nil
+	}
+	return found, foreign
+}
+
+// younger is the younger one, one if they are as old as each other or it is the only one.
+func younger(one, other *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	if one == nil || one.CreationTimestamp.Before(&other.CreationTimestamp) {
+		return other
+	}
+	return one
+}
+
+// credible says whether the node itself, or whoever may join nodes, has made obj: anybody else can write its name too.
+func (n Node) credible(obj *certificatesv1.CertificateSigningRequest) bool {
+	return obj.Spec.Username == csr.NodeUserPrefix+n.Name || slices.ContainsFunc(obj.Spec.Groups, func(group string) bool {
+		return isBootstrapGroup(group) || slices.Contains(n.BootstrapGroups, group)
+	})
+}
+
+// newer is the part of a sentence that mentions foreign, if there is one.
+func newer(foreign *certificatesv1.CertificateSigningRequest, now time.Time) string {
+	if foreign == nil {
+		return ""
+	}
+	return fmt.Sprintf("; passed over: the newer request %s, made %s ago by %q, who is neither the node nor in a bootstrap group",
+		foreign.Name, age(foreign, now), csr.Shorten(foreign.Spec.Username))
 }
 
 func age(obj *certificatesv1.CertificateSigningRequest, now time.Time) string {
@@ -64,7 +99,7 @@ func (n Node) events(ctx context.Context, obj client.Object) string {
 	list := &eventsv1.EventList{}
 	err := n.Reader.List(ctx, list, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"regarding.uid": string(obj.GetUID())})
 	if err != nil {
-		return "; Events " + readError("list events", err)
+		return "; Events " + ReadError("list events", err)
 	}
 	var last *eventsv1.Event
 	for i := range list.Items {
@@ -78,8 +113,8 @@ func (n Node) events(ctx context.Context, obj client.Object) string {
 	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Note)
 }
 
-// readError says that something is unknown because of err.
-func readError(what string, err error) string {
+// ReadError says that something is unknown because of err, which came of trying to do what.
+func ReadError(what string, err error) string {
 	if apierrors.IsForbidden(err) {
 		return "unknown: may not " + what
 	}

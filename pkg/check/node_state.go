@@ -15,21 +15,20 @@ import (
 // leaseDuration is a kubelet's, if its Lease does not say (pkg/kubelet/apis/config, NodeLeaseDurationSeconds).
 const leaseDuration = 40 * time.Second
 
-// state says whether the Node is there, Ready and alive.
-func (n Node) state(ctx context.Context, now time.Time) Result {
+// state says whether the Node is there, Ready and alive. The last is known already, with a sentence.
+func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
 	result := Result{Check: NodeWell, Subject: n.Name, Status: Failed}
 	node := &corev1.Node{}
 	switch err := n.Reader.Get(ctx, client.ObjectKey{Name: n.Name}, node); {
 	case apierrors.IsNotFound(err):
-		result.Evidence = "there is no such Node"
+		result.Evidence = "there is no such Node, and " + sentence
 		result.NextStep = "it appears once the kubelet has a certificate and has registered"
 		return result
 	case err != nil:
-		result.Status, result.Evidence, result.NextStep = Unknown, readError("get nodes", err), "ask as one who may"
+		result.Status, result.Evidence, result.NextStep = Unknown, ReadError("get nodes", err)+"; "+sentence, "ask as one who may"
 		return result
 	}
 	ready := isReady(node)
-	alive, sentence := n.alive(ctx, now)
 	switch {
 	case ready && alive == OK:
 		result.Status, result.Evidence = OK, "Ready, and "+sentence
@@ -60,7 +59,7 @@ func (n Node) alive(ctx context.Context, now time.Time) (Status, string) {
 	case apierrors.IsNotFound(err) || err == nil && lease.Spec.RenewTime == nil:
 		return Failed, "it has no Lease"
 	case err != nil:
-		return Unknown, "its Lease is " + readError("get leases", err)
+		return Unknown, "its Lease is " + ReadError("get leases", err)
 	}
 	allowed := leaseDuration
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {

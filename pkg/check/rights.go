@@ -40,15 +40,12 @@ func (r Right) attributes() authorizationv1.ResourceAttributes {
 	}
 }
 
-// Missing are the rights among asked that are definitely missing and without which the work does not go on.
-func Missing(asked []Right, results []Result) []Right {
-	var missing []Right
-	for i, result := range results {
-		if result.Status == Failed && !asked[i].Optional {
-			missing = append(missing, asked[i])
-		}
+// check is which check it belongs to: a controller stops for want of its own rights only.
+func (r Right) check() string {
+	if r.Optional {
+		return OptionalRights
 	}
-	return missing
+	return OwnRights
 }
 
 // Rights asks for each of rights whether c's user has it. The results are in the order of rights.
@@ -56,7 +53,7 @@ func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
 	results := make([]Result, len(rights))
 	for i, right := range rights {
 		got := selfMay(ctx, c, right.attributes())
-		result := Result{Check: OwnRights, Subject: right.String(), Status: got.status}
+		result := Result{Check: right.check(), Subject: right.String(), Status: got.status}
 		switch got.status {
 		case OK:
 			result.Evidence = fmt.Sprintf("allowed; needed by %s", right.Need)

@@ -103,7 +103,7 @@ func (t Trust) Published(ctx context.Context) ([]*x509.Certificate, error) {
 func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err error) (sentence string, in bool) {
 	where := fmt.Sprintf("%s of ConfigMap %s/%s", trustKey, TrustNamespace, TrustName)
 	if err != nil {
-		return fmt.Sprintf("%s could not be read: %v", where, err), false
+		return where + " is " + ReadError("read it", err), false
 	}
 	signing, err := ca.ParseCertificates(authority.CertificatePEM())
 	if err != nil || len(signing) != 1 {

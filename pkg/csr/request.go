@@ -4,6 +4,7 @@ package csr
 
 import (
 	"cmp"
+	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -120,6 +121,12 @@ func (r *Request) CheckSignature() error {
 		return fmt.Errorf("the signature in spec.request does not match its public key: %w", err)
 	}
 	return nil
+}
+
+// KeyIn says whether cert is for the key that was asked for.
+func (r *Request) KeyIn(cert *x509.Certificate) bool {
+	key, comparable := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	return comparable && key.Equal(r.Cert.PublicKey)
 }
 
 // KeyFingerprint is the hex SHA-256 of the requested public key, as DER SubjectPublicKeyInfo.

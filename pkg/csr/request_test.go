@@ -3,6 +3,8 @@ package csr_test
 import (
 	"bytes"
 	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -152,6 +154,19 @@ func TestParseHugeRequest(t *testing.T) {
 	_, _ = csr.Parse(object(t, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Request = lines }))
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("text that looks like PEM took %s", took)
+	}
+}
+
+func TestKeyIn(t *testing.T) {
+	t.Parallel()
+	other := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	for want, key := range map[bool]any{true: leafKey().Public(), false: other.Public()} {
+		if got := parse(t).KeyIn(&x509.Certificate{PublicKey: key}); got != want {
+			t.Errorf("%t, want %t", got, want)
+		}
+	}
+	if parse(t).KeyIn(&x509.Certificate{}) {
+		t.Error("a key of an unknown kind is the request's")
 	}
 }
 

@@ -16,6 +16,7 @@ func TestDeployment(t *testing.T) {
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	var worker *machine
 	step(t, "1 a kubelet joins through the Deployment", func(t *testing.T) { worker = c.testJoin(t) })
+	step(t, "the commands run in the Pod", func(t *testing.T) { c.testCommands(t, worker) })
 	step(t, "2 and 3 at the same time", func(t *testing.T) {
 		t.Run("2 the client certificate rotates without an outage", func(t *testing.T) {
 			t.Parallel()

@@ -2,9 +2,11 @@ package integration
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -100,6 +102,7 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 			return fmt.Errorf("exit code %d:\n%s", code, output)
 		}
 		says(t, output, code, 0, "as system:serviceaccount:csr-controller-manager-system:csr-controller-manager", "TrustProbe")
+		row(t, output, "optional-rights", "create events.events.k8s.io in default")
 		row(t, output, "own-rights", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving")
 		row(t, output, "kubelet-rights", "check-joiners")
 		row(t, output, "ca-trusted", "kubernetes.io/kube-apiserver-client-kubelet")
@@ -127,6 +130,44 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 	says(t, output, code, 0, "--node name", "The exit code is 1 unless all is well")
 	output, code = runCheck(t, shared.Config, "--bogus", "surplus")
 	says(t, output, code, 1, "-bogus", "surplus")
+}
+
+// TestCheckLeavesTheAuditLogAlone has a configuration whose audit log a manager may be writing and rotating: a probe is
+// written to it only if the command line says so. Standard error has it in any case.
+func TestCheckLeavesTheAuditLogAlone(t *testing.T) {
+	dir := t.TempDir()
+	file, path := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "audit.log")
+	write(t, file, fmt.Appendf(nil, `apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+controllers: [signer]
+leaderElection: {enabled: false}
+audit: {path: %q}
+`, path))
+	args := append(caFiles(t, shared.CA), "--config", file)
+	output, code := runCheck(t, shared.Config, args...)
+	says(t, output, code, 0, "TrustProbe")
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the audit log of the configuration was opened: %v", err)
+	}
+	output, code = runCheck(t, shared.Config, append(args, "--audit-log-path", path)...)
+	says(t, output, code, 0, "TrustProbe")
+	if records := auditRecords(t, path); len(records) != 1 || records[0].Event != audit.TrustProbe {
+		t.Errorf("%+v", records)
+	}
+}
+
+// TestCheckNeverLogsASecret asks with a verbosity at which client-go writes the bodies of answers.
+func TestCheckNeverLogsASecret(t *testing.T) {
+	installRBAC(t)
+	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
+	create(t, admin, secret)
+	output, code := runCheck(t, shared.Config, "--v=10", "--controllers=signer", "--leader-elect=false", "--signing-secret", systemNamespace+"/csr-signer")
+	says(t, output, code, 0, "the API server knows the subject") // it has read the CA
+	for _, word := range []string{" Body", base64.StdEncoding.EncodeToString(shared.CA.KeyPEM)[:40]} {
+		if strings.Contains(output, word) {
+			t.Errorf("%q is logged", word)
+		}
+	}
 }
 
 // tokenConfig is that of a user of the shared cluster's token file.
@@ -157,7 +198,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
 		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 0`,
 		`csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="unknown"} 0`,
-		`csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds 1.`)
+		`csr_check_result{check="optional-rights",result="ok"} 1`, `csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds 1.`)
 
 	// A right that is needed.
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "csr-approver"}}
@@ -168,7 +209,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="own-rights",result="ok"} 1`)
 
-	// A right that is not needed makes nobody unready.
+	// A right that is not needed makes nobody unready, and is a check of its own.
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "csr-ca-trust"}}
 	if err := errors.Join(admin.Get(t.Context(), client.ObjectKeyFromObject(binding), binding), admin.Delete(t.Context(), binding)); err != nil {
 		t.Fatal(err)
@@ -179,7 +220,8 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="own-rights",result="failed"} 1`, `csr_check_result{check="ca-trusted",result="ok"} 1`)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="optional-rights",result="failed"} 1`,
+		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="ok"} 1`)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 
 	// A CA that the API server does not trust, and again the one that it does.

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -116,23 +117,11 @@ func TestCheckNodeWell(t *testing.T) {
 	says(t, output, code, 1, "there is no such Node", "its certificate is not what keeps it", "check: node check-well: node is failed")
 	row(t, output, "4 accepted", "ok")
 
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "check-well"}}
-	create(t, admin, node)
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if err := admin.Status().Update(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
+	registerNode(t, "check-well", corev1.ConditionTrue)
 	output, code = checkNode(t, "check-well", caFiles(t, shared.CA)...)
 	says(t, output, code, 1, "Ready when it last said so, but it has no Lease", "node is failed")
 
-	holder, seconds, renewed := "check-well", int32(3600), metav1.NewMicroTime(time.Now())
-	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "check-well"},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}
-	_ = admin.Create(t.Context(), namespace) // the API server makes it too
-	create(t, admin, lease)
+	lease := renewLease(t, "check-well")
 	output, code = checkNode(t, "check-well", caFiles(t, shared.CA)...)
 	says(t, output, code, 0, "X509SHA256=", "Ready, and its Lease was renewed", obj.Name)
 	output, code = checkNode(t, "check-well")
@@ -159,6 +148,83 @@ func TestCheckNodeWell(t *testing.T) {
 	}
 	output, code = checkNode(t, "check-well")
 	says(t, output, code, 1, "its Lease was renewed 120m ago", "check: node check-well: 1 requested is failed")
+}
+
+// registerNode makes a Node that is Ready or not.
+func registerNode(t *testing.T, name string, ready corev1.ConditionStatus) {
+	t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	create(t, admin, node)
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
+	if err := admin.Status().Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// renewLease makes the Lease of a kubelet that has renewed it just now, for an hour.
+func renewLease(t *testing.T, name string) *coordinationv1.Lease {
+	t.Helper()
+	seconds, renewed := int32(3600), metav1.NewMicroTime(time.Now())
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}
+	_ = admin.Create(t.Context(), namespace) // the API server makes it too
+	create(t, admin, lease)
+	return lease
+}
+
+// TestCheckNodeNotReady is a node whose certificate works, and that something else keeps: its request has been deleted
+// long ago, and it needs none.
+func TestCheckNodeNotReady(t *testing.T) {
+	registerNode(t, "check-no-network", corev1.ConditionFalse)
+	renewLease(t, "check-no-network")
+	output, code := checkNode(t, "check-no-network")
+	says(t, output, code, 1, "there is no request, and none is needed", "not Ready; its Lease was renewed", "its certificate is not what keeps it",
+		"kubectl describe node check-no-network", "check: node check-no-network: node is failed")
+	if line := row(t, output, "1 requested", "check-no-network"); !strings.Contains(line, " ok ") {
+		t.Errorf("not ok: %s", line)
+	}
+}
+
+// TestCheckNodeByOthers has others write the node's name into requests of their own, of which one is another node.
+func TestCheckNodeByOthers(t *testing.T) {
+	now := time.Now()
+	store := func(name, user string, groups []string, age time.Duration) {
+		obj := nodeRequest(t, "check-wanted")
+		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+		obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.NewTime(now.Add(-age))
+		obj.Spec.Username, obj.Spec.Groups = user, groups
+		if err := shared.Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	}
+	store("check-by-thief", "system:node:check-thief", []string{"system:nodes", "system:authenticated"}, time.Minute)
+	output, code := checkNode(t, "check-wanted")
+	says(t, output, code, 1, "system:node:check-thief asks for the identity of another node", "kubectl certificate deny check-by-thief", "2 approved is failed")
+	if strings.Contains(output, "clusterrolebinding") {
+		t.Errorf("a binding is proposed:\n%s", output)
+	}
+
+	store("check-by-token", "system:bootstrap:abcdef", []string{"system:bootstrappers", "system:authenticated"}, 2*time.Minute)
+	output, code = checkNode(t, "check-wanted")
+	says(t, output, code, 1, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers ", "2 approved is failed")
+	line := row(t, output, "1 requested", "check-by-token")
+	if !strings.Contains(line, "passed over: the newer request check-by-thief, made ") || !strings.Contains(line, `ago by "system:node:check-thief", who is neither`) {
+		t.Errorf("the other request is not mentioned: %s", line)
+	}
+
+	// A group that the configuration names is as good.
+	store("check-by-custom", "custom", []string{"check-customs"}, 90*time.Second)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+selfCheck: {bootstrapGroups: [check-customs]}
+`))
+	output, _ = checkNode(t, "check-wanted", "--config", file)
+	row(t, output, "1 requested", "check-by-custom")
 }
 
 // eventuallySays waits until a user, whose rights have changed, is told every one of parts.

@@ -106,13 +106,13 @@ func lacksOnly(results []check.Result, rights []check.Right, missing int) error 
 		if i == missing {
 			want = check.Failed
 		}
-		if result.Status != want || result.Subject != rights[i].String() {
-			return fmt.Errorf("%q is %s (%s), want %s", result.Subject, result.Status, result.Evidence, want)
+		name := "own-rights"
+		if rights[i].Optional {
+			name = "optional-rights"
 		}
-	}
-	names := check.Missing(rights, results)
-	if needed := missing >= 0 && !rights[missing].Optional; needed != (len(names) == 1) {
-		return fmt.Errorf("missing are %v", names)
+		if result.Check != name || result.Status != want || result.Subject != rights[i].String() {
+			return fmt.Errorf("%s: %q is %s (%s), want %s of %s", result.Check, result.Subject, result.Status, result.Evidence, want, name)
+		}
 	}
 	return nil
 }
@@ -236,11 +236,11 @@ func TestCheckTrust(t *testing.T) {
 	}{
 		"trusted":              {admin, shared.Config, asCA(t, shared.CA), check.OK, []string{"X509SHA256=", "authentication has it"}},
 		"trusted, token":       {admin, byToken, asCA(t, shared.CA), check.OK, []string{"X509SHA256="}},
-		"trusted, no evidence": {impersonating(t, "check-nobody"), shared.Config, asCA(t, shared.CA), check.OK, []string{"could not be read"}},
+		"trusted, no evidence": {impersonating(t, "check-nobody"), shared.Config, asCA(t, shared.CA), check.OK, []string{"is unknown: may not read it"}},
 		"not trusted":          {admin, shared.Config, asCA(t, newCA(t)), check.Failed, []string{"answers 401", "authentication has one of that name, with another key"}},
 		"not trusted, token":   {admin, byToken, asCA(t, newCA(t)), check.Failed, []string{"answers 401"}},
 		"intermediate":         {admin, shared.Config, asCA(t, intermediateOf(t, shared.CA)), check.Failed, []string{"answers 401", "has only its issuer"}},
-		"down":                 {unreachable, down, asCA(t, shared.CA), check.Unknown, []string{"gave no answer that counts", "could not be read"}},
+		"down":                 {unreachable, down, asCA(t, shared.CA), check.Unknown, []string{"gave no answer that counts", "is unknown: could not read it: "}},
 		"down, not trusted":    {unreachable, down, asCA(t, newCA(t)), check.Unknown, []string{"gave no answer that counts"}},
 		"no CA":                {admin, shared.Config, check.CA{Signers: []string{"a"}, Err: os.ErrNotExist}, check.Unknown, []string{"file does not exist"}},
 	} {

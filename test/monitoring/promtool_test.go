@@ -67,11 +67,19 @@ var mutants = map[string]func(*rule) bool{
 			return strings.Replace(by, ")", ", pod)", 1)
 		})
 	},
+	"only what was never seen": func(r *rule) bool {
+		return r.Alert == "CSRManagerAbsent" && replace(r, regexp.MustCompile(`(?s)\s+or\s.*`), none)
+	},
+	"only what has gone": func(r *rule) bool {
+		return r.Alert == "CSRManagerAbsent" && replace(r, regexp.MustCompile(`(?s)^.*\sor\s+`), none)
+	},
 	"all clusters together": func(r *rule) bool {
-		return slices.Contains([]string{"CSRNotIssued", "CSRKubeletClientExpiring"}, r.Alert) &&
+		return slices.Contains([]string{"CSRNotIssued", "CSRKubeletClientExpiring", "CSRManagerAbsent"}, r.Alert) &&
 			replace(r, regexp.MustCompile(`\(cluster(, )?`), func(string) string { return "(" })
 	},
 }
+
+func none(string) string { return "" }
 
 func replace(r *rule, pattern *regexp.Regexp, by func(string) string) bool {
 	changed := pattern.ReplaceAllStringFunc(r.Expr, by)

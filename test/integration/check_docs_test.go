@@ -1,0 +1,67 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// runbook returns the shell functions of docs/runbooks/README.md.
+func runbook(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "runbooks", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var functions []string
+	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+		if strings.Contains(block[1], "() {\n") {
+			functions = append(functions, block[1])
+		}
+	}
+	if len(functions) != 2 {
+		t.Fatalf("%d functions", len(functions))
+	}
+	return strings.Join(functions, "")
+}
+
+// TestRunbookCommands runs what the runbooks have an administrator run on a workstation: nothing is unknown for want of
+// rights.
+func TestRunbookCommands(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	startLoop(t, csrenv.Options{})
+	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "check-runbook"))
+	hasEvent(t, obj, "NotAuthorized")
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := shared.WriteKubeconfig("runbook", shared.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for command, parts := range map[string][]string{
+		"check":                      {"optional-rights", "by that certificate (X509SHA256="},
+		"check --node check-runbook": {obj.Name, "Event NotAuthorized", "there is no such Node, and it has no Lease"},
+		"explain " + obj.Name:        {"CALoaded", `"NotAuthorized" by "csr-approver"`},
+	} {
+		script := exec.CommandContext(t.Context(), "bash", "-c", runbook(t)+"csr-controller-manager "+command)
+		script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
+		output, _ := script.CombinedOutput() // the exit code says what is found
+		for _, part := range parts {
+			if !strings.Contains(string(output), part) {
+				t.Errorf("%s: %q is not in:\n%s", command, part, output)
+			}
+		}
+		if strings.Contains(string(output), "unknown: ") {
+			t.Errorf("%s: something is unknown:\n%s", command, output)
+		}
+	}
+}
