@@ -12,10 +12,10 @@ import (
 func inventoryOf(c config.Approval) *approver.Inventory {
 	i := &approver.Inventory{}
 	if options := presetMachines(c); options != nil {
-		i.Sources = append(i.Sources, approver.MachineSource(*options))
+		i.Sources = append(i.Sources, approver.MachineSource(*options, c.Inventory.Kubeconfig))
 	}
 	for _, source := range c.Inventory.Sources {
-		i.Sources = append(i.Sources, sourceOf(source))
+		i.Sources = append(i.Sources, sourceOf(source, c.Inventory.Kubeconfig))
 	}
 	return i
 }
@@ -39,19 +39,21 @@ func presetMachines(c config.Approval) *inventory.MachineOptions {
 	return &options
 }
 
-func sourceOf(c config.Source) approver.SourceBuilder {
+func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 	switch {
 	case c.Machine != nil:
 		return approver.MachineSource(inventory.MachineOptions{
 			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind, Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
 			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
 			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
-		})
+		}, kubeconfig)
 	case c.Static != nil && c.Static.ConfigMap != "":
 		namespace, name := c.Static.ConfigMapName()
 		return approver.ConfigMapSource(types.NamespacedName{Namespace: namespace, Name: name})
 	case c.Static != nil:
 		return approver.StaticSource(c.Static.Rows)
+	case c.Webhook != nil:
+		return approver.WebhookSource(c.Webhook.Options())
 	default:
 		return approver.NodeSource
 	}

@@ -5,15 +5,23 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// MachineSource knows nodes by the machines of the manager's cluster.
-func MachineSource(options inventory.MachineOptions) SourceBuilder {
+// MachineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is empty.
+func MachineSource(options inventory.MachineOptions, kubeconfig string) SourceBuilder {
 	return func(mgr manager.Manager, _ *inventory.Cluster, changed func(string)) (inventory.Source, error) {
-		source, err := inventory.NewMachine(mgr.GetConfig(), options, mgr.GetLogger().WithName("inventory"))
+		cluster := mgr.GetConfig()
+		if kubeconfig != "" {
+			var err error
+			if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+				return nil, fmt.Errorf("--inventory-kubeconfig: %w", err)
+			}
+		}
+		source, err := inventory.NewMachine(cluster, options, mgr.GetLogger().WithName("inventory"))
 		if err != nil {
 			return nil, fmt.Errorf("inventory of machines: %w", err)
 		}
@@ -42,6 +50,18 @@ func ConfigMapSource(name types.NamespacedName) SourceBuilder {
 		}
 		source.Changed = changed
 		return source, run(mgr, source)
+	}
+}
+
+// WebhookSource knows nodes by asking a server. Nothing wakes requests when it changes: they are asked about again within
+// a minute.
+func WebhookSource(options inventory.WebhookOptions) SourceBuilder {
+	return func(manager.Manager, *inventory.Cluster, func(string)) (inventory.Source, error) {
+		source, err := inventory.NewWebhook(options)
+		if err != nil {
+			return nil, fmt.Errorf("inventory by webhook: %w", err)
+		}
+		return source, nil
 	}
 }
 

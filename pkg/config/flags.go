@@ -71,6 +71,7 @@ func newFlags(c *Configuration, meta *meta) *flags {
 	f.generic(c, meta)
 	f.leaderElection(&c.LeaderElection)
 	f.audit(&c.Audit)
+	f.approval(&c.Approval)
 	f.signing(&c.Signing)
 	return f
 }
@@ -118,6 +119,11 @@ func (f *flags) audit(a *Audit) {
 	f.int(&a.MaxSize, "audit-log-maxsize", "audit.maxSize", "MiB at which the file is rotated")
 	f.int(&a.MaxBackups, "audit-log-maxbackup", "audit.maxBackups", "rotated files to keep; 0 is all")
 	f.int(&a.MaxAge, "audit-log-maxage", "audit.maxAge", "days to keep rotated files; 0 is for ever")
+}
+
+func (f *flags) approval(a *Approval) {
+	f.group("Approval")
+	f.string(&a.Inventory.Kubeconfig, "inventory-kubeconfig", "approval.inventory.kubeconfig", "`file` to reach the cluster with that holds the machines, if it is another one")
 }
 
 func (f *flags) leaderElection(l *LeaderElection) {

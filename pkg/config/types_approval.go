@@ -34,12 +34,15 @@ type KubeletServing struct {
 type Inventory struct {
 	// Sources in order, strongest first: the first one that knows a node answers alone.
 	Sources []Source `json:"sources"`
+	// Kubeconfig is a file to reach the cluster with that holds the machines, if it is another one.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
 }
 
 // Source is one source: exactly one field is set.
 type Source struct {
 	Machine *MachineSource `json:"machine,omitempty"`
 	Static  *StaticSource  `json:"static,omitempty"`
+	Webhook *WebhookSource `json:"webhook,omitempty"`
 	Node    *NodeSource    `json:"node,omitempty"`
 }
 

@@ -72,7 +72,7 @@ func (n *NodeClient) validateRules(path *field.Path) field.ErrorList {
 
 func (s *Source) validate(path *field.Path) field.ErrorList {
 	kinds := 0
-	for _, set := range []bool{s.Machine != nil, s.Static != nil, s.Node != nil} {
+	for _, set := range []bool{s.Machine != nil, s.Static != nil, s.Webhook != nil, s.Node != nil} {
 		if set {
 			kinds++
 		}
@@ -85,6 +85,10 @@ func (s *Source) validate(path *field.Path) field.ErrorList {
 		return field.ErrorList{field.Required(path.Child("machine", "kind"), "say of which kind machines are")}
 	case s.Static != nil:
 		return s.Static.validate(path.Child("static"))
+	case s.Webhook != nil:
+		if _, err := inventory.NewWebhook(s.Webhook.Options()); err != nil {
+			return field.ErrorList{field.Invalid(path.Child("webhook"), s.Webhook.URL, err.Error())}
+		}
 	}
 	return nil
 }
