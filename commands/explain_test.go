@@ -6,6 +6,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"flag"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -30,16 +31,18 @@ const (
 	signature       = certificatesv1.UsageDigitalSignature
 )
 
-// approverScenarios has one for each reason of the approver, named after it.
+// approverScenarios has one for each reason of the approver that needs no inventory, named after it.
 func approverScenarios(t testing.TB) map[string]scenario {
-	return map[string]scenario{
+	all := servingScenarios(t)
+	maps.Copy(all, map[string]scenario{
 		"AutoApproved":         {obj: explainRequest(t), grants: []string{"nodeclient"}},
 		"NotAuthorized":        {obj: explainRequest(t), stored: []client.Object{goodSecret(t), refusedEvent()}},
 		"ShapeMismatch":        {obj: explainRequest(t, forSigner(certificatesv1.KubeAPIServerClientKubeletSignerName, signature, serverAuth)), grants: []string{"nodeclient"}},
 		"Malformed":            {obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
 		"NodeBlocked":          {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
 		"InventoryUnavailable": {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t)}},
-	}
+	})
+	return all
 }
 
 // blocking has a block list, which blockedNodes is.
