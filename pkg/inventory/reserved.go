@@ -30,18 +30,23 @@ func (r Reserved) whyName(name string) string {
 	switch {
 	case strings.Contains(name, "*"):
 		return "a wildcard"
-	case name == "localhost" || strings.HasSuffix(name, ".localhost"):
+	case inDomain(name, "localhost"):
 		return "the host itself to everybody (RFC 6761)"
 	case name == "kubernetes" || name == "kubernetes.default" || strings.HasPrefix(name, "kubernetes.default."):
 		return "a name of the API server"
-	case name == "svc" || strings.HasSuffix(name, ".svc") || strings.Contains(name, ".svc."):
+	case inDomain(name, "svc") || strings.Contains(name, ".svc."):
 		return "a name of a Service"
-	case name == r.ClusterDomain || strings.HasSuffix(name, "."+r.ClusterDomain):
+	case inDomain(name, r.ClusterDomain):
 		return fmt.Sprintf("in the cluster's domain %s", r.ClusterDomain)
 	case slices.Contains(r.Endpoints, SAN{Name: name}):
 		return "a configured endpoint"
 	}
 	return ""
+}
+
+// inDomain says whether name is domain, or one in it.
+func inDomain(name, domain string) bool {
+	return name == domain || strings.HasSuffix(name, "."+domain)
 }
 
 func (r Reserved) whyAddress(address netip.Addr) string {
