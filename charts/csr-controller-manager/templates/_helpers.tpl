@@ -73,3 +73,41 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 {{- $names | uniq | toYaml -}}
 {{- end }}
+
+{{/* What the configuration makes the approver look up: the components of config/ whose roles it needs. */}}
+{{- define "csr.components" -}}
+{{- $approval := .Values.config.approval | default dict -}}
+{{- $client := $approval.nodeClient | default dict -}}
+{{- $inventory := $approval.inventory | default dict -}}
+{{- $names := list -}}
+{{- if ($approval.kubeletServing | default dict).enabled -}}
+{{- $names = append $names "kubelet-serving" -}}
+{{- end -}}
+{{- if or $client.inventory $client.requireTokenBinding -}}
+{{- $names = append $names "node-identity" -}}
+{{- end -}}
+{{- if has $client.inventory (list "cluster-api" "openshift") -}}
+{{- $elsewhere := $inventory.kubeconfig | default "" | ne "" -}}
+{{- range $inventory.sources -}}
+{{- if hasKey . "machine" -}}{{- $elsewhere = true -}}{{- end -}}
+{{- end -}}
+{{- if not $elsewhere -}}
+{{- $names = append $names (printf "inventory-%s" $client.inventory) -}}
+{{- end -}}
+{{- end -}}
+{{- $names | toYaml -}}
+{{- end }}
+
+{{/* The ConfigMaps of static sources that are asked: namespace → names. */}}
+{{- define "csr.lists" -}}
+{{- $lists := dict -}}
+{{- if include "csr.components" . | fromYamlArray -}}
+{{- range ((.Values.config.approval | default dict).inventory | default dict).sources -}}
+{{- with (.static | default dict).configMap -}}
+{{- $parts := splitn "/" 2 . -}}
+{{- $_ := set $lists $parts._0 (append (index $lists $parts._0 | default list) $parts._1 | uniq) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $lists | toYaml -}}
+{{- end }}

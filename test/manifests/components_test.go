@@ -1,0 +1,226 @@
+package manifests
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// The components that give more rights, and the configuration for which the chart gives the same.
+const (
+	serving    = "kubelet-serving"
+	identity   = "node-identity"
+	clusterAPI = "inventory-cluster-api"
+	openshift  = "inventory-openshift"
+	blocked    = "node-block-list"
+)
+
+var components = []string{serving, identity, clusterAPI, openshift, blocked}
+
+// componentValues are of the chart, with the components whose roles it then has.
+var componentValues = map[string][]string{
+	`{}`:                                          nil,
+	`{"kubeletServing":{"enabled":false}}`:        nil,
+	`{"kubeletServing":{"enabled":true}}`:         {serving},
+	`{"nodeClient":{"inventory":""}}`:             nil,
+	`{"nodeClient":{"inventory":"static"}}`:       {identity},
+	`{"nodeClient":{"requireTokenBinding":true}}`: {identity},
+	`{"nodeClient":{"inventory":"cluster-api"}}`:  {identity, clusterAPI},
+	`{"nodeClient":{"inventory":"openshift"},"kubeletServing":{"enabled":true}}`:                  {serving, identity, openshift},
+	`{"nodeClient":{"inventory":"cluster-api"},"inventory":{"kubeconfig":"/other"}}`:              {identity},
+	`{"nodeClient":{"inventory":"openshift"},"inventory":{"sources":[{"machine":{"kind":"M"}}]}}`: {identity},
+	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:                        nil,
+}
+
+// TestChartComponents compares the roles that the chart has for a configuration with those of the components.
+func TestChartComponents(t *testing.T) {
+	t.Parallel()
+	for _, options := range []string{"--set=split=false", "--set=split=true"} {
+		without := helm(t, options)
+		for values, names := range componentValues {
+			want := objects{}
+			for _, name := range names {
+				for key, obj := range kustomize(t, name) {
+					want[key] = obj
+				}
+			}
+			got := added(without, helm(t, options, "--set-json=config.approval="+values))
+			if options == "--set=split=true" {
+				common, own := subjects(t, want), subjects(t, got)
+				if len(names) > 0 && (!cmp.Equal(common, []string{"csr-controller-manager"}) || !cmp.Equal(own, []string{approver})) {
+					t.Errorf("%s: bound to %v, by the components to %v", values, own, common)
+				}
+				unbind(want)
+				unbind(got)
+			}
+			if diff := cmp.Diff(unlabelled(want), unlabelled(got)); diff != "" {
+				t.Errorf("%s %s (-components +chart):\n%s", options, values, diff)
+			}
+		}
+	}
+}
+
+// TestChartStaticSources looks at the roles for lists of nodes, which have no component.
+func TestChartStaticSources(t *testing.T) {
+	t.Parallel()
+	const sources = `"inventory":{"sources":[{"static":{"configMap":"example/a"}},{"static":{"configMap":"other/c"}},{"static":{"configMap":"example/b"}},{"static":{"rows":[{"name":"n"}]}},{"node":{}}]}`
+	all := helm(t, `--set-json=config.approval={"kubeletServing":{"enabled":true},`+sources+`}`)
+	for namespace, names := range map[string][]string{"example": {"a", "b"}, "other": {"c"}} {
+		want := []any{map[string]any{"apiGroups": []any{""}, "resources": []any{"configmaps"}, "resourceNames": anys(names), "verbs": []any{"list", "watch"}}}
+		role := all["Role "+namespace+"/csr-inventory-static"]
+		binding := all["RoleBinding "+namespace+"/csr-inventory-static"]
+		if role == nil || binding == nil {
+			t.Fatalf("%s: role %v, binding %v", namespace, role, binding)
+		}
+		if diff := cmp.Diff(want, role.Object["rules"]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", namespace, diff)
+		}
+		if bound := subjects(t, objects{key(binding): binding}); !cmp.Equal(bound, []string{"csr-controller-manager"}) {
+			t.Errorf("%s: bound to %v", namespace, bound)
+		}
+	}
+}
+
+// componentQuestions have, in the place of controllers, the components by which the approver may.
+var componentQuestions = []question{
+	{"list", "", "nodes", "", "", []string{serving, identity}},
+	{"update", "", "nodes", "", "", nil},
+	{"delete", "", "nodes", "", "", nil},
+	{"list", "", "services", "", "", []string{serving}},
+	{"update", "", "services", "", "", nil},
+	{"watch", "discovery.k8s.io", "endpointslices", "default", "", []string{serving}},
+	{"watch", "discovery.k8s.io", "endpointslices", "kube-system", "", nil},
+	{"approve", "certificates.k8s.io", "signers", "", "kubernetes.io/kubelet-serving", []string{serving}},
+	{"approve", "certificates.k8s.io", "signers", "", "kubernetes.io/kube-apiserver-client", nil},
+	{"approve", "certificates.k8s.io", "signers", "", "", nil},
+	{"list", "coordination.k8s.io", "leases", "kube-node-lease", "", []string{identity}},
+	{"update", "coordination.k8s.io", "leases", "kube-node-lease", "", nil},
+	{"list", "coordination.k8s.io", "leases", "kube-system", "", nil},
+	{"get", "", "configmaps", "kube-public", "cluster-info", []string{identity}},
+	{"get", "", "configmaps", "kube-public", "other", nil},
+	{"list", "", "configmaps", "kube-public", "", nil},
+	{"get", "", "serviceaccounts", "kube-system", "any", []string{identity}},
+	{"list", "", "serviceaccounts", "", "", nil},
+	{"create", "", "serviceaccounts/token", "kube-system", "any", nil},
+	{"list", "", "secrets", "kube-system", "", nil},
+	{"get", "", "secrets", "kube-system", "bootstrap-token-abcdef", nil},
+	{"watch", "cluster.x-k8s.io", "machines", "", "", []string{clusterAPI}},
+	{"update", "cluster.x-k8s.io", "machines", "", "", nil},
+	{"watch", "machine.openshift.io", "machines", "openshift-machine-api", "", []string{openshift}},
+	{"watch", "machine.openshift.io", "machines", "", "", nil},
+	{"update", "machine.openshift.io", "machines", "openshift-machine-api", "", nil},
+	{"get", "", "configmaps", systemNamespace, "csr-node-block-list", []string{blocked}},
+	{"update", "", "configmaps", systemNamespace, "csr-node-block-list", nil},
+	{"get", "", "configmaps", systemNamespace, "other", nil},
+	{"list", "", "configmaps", systemNamespace, "", nil},
+	{"*", "*", "*", "", "", nil},
+}
+
+// TestComponentRights installs one component after the other, and asks what the approver may by it and nobody without it.
+func TestComponentRights(t *testing.T) {
+	for _, name := range []string{systemNamespace, "openshift-machine-api"} {
+		space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if err := admin.Create(t.Context(), space); client.IgnoreAlreadyExists(err) != nil {
+			t.Fatal(err)
+		}
+	}
+	const account = "system:serviceaccount:" + systemNamespace + ":"
+	ask(t, componentQuestions, map[string][]string{account + "csr-controller-manager": nil, account + approver: nil})
+	for _, name := range components {
+		t.Run(name, func(t *testing.T) {
+			all := kustomize(t, name)
+			apply(t, all)
+			defer revoke(t, all, name, account+"csr-controller-manager")
+			ask(t, componentQuestions, map[string][]string{account + "csr-controller-manager": {name}, account + approver: nil, account + signer: nil})
+		})
+	}
+	t.Run("chart, split", func(t *testing.T) {
+		const values = `--set-json=config.approval={"kubeletServing":{"enabled":true},"nodeClient":{"inventory":"cluster-api"}}`
+		all := added(helm(t, "--set=split=true"), helm(t, "--set=split=true", values))
+		apply(t, all)
+		defer revoke(t, all, serving, account+approver)
+		ask(t, componentQuestions, map[string][]string{account + approver: {serving, identity, clusterAPI}, account + signer: nil, account + cleaner: nil})
+	})
+}
+
+// revoke takes a component away again, and waits until user may nothing by it.
+func revoke(t *testing.T, all objects, component, user string) {
+	t.Helper()
+	for name, obj := range all {
+		if err := admin.Delete(t.Context(), obj); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, q := range componentQuestions {
+		if !slices.Contains(q.may, component) {
+			continue
+		}
+		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
+			return !allowed(ctx, t, q.of(user)), nil
+		})
+		if err != nil {
+			t.Errorf("%s still may %+v", user, q)
+		}
+	}
+}
+
+// added are the roles and bindings of with that without has not.
+func added(without, with objects) objects {
+	more := objects{}
+	for name, obj := range with {
+		if without[name] == nil && strings.Contains(obj.GetAPIVersion(), rbacv1.GroupName) {
+			more[name] = obj
+		}
+	}
+	return more
+}
+
+// subjects are the names of those who are bound.
+func subjects(t *testing.T, all objects) []string {
+	t.Helper()
+	var names []string
+	for _, obj := range all {
+		list, _ := obj.Object["subjects"].([]any)
+		for _, each := range list {
+			subject := each.(map[string]any)
+			if subject["kind"] != "ServiceAccount" || subject["namespace"] != systemNamespace {
+				t.Errorf("%s binds %v", key(obj), subject)
+			}
+			names = append(names, subject["name"].(string))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func unbind(all objects) {
+	for _, obj := range all {
+		delete(obj.Object, "subjects")
+	}
+}
+
+func unlabelled(all objects) map[string]any {
+	found := map[string]any{}
+	for name, obj := range all {
+		obj.SetLabels(nil)
+		found[name] = obj.Object
+	}
+	return found
+}
+
+func anys(texts []string) []any {
+	var list []any
+	for _, text := range texts {
+		list = append(list, text)
+	}
+	return list
+}
