@@ -23,7 +23,7 @@ func (r *rights) inventory(c config.Approval) {
 		r.add(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
 		r.add(need, "", "serviceaccounts", "", "", "get")
 	}
-	if options := presetMachines(c); options != nil {
+	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" { // another cluster's are its own matter
 		r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
 	}
 	for _, source := range c.Inventory.Sources {

@@ -220,6 +220,13 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			have:    []string{"list certificatesigningrequests.certificates.k8s.io", "create events.events.k8s.io in default"},
 			havenot: []string{"delete certificatesigningrequests.certificates.k8s.io"},
 		},
+		"machines of another cluster": {
+			change: func(c *config.Configuration) {
+				c.Approval.NodeClient.Inventory, c.Approval.Inventory.Kubeconfig = config.InventoryClusterAPI, "/other"
+			},
+			have:    []string{"get leases.coordination.k8s.io in kube-node-lease"},
+			havenot: []string{"list machines.cluster.x-k8s.io"},
+		},
 		"approver and secure metrics": {
 			change: func(c *config.Configuration) { c.Controllers, c.MetricsSecure = []string{"approver"}, true },
 			have: []string{
