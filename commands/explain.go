@@ -13,6 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -65,11 +66,17 @@ func explainName(ctx context.Context, configuration *config.Configuration, name 
 	if err != nil {
 		return fmt.Errorf("reach the API server: %w", err)
 	}
-	return explainFrom(ctx, configuration, api, name, clock.RealClock{}, out)
+	return explainFrom(ctx, configuration, server{api, cluster}, name, clock.RealClock{}, out)
+}
+
+// server is an API server; without a config nobody can watch anything there.
+type server struct {
+	client.Client
+	config *rest.Config
 }
 
 // explainFrom explains the request of that name that api has.
-func explainFrom(ctx context.Context, configuration *config.Configuration, api client.Client, name string, clock clock.PassiveClock, out io.Writer) error {
+func explainFrom(ctx context.Context, configuration *config.Configuration, api server, name string, clock clock.PassiveClock, out io.Writer) error {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	switch err := api.Get(ctx, client.ObjectKey{Name: name}, obj); {
 	case apierrors.IsNotFound(err):
@@ -83,6 +90,10 @@ func explainFrom(ctx context.Context, configuration *config.Configuration, api c
 	if err != nil {
 		return err
 	}
+	if e.nodes, err = newNodes(configuration, api); err != nil {
+		return err
+	}
+	defer e.nodes.stop()
 	_, err = io.WriteString(out, e.explain(ctx, obj))
 	return err
 }

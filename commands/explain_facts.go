@@ -15,9 +15,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-var (
-	errOffline = errors.New("offline")
-	errNoCA    = errors.New("no CA is configured here: give the manager's --config, or --signing-secret")
+// unanswerable is why something can't be found out here, whatever the right to it.
+type unanswerable string
+
+func (u unanswerable) Error() string { return string(u) }
+
+const (
+	errOffline = unanswerable("offline")
+	errNoCA    = unanswerable("no CA is configured here: give the manager's --config, or --signing-secret")
 )
 
 // offline is an API server that is not asked.
@@ -37,14 +42,10 @@ func (offline) Allowed(context.Context, csr.Requester, authorizationv1.ResourceA
 
 // unknown says why something is: err, which came of asking for right.
 func unknown(err error, right string) string {
-	switch {
-	case errors.Is(err, errOffline):
-		return "unknown: offline"
-	case errors.Is(err, errNoCA):
-		return "unknown: " + errNoCA.Error()
-	default:
-		return sentence(check.ReadError(right, err))
+	if why := unanswerable(""); errors.As(err, &why) {
+		return sentence("unknown: " + string(why))
 	}
+	return sentence(check.ReadError(right, err))
 }
 
 // explainer asks the controllers, as configured, what they would do.
@@ -53,6 +54,8 @@ type explainer struct {
 	reader  client.Reader
 	secrets client.Reader
 	clock   clock.PassiveClock
+	// nodes is nil without an API server.
+	nodes *nodes
 	// answers are those to the questions of the request that is being explained.
 	answers map[authorizationv1.ResourceAttributes]answer
 	advice  advice

@@ -66,7 +66,7 @@ func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSig
 				f.rule = &r.Rules[i]
 			}
 		}
-		_, f.decision, f.undecidable = r.Decide(ctx, obj)
+		e.decide(ctx, f)
 		if f.state == csr.Denied {
 			f.decision = e.denial(ctx, obj)
 		}

@@ -231,7 +231,7 @@ func (s scenario) explain(t testing.TB) string {
 		}
 		return out.String()
 	}
-	if err := explainFrom(t.Context(), configuration, s.client(t), s.obj.Name, clock, &out); err != nil {
+	if err := explainFrom(t.Context(), configuration, server{Client: s.client(t)}, s.obj.Name, clock, &out); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()

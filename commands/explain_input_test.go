@@ -150,7 +150,7 @@ func TestExplainWhatCannotBeRead(t *testing.T) {
 	s := scenario{obj: explainRequest(t)}
 	explain := func(name string) string {
 		var out bytes.Buffer
-		err := explainFrom(t.Context(), commandConfiguration(t), s.client(t), name, clocktesting.NewFakePassiveClock(explainNow), &out)
+		err := explainFrom(t.Context(), commandConfiguration(t), server{Client: s.client(t)}, name, clocktesting.NewFakePassiveClock(explainNow), &out)
 		if err == nil || out.Len() > 0 {
 			t.Fatalf("no error, but %q", out.String())
 		}

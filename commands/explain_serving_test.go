@@ -1,12 +1,17 @@
 package commands
 
 import (
+	"bytes"
 	"crypto/x509"
 	"net"
 	"net/url"
+	"os"
+	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/docs"
 )
 
 // servingScenarios are of requests for serving certificates that are refused whatever is known of the node.
@@ -33,5 +38,47 @@ func servingScenarios(t testing.TB) map[string]scenario {
 		"UnexpectedContent": one(with(func(r *x509.CertificateRequest) { r.ExtraExtensions = servingRequest().ExtraExtensions })),
 		"SANMissing":        one(x509.CertificateRequest{}),
 		"SANReserved":       one(with(func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })),
+	}
+}
+
+// explainedThere are the reasons that ask the real sources of the inventory, so that no fake can stand in for them:
+// explainInventoryTest compares what is said of each with the Event.
+var explainedThere = map[[2]string]bool{
+	{"Approver", "SANNotOwned"}:         true,
+	{"Approver", "SANContested"}:        true,
+	{"Approver", "NodeNotFound"}:        true,
+	{"Approver", "AddressNotPublished"}: true,
+	{"Approver", "NotExpected"}:         true,
+	{"Approver", "NodeAlive"}:           true,
+	{"Approver", "MachineBound"}:        true,
+	{"Approver", "OutsideJoinWindow"}:   true,
+	{"Approver", "RequestTooOld"}:       true,
+}
+
+// notExplained are tokens that only a running manager can say of a request: how many it has approved, and what it would
+// have done, which explain says in its own words ("dry run").
+var notExplained = map[string]bool{
+	"RateLimited": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
+	"WouldIssue": true, "WouldFail": true, "WouldDelete": true,
+}
+
+const explainInventoryTest = "../test/integration/explain_inventory_test.go"
+
+// TestExplainedThere looks for each reason in the test that is said to have it, and in docs/reasons.md.
+func TestExplainedThere(t *testing.T) {
+	source, err := os.ReadFile(explainInventoryTest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := readAdvice()
+	for key := range explainedThere {
+		if _, found := rows[key]; !found || !bytes.Contains(source, []byte(`{"`+key[1]+`", `)) {
+			t.Errorf("%s: in docs/reasons.md %t, and no row in %s", key, found, explainInventoryTest)
+		}
+	}
+	for reason := range notExplained {
+		if !strings.Contains(docs.Reasons, "| `"+reason+"` |") {
+			t.Errorf("%s is not in docs/reasons.md", reason)
+		}
 	}
 }

@@ -87,6 +87,41 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 	return nil
 }
 
+// Setup makes the sources run in mgr for somebody who only looks up, and is told of no changes. tried says whether each of
+// them has read since, or has said why it can't.
+func (i *Inventory) Setup(ctx context.Context, mgr manager.Manager, passed clock.PassiveClock) (tried func(context.Context) bool, err error) {
+	if err := i.setup(mgr, passed, func(string) {}); err != nil {
+		return nil, err
+	}
+	reads := []func(context.Context) error{func(ctx context.Context) error { _, err := i.cluster.Node(ctx, ""); return err }}
+	if i.leases != nil {
+		reads = append(reads, func(context.Context) error { _, _, err := i.leases.Of(""); return err })
+	}
+	for _, source := range i.sources {
+		if _, runs := source.(manager.Runnable); runs { // others have nothing to read before they are asked
+			reads = append(reads, func(ctx context.Context) error { _, err := source.Lookup(ctx, "", nil); return err })
+		}
+	}
+	unread := make([]string, len(reads)) // what each says before it is started
+	for n, read := range reads {
+		unread[n] = fmt.Sprint(read(ctx))
+	}
+	return func(ctx context.Context) bool {
+		for n, read := range reads {
+			if err := read(ctx); err != nil && err.Error() == unread[n] {
+				return false
+			}
+		}
+		return true
+	}, nil
+}
+
+// Unavailable is why the sources can't say what belongs to the node of req, or nil.
+func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
+	_, err := i.lookup(ctx, req.NodeName(), req)
+	return err
+}
+
 func (i *Inventory) lookup(ctx context.Context, node string, req *csr.Request) (inventory.Found, error) {
 	if i.cluster == nil {
 		return inventory.Found{}, errNotRunning
