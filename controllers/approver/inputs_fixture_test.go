@@ -1,0 +1,162 @@
+package approver
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+const (
+	clientSigner  = certificatesv1.KubeAPIServerClientKubeletSignerName
+	servingSigner = certificatesv1.KubeletServingSignerName
+)
+
+// known is what a rule for serving certificates knows of the world, without a manager that watches it.
+type known struct {
+	nodes     map[string]*inventory.Entry
+	reserved  inventory.Reserved
+	services  map[inventory.SAN]string
+	contested map[inventory.SAN]string
+	fault     string
+}
+
+// newKnown is a world with node a, which reports what it likes of itself, and node b.
+func newKnown(ofA ...string) *known {
+	world := &known{
+		nodes: map[string]*inventory.Entry{
+			"a": {Source: "Node a", SANs: sans(append([]string{"10.0.0.1", "a.example.com"}, ofA...)...)},
+			"b": {Source: "Node b", SANs: sans("10.0.0.2", "b.example.com")},
+		},
+		reserved: inventory.Reserved{
+			ClusterDomain: "cluster.local", Endpoints: sans("192.0.2.100", "api.example.com"),
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		},
+		services: map[inventory.SAN]string{inventory.ParseSAN("10.97.0.1"): "Service default/x"},
+	}
+	return world
+}
+
+func sans(texts ...string) []inventory.SAN {
+	var all []inventory.SAN
+	for _, text := range texts {
+		all = append(all, inventory.ParseSAN(text))
+	}
+	return all
+}
+
+// judge is Serving.judge with facts from k.
+func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
+	facts := servingFacts{entry: k.nodes[req.NodeName()], unavailable: k.fault}
+	for _, san := range inventory.SANs(req.Cert) {
+		facts.names = append(facts.names, sanFacts{
+			san: san, reserved: k.reserved.Why(san), taken: k.services[san], contested: k.contested[san],
+		})
+	}
+	return judgeServing(req, facts), nil
+}
+
+// knowing gives p's approver the rule for serving certificates too.
+func (p *parts) knowing(world *known) *parts {
+	p.reconciler.Rules = append(p.reconciler.Rules, Rule{SignerName: servingSigner, Judge: world.judge})
+	return p
+}
+
+// asks is the request of the kubelet of node a for a serving certificate of names, by value.
+func asks(t testing.TB, names []string, modify ...func(*request)) *request {
+	t.Helper()
+	return object(t, append([]func(*request){func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Usages = servingSigner, []certificatesv1.KeyUsage{"digital signature", "server auth"}
+		obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes", "system:authenticated"}
+		obj.Spec.Request = payload(t, nodeTemplate("a", names...))
+	}}, modify...)...)
+}
+
+// nodeTemplate is what a kubelet asks for: addresses where a name looks like one.
+func nodeTemplate(node string, names ...string) *x509.CertificateRequest {
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	return template
+}
+
+// says replaces the PKCS#10 request by template.
+func says(t testing.TB, template *x509.CertificateRequest) func(*request) {
+	t.Helper()
+	data := payload(t, template)
+	return func(obj *request) { obj.Spec.Request = data }
+}
+
+// subjectOf replaces the subject, one RDN for each attribute.
+func subjectOf(t testing.TB, attributes ...pkix.AttributeTypeAndValue) func(*request) {
+	t.Helper()
+	var sequence pkix.RDNSequence
+	for _, attribute := range attributes {
+		sequence = append(sequence, pkix.RelativeDistinguishedNameSET{attribute})
+	}
+	raw, err := asn1.Marshal(sequence)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return says(t, &x509.CertificateRequest{RawSubject: raw, IPAddresses: []net.IP{net.ParseIP("10.0.0.1")}})
+}
+
+func commonName(text string) pkix.AttributeTypeAndValue {
+	return pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: text}
+}
+
+func organization(text string) pkix.AttributeTypeAndValue {
+	return pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{2, 5, 4, 10}, Value: text}
+}
+
+func usagesAre(usages ...certificatesv1.KeyUsage) func(*request) {
+	return func(obj *request) { obj.Spec.Usages = usages }
+}
+
+// outcome reconciles and says what has become of the request: "Approved", "Denied REASON", "Waits REASON", "Ignored
+// REASON", or "Untouched".
+func (p *parts) outcome(t testing.TB) string {
+	t.Helper()
+	p.written = nil
+	result, err := p.reconcile(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := p.events()
+	reason := ""
+	for _, event := range told {
+		if len(event) > 1100 {
+			t.Errorf("an Event of %d bytes", len(event))
+		}
+		reason = strings.Fields(event)[1]
+	}
+	switch {
+	case len(p.written) > 1:
+		t.Fatalf("%d writes", len(p.written))
+	case len(p.written) == 1:
+		last := p.written[0].Status.Conditions[len(p.written[0].Status.Conditions)-1]
+		if last.Status != "True" {
+			t.Errorf("condition %s has status %q", last.Type, last.Status)
+		}
+		return strings.TrimSpace(string(last.Type) + " " + reason)
+	case result.RequeueAfter > 0:
+		return "Waits " + reason
+	case len(told) > 0:
+		return "Ignored " + reason
+	}
+	return "Untouched"
+}
