@@ -125,7 +125,9 @@ func newNodesManager(cluster *rest.Config) (manager.Manager, error) {
 	return mgr, nil
 }
 
-func doesNotRun(err error) error { return unanswerable(fmt.Sprintf("the inventory does not run: %v", err)) }
+func doesNotRun(err error) error {
+	return unanswerable(fmt.Sprintf("the inventory does not run: %v", err))
+}
 
 // failed is why the inventory does not run any more.
 func (n *nodes) failed() error {

@@ -14,15 +14,27 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/docs"
 )
 
+// servingOn has serving certificates approved.
+var servingOn = []string{"--config=testdata/serving.yaml"}
+
+// ofNodeA makes it a request of the kubelet of node a.
+func ofNodeA(obj *request) {
+	obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"}
+}
+
+// nodeServing is what that kubelet asks for.
+func nodeServing() x509.CertificateRequest {
+	return x509.CertificateRequest{Subject: nodeName(), DNSNames: []string{"a"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)}}
+}
+
 // servingScenarios are of requests for serving certificates that are refused whatever is known of the node.
 func servingScenarios(t testing.TB) map[string]scenario {
-	node := func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"} }
 	one := func(template x509.CertificateRequest, changes ...func(*request)) scenario {
 		template.Subject = nodeName()
-		changes = append([]func(*request){forSigner(kubeletServing, signature, serverAuth), node, asking(t, template)}, changes...)
-		return scenario{obj: explainRequest(t, changes...), args: []string{"--config=testdata/serving.yaml"}}
+		changes = append([]func(*request){forSigner(kubeletServing, signature, serverAuth), ofNodeA, asking(t, template)}, changes...)
+		return scenario{obj: explainRequest(t, changes...), args: servingOn}
 	}
-	own := x509.CertificateRequest{DNSNames: []string{"a"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)}}
+	own := nodeServing()
 	with := func(change func(*x509.CertificateRequest)) x509.CertificateRequest {
 		template := own
 		change(&template)

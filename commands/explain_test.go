@@ -106,6 +106,7 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"dry-run":                 {obj: explainRequest(t), args: []string{"--dry-run=*"}, grants: []string{"nodeclient"}},
 		"switched-off":            {obj: explainRequest(t), args: []string{"--controllers=signer"}},
 		"offline":                 {obj: explainRequest(t), file: true},
+		"offline-serving":         {obj: explainRequest(t, forSigner(kubeletServing, signature, serverAuth), ofNodeA, asking(t, nodeServing())), file: true, args: servingOn},
 		"offline-failing":         {obj: explainRequest(t, forSigner(apiServerClient, signature), autoApproved), file: true, noCA: true},
 		"offline-by-hand": {file: true, noCA: true, obj: explainRequest(t, func(obj *request) {
 			obj.ObjectMeta = metav1.ObjectMeta{Name: "by-hand"}
