@@ -1,0 +1,150 @@
+package signer
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// TestDefects signs requests that a signer known to people has signed wrongly, or not at all. Each is approved. The
+// numbers are those of the approver's defects.
+func TestDefects(t *testing.T) {
+	t.Parallel()
+	forged := func(obj *request) {
+		block, _ := pem.Decode(obj.Spec.Request)
+		block.Bytes = bytes.Replace(block.Bytes, []byte("system:node:a"), []byte("system:node:b"), 1)
+		obj.Spec.Request = pem.EncodeToMemory(block)
+	}
+	for name, test := range map[string]struct {
+		change func(*request)
+		want   string
+	}{
+		"12 an approval stands for no check": {template(t, func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:nodes", "joiners"} }), "Failed SignerValidationFailure"},
+		"12 a request without its key":       {forged, "Failed Malformed"},
+		"14 an ECDSA key":                    {usages("client auth", "digital signature"), "Issued"},
+		"16 a signer that is not ours":       {signerName("example.com/kubelet-serving"), "Untouched"},
+		"32 a usage that nobody knows":       {usages("digital signature", "client auth", "magic"), "Failed SignerValidationFailure"},
+		"32 the same for another signer":     {func(obj *request) { signerName("kubernetes.io/legacy-unknown")(obj); usages("magic")(obj) }, "Failed UsagesNotPermitted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, got := outcome(t, object(t, test.change)); got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// 12 and 22: no certificate outlives its CA, so that its chain verifies to the end; and the organization is the
+// payload's, not the requester's groups.
+func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
+	t.Parallel()
+	for _, lifetime := range []time.Duration{time.Minute, time.Hour, 9 * time.Hour, 30 * 24 * time.Hour, 20 * 365 * 24 * time.Hour} {
+		p := newParts(t, object(t, func(obj *request) { obj.Spec.Groups = []string{"system:bootstrappers", "system:masters"} }))
+		root := newRoot(t, lifetime)
+		p.pair.Load(root.cert, root.key)
+		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+			t.Fatalf("%s: %d writes, error %v", lifetime, len(p.written), err)
+		}
+		certs, err := ca.ParseCertificates(p.written[0].Status.Certificate)
+		if err != nil || len(certs) != 1 { // and 23: one PEM block, no DER
+			t.Fatalf("%d certificates, error %v", len(certs), err)
+		}
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(root.cert)
+		for _, at := range []time.Time{now, certs[0].NotAfter} {
+			if _, err := certs[0].Verify(x509.VerifyOptions{Roots: roots, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+				t.Errorf("%s, at %s: %v", lifetime, at, err)
+			}
+		}
+		if diff := cmp.Diff([]string{"system:nodes"}, certs[0].Subject.Organization); diff != "" {
+			t.Errorf("organization (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// 24: what a requester writes on the object chooses nothing, and five workers don't disturb each other.
+func TestDefect24TheRequesterChooses(t *testing.T) {
+	t.Parallel()
+	shared := newParts(t, object(t))
+	root := newRoot(t, 24*time.Hour)
+	shared.pair.Load(root.cert, root.key)
+	var workers sync.WaitGroup
+	for worker := range 5 {
+		node := string(rune('a' + worker))
+		obj := object(t, template(t, func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:" + node }))
+		obj.Name = "csr-" + node
+		obj.Annotations = map[string]string{"ca": "another", "profile": "root", "signer": "example.com/custom", "expiration": "87600h"}
+		obj.Labels = obj.Annotations
+		p := newParts(t, obj)
+		p.reconciler.Signers = shared.reconciler.Signers
+		workers.Go(func() {
+			for range 20 {
+				if _, err := p.reconcile(t); err != nil {
+					t.Error(err)
+				}
+			}
+			for _, written := range p.written {
+				certs, err := ca.ParseCertificates(written.Status.Certificate)
+				if err != nil || len(certs) != 1 || certs[0].Subject.CommonName != "system:node:"+node || certs[0].Issuer.CommonName != "CA" || certs[0].NotAfter.After(now.Add(24*time.Hour)) {
+					t.Errorf("node %s: %+v, error %v", node, certs, err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// 27: nothing that failed is told as a success.
+func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	root := newRoot(t, time.Hour) // so short that a success would be told
+	p.pair.Load(root.cert, root.key)
+	taken(p.recorder)
+	p.writeFault = errors.New("no answer")
+	p.served.Status.Certificate = nil
+	if _, err := p.reconcile(t); err == nil {
+		t.Error("no error")
+	}
+	if told := taken(p.recorder); len(told) > 0 {
+		t.Errorf("told %q", told)
+	}
+	p.writeFault = nil
+	if _, err := p.reconcile(t); err != nil {
+		t.Fatal(err)
+	}
+	if told := taken(p.recorder); len(told) != 1 {
+		t.Errorf("told %q", told)
+	}
+}
+
+// 30: a bundle that starts with another CA is read by its key, and one that can't be used leaves the last good one.
+func TestDefect30ABundleStopsSigning(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	good, other := newRoot(t, 24*time.Hour), newRoot(t, 24*time.Hour)
+	p.pair.Load(good.cert, good.key)
+	want := state(p.pair, now)
+	for name, bundle := range map[string][]byte{
+		"another one after": append(bytes.Clone(good.cert), other.cert...), "another one before": append(bytes.Clone(other.cert), good.cert...),
+		"two others": append(bytes.Clone(other.cert), other.cert...), "nothing": nil,
+	} {
+		p.pair.Load(bundle, good.key)
+		if got := state(p.pair, now); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+		p.written = nil
+		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+			t.Errorf("%s: %d writes, error %v", name, len(p.written), err)
+		}
+	}
+}
