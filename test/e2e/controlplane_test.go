@@ -55,6 +55,7 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 		return nil, err
 	}
 	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
+		"--kubelet-certificate-authority="+c.path("pki/client-ca.crt"), // both CAs, as either may have signed
 		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log"))); err != nil {
 		return nil, err
 	}

@@ -14,10 +14,12 @@ func TestDeployment(t *testing.T) {
 	before := c.objects(t)
 	c.install(t, "manifests/default")
 	c.deploymentsAvailable(t, "csr-controller-manager")
-	var worker *machine
+	var worker, impostor *machine
 	step(t, "1 a kubelet joins through the Deployment", func(t *testing.T) { worker = c.testJoin(t) })
+	impostor = c.join(t, "impostor", kubeletOptions{SelfSigned: true}) // it is ready when it is needed
 	step(t, "the commands run in the Pod", func(t *testing.T) { c.testCommands(t, worker) })
-	step(t, "2 and 3 at the same time", func(t *testing.T) {
+	step(t, "10 the API server verifies kubelets", func(t *testing.T) { c.testServing(t, worker, impostor) })
+	step(t, "2, 3 and 10 at the same time", func(t *testing.T) {
 		t.Run("2 the client certificate rotates without an outage", func(t *testing.T) {
 			t.Parallel()
 			c.testRotation(t, worker)
@@ -25,6 +27,14 @@ func TestDeployment(t *testing.T) {
 		t.Run("3 a kubelet that was killed finds its request again", func(t *testing.T) {
 			t.Parallel()
 			c.testResume(t)
+		})
+		t.Run("10 the serving certificate rotates without an outage", func(t *testing.T) {
+			t.Parallel()
+			c.testServingRotation(t, worker)
+		})
+		t.Run("10 a node does not get another one's address", func(t *testing.T) {
+			t.Parallel()
+			c.testImpostor(t, impostor, worker)
 		})
 	})
 	step(t, "4 another CA signs without a restart", func(t *testing.T) { c.testNewCA(t) })

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,7 +47,13 @@ func (c *cluster) wantJoined(t *testing.T, m *machine) {
 		c.wantWriter(t, "update", first.Name, subresource, "csr-controller-manager")
 	}
 	pod := c.runPod(t, m.name)
-	c.until(t, 20*time.Second, "the pod's log can be read through the API server", func(context.Context) (bool, error) {
+	c.wantLog(t, pod)
+}
+
+// wantLog reads the log of a pod of ours through the API server.
+func (c *cluster) wantLog(t *testing.T, pod string) {
+	t.Helper()
+	c.until(t, 20*time.Second, "the log of pod "+pod+" can be read", func(context.Context) (bool, error) {
 		log, err := c.tryKubectl("logs", pod)
 		return log == "running\n", err
 	})
@@ -113,16 +118,25 @@ func (c *cluster) refused(t *testing.T, node string) *certificatesv1.Certificate
 			return false, err
 		}
 		request = &requests[0]
-		events := &eventsv1.EventList{}
-		if err := c.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault)); err != nil {
-			return false, err
-		}
-		return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
-			return event.Regarding.UID == request.UID && event.Reason == "NotAuthorized"
-		}), nil
+		note, err := c.noteOn(ctx, request, "NotAuthorized")
+		return note != "", err
 	})
 	if len(request.Status.Conditions) > 0 {
 		t.Fatalf("request %s has conditions: %s", request.Name, fmt.Sprint(request.Status.Conditions))
 	}
 	return request
+}
+
+// noteOn is what an Event of that reason says about a request, or empty.
+func (c *cluster) noteOn(ctx context.Context, request *certificatesv1.CertificateSigningRequest, reason string) (string, error) {
+	events := &eventsv1.EventList{}
+	if err := c.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault)); err != nil {
+		return "", err
+	}
+	for _, event := range events.Items {
+		if event.Regarding.UID == request.UID && event.Reason == reason {
+			return event.Note, nil
+		}
+	}
+	return "", nil
 }

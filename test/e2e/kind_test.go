@@ -31,7 +31,7 @@ nodes:
 `
 
 // TestKind goes through steps 1, 2, 4, 5, 6 and 9 on a kind cluster: kubeadm's control plane, of which the manager takes
-// over. Steps 3, 7 and 8 start kubelets in ways that kind's images are not made for.
+// over. Steps 3, 7, 8 and 10 start kubelets in ways that kind's images are not made for.
 //
 // This path was written where neither kind nor docker could run, and has not been run.
 func TestKind(t *testing.T) {

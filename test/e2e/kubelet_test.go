@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -19,17 +20,18 @@ const (
 	currentPath    = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 )
 
-// kubeletConfig leaves out what a machine in namespaces can't do. %[1]v is whether the client certificate is rotated, and
-// %[2]s the cgroup.
+// kubeletConfig leaves out what a machine in namespaces can't do. %[1]v is whether the client certificate is rotated, %[2]v
+// whether the serving certificate is asked for, and %[3]s the cgroup.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication:
   anonymous: {enabled: false}
   x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
 rotateCertificates: %[1]v
+serverTLSBootstrap: %[2]v
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
-cgroupRoot: /%[2]s
+cgroupRoot: /%[3]s
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: []
@@ -46,6 +48,10 @@ type kubeletOptions struct {
 	// KeepCertificate turns the rotation of the client certificate off. The kubelet then also bootstraps in the way that
 	// finds its request again after a restart.
 	KeepCertificate bool
+	// SelfSigned has it make its serving certificate itself, as it does by default.
+	SelfSigned bool
+	// Address is the one that its Node reports, if not the machine's.
+	Address string
 	// StaticPods has it run the pods in the folder for static ones.
 	StaticPods bool
 }
@@ -64,7 +70,7 @@ func (m *machine) startKubelet(options kubeletOptions) (err error) {
 	if options.Binary == "" {
 		options.Binary = binary("kubelet")
 	}
-	config := fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, m.cgroup())
+	config := fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, !options.SelfSigned, m.cgroup())
 	if options.StaticPods {
 		config = fmt.Appendf(config, "staticPodPath: %s\n", staticPodDir)
 	}
@@ -73,7 +79,7 @@ func (m *machine) startKubelet(options kubeletOptions) (err error) {
 	}
 	m.kubelet, err = startProcess(m.dir, m.name+"-kubelet", m.command(options.Binary,
 		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig="+kubeconfigPath, "--bootstrap-kubeconfig="+bootstrapPath,
-		"--hostname-override="+m.name, "--node-ip="+m.address))
+		"--hostname-override="+m.name, "--node-ip="+cmp.Or(options.Address, m.address)))
 	return err
 }
 

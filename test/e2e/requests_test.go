@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"net"
 	"os"
 	"testing"
 
@@ -30,25 +31,36 @@ import (
 // requestFor is a kubelet's request for node.
 func requestFor(t *testing.T, name, node string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	payload, err := certutil.MakeCSR(key, &pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	return &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: payload, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Request: payload(t, node), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
 	}
 }
 
-// requestsOf returns the requests for node that there are.
+// payload is what is signed for node, with these addresses.
+func payload(t *testing.T, node string, addresses ...net.IP) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := certutil.MakeCSR(key, &pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}, nil, addresses)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// requestsOf returns the requests for client certificates of node that there are.
 func (c *cluster) requestsOf(ctx context.Context, node string) ([]certificatesv1.CertificateSigningRequest, error) {
+	return c.requestsTo(ctx, certificatesv1.KubeAPIServerClientKubeletSignerName, node)
+}
+
+// requestsTo returns the requests of node that there are to that signer.
+func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]certificatesv1.CertificateSigningRequest, error) {
 	list := &certificatesv1.CertificateSigningRequestList{}
 	if err := c.admin.List(ctx, list); err != nil {
 		return nil, err
@@ -59,7 +71,7 @@ func (c *cluster) requestsOf(ctx context.Context, node string) ([]certificatesv1
 		if err != nil {
 			return nil, err
 		}
-		if req.Cert.Subject.CommonName == "system:node:"+node {
+		if req.SignerName == signer && req.Cert.Subject.CommonName == "system:node:"+node {
 			found = append(found, obj)
 		}
 	}

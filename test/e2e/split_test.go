@@ -122,6 +122,7 @@ func (c *cluster) actions(t *testing.T, who, request string) []action {
 		{"read the signing Secret", []string{"csr-signer"}, read(&corev1.Secret{}, namespace, signingSecret)},
 		{"list Secrets in its namespace", nil, list(&corev1.SecretList{}, client.InNamespace(namespace))},
 		{"read the bootstrap token", nil, read(&corev1.Secret{}, "kube-system", "bootstrap-token-07401b")},
+		{"list Nodes", []string{"csr-approver"}, list(&corev1.NodeList{})},
 		{"list pods", nil, list(&corev1.PodList{}, client.InNamespace(namespace))},
 		{"create a request", nil, func(ctx context.Context, as client.Client) error {
 			return as.Create(ctx, requestFor(t, "by-"+who, "by-"+who))

@@ -34,7 +34,7 @@ func TestStaticPods(t *testing.T) {
 	archives := c.staticArchives(t)
 	begin := time.Now()
 	m := c.machine(t, "static", archives...)
-	if err := errors.Join(c.writeStaticPods(t, m), m.configureKubelet(c.bootstrapConfig(bootstrapToken)), m.startKubelet(kubeletOptions{StaticPods: true})); err != nil {
+	if err := errors.Join(c.writeStaticPods(t, m), m.configureKubelet(c.bootstrapConfig(bootstrapToken)), m.startKubelet(kubeletOptions{StaticPods: true, SelfSigned: true})); err != nil {
 		t.Fatal(err)
 	}
 	if err := waitForAPIServer(t.Context(), c.config); err != nil {

@@ -1,15 +1,20 @@
 // Command pause holds a pod's namespaces and reaps its orphans, as registry.k8s.io/pause does; as a pod's container it is
-// one that runs until it is told to stop.
+// one that runs until it is told to stop. With arguments it prints them, and ends.
 package main
 
 import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 )
 
 func main() {
+	if len(os.Args) > 1 { // by kubectl exec
+		fmt.Println(strings.Join(os.Args[1:], " "))
+		return
+	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGCHLD)
 	fmt.Println("running")
