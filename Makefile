@@ -94,6 +94,9 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	go test -run '^$$' -fuzz '^FuzzIssue$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
 	go test -run '^$$' -fuzz '^FuzzExplain$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./commands
 	go test -run '^$$' -fuzz '^FuzzExplainFile$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./commands
+	for target in FuzzParseStatic FuzzMachine FuzzReadAnswer; do \
+	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/inventory; \
+	done
 
 .PHONY: bench-quick
 bench-quick: build ## a burst of requests through ours and through kube-controller-manager, interleaved
@@ -116,6 +119,9 @@ generate: ## roles in config/rbac, and in the chart, from the markers in the cod
 	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \
 	done
 	$(TOOL) controller-gen rbac:roleName=csr-kubelet-serving,fileName=role.yaml paths=./pkg/inventory output:rbac:dir=config/kubelet-serving
+	for component in kubelet-serving node-identity inventory-cluster-api inventory-openshift; do \
+	  cp config/$$component/role.yaml charts/csr-controller-manager/files/components/$$component.yaml; \
+	done
 
 .PHONY: verify
 verify: ## generated files, modules and formatting are up to date
