@@ -211,7 +211,9 @@ func encodingInputs(t *testing.T) []input {
 		{name: "23 garbage after the DER", obj: of(pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: append(bytes.Clone(block.Bytes), 0)})), want: "Denied Malformed"},
 		{name: "23 the wrong kind of block", obj: of(bytes.ReplaceAll(good, []byte("CERTIFICATE REQUEST"), []byte("NEW CERTIFICATE REQUEST"))), want: "Denied Malformed"},
 		{name: "23 nothing", obj: of(), want: "Denied Malformed"},
-		{name: "23 thousands of names", obj: asks(t, thousands), want: "Waits SANNotOwned"},
+		{name: "23 a thousand names", obj: asks(t, thousands[:1000]), want: "Waits SANNotOwned"},
+		{name: "23 more than a thousand names", obj: asks(t, thousands[:1001]), want: "Denied UnexpectedContent"},
+		{name: "23 thousands of names", obj: asks(t, thousands), want: "Denied UnexpectedContent"},
 	}
 }
 

@@ -32,6 +32,11 @@ type violation struct {
 	message string
 }
 
+// maxNames bounds the names and addresses that are looked up for one request, each of them among all Nodes and Services:
+// a request has room for 30,000, which would keep a worker busy for half a minute. A node with many network interfaces
+// has hundreds.
+const maxNames = 1000
+
 // reviewServing judges what the request holds, before anything is looked up: the three rules of the TLS bootstrapping
 // document for kubernetes.io/kubelet-serving, each exactly.
 func reviewServing(req *csr.Request) []violation {
@@ -55,7 +60,9 @@ func reviewServing(req *csr.Request) []violation {
 	deny(len(req.Cert.URIs) > 0, "SANTypeNotPermitted", "%d URI(s) are not permitted", len(req.Cert.URIs))
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
 	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", texts(unexpected))
-	deny(len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0, "SANMissing", "it asks for no DNS name and no IP address")
+	names := len(req.Cert.DNSNames) + len(req.Cert.IPAddresses)
+	deny(names > maxNames, "UnexpectedContent", "it asks for %d names and addresses, and may for at most %d", names, maxNames)
+	deny(names == 0, "SANMissing", "it asks for no DNS name and no IP address")
 	return found
 }
 
