@@ -1,0 +1,138 @@
+package integration
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// stored puts obj into etcd as it is, past all that the API server checks and fills in.
+func stored(t *testing.T, name string, obj *request) *request {
+	t.Helper()
+	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.Now()
+	if err := shared.Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	return obj
+}
+
+// TestInputs goes through those of the bad and surprising inputs that somebody has met of which an API server makes
+// something. The numbers are those of TestInputs in controllers/approver, where the others are.
+func TestInputs(t *testing.T) {
+	startServingManager(t, "")
+	newNode(t, "inputs-a", "192.0.2.20", "inputs-a.example.com")
+	t.Run("14 a webhook that calls itself a node", webhookAsNode)
+	t.Run("17 a lifetime of 599 seconds", shortLifetime)
+	t.Run("20 Approved and Denied", approvedAndDenied)
+	t.Run("23 a request that hardly fits", hugeRequest)
+	t.Run("24 a certificate that is nonsense", nonsenseIssued)
+	t.Run("25 a requester that is huge", hugeRequester)
+	// None of them is in the way of what is good.
+	reaches(t, createRequest(t, kubeletOf(t, "inputs-a"), servingRequest(t, "inputs-a", "192.0.2.20")), csr.Issued)
+}
+
+func webhookAsNode(t *testing.T) {
+	obj := createRequest(t, admin, servingRequest(t, "svc.ns.svc", "svc.ns.svc"))
+	hasEvent(t, obj, "RequesterNotNode", "only a node")
+	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+		t.Errorf("it is %s", got)
+	}
+}
+
+func shortLifetime(t *testing.T) {
+	lasts := func(seconds int32) *request {
+		obj := servingRequest(t, "inputs-a", "192.0.2.20")
+		obj.Spec.ExpirationSeconds = &seconds
+		return obj
+	}
+	if err := kubeletOf(t, "inputs-a").Create(t.Context(), lasts(599)); !apierrors.IsInvalid(err) {
+		t.Errorf("the API server says %v", err)
+	}
+	for seconds, want := range map[int32]time.Duration{600: 15 * time.Minute, 1e9: 365 * 24 * time.Hour} {
+		cert := leaf(t, reaches(t, createRequest(t, kubeletOf(t, "inputs-a"), lasts(seconds)), csr.Issued))
+		if lives := cert.NotAfter.Sub(cert.NotBefore); lives != want {
+			t.Errorf("%d seconds became %s", seconds, lives)
+		}
+	}
+}
+
+// v1beta1 let both be.
+func approvedAndDenied(t *testing.T) {
+	obj := servingRequest(t, "inputs-a", "192.0.2.20")
+	obj.Spec.Username, obj.Spec.Groups = "system:node:inputs-a", []string{"system:nodes"}
+	for _, kind := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied} {
+		csr.AddCondition(obj, kind, "ByHand", "Stored by a test.", time.Now())
+		obj.Status.Conditions[len(obj.Status.Conditions)-1].LastTransitionTime = metav1.Now()
+	}
+	untouched(t, stored(t, "inputs-approved-and-denied", obj))
+}
+
+func nonsenseIssued(t *testing.T) {
+	obj := servingRequest(t, "inputs-a", "192.0.2.20")
+	obj.Spec.Username, obj.Spec.Groups = "system:node:inputs-a", []string{"system:nodes"}
+	obj.Status.Certificate = []byte("nonsense")
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Stored by a test.", time.Now())
+	obj.Status.Conditions[0].LastTransitionTime = metav1.Now()
+	untouched(t, stored(t, "inputs-nonsense-issued", obj))
+}
+
+// untouched waits until something later has been through, and then wants obj as it was.
+func untouched(t *testing.T, obj *request) {
+	t.Helper()
+	before := reload(t, obj).DeepCopy()
+	reaches(t, createRequest(t, kubeletOf(t, "inputs-a"), servingRequest(t, "inputs-a", "192.0.2.20")), csr.Issued)
+	if after := reload(t, obj); after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("it has become %+v", after.Status)
+	}
+}
+
+// hugeRequest has about as many names as an object in etcd can hold, and is answered like any other.
+func hugeRequest(t *testing.T) {
+	var names []string
+	for i := range 25_000 {
+		names = append(names, fmt.Sprintf("host-%d.of-somebody-else.example.com", i))
+	}
+	began := time.Now()
+	obj := createRequest(t, kubeletOf(t, "inputs-a"), servingRequest(t, "inputs-a", names...))
+	if size := len(obj.Spec.Request); size < 1<<20 {
+		t.Errorf("only %d bytes", size)
+	}
+	hasEvent(t, obj, "UnexpectedContent", "25000 names and addresses")
+	if took := time.Since(began); took > patience/3 { // a lookup of each name takes longer, with every look
+		t.Errorf("it took %s", took)
+	}
+}
+
+// hugeRequester has a name and extra fields as no authenticator makes them: the API server is asked about all of them.
+func hugeRequester(t *testing.T) {
+	obj := nodeRequest(t, "inputs-b", func(obj *request) {
+		obj.Spec.Username = strings.Repeat("Ü名", 2000)
+		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{}
+		for i := range 10_000 {
+			obj.Spec.Extra[fmt.Sprintf("example.com/key-%d", i)] = certificatesv1.ExtraValue{"value"}
+		}
+		obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:inputs-b", Organization: []string{"system:nodes"}}})
+	})
+	stored(t, "inputs-huge-requester", obj)
+	hasEvent(t, obj, "NotAuthorized", "Ü名Ü名")
+	create(t, admin, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: mayJoin},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: obj.Spec.Username}},
+	})
+	reaches(t, obj, csr.Issued)
+}
