@@ -32,9 +32,9 @@ type violation struct {
 	message string
 }
 
-// maxNames bounds the names and addresses that are looked up for one request, each of them among all Nodes and Services:
-// a request has room for 30,000, which would keep a worker busy for half a minute. A node with many network interfaces
-// has hundreds.
+// maxNames bounds the names and addresses that are looked up for one request, each of them among all Nodes and Services,
+// with every look: a request has room for 30,000, which keep a worker busy for most of a second. A node with many network
+// interfaces has hundreds.
 const maxNames = 1000
 
 // reviewServing judges what the request holds, before anything is looked up: the three rules of the TLS bootstrapping
