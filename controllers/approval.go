@@ -33,7 +33,7 @@ func reservedOf(c config.KubeletServing) inventory.Reserved {
 	reserved := inventory.Reserved{ClusterDomain: c.ClusterDomain}
 	for _, text := range c.Reserved {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
-			reserved.Prefixes = append(reserved.Prefixes, prefix)
+			reserved.Prefixes = append(reserved.Prefixes, inventory.PlainPrefix(prefix))
 		} else {
 			reserved.Endpoints = append(reserved.Endpoints, inventory.ParseSAN(text))
 		}

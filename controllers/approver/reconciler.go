@@ -132,6 +132,9 @@ func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.Certificate
 		return req, Decision{Verdict: Wait, Reason: reason, Message: message}, nil
 	}
 	decision, err := r.ask(ctx, rule, req)
+	if reason, message := r.BlockList.Check(req); reason != "" { // it may have changed while others were asked
+		return req, Decision{Verdict: Wait, Reason: reason, Message: message}, nil
+	}
 	return req, decision, err
 }
 

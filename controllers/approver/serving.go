@@ -5,9 +5,27 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
+
+// oddNames are those that are neither the name of a host (RFC 1123) nor an address: what looks like another name to
+// somebody else must not be judged by how it looks to us. A wildcard is left to what is reserved.
+func oddNames(names []string) []string {
+	var odd []string
+	for _, name := range names {
+		san := inventory.ParseSAN(strings.TrimPrefix(name, "*."))
+		if san.Name != "" && (len(validation.IsDNS1123Subdomain(san.Name)) > 0 || allDigits(san.Name[strings.LastIndex(san.Name, ".")+1:])) {
+			odd = append(odd, name)
+		}
+	}
+	return odd
+}
+
+// allDigits says whether a last label could be read as a part of an address.
+func allDigits(label string) bool { return strings.Trim(label, "0123456789") == "" }
 
 // servingFacts are what is known about a request for a serving certificate beyond its content.
 type servingFacts struct {
@@ -62,6 +80,10 @@ func reviewServing(req *csr.Request) []violation {
 	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", texts(unexpected))
 	names := len(req.Cert.DNSNames) + len(req.Cert.IPAddresses)
 	deny(names > maxNames, "UnexpectedContent", "it asks for %d names and addresses, and may for at most %d", names, maxNames)
+	if names <= maxNames {
+		odd := oddNames(req.Cert.DNSNames)
+		deny(len(odd) > 0, "UnexpectedContent", "%q are no names of hosts", texts(odd))
+	}
 	deny(names == 0, "SANMissing", "it asks for no DNS name and no IP address")
 	return found
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
@@ -106,8 +107,10 @@ func isNoRenewal(obj *certificatesv1.CertificateSigningRequest) bool { return !i
 func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] {
 	return newSchedule(func(key reconcile.Request) place {
 		obj := &certificatesv1.CertificateSigningRequest{}
-		//nolint:forbidigo // a queue has no context, and the cache that the key came from does not wait
-		if err := r.Client.Get(context.Background(), key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
+		//nolint:forbidigo // a queue has no context
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 			return place{} // it is gone, or looked for again when it is its turn
 		}
 		at := place{requester: obj.Spec.Username, created: obj.CreationTimestamp.Time}

@@ -95,14 +95,16 @@ func TestNodeClientMistakes(t *testing.T) {
 		"openshift with other rules": {approval: "nodeClient: {inventory: openshift, rejoin: true, requireTokenBinding: true, bootstrapUsers: [a]}", want: []string{
 			`approval.nodeClient.requireTokenBinding: Invalid value: true: ` + own, `approval.nodeClient.rejoin: Invalid value: true: ` + own, `approval.nodeClient.bootstrapUsers: Invalid value: ["a"]: ` + own,
 		}},
-		"two kinds in one":                    {approval: "inventory: {sources: [{node: {}, static: {rows: []}}]}", want: []string{`approval.inventory.sources[0]: Required value: want exactly one kind of source`}},
-		"machines of no kind":                 {approval: "inventory: {sources: [{machine: {group: a}}]}", want: []string{`approval.inventory.sources[0].machine.kind: Required value: say of which kind machines are`}},
-		"rows and a map":                      {approval: "inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", want: []string{`approval.inventory.sources[0].static: Required value: want configMap or rows`}},
-		"map of no name":                      {approval: "inventory: {sources: [{static: {configMap: b}}]}", want: []string{`approval.inventory.sources[0].static.configMap: Invalid value: "b": want namespace/name`}},
-		"a webhook":                           {approval: "inventory: {sources: [{webhook: {url: 'https://a', caFile: c, timeout: 1s}}]}"},
-		"a webhook without TLS, and of no CA": {approval: "inventory: {sources: [{webhook: {url: 'http://a'}}]}", want: []string{`approval.inventory.sources[0].webhook: Invalid value: "http://a": ` + "url: want https://HOST\ncaFile: name the file with the CA of the server"}},
-		"half a limit":                        {approval: "limit: {burst: 1}", want: []string{`approval.limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`}},
-		"a bad row":                           {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: want one of name and namePattern`}},
+		"two kinds in one":                                 {approval: "inventory: {sources: [{node: {}, static: {rows: []}}]}", want: []string{`approval.inventory.sources[0]: Required value: want exactly one kind of source`}},
+		"machines of no kind":                              {approval: "inventory: {sources: [{machine: {group: a}}]}", want: []string{`approval.inventory.sources[0].machine.kind: Required value: say of which kind machines are`}},
+		"rows and a map":                                   {approval: "inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", want: []string{`approval.inventory.sources[0].static: Required value: want configMap or rows`}},
+		"map of no name":                                   {approval: "inventory: {sources: [{static: {configMap: b}}]}", want: []string{`approval.inventory.sources[0].static.configMap: Invalid value: "b": want namespace/name`}},
+		"a webhook":                                        {approval: "inventory: {sources: [{webhook: {url: 'https://a', caFile: c, timeout: 1s}}]}"},
+		"a webhook without TLS, and of no CA":              {approval: "inventory: {sources: [{webhook: {url: 'http://a'}}]}", want: []string{`approval.inventory.sources[0].webhook: Invalid value: "http://a": ` + "url: want https://HOST\ncaFile: name the file with the CA of the server"}},
+		"an API server's node that anybody can become":     {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}", want: []string{"approval.kubeletServing.apiServerNodes: Invalid value: \"a\": whoever holds a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"}},
+		"an API server's node that nobody else can become": {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}, nodeClient: {requireTokenBinding: true}"},
+		"half a limit":                                     {approval: "limit: {burst: 1}", want: []string{`approval.limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`}},
+		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: want one of name and namePattern`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -20,6 +20,10 @@ func (a *Approval) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("limit"), fmt.Sprintf("burst %d, perHour %d", a.Limit.Burst, a.Limit.PerHour), "both must be positive, or both 0 for no limit"))
 	}
 	errs = append(errs, a.KubeletServing.validate(path.Child("kubeletServing"))...)
+	if len(a.KubeletServing.APIServerNodes) > 0 && !a.NodeClient.Bound() {
+		errs = append(errs, field.Invalid(path.Child("kubeletServing", "apiServerNodes"), strings.Join(a.KubeletServing.APIServerNodes, ","),
+			"whoever holds a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"))
+	}
 	return append(errs, a.Inventory.validate(path.Child("inventory"))...)
 }
 

@@ -35,13 +35,14 @@ func nodeSANs(obj any) []SAN {
 	return all
 }
 
-// serviceSANs leaves out where an ExternalName points: whoever may make a Service could block any node with it.
+// serviceSANs leaves out where an ExternalName points, and the load balancer that somebody wishes for: whoever may make a
+// Service could block any node with them.
 func serviceSANs(obj any) []SAN {
 	service, ok := obj.(*corev1.Service)
 	if !ok {
 		return nil
 	}
-	all := parse(service.Spec.ClusterIP, service.Spec.LoadBalancerIP)
+	all := parse(service.Spec.ClusterIP)
 	all = append(all, parse(service.Spec.ClusterIPs...)...)
 	all = append(all, parse(service.Spec.ExternalIPs...)...)
 	for _, ingress := range service.Status.LoadBalancer.Ingress {

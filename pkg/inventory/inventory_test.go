@@ -161,3 +161,14 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 		})
 	}
 }
+
+func TestPlainPrefix(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"::ffff:10.96.0.0/108": "10.96.0.0/12", "10.96.0.0/12": "10.96.0.0/12", "fd00::/64": "fd00::/64", "::/0": "::/0", "::ffff:0:0/96": "0.0.0.0/0",
+	} {
+		if got := inventory.PlainPrefix(netip.MustParsePrefix(text)); got.String() != want {
+			t.Errorf("%s is %s, want %s", text, got, want)
+		}
+	}
+}

@@ -5,7 +5,6 @@ package inventory
 import (
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -41,8 +40,10 @@ func plain(address netip.Addr) netip.Addr { return address.WithZone("").Unmap() 
 // SANs are those of req, each once, in order.
 func SANs(req ca.Request) []SAN {
 	var all []SAN
+	seen := map[SAN]bool{}
 	add := func(san SAN) {
-		if !slices.Contains(all, san) {
+		if !seen[san] {
+			seen[san] = true
 			all = append(all, san)
 		}
 	}
@@ -59,4 +60,13 @@ func SANs(req ca.Request) []SAN {
 func ipSAN(ip net.IP) SAN {
 	address, _ := netip.AddrFromSlice(ip)
 	return SAN{Address: plain(address)}
+}
+
+// PlainPrefix takes the IPv4 prefix out of an IPv4-mapped IPv6 one, as SAN does with addresses.
+func PlainPrefix(prefix netip.Prefix) netip.Prefix {
+	const mapped = 96 // bits before the IPv4 address
+	if address := prefix.Addr().Unmap(); address.Is4() && prefix.Addr().Is4In6() && prefix.Bits() >= mapped {
+		return netip.PrefixFrom(address, prefix.Bits()-mapped)
+	}
+	return prefix
 }
