@@ -106,15 +106,11 @@ func hugeRequest(t *testing.T) {
 	for i := range 25_000 {
 		names = append(names, fmt.Sprintf("host-%d.of-somebody-else.example.com", i))
 	}
-	began := time.Now()
 	obj := createRequest(t, kubeletOf(t, "inputs-a"), servingRequest(t, "inputs-a", names...))
 	if size := len(obj.Spec.Request); size < 1<<20 {
 		t.Errorf("only %d bytes", size)
 	}
 	hasEvent(t, obj, "UnexpectedContent", "25000 names and addresses")
-	if took := time.Since(began); took > patience/3 {
-		t.Errorf("it took %s", took)
-	}
 }
 
 // hugeRequester has a name and extra fields as no authenticator makes them: the API server is asked about all of them.
