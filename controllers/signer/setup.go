@@ -44,6 +44,10 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 			return ok && (r.signable(request) || r.DryRun && r.rehearsable(request))
 		}))).
 		WithOptions(options)
+	if shared := r.sharingServing(); len(shared) > 0 {
+		mgr.GetLogger().WithName(Name).Info("Warning: kubelet serving certificates share their CA with client certificates; what keeps one from being used as the other is their usages alone",
+			"source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
+	}
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
 		if err := r.run(mgr, pair); err != nil {
@@ -112,6 +116,18 @@ func (r *Reconciler) fillProfiles() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// sharingServing are the signers of client certificates whose CA is that of kubelet serving certificates too.
+func (r *Reconciler) sharingServing() []string {
+	serving, served := r.Signers[certificatesv1.KubeletServingSignerName]
+	var shared []string
+	for _, name := range []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName} {
+		if client, found := r.Signers[name]; served && found && client.KeyPair == serving.KeyPair {
+			shared = append(shared, name)
+		}
+	}
+	return shared
 }
 
 // keyPairs returns each KeyPair of Signers once, and tells it which signers it serves.

@@ -103,6 +103,7 @@ func TestNodeClientMistakes(t *testing.T) {
 		"a webhook without TLS, and of no CA":              {approval: "inventory: {sources: [{webhook: {url: 'http://a'}}]}", want: []string{`approval.inventory.sources[0].webhook: Invalid value: "http://a": ` + "url: want https://HOST\ncaFile: name the file with the CA of the server"}},
 		"an API server's node that anybody can become":     {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}", want: []string{"approval.kubeletServing.apiServerNodes: Invalid value: \"a\": whoever holds a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"}},
 		"an API server's node that nobody else can become": {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}, nodeClient: {requireTokenBinding: true}"},
+		"openshift with other sources": {approval: "nodeClient: {inventory: openshift}, " + rows, want: []string{`approval.nodeClient.inventory: Invalid value: "openshift": only OpenShift's Machines expect a node then: leave approval.inventory.sources at node, or choose sources`}},
 		"half a limit":                                     {approval: "limit: {burst: 1}", want: []string{`approval.limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`}},
 		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: want one of name and namePattern`}},
 	} {

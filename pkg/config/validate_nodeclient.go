@@ -42,6 +42,8 @@ func (n *NodeClient) validateInventory(path *field.Path, sources []Source) field
 		return field.ErrorList{field.Invalid(path, n.Inventory, "there is no static source among approval.inventory.sources")}
 	case n.Inventory == InventorySources && !hasOther:
 		return field.ErrorList{field.Invalid(path, n.Inventory, "there is no source among approval.inventory.sources but what nodes say of themselves")}
+	case n.Inventory == InventoryOpenShift && hasOther:
+		return field.ErrorList{field.Invalid(path, n.Inventory, "only OpenShift's Machines expect a node then: leave approval.inventory.sources at node, or choose sources")}
 	}
 	return nil
 }
