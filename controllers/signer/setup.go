@@ -44,10 +44,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 			return ok && (r.signable(request) || r.DryRun && r.rehearsable(request))
 		}))).
 		WithOptions(options)
-	if shared := r.sharingServing(); len(shared) > 0 {
-		mgr.GetLogger().WithName(Name).Info("Warning: kubelet serving certificates share their CA with client certificates; what keeps one from being used as the other is their usages alone",
-			"source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
-	}
+	r.warnOfSharing(mgr)
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
 		if err := r.run(mgr, pair); err != nil {
@@ -116,6 +113,13 @@ func (r *Reconciler) fillProfiles() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (r *Reconciler) warnOfSharing(mgr manager.Manager) {
+	if shared := r.sharingServing(); len(shared) > 0 {
+		mgr.GetLogger().WithName(Name).Info("Warning: kubelet serving certificates share their CA with client certificates; what keeps one from being used as the other is their usages alone",
+			"source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
+	}
 }
 
 // sharingServing are the signers of client certificates whose CA is that of kubelet serving certificates too.
