@@ -86,10 +86,8 @@ func (p machinePaths) read(obj *unstructured.Unstructured) metav1.Object {
 	m.leaving = obj.GetDeletionTimestamp() != nil
 	var errs [4]error
 	m.node, errs[0] = p.nodeRef.text(obj)
-	errs[1] = m.readAddresses(p, obj)
-	if len(m.names) == 0 { // one machine is one node: what its addresses say goes before what may be expected
-		errs[2] = m.readNames(p, obj)
-	}
+	errs[1] = m.readNames(p, obj)
+	errs[2] = m.readAddresses(p, obj)
 	m.created, errs[3] = p.start(obj)
 	if err := errors.Join(errs[:]...); err != nil {
 		m.problem = err.Error()

@@ -78,9 +78,6 @@ func TestLookupMachine(t *testing.T) {
 			objects: map[string]string{"a": waiting},
 			want:    &Entry{Source: "Machine default/a", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 		},
-		"not by the infrastructure's name once it has a name of its own": { // or one machine would be expected as two nodes
-			objects: map[string]string{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {addresses: [{type: Hostname, address: real}]}}`},
-		},
 		"by host name, whatever its case": {
 			objects: map[string]string{"a": `{status: {addresses: [{type: Hostname, address: NODE-1.}]}}`},
 			want:    &Entry{Source: "Machine default/a", SANs: sans("node-1")},
