@@ -39,15 +39,9 @@ func Check(ctx context.Context, args []string, out io.Writer) error {
 			set.StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
 		},
 	}
-	configuration, err := config.LoadCommand(command, args, out)
-	switch {
-	case errors.Is(err, config.ErrHelp):
-		return nil
-	case errors.Is(err, config.ErrVersion):
-		_, err = fmt.Fprintln(out, "csr-controller-manager", VersionOrBuild())
+	configuration, err := load("check", command, args, out)
+	if configuration == nil {
 		return err
-	case err != nil:
-		return fmt.Errorf("bad configuration (check --help lists the flags):\n%w", err)
 	}
 	if !isSet(flags, "audit-log-path") {
 		configuration.Audit.Path = "" // a manager has that file open, perhaps, and rotates it

@@ -3,6 +3,7 @@ package commands
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -36,6 +37,22 @@ func VersionOrBuild() string {
 		return build.Main.Version
 	}
 	return "unknown"
+}
+
+// load returns the configuration of the subcommand called name, or nil when it was asked for help or the version only,
+// which it then has given.
+func load(name string, command *config.Command, args []string, out io.Writer) (*config.Configuration, error) {
+	configuration, err := config.LoadCommand(command, args, out)
+	switch {
+	case errors.Is(err, config.ErrHelp):
+		return nil, nil
+	case errors.Is(err, config.ErrVersion):
+		_, err = fmt.Fprintln(out, "csr-controller-manager", VersionOrBuild())
+		return nil, err
+	case err != nil:
+		return nil, fmt.Errorf("bad configuration (%s --help lists the flags):\n%w", name, err)
+	}
+	return configuration, nil
 }
 
 // RESTConfig says how to reach the API server.

@@ -36,15 +36,10 @@ func Explain(ctx context.Context, args []string, out io.Writer) error {
 			set.StringVar(&file, "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input. Nothing is asked of the API server")
 		},
 	}
-	configuration, err := config.LoadCommand(command, args, out)
+	configuration, err := load("explain", command, args, out)
 	switch {
-	case errors.Is(err, config.ErrHelp):
-		return nil
-	case errors.Is(err, config.ErrVersion):
-		_, err = fmt.Fprintln(out, "csr-controller-manager", VersionOrBuild())
+	case configuration == nil:
 		return err
-	case err != nil:
-		return fmt.Errorf("bad configuration (explain --help lists the flags):\n%w", err)
 	case file != "" && len(command.Args) > 0:
 		return errors.New("explain: give a NAME or -f FILE, not both")
 	case file != "":

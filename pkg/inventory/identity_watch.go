@@ -2,18 +2,12 @@ package inventory
 
 import (
 	"context"
-	"fmt"
 	"maps"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
 )
 
 // Tokens watches which bootstrap tokens there are. It answers nothing: Live does.
@@ -21,7 +15,7 @@ type Tokens struct {
 	// Changed is called with an empty name when there are others than before.
 	Changed func(node string)
 
-	view view
+	view *view
 }
 
 // tokenList is the ConfigMap cluster-info, with a mark for each token.
@@ -32,26 +26,10 @@ type tokenList struct {
 
 // NewTokens reads from the cluster of cfg.
 func NewTokens(cfg *rest.Config, log logr.Logger) (*Tokens, error) {
-	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("read ConfigMap %s: %w", clusterInfo, err)
-	}
 	t := &Tokens{}
-	t.view = view{
-		client: client,
-		find: func() (schema.GroupVersionResource, error) {
-			return corev1.SchemeGroupVersion.WithResource("configmaps"), nil
-		},
-		namespace: clusterInfo.Namespace,
-		narrow: func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, clusterInfo.Name).String()
-		},
-		transform: readTokens,
-		indexers:  toolscache.Indexers{},
-		changed:   t.changed,
-		retry:     retryEvery,
-		log:       log.WithValues("configMap", clusterInfo.String()),
-		err:       errNotRead,
+	var err error
+	if t.view, err = viewConfigMap(cfg, clusterInfo, readTokens, t.changed, log); err != nil {
+		return nil, err
 	}
 	return t, nil
 }

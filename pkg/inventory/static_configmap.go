@@ -6,15 +6,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -32,7 +27,7 @@ type StaticConfigMap struct {
 	Refused func(error)
 
 	name types.NamespacedName
-	view view
+	view *view
 	// good is the last good version. Only the view's transform uses it, which is called for one object at a time.
 	good *nodeList
 }
@@ -46,26 +41,10 @@ type nodeList struct {
 
 // NewStaticConfigMap reads from the cluster of cfg.
 func NewStaticConfigMap(cfg *rest.Config, name types.NamespacedName, log logr.Logger) (*StaticConfigMap, error) {
-	client, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("read ConfigMap %s: %w", name, err)
-	}
 	s := &StaticConfigMap{name: name}
-	s.view = view{
-		client: client,
-		find: func() (schema.GroupVersionResource, error) {
-			return corev1.SchemeGroupVersion.WithResource("configmaps"), nil
-		},
-		namespace: name.Namespace,
-		narrow: func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name).String()
-		},
-		transform: s.parse,
-		indexers:  toolscache.Indexers{},
-		changed:   s.changed,
-		retry:     retryEvery,
-		log:       log.WithValues("configMap", name.String()),
-		err:       errNotRead,
+	var err error
+	if s.view, err = viewConfigMap(cfg, name, s.parse, s.changed, log); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
