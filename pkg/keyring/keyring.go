@@ -1,0 +1,111 @@
+// Package keyring is the layout of a Secret whose signing CA is rotated: which pair signs, which one waits to, and which
+// one is on its way out. It is what the rotation writes and the signer reads, in one object, so that neither ever sees
+// half of a change.
+package keyring
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// The keys of such a Secret, whose type is kubernetes.io/tls, beside tls.crt and tls.key.
+const (
+	signingCert, signingKey     = "signing.crt", "signing.key"
+	candidateCert, candidateKey = "candidate.crt", "candidate.key"
+	retiringCert, retiringKey   = "retiring.crt", "retiring.key"
+	permitKey                   = "authority.json"
+)
+
+// Pair is a CA in PEM: certificates of which one belongs to the key, and the key.
+type Pair struct{ Cert, Key []byte }
+
+// Empty says whether there is no pair.
+func (p Pair) Empty() bool { return len(p.Cert) == 0 && len(p.Key) == 0 }
+
+// Equal says whether p and other are the same bytes.
+func (p Pair) Equal(other Pair) bool {
+	return bytes.Equal(p.Cert, other.Cert) && bytes.Equal(p.Key, other.Key)
+}
+
+// Load makes p an Authority, see ca.Load.
+func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
+
+// Permit is what the signing pair may be used for. The zero value permits nothing.
+type Permit struct {
+	// Authority is the name of the SigningAuthority.
+	Authority string `json:"authority"`
+	// Signers are the signer names whose verifiers have been proven to trust the signing pair.
+	Signers []string `json:"signers"`
+	// LifetimeCap, if not zero, is the longest that certificates may live now, whatever their profile says.
+	LifetimeCap time.Duration `json:"lifetimeCap,omitempty"`
+}
+
+// Ring is what the Secret holds.
+type Ring struct {
+	// TLS is for those who read any Secret of that type, and for an owner who brings a CA of his own: with nothing under
+	// way it is the signing pair, and what else is found there is a wish.
+	TLS Pair
+	// Signing is the pair that signs: one whose verifiers trust it.
+	Signing Pair
+	// Candidate waits for its verifiers to trust it.
+	Candidate Pair
+	// Retiring has signed before, and must be trusted until nothing lives on it any more.
+	Retiring Pair
+	// Permit is for Signing.
+	Permit Permit
+}
+
+// Parse reads the data of a Secret. What is missing stays empty.
+func Parse(data map[string][]byte) (Ring, error) {
+	ring := Ring{
+		TLS:       Pair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]},
+		Signing:   Pair{data[signingCert], data[signingKey]},
+		Candidate: Pair{data[candidateCert], data[candidateKey]},
+		Retiring:  Pair{data[retiringCert], data[retiringKey]},
+	}
+	if text := data[permitKey]; len(text) > 0 {
+		if err := json.Unmarshal(text, &ring.Permit); err != nil {
+			return Ring{}, fmt.Errorf("read %s: %w", permitKey, err)
+		}
+	}
+	return ring, nil
+}
+
+// WriteTo makes data hold what r says, and leaves keys that are not ours.
+func (r Ring) WriteTo(data map[string][]byte) error {
+	permit, err := json.Marshal(r.Permit)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", permitKey, err)
+	}
+	if r.Permit.Authority == "" {
+		permit = nil
+	}
+	for key, value := range map[string][]byte{
+		signingCert: r.Signing.Cert, signingKey: r.Signing.Key,
+		candidateCert: r.Candidate.Cert, candidateKey: r.Candidate.Key,
+		retiringCert: r.Retiring.Cert, retiringKey: r.Retiring.Key,
+		permitKey: permit,
+	} {
+		if len(value) == 0 {
+			delete(data, key)
+		} else {
+			data[key] = value
+		}
+	}
+	// A Secret of this type must have both, if only empty.
+	data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey] = orEmpty(r.TLS.Cert), orEmpty(r.TLS.Key)
+	return nil
+}
+
+func orEmpty(value []byte) []byte {
+	if value == nil {
+		return []byte{}
+	}
+	return value
+}
