@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,6 +45,11 @@ type Permit struct {
 	Signers []string `json:"signers"`
 	// LifetimeCap, if not zero, is the longest that certificates may live now, whatever their profile says.
 	LifetimeCap time.Duration `json:"lifetimeCap,omitempty"`
+}
+
+// Equal says whether p and other permit the same.
+func (p Permit) Equal(other Permit) bool {
+	return p.Authority == other.Authority && p.LifetimeCap == other.LifetimeCap && slices.Equal(p.Signers, other.Signers)
 }
 
 // Ring is what the Secret holds.

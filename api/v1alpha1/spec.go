@@ -1,0 +1,137 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SigningAuthority is a signing CA through its generations. It holds no key: those are in the Secret that it names.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.signing.keyID`
+// +kubebuilder:printcolumn:name="Ends",type=date,JSONPath=`.status.signing.notAfter`
+// +kubebuilder:printcolumn:name="Outstanding",type=integer,JSONPath=`.status.outstandingOnRetiring`,description="certificates that may still live on the CA that retires, at most"
+// +kubebuilder:printcolumn:name="Waiting for",type=string,JSONPath=`.status.waitingFor[0]`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type SigningAuthority struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   SigningAuthoritySpec   `json:"spec"`
+	Status SigningAuthorityStatus `json:"status,omitempty"`
+}
+
+// SigningAuthorityList is a list of them.
+//
+// +kubebuilder:object:root=true
+type SigningAuthorityList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []SigningAuthority `json:"items"`
+}
+
+// SigningAuthoritySpec is what the owner wants.
+type SigningAuthoritySpec struct {
+	// Secret holds the CA and, during a rotation, both. It is made if it does not exist.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority stays the same: make another authority, with spec.from, to move signers"
+	Secret SecretReference `json:"secret"`
+	// Signers are the signer names that it serves. One may leave; for one to come, make another authority with spec.from.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=571
+	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf)",message="nobody has been asked whether they trust this CA for another signer: make another authority, with spec.from, to move signers"
+	// +listType=set
+	Signers []string `json:"signers"`
+	// From names the authority whose CA this one begins with, so that signers can leave a CA that they shared: rotate it
+	// then.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="an authority begins only once"
+	From string `json:"from,omitempty"`
+	// CA is how new CAs are made.
+	// +optional
+	CA NewCA `json:"ca,omitempty"`
+	// Lifetimes bound how long a rotation takes.
+	// +optional
+	Lifetimes Lifetimes `json:"lifetimes,omitempty"`
+	// Trust is where those who verify find what to trust.
+	// +optional
+	Trust Trust `json:"trust,omitempty"`
+	// Verification is how it is proven that the API servers do.
+	// +optional
+	Verification Verification `json:"verification,omitempty"`
+	// RotateAfter starts a rotation by itself when the CA has signed for so long. Unset is never.
+	// +optional
+	RotateAfter *metav1.Duration `json:"rotateAfter,omitempty"`
+}
+
+// SecretReference names a Secret.
+type SecretReference struct {
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=240
+	Name string `json:"name"`
+}
+
+// NewCA says how CAs are made.
+type NewCA struct {
+	// KeyAlgorithm of the key. Unset is ECDSA-P256.
+	// +optional
+	// +kubebuilder:validation:Enum=ECDSA-P256;ECDSA-P384;RSA-3072;RSA-4096;Ed25519
+	KeyAlgorithm string `json:"keyAlgorithm,omitempty"`
+	// Duration that it is valid for. Unset is ten years.
+	// +optional
+	Duration *metav1.Duration `json:"duration,omitempty"`
+}
+
+// Lifetimes bound those of certificates, and what is believed of them.
+type Lifetimes struct {
+	// OldCap is the longest that certificates live which the old CA issues while a new one waits to be trusted. Unset is the
+	// manager's rotation.oldLifetimeCap.
+	// +optional
+	OldCap *metav1.Duration `json:"oldCap,omitempty"`
+	// Adopted is the longest lifetime of what others have issued from a CA that was not made here: so long after its
+	// adoption it counts as outstanding. Unset is one year, kube-controller-manager's and kubeadm's.
+	// +optional
+	Adopted *metav1.Duration `json:"adopted,omitempty"`
+}
+
+// Trust is where the bundle of CAs is published: the new first, what has expired left out.
+type Trust struct {
+	// ConfigMaps to write it to.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
+	// ClusterTrustBundles has one made for each signer where the API server serves them. Unset is true.
+	// +optional
+	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
+}
+
+// ConfigMapKey is one entry of a ConfigMap.
+type ConfigMapKey struct {
+	// +kubebuilder:validation:MinLength=1
+	Namespace string `json:"namespace"`
+	// +kubebuilder:validation:MinLength=1
+	Name string `json:"name"`
+	// Key in its data. Unset is ca.crt.
+	// +optional
+	Key string `json:"key,omitempty"`
+}
+
+// Verification is how to ask the API servers, and what to expect of others.
+type Verification struct {
+	// APIServers are all that verify client certificates, as host:port. Unset is the endpoints of the Service kubernetes.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	APIServers []string `json:"apiServers,omitempty"`
+	// ServerName is the name in their certificates. Unset is kubernetes.default.svc.
+	// +optional
+	ServerName string `json:"serverName,omitempty"`
+	// SettleFor is how long all of them must give the same answer. Unset is the manager's rotation.settleFor.
+	// +optional
+	SettleFor *metav1.Duration `json:"settleFor,omitempty"`
+}

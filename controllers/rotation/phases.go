@@ -1,0 +1,295 @@
+package rotation
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+// begin finds or makes the first CA. It is a candidate like any other; with one that its owner has brought, the owner has
+// said that those trust it who can't be asked.
+func (m *machine) begin() {
+	ring := m.f.Ring
+	switch {
+	case ring.Signing != nil:
+		m.resume()
+	case ring.Candidate != nil:
+		m.s.Generation = max(m.s.Generation, 1)
+		m.s.Candidate = m.noteCA(ring.Candidate, m.s.Generation)
+		m.enter(v1alpha1.Preparing)
+	case ring.TLS != nil:
+		m.adopt()
+	case ring.TLSProblem != "":
+		m.wait("a CA in the Secret that can be used: %s", ring.TLSProblem)
+	case m.spec.From != "" && m.f.From == nil:
+		m.wait("SigningAuthority %s to sign", m.spec.From)
+	case m.spec.From != "":
+		m.act(CopyFrom)
+	default:
+		m.start()
+	}
+}
+
+// resume reads from the Secret what an authority knew whose status is lost. What was known of adoption is lost too.
+func (m *machine) resume() {
+	ring := m.f.Ring
+	m.s.Generation = max(m.s.Generation, 1)
+	adopted := func(found *CAFacts) *v1alpha1.CAStatus {
+		one := m.noteCA(found, m.s.Generation)
+		one.AdoptedAt = m.now()
+		return one
+	}
+	m.s.Signing = adopted(ring.Signing)
+	m.s.Signing.SignsSince = m.now()
+	switch {
+	case ring.Candidate != nil:
+		m.s.Generation++
+		m.s.Candidate = m.noteCA(ring.Candidate, m.s.Generation)
+		m.enter(v1alpha1.Preparing)
+	case ring.Retiring != nil:
+		m.s.Retiring = adopted(ring.Retiring)
+		m.enter(v1alpha1.Prepared)
+	default:
+		m.enter(v1alpha1.Completed)
+	}
+}
+
+func (m *machine) enter(phase v1alpha1.Phase) {
+	m.s.Phase, m.s.Intent = phase, ""
+	switch phase {
+	case v1alpha1.Preparing:
+		m.s.InitiatedAt, m.s.PreparedAt, m.s.CompletionInitiatedAt, m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil, nil, nil, nil
+	case v1alpha1.Prepared:
+		m.s.PreparedAt, m.s.CompletionInitiatedAt = m.now(), nil
+	case v1alpha1.Completing:
+		m.s.CompletionInitiatedAt = m.now()
+	case v1alpha1.Completed:
+		m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil
+	case v1alpha1.New:
+	}
+}
+
+// adopt takes a CA that its owner has put into the Secret as the candidate.
+func (m *machine) adopt() {
+	m.s.Generation++
+	m.enter(v1alpha1.Preparing)
+	m.s.Candidate = m.noteCA(m.f.Ring.TLS, m.s.Generation)
+	m.s.Candidate.AdoptedAt = m.now()
+	if m.s.Signing == nil {
+		m.s.Candidate.TrustConfirmedAt = m.now()
+		if m.f.From != nil && m.f.Ring.TLS.is(m.f.From) { // its ledger has come with it
+			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt = m.f.From.AdoptedAt, m.f.From.AttestedAt
+		}
+	}
+	m.act(TakeCandidate)
+}
+
+// start begins to make a CA.
+func (m *machine) start() {
+	m.s.Generation++
+	m.s.Candidate = nil
+	m.enter(v1alpha1.Preparing)
+	m.act(MakeCandidate)
+}
+
+// prepare has a candidate trusted, and then switches.
+func (m *machine) prepare() {
+	ring := m.f.Ring
+	switch {
+	case ring.Candidate == nil && ring.Signing.is(m.s.Candidate):
+		m.switched()
+	case m.lost():
+	case ring.Candidate == nil && m.s.Candidate != nil && ring.TLS.is(m.s.Candidate):
+		m.act(TakeCandidate)
+	case ring.Candidate == nil:
+		m.s.Candidate = nil // it was never trusted with anything
+		m.act(MakeCandidate)
+	case !ring.Candidate.is(m.s.Candidate):
+		m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""
+	case m.preparing():
+	case m.edited():
+	default:
+		m.prove()
+	}
+}
+
+// switched notes that the candidate signs.
+func (m *machine) switched() {
+	m.s.Signing, m.s.Retiring, m.s.Candidate = m.s.Candidate, m.s.Signing, nil
+	m.s.Signing.SignsSince = m.now()
+	if m.s.Retiring == nil {
+		m.enter(v1alpha1.Completed)
+		return
+	}
+	m.enter(v1alpha1.Prepared)
+}
+
+// preparing follows an operation.
+func (m *machine) preparing() bool {
+	switch m.f.Operation {
+	case "":
+		return false
+	case v1alpha1.TrustConfirmed:
+		m.s.Candidate.TrustConfirmedAt = m.now()
+		m.take()
+	case v1alpha1.AdoptionAttested:
+		m.attest()
+	case v1alpha1.RotateRollback:
+		if m.s.Signing == nil {
+			m.refuse("there is no CA to go back to")
+			break
+		}
+		m.s.Candidate = nil
+		m.enter(v1alpha1.Completed) // which drops what is left of it
+		m.take()
+	default:
+		m.refuse("a candidate waits to be trusted")
+	}
+	return true
+}
+
+// prove waits until everybody trusts the candidate.
+func (m *machine) prove() {
+	switch {
+	case !m.f.Permitted:
+		m.act(Permit)
+		return
+	case !m.published():
+		return
+	case !m.f.Ring.Candidate.NotAfter.After(m.f.Now):
+		m.wait("another candidate: this one has ended; rotate-rollback")
+		return
+	}
+	m.trusted(m.f.Candidate)
+	if m.asksOwner() && m.s.Candidate.TrustConfirmedAt == nil {
+		m.wait("its owner to confirm that those who can't be asked trust the candidate %s (%s): operation %s",
+			m.s.Candidate.KeyID, strings.Join(unasked(m.spec.Signers), ", "), v1alpha1.TrustConfirmed)
+	}
+	if len(m.step.Waiting) == 0 {
+		m.act(Switch)
+	}
+}
+
+// trusted waits for the API servers, if they verify what any of the signers issues.
+func (m *machine) trusted(proof Proof) {
+	if !AsksAPIServers(m.spec.Signers) || proof.Proven {
+		return
+	}
+	if len(proof.Missing) == 0 {
+		m.wait("every API server to be asked")
+	}
+	m.step.Waiting = append(m.step.Waiting, proof.Missing...)
+}
+
+// AsksAPIServers says whether API servers verify what any of signers issues.
+func AsksAPIServers(signers []string) bool { return len(unasked(signers)) < len(signers) }
+
+func (m *machine) asksOwner() bool { return len(unasked(m.spec.Signers)) > 0 }
+
+// unasked are the signers whose verifiers can't be asked.
+func unasked(signers []string) []string {
+	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool {
+		return name == certificatesv1.KubeAPIServerClientSignerName || name == certificatesv1.KubeAPIServerClientKubeletSignerName
+	})
+}
+
+// published has the bundle published first.
+func (m *machine) published() bool {
+	if !m.f.Published {
+		m.step.Waiting = append(m.step.Waiting, m.f.Unpublished...)
+		m.act(Publish)
+	}
+	return m.f.Published
+}
+
+// lost waits for a signing pair that has gone from the Secret: another one would be trusted by nobody.
+func (m *machine) lost() bool {
+	ring := m.f.Ring
+	switch {
+	case m.s.Signing == nil || ring.Signing.is(m.s.Signing):
+		return false
+	case ring.Signing == nil && ring.TLS.is(m.s.Signing):
+		m.act(RestoreSigning)
+	default:
+		m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more", m.s.Signing.KeyID)
+	}
+	return true
+}
+
+// edited puts back what signs, while there is no place for another CA.
+func (m *machine) edited() bool {
+	ring := m.f.Ring
+	if m.s.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
+		return false
+	}
+	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()
+	m.act(RestoreTLS)
+	return true
+}
+
+// unfit says why what is in tls.crt and tls.key can't be the candidate, or nothing.
+func (m *machine) unfit() string {
+	ring := m.f.Ring
+	switch {
+	case ring.TLSProblem != "":
+		return ring.TLSProblem
+	case ring.TLS == nil:
+		return "there was nothing"
+	case m.s.Phase != v1alpha1.Completed:
+		return "a rotation is under way"
+	case ring.TLS.KeyID == m.s.Signing.KeyID:
+		return "it has the key that signs: who leaves a CA needs another key"
+	case !ring.TLS.NotAfter.After(m.f.Now):
+		return "it has ended"
+	default:
+		return ""
+	}
+}
+
+// idle waits for a rotation to be asked for.
+func (m *machine) idle() {
+	ring := m.f.Ring
+	switch {
+	case m.lost():
+	case ring.Candidate != nil:
+		m.act(DropCandidate)
+	case ring.Retiring != nil: // it is not known what lives on it
+		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
+		m.s.Retiring.AdoptedAt = m.now()
+		m.enter(v1alpha1.Prepared)
+	case !ring.TLS.same(ring.Signing) && m.unfit() == "":
+		m.adopt()
+	case m.edited():
+	case m.idling():
+	case !m.f.Permitted:
+		m.act(Permit)
+	case m.due():
+		m.start()
+	case m.published():
+		m.s.Intent = ""
+		m.trusted(m.f.Signing)
+	}
+}
+
+func (m *machine) idling() bool {
+	switch m.f.Operation {
+	case "":
+		return false
+	case v1alpha1.RotateStart:
+		m.take()
+		m.start()
+	case v1alpha1.AdoptionAttested:
+		m.attest()
+	default:
+		m.refuse("no rotation is under way")
+	}
+	return true
+}
+
+func (m *machine) due() bool {
+	return m.spec.RotateAfter != nil && m.s.Signing.SignsSince != nil &&
+		m.f.Now.Sub(m.s.Signing.SignsSince.Time) >= max(m.spec.RotateAfter.Duration, time.Hour)
+}
