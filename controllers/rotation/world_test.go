@@ -39,6 +39,7 @@ type world struct {
 	taken   []Action
 	// accepted are the CAs whose certificates may break, as their owner said.
 	accepted map[string]bool
+	wrong    string
 	// crash, if set, says before each write whether the process dies there.
 	crash func() bool
 }
@@ -147,6 +148,12 @@ func (w *world) act(action Action) {
 	w.taken = append(w.taken, action)
 	retiring := string(w.ring.Retiring.Cert)
 	switch {
+	case action == Switch && !w.trusted(string(w.ring.Candidate.Cert), true).Proven:
+		w.wrong = "switched to a CA that not every API server trusts"
+	case action == DestroyRetiring && !w.trusted(retiring, false).Proven:
+		w.wrong = "destroyed a key that an API server still trusts"
+	}
+	switch {
 	case turns(action):
 		made := keyring.Pair{}
 		if action == MakeCandidate {
@@ -191,6 +198,9 @@ func (w *world) sign(lifetime time.Duration) {
 
 // broken says what must never be.
 func (w *world) broken() string {
+	if w.wrong != "" {
+		return w.wrong
+	}
 	for _, cert := range w.issued {
 		if cert.notAfter.After(w.now) && !w.accepted[cert.ca] && !slices.Contains(w.published, cert.ca) {
 			return fmt.Sprintf("a certificate of %s lives until %s, and %v is published", cert.ca, cert.notAfter, w.published)
@@ -201,9 +211,6 @@ func (w *world) broken() string {
 	}
 	if r := w.status.Retiring; r != nil && w.status.UnpublishedAt == nil && string(w.ring.Signing.Cert) != r.Certificate && string(w.ring.Retiring.Cert) != r.Certificate {
 		return fmt.Sprintf("the key of %s, which may sign again, is lost: %s", r.Certificate, w)
-	}
-	if !w.ring.TLS.Equal(w.ring.Signing) && w.status.Phase == v1alpha1.Completed && w.status.Intent == "" && w.operation == "" && w.ring.Signing.Empty() {
-		return "nothing signs"
 	}
 	return ""
 }
