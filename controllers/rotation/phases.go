@@ -270,7 +270,6 @@ func (m *machine) idle() {
 		m.start()
 	case m.published():
 		m.s.Intent = ""
-		m.trusted(m.f.Signing)
 	}
 }
 

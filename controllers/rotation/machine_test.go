@@ -1,0 +1,310 @@
+package rotation
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+var (
+	noon   = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	proven = Proof{Proven: true}
+)
+
+func fact(name string) *CAFacts {
+	return &CAFacts{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: noon.Add(10000 * time.Hour)}
+}
+
+func noted(name string) *v1alpha1.CAStatus {
+	return &v1alpha1.CAStatus{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: metav1.NewTime(noon.Add(10000 * time.Hour))}
+}
+
+// row is one state with facts, and what follows.
+type row struct {
+	name   string
+	state  v1alpha1.SigningAuthorityStatus
+	facts  Facts
+	spec   v1alpha1.SigningAuthoritySpec
+	phase  v1alpha1.Phase
+	action Action
+	// waits and refused are parts of what is said; take is whether the operation is taken.
+	waits, refused string
+	take           bool
+	also           func(*v1alpha1.SigningAuthorityStatus) bool
+}
+
+func preparing() v1alpha1.SigningAuthorityStatus {
+	return v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: noted("old"), Candidate: noted("new")}
+}
+
+func prepared() v1alpha1.SigningAuthorityStatus {
+	return v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: noted("new"), Retiring: noted("old")}
+}
+
+func completing(unpublished bool) v1alpha1.SigningAuthorityStatus {
+	s := prepared()
+	s.Phase = v1alpha1.Completing
+	if unpublished {
+		at := metav1.NewTime(noon)
+		s.UnpublishedAt = &at
+	}
+	return s
+}
+
+func completed() v1alpha1.SigningAuthorityStatus {
+	return v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: noted("old")}
+}
+
+// good are facts in which nothing stands in the way; change changes some.
+func good(ring RingFacts, change ...func(*Facts)) Facts {
+	f := Facts{Now: noon, Ring: ring, Published: true, Permitted: true, Candidate: proven, Signing: proven, RetiringTrusted: proven, RetiringRefused: proven, Sealed: false}
+	for _, each := range change {
+		each(&f)
+	}
+	return f
+}
+
+func asked(operation v1alpha1.Operation) func(*Facts) {
+	return func(f *Facts) { f.Operation = operation }
+}
+
+func sealed(f *Facts)      { f.Sealed = true }
+func unpublished(f *Facts) { f.Published = false }
+func unpermitted(f *Facts) { f.Permitted = false }
+func untrusted(f *Facts)   { f.Signing = Proof{Missing: []string{"10.0.0.7:6443"}} }
+func outstanding(f *Facts) {
+	f.Outstanding = []v1alpha1.Outstanding{{Signer: "s", Count: 3, Until: metav1.NewTime(noon.Add(time.Hour))}}
+}
+
+func adopted(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	at := metav1.NewTime(noon.Add(-time.Hour))
+	for _, one := range []*v1alpha1.CAStatus{s.Signing, s.Retiring} {
+		if one != nil && one.Fingerprint == "old" {
+			one.AdoptedAt = &at
+		}
+	}
+	return s
+}
+
+func accepted(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	at := metav1.NewTime(noon)
+	s.Retiring.OutstandingAcceptedAt = &at
+	return s
+}
+
+func intent(s v1alpha1.SigningAuthorityStatus, action Action) v1alpha1.SigningAuthorityStatus {
+	s.Intent = string(action)
+	return s
+}
+
+var (
+	onlyOld   = RingFacts{TLS: fact("old"), Signing: fact("old")}
+	both      = RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new")}
+	switched  = RingFacts{TLS: fact("new"), Signing: fact("new"), Retiring: fact("old")}
+	back      = RingFacts{TLS: fact("old"), Signing: fact("old"), Retiring: fact("new")}
+	oldGone   = RingFacts{TLS: fact("new"), Signing: fact("new")}
+	ownCA     = RingFacts{TLS: fact("mine"), Signing: fact("old")}
+	serving   = v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeletServingSignerName}}
+	fromOther = v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeAPIServerClientSignerName}, From: "other"}
+)
+
+var rows = []row{
+	// The beginning.
+	{name: "nothing there", facts: good(RingFacts{}), phase: v1alpha1.Preparing, action: MakeCandidate, also: generation(1)},
+	{name: "a CA is brought", facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Candidate.Fingerprint == "old" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt != nil
+		}},
+	{name: "what is brought can't be used", facts: good(RingFacts{TLSProblem: "the key is encrypted"}), phase: v1alpha1.New, waits: "the key is encrypted"},
+	{name: "the status is lost, with a candidate", facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Signing.Fingerprint == "old" && s.Signing.AdoptedAt != nil && s.Candidate.Fingerprint == "new" && s.Generation == 2
+	}},
+	{name: "the status is lost, with one that retires", facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Retiring.AdoptedAt != nil
+	}},
+	{name: "the status is lost, with one CA", facts: good(onlyOld), phase: v1alpha1.Completed},
+	{name: "before the other authority signs", spec: fromOther, facts: good(RingFacts{}), phase: v1alpha1.New, waits: "SigningAuthority other to sign"},
+	{name: "from another authority", spec: fromOther, facts: good(RingFacts{}, func(f *Facts) { f.From = noted("old") }), phase: v1alpha1.New, action: CopyFrom},
+	{name: "what came from another authority has its past", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
+		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt == nil }},
+
+	// Preparing.
+	{name: "all trust it", state: preparing(), facts: good(both), phase: v1alpha1.Preparing, action: Switch},
+	{name: "one does not", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }), phase: v1alpha1.Preparing, waits: "10.0.0.7:6443"},
+	{name: "nobody was found to ask", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server to be asked"},
+	{name: "not published", state: preparing(), facts: good(both, unpublished), phase: v1alpha1.Preparing, action: Publish},
+	{name: "the signer does not know of the cap", state: preparing(), facts: good(both, unpermitted), phase: v1alpha1.Preparing, action: Permit},
+	{name: "those who can't be asked", state: preparing(), spec: serving, facts: good(both), phase: v1alpha1.Preparing, waits: "operation trust-confirmed"},
+	{name: "trust-confirmed", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed)), phase: v1alpha1.Preparing, take: true,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.TrustConfirmedAt != nil }},
+	{name: "the switch is seen", state: preparing(), facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Candidate == nil && s.Intent == ""
+	}},
+	{name: "the candidate is gone", state: preparing(), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "the candidate is another one", state: confirmed(preparing()), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}),
+		phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Candidate.Fingerprint == "other" && s.Candidate.TrustConfirmedAt == nil
+		}},
+	{name: "the candidate has ended", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: ended("new")}), phase: v1alpha1.Preparing, waits: "has ended"},
+	{name: "rollback", state: preparing(), facts: good(both, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completed, take: true,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate == nil }},
+	{name: "rollback to nothing", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
+		facts: good(RingFacts{Candidate: fact("new")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "no CA to go back to"},
+	{name: "completed too early", state: preparing(), facts: good(both, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Preparing, take: true, refused: "allowed now: trust-confirmed, rotate-rollback"},
+	{name: "started twice", state: preparing(), facts: good(both, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, refused: "waits to be trusted"},
+	{name: "an edit meanwhile", state: preparing(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreTLS, refused: "a rotation is under way"},
+	{name: "the candidate put there once more", state: preparing(), facts: good(RingFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
+	{name: "the signing pair is lost", state: preparing(), facts: good(RingFacts{Candidate: fact("new")}), phase: v1alpha1.Preparing, waits: "put back"},
+
+	// Prepared.
+	{name: "outstanding", state: prepared(), facts: good(switched, outstanding), phase: v1alpha1.Prepared, waits: "up to 3 certificates of s by the CA old live until 2026-03-01T13:00:00Z"},
+	{name: "nothing outstanding", state: prepared(), facts: good(switched), phase: v1alpha1.Prepared, waits: "operation rotate-complete"},
+	{name: "an API server joins that does not trust", state: prepared(), facts: good(switched, untrusted), phase: v1alpha1.Prepared, waits: "10.0.0.7:6443"},
+	{name: "complete", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Completing, take: true},
+	{name: "complete with something outstanding", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), outstanding), phase: v1alpha1.Prepared, take: true, refused: "certificates of s"},
+	{name: "complete with an adopted CA", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true, refused: "that others have issued by the CA old live until 2027-03-01T11:00:00Z"},
+	{name: "complete with what was accepted", state: accepted(adopted(prepared())), facts: good(switched, asked(v1alpha1.RotateComplete), outstanding), phase: v1alpha1.Completing, take: true},
+	{name: "complete while one does not trust", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted), phase: v1alpha1.Prepared, take: true, refused: "10.0.0.7:6443"},
+	{name: "complete while not published", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), unpublished), phase: v1alpha1.Prepared, take: true, refused: "not published"},
+	{name: "accept", state: prepared(), facts: good(switched, asked(v1alpha1.OutstandingAccepted)), phase: v1alpha1.Prepared, take: true,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Retiring.OutstandingAcceptedAt != nil }},
+	{name: "attest", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.AdoptionAttested)), phase: v1alpha1.Prepared, take: true,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Retiring.AttestedAt != nil }},
+	{name: "attest what was not adopted", state: prepared(), facts: good(switched, asked(v1alpha1.AdoptionAttested)), phase: v1alpha1.Prepared, take: true, refused: "no CA here was adopted"},
+	{name: "roll back", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
+	{name: "roll back to what is not trusted any more", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback), func(f *Facts) { f.RetiringTrusted = Proof{Missing: []string{"10.0.0.8:6443"}} }),
+		phase: v1alpha1.Prepared, take: true, refused: "10.0.0.8:6443"},
+	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
+	{name: "rolled back", state: intent(prepared(), SwapBack), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new" && s.Intent == ""
+	}},
+	{name: "start again too early", state: prepared(), facts: good(switched, asked(v1alpha1.RotateStart)), phase: v1alpha1.Prepared, take: true, refused: "a rotation is under way"},
+	{name: "the ledger was closed", state: prepared(), facts: good(switched, sealed), phase: v1alpha1.Prepared, action: Unseal},
+	{name: "the cap is still on", state: prepared(), facts: good(switched, unpermitted), phase: v1alpha1.Prepared, action: Permit},
+	{name: "put right what was published", state: prepared(), facts: good(switched, unpublished), phase: v1alpha1.Prepared, action: Publish},
+	{name: "the retiring key is lost", state: prepared(), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more"},
+	{name: "an edit while prepared", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "under way"},
+
+	// Completing.
+	{name: "the ledger is closed first", state: completing(false), facts: good(switched), phase: v1alpha1.Completing, action: Seal},
+	{name: "something was issued meanwhile", state: completing(false), facts: good(switched, sealed, outstanding), phase: v1alpha1.Prepared, refused: "completion stops"},
+	{name: "something was issued, and is accepted", state: accepted(completing(false)), facts: good(switched, sealed, outstanding), phase: v1alpha1.Completing, also: isUnpublished},
+	{name: "nothing is left", state: completing(false), facts: good(switched, sealed), phase: v1alpha1.Completing, also: isUnpublished},
+	{name: "it leaves what is published", state: completing(true), facts: good(switched, sealed, unpublished), phase: v1alpha1.Completing, action: Publish},
+	{name: "one still accepts it", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.RetiringRefused = Proof{Missing: []string{"10.0.0.9:6443"}} }), phase: v1alpha1.Completing, waits: "10.0.0.9:6443"},
+	{name: "nobody was asked whether they refuse", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.RetiringRefused = Proof{} }), phase: v1alpha1.Completing, waits: "every API server to be asked"},
+	{name: "kept for aggregated API servers", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Kept = true }), phase: v1alpha1.Completing, action: Prune},
+	{name: "kept while one still accepts it", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Kept, f.RetiringRefused = true, Proof{Missing: []string{"x"}} }), phase: v1alpha1.Completing, waits: "x"},
+	{name: "an aggregated one holds it", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Holding = []string{"v1.example.com"} }), phase: v1alpha1.Completing, waits: "v1.example.com"},
+	{name: "refused by all", state: completing(true), facts: good(switched, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
+	{name: "shared with another authority", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Sharing, f.RetiringRefused = []string{"other"}, Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
+	{name: "a CA that has ended proves nothing", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Now, f.RetiringRefused = noon.Add(10001*time.Hour), Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
+	{name: "destroyed", state: intent(completing(true), DestroyRetiring), facts: good(oldGone, sealed), phase: v1alpha1.Completed, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Retiring == nil && s.CompletedAt != nil && s.UnpublishedAt == nil
+	}},
+	{name: "no way back", state: completing(true), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completing, take: true, refused: "no way back"},
+
+	// Completed.
+	{name: "calm", state: completed(), facts: good(onlyOld), phase: v1alpha1.Completed},
+	{name: "start", state: completed(), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, action: MakeCandidate, also: generation(2)},
+	{name: "nonsense", state: completed(), facts: good(onlyOld, asked("rotate-now")), phase: v1alpha1.Completed, take: true, refused: "rotate-now is refused: no rotation is under way; allowed now: rotate-start"},
+	{name: "an operation already taken", state: taken(completed(), v1alpha1.RotateStart), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true},
+	{name: "what is left of a candidate", state: completed(), facts: good(both), phase: v1alpha1.Completed, action: DropCandidate},
+	{name: "one retires that nobody noted", state: completed(), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Retiring.Fingerprint == "new" && s.Retiring.AdoptedAt != nil
+	}},
+	{name: "an owner's CA", state: completed(), facts: good(ownCA), phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Candidate.Fingerprint == "mine" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt == nil
+	}},
+	{name: "an owner's CA with the same key", state: completed(), facts: good(RingFacts{TLS: sameKey("mine", "old"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "the key that signs"},
+	{name: "an owner's CA that has ended", state: completed(), facts: good(RingFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
+	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
+	{name: "the Secret is gone", state: completed(), facts: good(RingFacts{}), phase: v1alpha1.Completed, waits: "from a backup"},
+	{name: "the Secret is back", state: completed(), facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
+	{name: "a phase of another version", state: v1alpha1.SigningAuthorityStatus{Phase: "Sleeping"}, facts: good(onlyOld), phase: "Sleeping", waits: "none that this version knows"},
+}
+
+func generation(want int64) func(*v1alpha1.SigningAuthorityStatus) bool {
+	return func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Generation == want && s.InitiatedAt != nil }
+}
+
+func isUnpublished(s *v1alpha1.SigningAuthorityStatus) bool {
+	return s.UnpublishedAt != nil && len(Trusted(s)) == 1
+}
+
+func ended(name string) *CAFacts {
+	f := fact(name)
+	f.NotAfter = noon
+	return f
+}
+
+func sameKey(name, key string) *CAFacts {
+	f := fact(name)
+	f.KeyID = key
+	return f
+}
+
+func confirmed(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	at := metav1.NewTime(noon)
+	s.Candidate.TrustConfirmedAt = &at
+	return s
+}
+
+func taken(s v1alpha1.SigningAuthorityStatus, operation v1alpha1.Operation) v1alpha1.SigningAuthorityStatus {
+	s.TakenOperation = operation
+	return s
+}
+
+func since(s v1alpha1.SigningAuthorityStatus, at time.Time) v1alpha1.SigningAuthorityStatus {
+	t := metav1.NewTime(at)
+	s.Signing.SignsSince = &t
+	return s
+}
+
+func aged(after time.Duration) v1alpha1.SigningAuthoritySpec {
+	return v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeAPIServerClientSignerName}, RotateAfter: &metav1.Duration{Duration: after}}
+}
+
+func TestNext(t *testing.T) {
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			if row.spec.Signers == nil {
+				row.spec.Signers = []string{certificatesv1.KubeAPIServerClientKubeletSignerName}
+			}
+			before := row.state.DeepCopy()
+			step := Next(&row.spec, &row.state, row.facts)
+			if !equality.Semantic.DeepEqual(row.state, *before) {
+				t.Error("Next has changed its argument")
+			}
+			if step.Status.Phase != row.phase || step.Action != row.action || step.Take != row.take {
+				t.Errorf("got phase %q action %q take %t, want %q %q %t", step.Status.Phase, step.Action, step.Take, row.phase, row.action, row.take)
+			}
+			said(t, "waits for", strings.Join(step.Waiting, "; "), row.waits)
+			said(t, "refuses", step.Refused, row.refused)
+			if row.action != None && step.Status.Intent != string(row.action) {
+				t.Errorf("intent %q is noted before %s", step.Status.Intent, row.action)
+			}
+			if row.take != (step.Status.TakenOperation != "") {
+				t.Errorf("noted as taken: %q", step.Status.TakenOperation)
+			}
+			if row.also != nil && !row.also(&step.Status) {
+				t.Errorf("status: %+v", step.Status)
+			}
+		})
+	}
+}
+
+func said(t *testing.T, what, got, want string) {
+	t.Helper()
+	if (want == "") != (got == "") || !strings.Contains(got, want) {
+		t.Errorf("%s %q, want %q", what, got, want)
+	}
+}

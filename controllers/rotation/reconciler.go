@@ -1,0 +1,178 @@
+package rotation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// Name is the controller's name in logs and in the metrics of its queue.
+const Name = "csr-rotation"
+
+const (
+	// DefaultOldLifetimeCap has kubelets move within a day.
+	DefaultOldLifetimeCap = 24 * time.Hour
+	// DefaultSettleFor is longer than an API server takes to notice another client CA file (it looks every minute).
+	DefaultSettleFor = 90 * time.Second
+	// calm is the time between two looks at an authority that nothing is going on with.
+	calm = 30 * time.Second
+)
+
+// Reconciler brings SigningAuthorities from one CA to the next. Fields left nil are filled in from the manager.
+type Reconciler struct {
+	// OldLifetimeCap and SettleFor are for authorities that say nothing else.
+	OldLifetimeCap, SettleFor time.Duration
+
+	Client client.Client
+	// Live reads past the cache: a step must not be taken by what was true before the last one.
+	Live     client.Reader
+	Reporter *report.Reporter
+	Clock    clock.PassiveClock
+	Audit    *audit.Log
+	// Cluster is how to reach and to know the API servers. Nothing else of it is used.
+	Cluster *rest.Config
+
+	watches watches
+}
+
+// Reconcile looks at one authority, notes what is decided, and does one thing.
+func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	obj := &v1alpha1.SigningAuthority{}
+	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
+		r.watches.forget(key.Name)
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
+		return reconcile.Result{}, nil
+	}
+	seen, err := r.look(ctx, obj)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("look at what there is: %w", err)
+	}
+	step := Next(&obj.Spec, &obj.Status, seen.Facts)
+	busy, err := r.note(ctx, obj, step, seen.Facts)
+	if err != nil {
+		return reconcile.Result{}, quiet(err)
+	}
+	if step.Action != None {
+		if err := r.act(ctx, obj, step.Action, seen); err != nil {
+			return reconcile.Result{}, quiet(fmt.Errorf("%s: %w", step.Action, err))
+		}
+		log.FromContext(ctx).Info("Took a step of a rotation", "action", step.Action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
+	}
+	if busy || step.Action != None {
+		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
+	}
+	return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
+}
+
+// pause is short while something is waited for.
+func (r *Reconciler) pause(obj *v1alpha1.SigningAuthority) time.Duration {
+	switch obj.Status.Phase {
+	case v1alpha1.Prepared, v1alpha1.Completed:
+		return calm
+	default:
+		return min(max(r.settleFor(obj)/5, time.Second), calm)
+	}
+}
+
+func (r *Reconciler) settleFor(obj *v1alpha1.SigningAuthority) time.Duration {
+	if own := obj.Spec.Verification.SettleFor; own != nil {
+		return own.Duration
+	}
+	return r.SettleFor
+}
+
+// note writes what was decided before anything is done, and says whether the decision goes on from here at once.
+func (r *Reconciler) note(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, f Facts) (busy bool, err error) {
+	before := obj.Status.DeepCopy()
+	obj.Status = step.Status
+	describe(obj, f)
+	if !equality.Semantic.DeepEqual(*before, obj.Status) {
+		if err := r.Client.Status().Update(ctx, obj); err != nil {
+			return false, err
+		}
+	}
+	r.tell(ctx, obj, before, step)
+	if step.Take {
+		return true, r.takeOperation(ctx, obj)
+	}
+	return decided(before) != decided(&obj.Status), nil
+}
+
+// decided is what of a status a next step depends on, and not the time alone.
+func decided(status *v1alpha1.SigningAuthorityStatus) string {
+	var b strings.Builder
+	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.TakenOperation, status.UnpublishedAt == nil)
+	for _, one := range []*v1alpha1.CAStatus{status.Signing, status.Candidate, status.Retiring} {
+		if one != nil {
+			fmt.Fprint(&b, "|", one.Fingerprint)
+		}
+	}
+	return b.String()
+}
+
+// takeOperation removes the annotation, unless it is another one by now.
+func (r *Reconciler) takeOperation(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	delete(obj.Annotations, v1alpha1.OperationAnnotation)
+	return r.Client.Patch(ctx, obj, patch)
+}
+
+// tell writes Events about what an owner wants to know.
+func (r *Reconciler) tell(ctx context.Context, obj *v1alpha1.SigningAuthority, before *v1alpha1.SigningAuthorityStatus, step Step) {
+	if step.Refused != "" {
+		r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
+		log.FromContext(ctx).Info("Refused", "why", step.Refused)
+	}
+	if before.Phase != obj.Status.Phase {
+		r.Reporter.Object(obj, corev1.EventTypeNormal, "Rotate", "Rotation"+string(obj.Status.Phase), sentence(&obj.Status))
+	}
+	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
+		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
+	}
+	measure(obj)
+}
+
+// sentence says what a phase means.
+func sentence(status *v1alpha1.SigningAuthorityStatus) string {
+	key := func(one *v1alpha1.CAStatus) string {
+		if one == nil {
+			return "none yet"
+		}
+		return one.KeyID
+	}
+	switch status.Phase {
+	case v1alpha1.Preparing:
+		return fmt.Sprintf("CA generation %d waits to be trusted; what signs is %s", status.Generation, key(status.Signing))
+	case v1alpha1.Prepared:
+		return fmt.Sprintf("signing with %s; %s is trusted until rotate-complete", key(status.Signing), key(status.Retiring))
+	case v1alpha1.Completing:
+		return fmt.Sprintf("%s is leaving what is published", key(status.Retiring))
+	default:
+		return fmt.Sprintf("signing with %s, and nothing else is trusted", key(status.Signing))
+	}
+}
+
+// quiet turns a write that lost against another one into nothing: the watch brings it, or the next look.
+func quiet(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
