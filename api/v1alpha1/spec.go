@@ -79,9 +79,9 @@ type SecretReference struct {
 
 // NewCA says how CAs are made.
 type NewCA struct {
-	// KeyAlgorithm of the key. Unset is ECDSA-P256.
+	// KeyAlgorithm of the key. Unset is ECDSAP256.
 	// +optional
-	// +kubebuilder:validation:Enum=ECDSA-P256;ECDSA-P384;RSA-3072;RSA-4096;Ed25519
+	// +kubebuilder:validation:Enum=ECDSAP256;ECDSAP384;RSA3072;RSA4096;ED25519
 	KeyAlgorithm string `json:"keyAlgorithm,omitempty"`
 	// Duration that it is valid for. Unset is ten years.
 	// +optional

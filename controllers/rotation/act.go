@@ -1,0 +1,65 @@
+package rotation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+)
+
+// act takes one action. All of them may be taken again.
+func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, s *seen) error {
+	switch action {
+	case Publish:
+		return r.publish(ctx, obj)
+	case Seal:
+		return r.ledger(obj).Seal(ctx, obj.Status.Retiring.KeyID)
+	case Unseal:
+		return r.ledger(obj).Unseal(ctx, obj.Status.Retiring.KeyID)
+	case Prune:
+		return r.publisher.Prune(ctx, s.keys.retiring.Certificate())
+	case MakeCandidate:
+		made, err := r.newPair(obj)
+		if err != nil {
+			return err
+		}
+		return r.writeKeys(ctx, obj, s.keys, action, made)
+	case CopyFrom:
+		return r.copyFrom(ctx, obj, s)
+	default:
+		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
+	}
+}
+
+func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	wanted, err := wanted(obj, r.Clock.Now())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, problem := range r.publisher.Publish(ctx, wanted).Problems {
+		errs = append(errs, errors.New(problem.String()))
+	}
+	return errors.Join(errs...)
+}
+
+// copyFrom takes over the signing pair of another authority, and before it what was issued by it.
+func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	other, facts, err := r.readKeys(ctx, s.from)
+	if err != nil {
+		return err
+	}
+	if !facts.Signing.is(s.From) {
+		return fmt.Errorf("SigningAuthority %s is changing its CA", s.from.Name)
+	}
+	account, err := r.ledger(s.from).Read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.ledger(obj).Import(ctx, s.From.KeyID, account[s.From.KeyID], obj.Spec.Signers); err != nil {
+		return err
+	}
+	return r.writeKeys(ctx, obj, s.keys, CopyFrom, other.ring.Signing)
+}

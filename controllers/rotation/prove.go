@@ -1,0 +1,164 @@
+package rotation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+)
+
+// The questions that API servers are asked.
+const (
+	doTrust = "trusts"
+	refuses = "refuses"
+)
+
+// watches are the answers so far, by authority. They are in memory alone: after a restart everything is proven anew.
+type watches struct {
+	mu          sync.Mutex
+	byAuthority map[string]map[question]*probe.Tracker
+}
+
+// question is what was asked about which CA, and how often.
+type question struct {
+	what, fingerprint string
+	every             time.Duration
+}
+
+func (w *watches) forget(authority string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.byAuthority, authority)
+}
+
+// keep forgets the questions that are not asked any more, so that an old answer is never taken for a new one.
+func (w *watches) keep(authority string, asked []question) map[question]*probe.Tracker {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.byAuthority == nil {
+		w.byAuthority = map[string]map[question]*probe.Tracker{}
+	}
+	before, kept := w.byAuthority[authority], map[question]*probe.Tracker{}
+	for _, one := range asked {
+		kept[one] = before[one]
+		if kept[one] == nil {
+			want := probe.Recognised
+			if one.what == refuses {
+				want = probe.Refused
+			}
+			kept[one] = probe.NewTracker(want, one.every)
+		}
+	}
+	w.byAuthority[authority] = kept
+	return kept
+}
+
+// ask asks every API server what the phase needs to know.
+func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) {
+	if !AsksAPIServers(obj.Spec.Signers) {
+		return
+	}
+	type one struct {
+		question
+		authority *ca.Authority
+		proof     *Proof
+		shown     bool // in the status
+	}
+	var all []one
+	add := func(what string, authority *ca.Authority, proof *Proof, shown bool) {
+		if authority != nil {
+			all = append(all, one{question{what, factsOf(authority).Fingerprint, r.pause(obj)}, authority, proof, shown})
+		}
+	}
+	switch obj.Status.Phase {
+	case v1alpha1.Preparing:
+		add(doTrust, s.keys.candidate, &s.Candidate, true)
+	case v1alpha1.Prepared:
+		add(doTrust, s.keys.signing, &s.Signing, true)
+		add(doTrust, s.keys.retiring, &s.RetiringTrusted, false)
+	case v1alpha1.Completing:
+		if obj.Status.UnpublishedAt != nil && len(s.Sharing) == 0 && s.keys.signing != nil {
+			add(refuses, s.keys.retiring, &s.RetiringRefused, true)
+		}
+	case v1alpha1.New, v1alpha1.Completed:
+	}
+	questions := make([]question, len(all))
+	for i := range all {
+		questions[i] = all[i].question
+	}
+	trackers := r.watches.keep(obj.Name, questions)
+	targets, err := r.targets(ctx, obj)
+	if len(all) > 0 {
+		obj.Status.APIServers = nil
+	}
+	for _, each := range all {
+		if err != nil {
+			*each.proof = Proof{Missing: []string{err.Error()}}
+			continue
+		}
+		tracker := trackers[each.question]
+		if each.what == refuses {
+			tracker.Add(r.prober.Refuse(ctx, each.authority, s.keys.signing, targets))
+		} else {
+			tracker.Add(r.prober.Recognise(ctx, each.authority, targets))
+		}
+		each.proof.Proven, each.proof.Missing = tracker.Proven(r.settleFor(obj), r.Clock.Now())
+		if each.shown {
+			obj.Status.APIServers = standings(tracker)
+		}
+	}
+}
+
+// targets are all API servers: none is an error.
+func (r *Reconciler) targets(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
+	addresses, err := probe.Listed(obj.Spec.Verification.APIServers)
+	if len(obj.Spec.Verification.APIServers) == 0 {
+		addresses, err = probe.Endpoints(ctx, r.Live)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("no API server to ask: %w", err)
+	}
+	return probe.Direct(r.Cluster, obj.Spec.Verification.ServerName, addresses), nil
+}
+
+// standings are for people, and say no more than changes.
+func standings(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
+	var all []v1alpha1.APIServerStatus
+	for _, standing := range tracker.Standings() {
+		one := v1alpha1.APIServerStatus{Address: standing.Name, Trust: standing.Trust.String()}
+		if standing.Since.IsZero() {
+			one.Evidence = standing.Evidence
+		} else {
+			since := metav1.NewTime(standing.Since.Truncate(time.Second))
+			one.Since = &since
+		}
+		all = append(all, one)
+	}
+	return all[:min(len(all), longest)]
+}
+
+// holding names the aggregated API servers that are not known to refuse what retires.
+func (r *Reconciler) holding(ctx context.Context, k *keys) ([]string, error) {
+	targets, unknown, err := probe.Aggregated(ctx, r.Live)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for name, answer := range unknown {
+		all = append(all, fmt.Sprintf("%s (%s)", name, answer.Evidence))
+	}
+	for name, answer := range r.prober.Refuse(ctx, k.retiring, k.signing, targets).Answers {
+		if answer.Trust != probe.Refused {
+			all = append(all, fmt.Sprintf("%s (%s)", name, answer.Evidence))
+		}
+	}
+	slices.Sort(all)
+	return all, nil
+}
