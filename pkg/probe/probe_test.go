@@ -25,7 +25,7 @@ import (
 
 func authority(t *testing.T, lifetime time.Duration) *ca.Authority {
 	t.Helper()
-	made, key, err := ca.NewSelfSigned("probe-test", lifetime, time.Now())
+	made, key, err := ca.New(ca.NewOptions{CommonName: "probe-test", Lifetime: lifetime}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
