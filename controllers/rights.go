@@ -16,6 +16,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // Rights are those that a manager with this configuration needs: what config/rbac grants, which a test compares.
@@ -129,7 +130,7 @@ func (r *rights) signer(c config.Signing) error {
 			r.events(need, namespace)
 		}
 	}
-	r.optional("self-check", "", "configmaps", check.TrustNamespace, check.TrustName, "get")
+	r.optional("self-check", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
 	return nil
 }
 
