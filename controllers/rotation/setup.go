@@ -1,10 +1,8 @@
 package rotation
 
 import (
-	"context"
 	"fmt"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
