@@ -1,0 +1,225 @@
+// Package ledger keeps, in ConfigMaps, how much may have been issued by each signing key and until when it lives, so that
+// a key is destroyed only when nothing of it is left. What it says is never less than the truth: it is written before the
+// signing that it covers. It holds no key material and knows no controller.
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// ErrSealed is what Cover returns, wrapped, for a key that nothing may be issued by any more.
+var ErrSealed = errors.New("its account is closed")
+
+const (
+	// block is how many certificates are reserved at a time.
+	block = 64
+	// The mark is written ahead by a part of the lifetime, so that it need not be written for each certificate, and a
+	// completion waits only a little longer than it must.
+	strideOf             = 16
+	minStride, maxStride = time.Minute, 24 * time.Hour
+)
+
+// Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each key.
+// Several may work on the same ConfigMap, in several processes. It is safe for concurrent use; NewBook makes one.
+type Book struct {
+	store store
+	clock clock.PassiveClock
+
+	mu      sync.Mutex
+	keyID   string // of the last Cover
+	entries map[entryKey]*reserve
+	waiting map[entryKey]*demand // who came while a write was under way
+	writing bool
+}
+
+type entryKey struct{ keyID, signerName string }
+
+// reserve is what is stored at least for an entry, and how many certificates of it nobody has used yet.
+type reserve struct {
+	Entry
+	left   int
+	sealed bool
+}
+
+// NewBook returns the ledger of the Secret secret. It writes with writer, and reads with reader, which must not be a cache.
+func NewBook(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Book {
+	secret.Name = BookName(secret.Name)
+	return &Book{
+		store: store{writer: writer, reader: reader, name: secret}, clock: clock,
+		entries: map[entryKey]*reserve{}, waiting: map[entryKey]*demand{},
+	}
+}
+
+// BookName is the name of the ConfigMap with the ledger of a Secret.
+func BookName(secret string) string { return secret + "-ledger" }
+
+// Cover returns nil when it is stored that signerName may issue one more certificate by the key keyID that lives until
+// notAfter: then it may be signed. It returns an error that wraps ErrSealed when the key's account is closed. Those who
+// call it at the same time share one write, and ctx ends the waiting of its caller only.
+func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
+	key := entryKey{keyID, signerName}
+	b.mu.Lock()
+	if b.keyID != keyID { // an account that was removed meanwhile must not be trusted if that key ever comes back
+		b.drop(b.keyID)
+		b.keyID = keyID
+	}
+	if b.take(key, notAfter) {
+		b.mu.Unlock()
+		return nil
+	}
+	wanted := b.waiting[key]
+	if wanted == nil {
+		wanted = &demand{done: make(chan struct{})}
+		b.waiting[key] = wanted
+	}
+	wanted.join(notAfter)
+	if !b.writing {
+		b.writing = true
+		go b.write(context.WithoutCancel(ctx))
+	}
+	b.mu.Unlock()
+	select {
+	case <-wanted.done:
+		return wanted.err
+	case <-ctx.Done():
+		return ctx.Err() // what is reserved for it is left unused
+	}
+}
+
+// take uses one of what is reserved. The caller holds mu.
+func (b *Book) take(key entryKey, notAfter time.Time) bool {
+	known := b.entries[key]
+	if known == nil || known.sealed || known.left == 0 || known.NotAfter.Before(notAfter) {
+		return false
+	}
+	known.left--
+	return true
+}
+
+// Seal closes the account of keyID. What Read returns after it is all that will ever have been covered: a Book that has
+// reserved before may go on to cover, within those counts and ends.
+func (b *Book) Seal(ctx context.Context, keyID string) error {
+	return b.change(ctx, keyID, func(account *Account) bool {
+		changed := !account.Sealed
+		account.Sealed = true
+		return changed
+	})
+}
+
+// Unseal opens the account of keyID again.
+func (b *Book) Unseal(ctx context.Context, keyID string) error {
+	return b.change(ctx, keyID, func(account *Account) bool {
+		changed := account.Sealed
+		account.Sealed = false
+		return changed
+	})
+}
+
+// Raise notes a certificate of keyID that was issued without Cover, by another signer say. It goes for a closed account
+// too. It costs nothing when the mark is known to be as late.
+func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
+	key := entryKey{keyID, signerName}
+	b.mu.Lock()
+	known := b.entries[key]
+	noted := known != nil && !known.NotAfter.Before(notAfter)
+	b.mu.Unlock()
+	if noted {
+		return nil
+	}
+	var stored Entry
+	err := b.change(ctx, keyID, func(account *Account) bool {
+		stored = account.Signers[signerName]
+		changed := stored.NotAfter.Before(notAfter)
+		if changed {
+			account.raise(signerName, Entry{Count: stored.Count + 1, NotAfter: notAfter})
+			stored = account.Signers[signerName]
+		}
+		return changed
+	})
+	if err == nil {
+		b.mu.Lock()
+		b.learn(key, stored)
+		b.mu.Unlock()
+	}
+	return err
+}
+
+// learn keeps what is stored at least. The caller holds mu.
+func (b *Book) learn(key entryKey, stored Entry) *reserve {
+	known := b.entries[key]
+	if known == nil {
+		known = &reserve{}
+		b.entries[key] = known
+	}
+	known.Count = max(known.Count, stored.Count)
+	if stored.NotAfter.After(known.NotAfter) {
+		known.NotAfter = stored.NotAfter
+	}
+	return known
+}
+
+// Import makes the account of keyID say at least what from, of another ledger, says of signerNames.
+func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNames []string) error {
+	return b.change(ctx, keyID, func(account *Account) bool {
+		changed := false
+		for _, signerName := range signerNames {
+			if entry, found := from.Signers[signerName]; found && account.raise(signerName, entry) {
+				changed = true
+			}
+		}
+		return changed
+	})
+}
+
+// drop makes nothing known of keyID. The caller holds mu.
+func (b *Book) drop(keyID string) {
+	maps.DeleteFunc(b.entries, func(key entryKey, _ *reserve) bool { return key.keyID == keyID })
+}
+
+// Forget removes the account of keyID, whose key is destroyed.
+func (b *Book) Forget(ctx context.Context, keyID string) error {
+	b.mu.Lock()
+	b.drop(keyID)
+	b.mu.Unlock()
+	return b.store.update(ctx, func(data map[string]string) (bool, error) {
+		_, found := data[keyID]
+		delete(data, keyID)
+		return found, nil
+	})
+}
+
+// Read returns the accounts by key id, as they are stored now.
+func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
+	obj, err := b.store.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	accounts, err := decodeAll(obj.Data)
+	if err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
+	}
+	return accounts, nil
+}
+
+// change has one account changed, and stores it, unless there is nothing to change.
+func (b *Book) change(ctx context.Context, keyID string, change func(*Account) bool) error {
+	return b.store.update(ctx, func(data map[string]string) (bool, error) {
+		account, err := accountIn(data, keyID)
+		if err != nil {
+			return false, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
+		}
+		if !change(&account) {
+			return false, nil
+		}
+		return true, encode(data, keyID, account)
+	})
+}

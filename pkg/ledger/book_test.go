@@ -1,0 +1,357 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/ledger"
+)
+
+var (
+	now    = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	secret = types.NamespacedName{Namespace: "ns", Name: "ca"}
+)
+
+const key, other, node, web = "0123456789abcdef", "fedcba9876543210", "kubernetes.io/kubelet-serving", "example.com/web"
+
+// server is a fake API server that counts requests; before, if set, is asked before each write.
+type server struct {
+	client.Client
+	reads, writes atomic.Int64
+	before        func() error
+}
+
+func newServer(objs ...client.Object) *server {
+	s := &server{}
+	write := func(do func() error) error {
+		s.writes.Add(1)
+		if s.before != nil {
+			if err := s.before(); err != nil {
+				return err
+			}
+		}
+		return do()
+	}
+	s.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objs...).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+			s.reads.Add(1)
+			return c.Get(ctx, key, obj, options...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, options ...client.CreateOption) error {
+			return write(func() error { return c.Create(ctx, obj, options...) })
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, options ...client.UpdateOption) error {
+			return write(func() error { return c.Update(ctx, obj, options...) })
+		},
+	}).Build()
+	return s
+}
+
+func (s *server) book() *ledger.Book {
+	return ledger.NewBook(s, s, secret, clocktesting.NewFakePassiveClock(now))
+}
+
+func (s *server) stored(t testing.TB) map[string]ledger.Account {
+	t.Helper()
+	accounts, err := s.book().Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return accounts
+}
+
+func stored(data map[string]string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca-ledger"}, Data: data}
+}
+
+func succeed(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCover: the mark is written ahead by a sixteenth of the lifetime, between a minute and a day, and counts by 64.
+func TestCover(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	book := s.book()
+	for _, step := range []struct {
+		what      string
+		signer    string
+		after     time.Duration
+		writes    int64
+		wantCount int
+		wantAhead time.Duration // of now
+	}{
+		{"the first", web, 16 * time.Hour, 1, 64, 17 * time.Hour},
+		{"the same again", web, 16 * time.Hour, 0, 64, 17 * time.Hour},
+		{"shorter", web, time.Hour, 0, 64, 17 * time.Hour},
+		{"up to the mark", web, 17 * time.Hour, 0, 64, 17 * time.Hour},
+		{"beyond the mark", web, 17*time.Hour + time.Second, 1, 128, 18*time.Hour + 3*time.Minute + 47*time.Second},
+		{"another signer, a year", node, 365 * 24 * time.Hour, 1, 64, 366 * 24 * time.Hour},
+		{"ten minutes", "example.com/short", 10 * time.Minute, 1, 64, 11 * time.Minute},
+		{"what has ended", "example.com/ended", -time.Hour, 1, 64, -59 * time.Minute},
+	} {
+		before := s.writes.Load()
+		succeed(t, book.Cover(t.Context(), key, step.signer, now.Add(step.after)))
+		if got := s.writes.Load() - before; got != step.writes {
+			t.Errorf("%s: %d writes, want %d", step.what, got, step.writes)
+		}
+		want := ledger.Entry{Count: step.wantCount, NotAfter: now.Add(step.wantAhead)}
+		if diff := cmp.Diff(want, s.stored(t)[key].Signers[step.signer]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+	}
+}
+
+// TestBurst has the 20 workers of the signer issue 5,000 certificates: a write for each 64, and a few more.
+func TestBurst(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	book := s.book()
+	work := make(chan int)
+	var workers sync.WaitGroup
+	for range 20 {
+		workers.Go(func() {
+			for n := range work {
+				if err := book.Cover(t.Context(), key, node, now.Add(time.Hour+time.Duration(n)*time.Millisecond)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for n := range 5000 {
+		work <- n
+	}
+	close(work)
+	workers.Wait()
+	if writes := s.writes.Load(); writes > 5000/64+10 {
+		t.Errorf("%d writes", writes)
+	}
+	if reads := s.reads.Load(); reads > 2 {
+		t.Errorf("%d reads", reads)
+	}
+	if got := s.stored(t)[key].Signers[node].Count; got < 5000 || got > 5000+10*64 {
+		t.Errorf("counted %d", got)
+	}
+}
+
+// BenchmarkCover is the cost of one certificate, with an API server that answers at once.
+func BenchmarkCover(b *testing.B) {
+	s := newServer()
+	book := s.book()
+	for b.Loop() {
+		succeed(b, book.Cover(b.Context(), key, node, now.Add(time.Hour)))
+	}
+	b.ReportMetric(float64(s.writes.Load())/float64(b.N), "writes/op")
+}
+
+func TestSeal(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	for round := range 3 {
+		keyID := fmt.Sprintf("%016x", round)
+		ledgertest.Seal(t, keyID, now, s.book)
+	}
+}
+
+// TestSealedAndOpenedAgain: the account is looked at anew each time, as another process may have opened it.
+func TestSealedAndOpenedAgain(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	book := s.book()
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
+	succeed(t, s.book().Seal(t.Context(), key))
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour))) // within what it has reserved
+	for range 2 {
+		if err := book.Cover(t.Context(), key, web, now.Add(48*time.Hour)); !errors.Is(err, ledger.ErrSealed) {
+			t.Errorf("beyond the mark: %v", err)
+		}
+		if err := book.Cover(t.Context(), key, web, now.Add(time.Hour)); !errors.Is(err, ledger.ErrSealed) {
+			t.Errorf("once it is known: %v", err)
+		}
+	}
+	succeed(t, book.Cover(t.Context(), other, web, now.Add(time.Hour)))
+	succeed(t, s.book().Raise(t.Context(), key, web, now.Add(72*time.Hour))) // a fact, closed or not
+	succeed(t, s.book().Unseal(t.Context(), key))
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(48*time.Hour)))
+	want := ledger.Account{Signers: map[string]ledger.Entry{web: {Count: 64 + 1 + 64, NotAfter: now.Add(72 * time.Hour)}}}
+	if diff := cmp.Diff(want, s.stored(t)[key]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestBrokenIsNeverOverwritten: neither what is no account, nor one with something in it that would get lost.
+func TestBrokenIsNeverOverwritten(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"not JSON": "{", "empty": "", "unknown field": `{"signers":{},"more":1}`, "more than one": `{} {}`,
+		"negative": `{"signers":{"a.b/c":{"count":-1,"notAfter":"2026-01-01T00:00:00Z"}}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(stored(map[string]string{key: text}))
+			book := s.book()
+			for what, err := range map[string]error{
+				"cover": book.Cover(t.Context(), key, web, now), "seal": book.Seal(t.Context(), key),
+				"unseal": book.Unseal(t.Context(), key), "raise": book.Raise(t.Context(), key, web, now),
+				"import": book.Import(t.Context(), key, ledger.Account{}, nil),
+			} {
+				if err == nil || !strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			if _, err := book.Read(t.Context()); err == nil {
+				t.Error("it was read")
+			}
+			succeed(t, book.Cover(t.Context(), other, web, now)) // that of another key is not to suffer
+			obj := &corev1.ConfigMap{}
+			succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: "ca-ledger"}, obj))
+			if got := obj.Data[key]; got != text {
+				t.Errorf("overwritten with %q", got)
+			}
+		})
+	}
+}
+
+// TestNeverLowered: what was stored once is stored again when somebody has deleted the ConfigMap or written less.
+func TestNeverLowered(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	book := s.book()
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(1600*time.Hour)))
+	succeed(t, s.Delete(t.Context(), stored(nil)))
+	for range 64 { // one more than there were left
+		succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
+	}
+	want := ledger.Entry{Count: 128, NotAfter: now.Add(1624 * time.Hour)}
+	if diff := cmp.Diff(want, s.stored(t)[key].Signers[web]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestCancellation: one who gives up takes nobody along, even if the write is under way for it.
+func TestCancellation(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	writing, release := make(chan struct{}), make(chan struct{})
+	s.before = sync.OnceValue(func() error { close(writing); <-release; return nil })
+	book := s.book()
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan error), make(chan error)
+	go func() { first <- book.Cover(ctx, key, web, now.Add(time.Hour)) }()
+	<-writing
+	go func() { second <- book.Cover(t.Context(), key, web, now.Add(time.Hour)) }()
+	cancel()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first: %v", err)
+	}
+	close(release)
+	if err := <-second; err != nil {
+		t.Errorf("the second: %v", err)
+	}
+}
+
+// TestRetriesAreBounded: with an API server that refuses each write nothing is covered, and it ends.
+func TestRetriesAreBounded(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err  error
+		most int64
+	}{
+		"conflicts":  {apierrors.NewConflict(schema.GroupResource{}, "ca-ledger", errors.New("changed")), 8},
+		"forbidden":  {apierrors.NewForbidden(schema.GroupResource{}, "ca-ledger", nil), 1},
+		"no network": {errors.New("no route"), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer()
+			s.before = func() error { return test.err }
+			book := s.book()
+			if err := book.Cover(t.Context(), key, web, now); !errors.Is(err, test.err) {
+				t.Errorf("covered: %v", err)
+			}
+			if writes := s.writes.Load(); writes > test.most {
+				t.Errorf("%d writes", writes)
+			}
+			s.before = nil
+			succeed(t, book.Cover(t.Context(), key, web, now))
+		})
+	}
+}
+
+func TestRaiseImportForget(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	book := s.book()
+	until := func(hours int) time.Time { return now.Add(time.Duration(hours) * time.Hour) }
+	succeed(t, book.Raise(t.Context(), key, web, until(2).Add(time.Millisecond))) // rounded up
+	writes := s.writes.Load()
+	succeed(t, book.Raise(t.Context(), key, web, until(1)))
+	if s.writes.Load() > writes {
+		t.Error("a mark that is high enough was written")
+	}
+	succeed(t, book.Raise(t.Context(), key, web, until(3)))
+	from := ledger.Account{Sealed: true, Signers: map[string]ledger.Entry{
+		web: {Count: 7, NotAfter: until(1)}, node: {Count: 1, NotAfter: until(5)}, "a.b/c": {Count: 1, NotAfter: until(5)},
+	}}
+	for range 2 { // the second time it changes nothing
+		succeed(t, book.Import(t.Context(), key, from, []string{web, node, "d.e/f"}))
+	}
+	succeed(t, book.Import(t.Context(), other, from, []string{"a.b/c"}))
+	want := map[string]ledger.Account{
+		key:   {Signers: map[string]ledger.Entry{web: {Count: 7, NotAfter: until(3)}, node: {Count: 1, NotAfter: until(5)}}},
+		other: {Signers: map[string]ledger.Entry{"a.b/c": {Count: 1, NotAfter: until(5)}}},
+	}
+	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]ledger.Entry{node: {Count: 1, NotAfter: until(5)}}, want[key].Outstanding(until(3))); diff != "" {
+		t.Error(diff)
+	}
+	succeed(t, book.Forget(t.Context(), key))
+	succeed(t, book.Forget(t.Context(), key))
+	delete(want, key)
+	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
+		t.Error(diff)
+	}
+	succeed(t, book.Raise(t.Context(), key, web, until(1)))
+	if got := s.stored(t)[key].Signers[web].NotAfter; !got.Equal(until(1)) {
+		t.Errorf("a key that came back is noted until %s", got)
+	}
+}
+
+// TestAKeyThatComesBack is not covered by what was reserved before its account was removed.
+func TestAKeyThatComesBack(t *testing.T) {
+	t.Parallel()
+	s := newServer()
+	book := s.book()
+	for _, keyID := range []string{key, other} {
+		succeed(t, book.Cover(t.Context(), keyID, web, now.Add(time.Hour)))
+	}
+	succeed(t, s.book().Forget(t.Context(), key))
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
+	if got := s.stored(t)[key].Signers[web].Count; got != 64 {
+		t.Errorf("counted %d", got)
+	}
+}

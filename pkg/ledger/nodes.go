@@ -1,0 +1,216 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// shards is over how many ConfigMaps the nodes are spread, by name.
+	shards = 16
+	// maxPerShard keeps a shard below the 1 MiB of an object whatever nodes are called; those that end first go.
+	maxPerShard = 1500
+)
+
+// Nodes keeps the newest certificate of each node and signer, for people to see who has moved to a new CA. Nothing is
+// decided by it: what is noted and not yet flushed may be lost. It is safe for concurrent use; NewNodes makes one.
+type Nodes struct {
+	stores [shards]*store
+	clock  clock.PassiveClock
+
+	mu      sync.Mutex
+	pending [shards]map[string]newest // by node
+}
+
+// newest are certificates by signer name.
+type newest map[string]issued
+
+// issued is a Certificate as it is stored.
+type issued struct {
+	KeyID     string    `json:"keyID"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
+}
+
+// NewNodes returns the nodes of the Secret secret. Writer and reader are as for NewBook.
+func NewNodes(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Nodes {
+	n := &Nodes{clock: clock}
+	for i, name := range NodesNames(secret.Name) {
+		n.stores[i] = &store{writer: writer, reader: reader, name: types.NamespacedName{Namespace: secret.Namespace, Name: name}}
+	}
+	return n
+}
+
+// NodesNames are the names of the ConfigMaps with the nodes of a Secret.
+func NodesNames(secret string) []string {
+	names := make([]string, shards)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-nodes-%02x", secret, i)
+	}
+	return names
+}
+
+// shardOf is where node is.
+func shardOf(node string) int {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(node))
+	return int(sum.Sum32() % shards)
+}
+
+// Note keeps certificate for the next Flush, if it is a node's.
+func (n *Nodes) Note(certificate Certificate) {
+	if certificate.Node == "" {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.note(certificate.Node, newest{certificate.Signer: {certificate.KeyID, certificate.NotBefore.UTC(), certificate.NotAfter.UTC()}})
+}
+
+// note keeps what is newer. The caller holds mu.
+func (n *Nodes) note(node string, certificates newest) {
+	shard := shardOf(node)
+	if n.pending[shard] == nil {
+		n.pending[shard] = map[string]newest{}
+	}
+	if n.pending[shard][node] == nil {
+		n.pending[shard][node] = newest{}
+	}
+	n.pending[shard][node].merge(certificates)
+}
+
+// merge takes over what is newer, and says whether anything was.
+func (n newest) merge(other newest) bool {
+	changed := false
+	for signerName, one := range other {
+		if known, found := n[signerName]; found && !one.newerThan(known) {
+			continue
+		}
+		n[signerName] = one
+		changed = true
+	}
+	return changed
+}
+
+func (i issued) newerThan(other issued) bool {
+	return cmp.Or(i.NotBefore.Compare(other.NotBefore), i.NotAfter.Compare(other.NotAfter)) > 0
+}
+
+// Flush stores what has been noted, with one write for each ConfigMap that it changes. What can't be stored is tried again
+// by the next Flush.
+func (n *Nodes) Flush(ctx context.Context) error {
+	for shard := range shards {
+		n.mu.Lock()
+		noted := n.pending[shard]
+		n.pending[shard] = nil
+		n.mu.Unlock()
+		if len(noted) == 0 {
+			continue
+		}
+		if err := n.flush(ctx, shard, noted); err != nil {
+			n.mu.Lock()
+			for node, certificates := range noted {
+				n.note(node, certificates)
+			}
+			n.mu.Unlock()
+			return fmt.Errorf("note the certificates of nodes: %w", err)
+		}
+	}
+	return nil
+}
+
+func (n *Nodes) flush(ctx context.Context, shard int, noted map[string]newest) error {
+	now := n.clock.Now()
+	return n.stores[shard].update(ctx, func(data map[string]string) (bool, error) {
+		all, err := nodesIn(data)
+		if err != nil {
+			return false, fmt.Errorf("ConfigMap %s: %w", n.stores[shard].name, err)
+		}
+		changed := false
+		for node, certificates := range noted {
+			if all[node] == nil {
+				all[node] = newest{}
+			}
+			changed = all[node].merge(certificates) || changed
+		}
+		if !changed {
+			return false, nil
+		}
+		prune(all, now)
+		clear(data)
+		for node, certificates := range all {
+			if err := encode(data, node, certificates); err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+}
+
+// prune removes what has ended, and of too many those that end first.
+func prune(all map[string]newest, now time.Time) {
+	for node, certificates := range all {
+		maps.DeleteFunc(certificates, func(_ string, one issued) bool { return !one.NotAfter.After(now) })
+		if len(certificates) == 0 {
+			delete(all, node)
+		}
+	}
+	if len(all) <= maxPerShard {
+		return
+	}
+	ends := func(node string) time.Time {
+		return slices.MaxFunc(slices.Collect(maps.Values(all[node])), func(a, b issued) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
+	}
+	byEnd := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return cmp.Or(ends(a).Compare(ends(b)), cmp.Compare(a, b)) })
+	for _, node := range byEnd[:len(all)-maxPerShard] {
+		delete(all, node)
+	}
+}
+
+func nodesIn(data map[string]string) (map[string]newest, error) {
+	all := map[string]newest{}
+	for node, text := range data {
+		certificates := newest{}
+		if err := strictly(text, &certificates); err != nil {
+			return nil, fmt.Errorf("read what is noted of node %s: %w", node, err)
+		}
+		all[node] = certificates
+	}
+	return all, nil
+}
+
+// Read returns what is stored of certificates that are valid still, by node and signer name.
+func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
+	now := n.clock.Now()
+	var read []Certificate
+	for _, store := range n.stores {
+		obj, err := store.get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all, err := nodesIn(obj.Data)
+		if err != nil {
+			return nil, fmt.Errorf("ConfigMap %s: %w", store.name, err)
+		}
+		prune(all, now)
+		for node, certificates := range all {
+			for signerName, one := range certificates {
+				read = append(read, Certificate{Node: node, Signer: signerName, KeyID: one.KeyID, NotBefore: one.NotBefore, NotAfter: one.NotAfter})
+			}
+		}
+	}
+	slices.SortFunc(read, func(a, b Certificate) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Signer, b.Signer))
+	})
+	return read, nil
+}

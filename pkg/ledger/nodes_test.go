@@ -1,0 +1,214 @@
+package ledger_test
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+)
+
+const kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
+
+func (s *server) nodes(clock *clocktesting.FakePassiveClock) *ledger.Nodes {
+	return ledger.NewNodes(s, s, secret, clock)
+}
+
+func certificateOf(node, signerName, keyID string, notBefore time.Duration, lifetime time.Duration) ledger.Certificate {
+	return ledger.Certificate{Node: node, Signer: signerName, KeyID: keyID, NotBefore: now.Add(notBefore), NotAfter: now.Add(notBefore + lifetime)}
+}
+
+func read(t *testing.T, nodes *ledger.Nodes) []ledger.Certificate {
+	t.Helper()
+	all, err := nodes.Read(t.Context())
+	succeed(t, err)
+	return all
+}
+
+// TestNodes: the newest of each node and signer is kept, and left out when it has ended.
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
+	nodes := s.nodes(clock)
+	newer := certificateOf("a", node, other, time.Hour, 2*time.Hour)
+	for _, one := range []ledger.Certificate{
+		certificateOf("a", node, key, 0, 48*time.Hour), newer, certificateOf("a", node, key, time.Minute, 48*time.Hour),
+		certificateOf("a", kubelet, key, 0, 24*time.Hour), certificateOf("b", kubelet, key, 0, time.Hour), certificateOf("", web, key, 0, time.Hour),
+	} {
+		nodes.Note(one)
+	}
+	succeed(t, nodes.Flush(t.Context()))
+	want := []ledger.Certificate{certificateOf("a", kubelet, key, 0, 24*time.Hour), newer, certificateOf("b", kubelet, key, 0, time.Hour)}
+	if diff := cmp.Diff(want, read(t, nodes)); diff != "" {
+		t.Error(diff)
+	}
+	writes := s.writes.Load()
+	again := s.nodes(clock)
+	again.Note(certificateOf("a", node, key, 0, 48*time.Hour)) // seen again after a restart
+	succeed(t, again.Flush(t.Context()))
+	succeed(t, again.Flush(t.Context()))
+	if s.writes.Load() > writes {
+		t.Error("what is known was written again")
+	}
+	clock.SetTime(now.Add(3 * time.Hour))
+	if diff := cmp.Diff(want[:1], read(t, nodes)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestNodesThatCannotBeStored are kept for the next Flush, and what can't be read is not overwritten.
+func TestNodesThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
+	nodes := s.nodes(clock)
+	nodes.Note(certificateOf("a", node, key, 0, time.Hour))
+	s.before = func() error { return errors.New("no route") }
+	if err := nodes.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), "no route") {
+		t.Errorf("flush: %v", err)
+	}
+	s.before = nil
+	nodes.Note(certificateOf("a", kubelet, key, 0, time.Hour))
+	succeed(t, nodes.Flush(t.Context()))
+	if got := read(t, nodes); len(got) != 2 {
+		t.Errorf("read %v", got)
+	}
+	for _, name := range ledger.NodesNames("ca") {
+		obj := &corev1.ConfigMap{}
+		if s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, obj) == nil {
+			obj.Data["a"] = "broken"
+			succeed(t, s.Update(t.Context(), obj))
+		}
+	}
+	again := s.nodes(clock)
+	again.Note(certificateOf("a", node, key, 0, 2*time.Hour))
+	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), "read what is noted of node a") {
+		t.Errorf("flush: %v", err)
+	}
+}
+
+// TestFiveThousandNodes, one of them with the longest name that there may be: no object is near the limit of 1 MiB.
+func TestFiveThousandNodes(t *testing.T) {
+	t.Parallel()
+	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
+	nodes := s.nodes(clock)
+	long := strings.TrimSuffix(strings.Repeat(strings.Repeat("n", 62)+".", 4), ".")
+	for n := range 5000 {
+		name := fmt.Sprintf("%04d%s", n, long[:249]) // each of them, even
+		nodes.Note(certificateOf(name, node, key, 0, 8760*time.Hour))
+		nodes.Note(certificateOf(name, kubelet, key, 0, 8760*time.Hour))
+	}
+	succeed(t, nodes.Flush(t.Context()))
+	if writes := s.writes.Load(); writes != 16 {
+		t.Errorf("%d writes", writes)
+	}
+	for _, name := range ledger.NodesNames("ca") {
+		obj := &corev1.ConfigMap{}
+		succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, obj))
+		if size, err := obj.Marshal(); err != nil || len(size) > 256<<10 {
+			t.Errorf("%s has %d bytes, error %v", name, len(size), err)
+		}
+	}
+	if got := read(t, nodes); len(got) != 10_000 {
+		t.Errorf("read %d", len(got))
+	}
+}
+
+// authority makes a CA; all of them have the same name.
+func authority(t *testing.T) (*ca.Authority, *x509.Certificate) {
+	t.Helper()
+	made, _, err := ca.NewSelfSigned("CA", 24*time.Hour, now)
+	succeed(t, err)
+	certs, err := ca.ParseCertificates(made.CertificatePEM())
+	succeed(t, err)
+	return made, certs[0]
+}
+
+func issued(t *testing.T, by *ca.Authority, commonName string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
+	succeed(t, err)
+	_, leaf := authority(t)
+	req := ca.Request{PublicKey: leaf.PublicKey}
+	req.Subject.CommonName = commonName
+	made, err := by.Issue(profile, req, now)
+	succeed(t, err)
+	obj := &certificatesv1.CertificateSigningRequest{}
+	obj.Spec.SignerName, obj.Status.Certificate = kubelet, made.PEM
+	return obj
+}
+
+func TestRecognize(t *testing.T) {
+	t.Parallel()
+	old, oldCert := authority(t)
+	next, nextCert := authority(t)
+	stranger, _ := authority(t)
+	nodeName := csr.NodeUserPrefix + "a"
+	with := func(obj *certificatesv1.CertificateSigningRequest, certificate []byte) *certificatesv1.CertificateSigningRequest {
+		obj.Status.Certificate = certificate
+		return obj
+	}
+	want := func(node, keyID string) ledger.Certificate {
+		return ledger.Certificate{Node: node, Signer: kubelet, KeyID: keyID, NotBefore: now.Add(-5 * time.Minute), NotAfter: now.Add(time.Hour)}
+	}
+	for name, test := range map[string]struct {
+		obj  *certificatesv1.CertificateSigningRequest
+		want ledger.Certificate
+	}{
+		"a node's by the old CA":         {issued(t, old, nodeName), want("a", old.KeyID())},
+		"a node's by the new CA":         {issued(t, next, nodeName), want("a", next.KeyID())},
+		"somebody else's":                {issued(t, old, "alice"), want("", old.KeyID())},
+		"no name that a node may have":   {issued(t, old, csr.NodeUserPrefix+"A/b"), want("", old.KeyID())},
+		"with its chain":                 {with(issued(t, old, nodeName), append(issued(t, next, nodeName).Status.Certificate, next.CertificatePEM()...)), want("a", next.KeyID())},
+		"by a stranger of the same name": {issued(t, stranger, nodeName), ledger.Certificate{}},
+		"none yet":                       {with(issued(t, old, nodeName), nil), ledger.Certificate{}},
+		"no certificate":                 {with(issued(t, old, nodeName), []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), ledger.Certificate{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, found := ledger.Recognize(test.obj, []*x509.Certificate{oldCert, nextCert})
+			if diff := cmp.Diff(test.want, got); diff != "" || found != (test.want.KeyID != "") {
+				t.Errorf("found %t (-want +got):\n%s", found, diff)
+			}
+		})
+	}
+}
+
+// TestRecorder: what was seen raises the mark with one write, and what can't be stored is kept.
+func TestRecorder(t *testing.T) {
+	t.Parallel()
+	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
+	recorder := &ledger.Recorder{Book: s.book(), Nodes: s.nodes(clock)}
+	for n := range 100 {
+		recorder.Note(certificateOf("a", kubelet, key, 0, time.Duration(n)*time.Hour))
+	}
+	s.before = func() error { return errors.New("no route") }
+	if err := recorder.Flush(t.Context()); err == nil {
+		t.Error("no error")
+	}
+	s.before = nil
+	writes := s.writes.Load()
+	for range 2 {
+		succeed(t, recorder.Flush(t.Context()))
+	}
+	if got := s.writes.Load() - writes; got != 2 {
+		t.Errorf("%d writes, want one for the mark and one for the node", got)
+	}
+	want := map[string]ledger.Account{key: {Signers: map[string]ledger.Entry{kubelet: {Count: 1, NotAfter: now.Add(99 * time.Hour)}}}}
+	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
+		t.Error(diff)
+	}
+	if got := recorder.Nodes; len(read(t, got)) != 1 {
+		t.Error("the node was not noted")
+	}
+}
