@@ -60,6 +60,8 @@ type Publisher struct {
 
 // NewPublisher returns one that acts as the user of config.
 func NewPublisher(config *rest.Config) (*Publisher, error) {
+	config = rest.CopyConfig(config)
+	config.WarningHandler = rest.NoWarnings{} // of an old version that is all there is, at each look
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
