@@ -161,6 +161,9 @@ func KeyID(spki []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
+// Certificate is the signing certificate, which nobody may change.
+func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+
 // CertificatePEM is the signing certificate as one PEM block.
 func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
 
