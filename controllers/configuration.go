@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -73,7 +74,7 @@ func blockList(c *config.Configuration) *inventory.BlockList {
 // settings of their own.
 func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 	settings := map[string]config.Signer{}
-	if c.CA != (config.CA{}) {
+	if !c.Empty() {
 		for _, name := range signer.KubernetesSignerNames() {
 			settings[name] = config.Signer{Name: name}
 		}
@@ -91,7 +92,7 @@ func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
 		}
 		source := one.CA
-		if source == (config.CA{}) {
+		if source.Empty() {
 			source = c.CA
 		}
 		if pairs[source] == nil {
@@ -125,11 +126,20 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 	})
 }
 
+// defaultCALifetime is that of a CA that is made.
+const defaultCALifetime = 10 * 365 * 24 * time.Hour
+
 func keyPair(c config.CA) *signer.KeyPair {
+	var source signer.Source = signer.Files{Cert: c.CertFile, Key: c.KeyFile}
 	if namespace, name := c.SecretName(); name != "" {
-		return signer.NewKeyPair(signer.Secret{Namespace: namespace, Name: name})
+		source = signer.Secret{Namespace: namespace, Name: name}
 	}
-	return signer.NewKeyPair(signer.Files{Cert: c.CertFile, Key: c.KeyFile})
+	pair := signer.NewKeyPair(source)
+	pair.Chain = c.Chain
+	if c.CreateIfMissing {
+		pair.Create = &signer.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, defaultCALifetime)}
+	}
+	return pair
 }
 
 func retentionPolicy(c config.Cleaning) csr.RetentionPolicy {

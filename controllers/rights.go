@@ -128,6 +128,9 @@ func (r *rights) signer(c config.Signing) error {
 		if namespace, name := source.SecretName(); name != "" {
 			r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
 			r.events(need, namespace)
+			if source.CreateIfMissing { // which is needed once, if at all
+				r.optional("a new CA", "", "secrets", namespace, "", "create")
+			}
 		}
 	}
 	r.optional("self-check", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")

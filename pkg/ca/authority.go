@@ -161,11 +161,11 @@ func KeyID(spki []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// CertificatePEM is the signing certificate as one PEM block.
-func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
-
 // Certificate is the signing certificate, which nobody may change.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+
+// CertificatePEM is the signing certificate as one PEM block.
+func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
 
 // AppendedPEM is what Issue puts after each leaf; empty is nothing.
 func (a *Authority) AppendedPEM() []byte { return bytes.Clone(a.appended) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,18 +100,24 @@ func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err
 	if err != nil {
 		return where + " is " + ReadError("read it", err), false
 	}
-	signing, err := ca.ParseCertificates(authority.CertificatePEM())
-	if err != nil || len(signing) != 1 {
+	signing := authority.Certificate()
+	sent, err := ca.ParseCertificates(authority.AppendedPEM())
+	if err != nil {
 		return "the CA can't be compared with " + where, false
 	}
 	lacks := " lacks it"
 	for _, one := range trusted {
+		above := func(below *x509.Certificate) bool {
+			return trust.SameCA(one, below) || below.CheckSignatureFrom(one) == nil
+		}
 		switch {
-		case trust.SameCA(one, signing[0]):
+		case trust.SameCA(one, signing):
 			return where + " has it", true
-		case signing[0].CheckSignatureFrom(one) == nil:
+		case slices.ContainsFunc(sent, above):
+			return where + " has its issuer, and certificates come with what is between", true
+		case signing.CheckSignatureFrom(one) == nil:
 			lacks = " has only its issuer, and certificates come without intermediates"
-		case bytes.Equal(one.RawSubject, signing[0].RawSubject):
+		case bytes.Equal(one.RawSubject, signing.RawSubject):
 			lacks = " has one of that name, with another key"
 		}
 	}
