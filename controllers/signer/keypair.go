@@ -197,9 +197,12 @@ func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
 	}
 }
 
-func (k *KeyPair) tell(eventType, reason, message string) {
+func (k *KeyPair) tell(eventType, reason, message string) { k.tellOf("Load", eventType, reason, message) }
+
+// tellOf tells what came of an action. Within minutes another message for the same action and reason counts as the same Event.
+func (k *KeyPair) tellOf(action, eventType, reason, message string) {
 	if k.object != nil && k.reporter != nil {
-		k.reporter.Object(k.object, eventType, "Load", reason, message)
+		k.reporter.Object(k.object, eventType, action, reason, message)
 	}
 }
 
