@@ -110,10 +110,7 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
 		return
 	}
-	authority, err := ca.Load(certPEM, keyPEM, anchors)
-	if err == nil {
-		authority, err = authority.WithChain(k.Chain)
-	}
+	authority, err := k.parse(certPEM, keyPEM, anchors)
 	if err != nil {
 		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
 		return
@@ -135,6 +132,14 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 		default: // a wake-up is already on its way
 		}
 	}
+}
+
+func (k *KeyPair) parse(certPEM, keyPEM, caPEM []byte) (*ca.Authority, error) {
+	authority, err := ca.Load(certPEM, keyPEM, caPEM)
+	if err != nil {
+		return nil, err
+	}
+	return authority.WithChain(k.Chain)
 }
 
 // ReadRight is what one must be allowed to, to read the source: for messages.
@@ -197,7 +202,9 @@ func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
 	}
 }
 
-func (k *KeyPair) tell(eventType, reason, message string) { k.tellOf("Load", eventType, reason, message) }
+func (k *KeyPair) tell(eventType, reason, message string) {
+	k.tellOf("Load", eventType, reason, message)
+}
 
 // tellOf tells what came of an action. Within minutes another message for the same action and reason counts as the same Event.
 func (k *KeyPair) tellOf(action, eventType, reason, message string) {

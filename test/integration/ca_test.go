@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -168,11 +169,12 @@ func TestIntermediates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer answer.Body.Close()
-	said := make([]byte, 100)
-	n, _ := answer.Body.Read(said)
-	if want := "system:node:chained by 4"; string(said[:n]) != want {
-		t.Errorf("the server saw %q, want %q", said[:n], want)
+	said, err := io.ReadAll(answer.Body)
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if want := "system:node:chained by 4"; string(said) != want {
+		t.Errorf("the server saw %q, want %q", said, want)
 	}
 }
 
