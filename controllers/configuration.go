@@ -34,7 +34,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		options.Approver.DryRun = c.DryRuns(config.ApproverController)
 	}
 	if c.Enabled(config.SignerController) {
-		signers, err := signersOf(c.Signing)
+		signers, err := signersOf(c)
 		if err != nil {
 			return Options{}, err
 		}
@@ -71,7 +71,8 @@ func blockList(c *config.Configuration) *inventory.BlockList {
 
 // signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
 // settings of their own.
-func signersOf(c config.Signing) (map[string]signer.Signer, error) {
+func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
+	c := all.Signing
 	settings := map[string]config.Signer{}
 	if c.CA != (config.CA{}) {
 		for _, name := range signer.KubernetesSignerNames() {
@@ -95,7 +96,7 @@ func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 			source = c.CA
 		}
 		if pairs[source] == nil {
-			pairs[source] = keyPair(source)
+			pairs[source] = keyPair(source, all.Rotation.Enabled)
 		}
 		usages := make([]certificatesv1.KeyUsage, len(one.Usages))
 		for i, usage := range one.Usages {
@@ -125,8 +126,11 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 	})
 }
 
-func keyPair(c config.CA) *signer.KeyPair {
+func keyPair(c config.CA, rotated bool) *signer.KeyPair {
 	if namespace, name := c.SecretName(); name != "" {
+		if rotated {
+			return signer.NewKeyPair(signer.Guarded{Namespace: namespace, Name: name})
+		}
 		return signer.NewKeyPair(signer.Secret{Namespace: namespace, Name: name})
 	}
 	return signer.NewKeyPair(signer.Files{Cert: c.CertFile, Key: c.KeyFile})

@@ -118,6 +118,8 @@ func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
 		k.Refuse("CAMissing", fmt.Sprintf("%s does not exist: create it with type %s", k.name, corev1.SecretTypeTLS))
 	case secret.Type != corev1.SecretTypeTLS:
 		k.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
+	case k.guarded():
+		k.offerRing(secret.Data)
 	default:
 		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	}
