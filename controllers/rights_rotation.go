@@ -9,9 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // rotation are the rights to rotate the CAs that c names. Where their trust is published is not among them: only a
@@ -33,7 +33,7 @@ func (r *rights) rotation(c *config.Configuration) error {
 	r.add(need, "apiregistration.k8s.io", "apiservices", "", "", "list")
 	r.add(need, "", "services", "", "", "get")
 	r.add(need, "", "nodes", "", "", "list")
-	r.add(need, "", "configmaps", check.TrustNamespace, check.TrustName, "get", "update")
+	r.add(need, "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
 	r.events(need, metav1.NamespaceDefault)
 	for _, source := range append([]config.Signer{{CA: c.Signing.CA}}, c.Signing.Signers...) {
 		namespace, name := source.SecretName()
