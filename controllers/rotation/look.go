@@ -64,7 +64,7 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 			continue
 		}
 		if other.Spec.Secret == obj.Spec.Secret && older(other, obj) {
-			return fmt.Errorf("Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
+			return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
 		}
 		if other.Name == obj.Spec.From && other.Status.Signing != nil {
 			s.From, s.from = other.Status.Signing, other
