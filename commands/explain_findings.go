@@ -132,7 +132,7 @@ const endless = 250 * 365 * 24 * time.Hour
 // rehearse issues what would be issued at that time by a CA that ends at end. A CA that is made for it, and gone after it,
 // signs: the real one's key signs nothing that nobody asked for.
 func rehearse(f *findings, at, end time.Time) (*ca.Issued, error) {
-	stand, _, err := ca.NewSelfSigned("rehearsal", end.Sub(at), at)
+	stand, _, err := ca.New(ca.NewOptions{CommonName: "rehearsal", Lifetime: end.Sub(at)}, at)
 	if err != nil {
 		return nil, err
 	}

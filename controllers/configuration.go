@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -74,7 +75,7 @@ func blockList(c *config.Configuration) *inventory.BlockList {
 func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 	c := all.Signing
 	settings := map[string]config.Signer{}
-	if c.CA != (config.CA{}) {
+	if !c.Empty() {
 		for _, name := range signer.KubernetesSignerNames() {
 			settings[name] = config.Signer{Name: name}
 		}
@@ -92,7 +93,7 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
 		}
 		source := one.CA
-		if source == (config.CA{}) {
+		if source.Empty() {
 			source = c.CA
 		}
 		if pairs[source] == nil {
@@ -126,14 +127,22 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 	})
 }
 
+// defaultCALifetime is that of a CA that is made.
+const defaultCALifetime = 10 * 365 * 24 * time.Hour
+
 func keyPair(c config.CA, rotated bool) *signer.KeyPair {
-	if namespace, name := c.SecretName(); name != "" {
-		if rotated {
-			return signer.NewKeyPair(signer.Guarded{Namespace: namespace, Name: name})
-		}
-		return signer.NewKeyPair(signer.Secret{Namespace: namespace, Name: name})
+	var source signer.Source = signer.Files{Cert: c.CertFile, Key: c.KeyFile}
+	if namespace, name := c.SecretName(); name != "" && rotated {
+		source = signer.Guarded{Namespace: namespace, Name: name}
+	} else if name != "" {
+		source = signer.Secret{Namespace: namespace, Name: name}
 	}
-	return signer.NewKeyPair(signer.Files{Cert: c.CertFile, Key: c.KeyFile})
+	pair := signer.NewKeyPair(source)
+	pair.Chain = c.Chain
+	if c.CreateIfMissing {
+		pair.Create = &signer.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, defaultCALifetime)}
+	}
+	return pair
 }
 
 func retentionPolicy(c config.Cleaning) csr.RetentionPolicy {

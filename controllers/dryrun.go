@@ -9,12 +9,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// writer is the controller that needs right in order to write to requests, or empty.
+// writer is the controller that needs right in order to write, or empty.
 func writer(right check.Right) config.Controller {
 	switch right.Resource + " " + right.Verb {
 	case requestsResource + "/approval update", "signers approve":
 		return config.ApproverController
-	case requestsResource + "/status update", "signers sign":
+	case requestsResource + "/status update", "signers sign", "secrets create":
 		return config.SignerController
 	case requestsResource + " delete":
 		return config.CleanerController

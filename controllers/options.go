@@ -16,6 +16,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -27,6 +28,7 @@ type Options struct {
 	Approver *approver.Reconciler
 	Signer   *signer.Reconciler
 	Cleaner  *cleaner.Reconciler
+	Rotation *rotation.Reconciler
 
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
@@ -59,7 +61,7 @@ const firstRetry, lastRetry = 200 * time.Millisecond, time.Minute
 // SetupWithManager registers what Options holds on mgr, and returns all that is wrong at once. Leader election, metrics
 // and probes are the manager's owner's.
 func (o Options) SetupWithManager(mgr manager.Manager) error {
-	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil {
+	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil && o.Rotation == nil {
 		return errors.New("no controller to run")
 	}
 	if o.BlockList != nil {
@@ -94,6 +96,10 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 	if r := o.Cleaner; r != nil {
 		r.Clock = firstClock(r.Clock, o.Clock)
 		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
+	}
+	if r := o.Rotation; r != nil {
+		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
+		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr, o.controller(0, 1, nil))))
 	}
 	return errors.Join(errs...)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // Rights are those that a manager with this configuration needs: what config/rbac grants, which a test compares.
@@ -129,12 +130,15 @@ func (r *rights) signer(all *config.Configuration) error {
 		if namespace, name := source.SecretName(); name != "" {
 			r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
 			r.events(need, namespace)
+			if source.CreateIfMissing { // which is needed once, if at all
+				r.optional("a new CA", "", "secrets", namespace, "", "create")
+			}
 			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) {
 				r.ledger(namespace, name)
 			}
 		}
 	}
-	r.optional("self-check", "", "configmaps", check.TrustNamespace, check.TrustName, "get")
+	r.optional("self-check", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
 	return nil
 }
 

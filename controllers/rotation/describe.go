@@ -41,7 +41,7 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	} else {
 		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished", cmp.Or(strings.Join(f.Unpublished, "; "), "the bundle is being published"))
 	}
-	trust(obj, f, set)
+	trusting(obj, f, set)
 	leaving(status, f, set)
 }
 
@@ -58,7 +58,7 @@ func ready(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
 	}
 }
 
-func trust(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+func trusting(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	proof, who := f.Signing, obj.Status.Signing
 	if obj.Status.Candidate != nil {
 		proof, who = f.Candidate, obj.Status.Candidate

@@ -74,12 +74,13 @@ func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s 
 	var all []one
 	add := func(what string, authority *ca.Authority, proof *Proof, shown bool) {
 		if authority != nil {
-			all = append(all, one{question{what, factsOf(authority).Fingerprint, r.pause(obj)}, authority, proof, shown})
+			all = append(all, one{question{what, factsOf(authority).Fingerprint, r.every(obj)}, authority, proof, shown})
 		}
 	}
 	switch obj.Status.Phase {
 	case v1alpha1.Preparing:
 		add(doTrust, s.keys.candidate, &s.Candidate, true)
+		add(doTrust, s.keys.signing, &s.Signing, false) // which may have to be gone back to
 	case v1alpha1.Prepared:
 		add(doTrust, s.keys.signing, &s.Signing, true)
 		add(doTrust, s.keys.retiring, &s.RetiringTrusted, false)

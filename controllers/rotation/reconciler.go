@@ -18,7 +18,9 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -47,7 +49,10 @@ type Reconciler struct {
 	// Cluster is how to reach and to know the API servers. Nothing else of it is used.
 	Cluster *rest.Config
 
-	watches watches
+	publisher *trust.Publisher
+	prober    *probe.Prober
+	watches   watches
+	books     books
 }
 
 // Reconcile looks at one authority, notes what is decided, and does one thing.
@@ -81,14 +86,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
 }
 
-// pause is short while something is waited for.
+// pause until the next look.
 func (r *Reconciler) pause(obj *v1alpha1.SigningAuthority) time.Duration {
-	switch obj.Status.Phase {
-	case v1alpha1.Prepared, v1alpha1.Completed:
+	if obj.Status.Phase == v1alpha1.Completed {
 		return calm
-	default:
-		return min(max(r.settleFor(obj)/5, time.Second), calm)
 	}
+	return r.every(obj)
+}
+
+// every is the time between two questions to an API server.
+func (r *Reconciler) every(obj *v1alpha1.SigningAuthority) time.Duration {
+	return min(max(r.settleFor(obj)/5, time.Second), calm)
 }
 
 func (r *Reconciler) settleFor(obj *v1alpha1.SigningAuthority) time.Duration {

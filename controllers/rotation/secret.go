@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -118,17 +119,20 @@ func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority) keyring.Permit {
 // shortestCap keeps certificates from being due for renewal the moment that they are issued.
 const shortestCap = 2 * ca.ShortestLifetime
 
+// defaultLifetime of a CA is kubeadm's.
+const defaultLifetime = 10 * 365 * 24 * time.Hour
+
 // newPair makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
 // another.
 func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (keyring.Pair, error) {
-	lifetime := ca.DefaultAuthorityLifetime
+	lifetime := defaultLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
 	}
 	now := r.Clock.Now()
 	authority, key, err := ca.New(ca.NewOptions{
 		CommonName: commonName(obj.Name, obj.Status.Generation, now.Unix()),
-		Algorithm:  ca.KeyAlgorithm(obj.Spec.CA.KeyAlgorithm),
+		Algorithm:  ca.Algorithm(obj.Spec.CA.KeyAlgorithm),
 		Lifetime:   lifetime,
 	}, now)
 	if err != nil {

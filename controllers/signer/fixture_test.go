@@ -52,7 +52,7 @@ type root struct{ cert, key []byte }
 // newRoot makes a CA that lives from an hour before to lifetime after now.
 func newRoot(t testing.TB, lifetime time.Duration) root {
 	t.Helper()
-	authority, key, err := ca.NewSelfSigned("CA", lifetime, now)
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, now)
 	if err != nil {
 		t.Fatal(err)
 	}

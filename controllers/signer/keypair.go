@@ -44,21 +44,34 @@ var (
 // KeyPair holds the Authority of the moment, fed by a source. A candidate that can't be used leaves the last good one
 // in place and is reported; a good one wakes whoever waits. It is safe for concurrent use; NewKeyPair makes one.
 type KeyPair struct {
+	// Chain says what certificates come with.
+	Chain ca.Chain
+	// Create, if set, has the leader make a CA where the source is a Secret that does not exist.
+	Create *Creation
+
 	source Source
 	name   string
 	object client.Object
 
-	signers  []string // whose certificates it signs, for metrics
-	clock    clock.PassiveClock
-	reporter *report.Reporter
-	log      logr.Logger
+	signers   []string                 // whose certificates it signs, for metrics
+	lifetimes map[string]time.Duration // that they have by default
+	sharing   []string                 // signers that should not share it with kubelet-serving
+	elected   <-chan struct{}          // closed for the leader
+	clock     clock.PassiveClock
+	reporter  *report.Reporter
+	log       logr.Logger
 
 	mu        sync.Mutex
 	certPEM   []byte
 	keyPEM    []byte
+	caPEM     []byte
 	authority *ca.Authority
 	problem   *Unavailable // of the newest candidate; nil when it is the one in use
 	changed   []chan struct{}
+
+	foretold    foretold
+	toldSharing bool
+	creation    creation
 
 	guard // of a Guarded source
 }
@@ -95,21 +108,25 @@ func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
 	}
 }
 
-// Load offers a candidate; certPEM may hold several certificates, see ca.Load.
-func (k *KeyPair) Load(certPEM, keyPEM []byte) {
+// Load offers a candidate; certPEM may hold several certificates, and caPEM is the content of ca.crt, see ca.Load.
+func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.load(certPEM, keyPEM)
+	k.load(certPEM, keyPEM, slices.Concat(caPEM...))
 }
 
 // load is Load for who holds mu.
-func (k *KeyPair) load(certPEM, keyPEM []byte) {
+func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
+	defer k.foretell()
 	now := k.clock.Now()
-	inUse := k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM)
+	inUse := k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM) && slices.Equal(anchors, k.caPEM)
 	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
 		return
 	}
-	authority, err := ca.Load(certPEM, keyPEM)
+	authority, err := ca.Load(certPEM, keyPEM, anchors)
+	if err == nil {
+		authority, err = authority.WithChain(k.Chain)
+	}
 	if err != nil {
 		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
 		return
@@ -118,7 +135,8 @@ func (k *KeyPair) load(certPEM, keyPEM []byte) {
 		k.reject(k.unusable(err))
 		return
 	}
-	k.certPEM, k.keyPEM, k.authority, k.problem = certPEM, keyPEM, authority, nil
+	k.replaced(authority)
+	k.certPEM, k.keyPEM, k.caPEM, k.authority, k.problem = certPEM, keyPEM, anchors, authority, nil
 	reloadsTotal.WithLabelValues("accepted").Inc()
 	k.measure(caRejected, 0)
 	k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
@@ -165,6 +183,7 @@ func (k *KeyPair) identify(object client.Object) {
 func (k *KeyPair) Refuse(reason, message string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer k.foretell()
 	k.reject(&Unavailable{Reason: reason, Message: message})
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -117,6 +118,7 @@ func (r *Reconciler) fillProfiles() error {
 
 func (r *Reconciler) warnOfSharing(mgr manager.Manager) {
 	if shared := r.sharingServing(); len(shared) > 0 {
+		r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.sharing = shared
 		mgr.GetLogger().WithName(Name).Info("Warning: kubelet serving certificates share their CA with client certificates; what keeps one from being used as the other is their usages alone",
 			"source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
 	}
@@ -142,6 +144,10 @@ func (r *Reconciler) keyPairs() []*KeyPair {
 			pairs = append(pairs, signer.KeyPair)
 		}
 		signer.KeyPair.signers = append(signer.KeyPair.signers, name)
+		if signer.KeyPair.lifetimes == nil {
+			signer.KeyPair.lifetimes = map[string]time.Duration{}
+		}
+		signer.KeyPair.lifetimes[name] = signer.Profile.Lifetime()
 	}
 	return pairs
 }
@@ -173,7 +179,10 @@ func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerN
 }
 
 func (r *Reconciler) run(mgr manager.Manager, pair *KeyPair) error {
-	pair.clock, pair.reporter, pair.log = r.Clock, r.Reporter, mgr.GetLogger().WithName(Name)
+	pair.clock, pair.reporter, pair.log, pair.elected = r.Clock, r.Reporter, mgr.GetLogger().WithName(Name), mgr.Elected()
+	if err := r.createMissing(mgr, pair); err != nil {
+		return err
+	}
 	runnable, err := pair.source.runnable(mgr, pair)
 	if err != nil || runnable == nil {
 		return err

@@ -17,9 +17,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, and tls.key.
-// It is watched by name, so that a role for that one Secret is enough.
+// Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, tls.key, and
+// perhaps ca.crt, which holds those that the chain ends in. It is watched by name, so that a role for that one Secret is
+// enough.
 type Secret types.NamespacedName
+
+// caKey is where a Secret of type kubernetes.io/tls has the CAs of its certificate, if it does.
+const caKey = "ca.crt"
 
 func (s Secret) String() string { return types.NamespacedName(s).String() }
 
@@ -115,12 +119,12 @@ func (s Secret) readOnce(ctx context.Context, reader client.Reader, pair *KeyPai
 func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
 	switch {
 	case !found:
-		k.Refuse("CAMissing", fmt.Sprintf("%s does not exist: create it with type %s", k.name, corev1.SecretTypeTLS))
+		k.Refuse("CAMissing", k.lacks())
 	case secret.Type != corev1.SecretTypeTLS:
 		k.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
 	case k.guarded():
 		k.offerRing(secret.Data)
 	default:
-		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], secret.Data[caKey])
 	}
 }

@@ -3,11 +3,11 @@
 #
 #   hack/controlplane/get.sh [BINARY…]
 #
-# BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager, kubelet,
-# kube-scheduler; without one, all but the last two. K8S_VERSION chooses the version (default 1.36.3). The order for the
-# first three: KUBEBUILDER_ASSETS if it is set; what is there already; a prebuilt download where the network allows one;
-# else a build from the modules that this folder pins. What Kubernetes does not publish as a prebuilt download for tests
-# is always built.
+# BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager,
+# apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler; without one, all but the last two.
+# K8S_VERSION chooses the version (default 1.36.3). The order for the first three: KUBEBUILDER_ASSETS if it is set; what is
+# there already; a prebuilt download where the network allows one; else a build from the modules that this folder pins. What
+# Kubernetes does not publish as a prebuilt download for tests is always built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 version=${K8S_VERSION:-1.36.3}
@@ -29,6 +29,7 @@ fi
 package() {
   case $1 in
     etcd) echo go.etcd.io/etcd/server/v3 ;;
+    apiextensions-apiserver) echo k8s.io/apiextensions-apiserver ;;
     kube-apiserver | kube-controller-manager | kubectl | kubelet | kube-scheduler) echo "k8s.io/kubernetes/cmd/$1" ;;
     *) say "no such binary: $1"; exit 2 ;;
   esac
@@ -66,7 +67,7 @@ build() {
 }
 
 wanted=("$@")
-[ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager)
+[ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager apiextensions-apiserver)
 if [ -n "$assets" ]; then # all three or none: they belong together
   for name in etcd kube-apiserver kubectl; do
     [ -x "$assets/$name" ] || { say "KUBEBUILDER_ASSETS has no $name: not used"; assets= ; break; }

@@ -9,6 +9,7 @@ godebug default=go1.26
 
 tool (
 	go.etcd.io/etcd/server/v3
+	k8s.io/apiextensions-apiserver
 	k8s.io/kubernetes/cmd/kube-apiserver
 	k8s.io/kubernetes/cmd/kube-controller-manager
 	k8s.io/kubernetes/cmd/kube-scheduler

@@ -53,6 +53,9 @@ const (
 	Uncertain Event = "Uncertain"
 	// TrustProbe is a certificate without a request, for a subject without any rights, to see whether a CA is trusted.
 	TrustProbe Event = "TrustProbe"
+	// CACreated is a signing CA that was made, recorded before it is written to its Secret; Discarded follows if somebody
+	// else's was there first.
+	CACreated Event = "CACreated"
 )
 
 // Record is what an auditor needs. What does not apply is left out.

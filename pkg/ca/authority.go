@@ -3,6 +3,7 @@
 package ca
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
@@ -10,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -21,13 +23,20 @@ var ErrExpired = errors.New("the signing certificate has expired")
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
+	// chain is cert and its issuers, as far as they are known; ends is the one of them that ends first.
+	chain []*x509.Certificate
+	ends  *x509.Certificate
+	// appended is what Issue puts after a leaf, in PEM.
+	appended []byte
 }
 
 // Load builds an Authority from PEM. certPEM may hold several certificates in any order; the one that signs is the one
 // whose public key is that of keyPEM and that may sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9), and of
-// several such the one that ends last. Blocks of other types are passed over. Validity in time is not looked at here,
-// see Usable, so that an expired CA can still be reported by name.
-func Load(certPEM, keyPEM []byte) (*Authority, error) {
+// several such the one that ends last. Its chain is built from the others of certPEM and from caPEM, the content of ca.crt;
+// if that holds any certificate, the chain must end in one of it. Blocks of other types are passed over. Validity in time
+// is not looked at here, see Usable, so that an expired CA can still be reported by name. It issues Intermediates, see
+// WithChain.
+func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	key, err := parsePrivateKey(keyPEM)
 	if err != nil {
 		return nil, err
@@ -43,7 +52,16 @@ func Load(certPEM, keyPEM []byte) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Authority{cert: cert, key: key}, nil
+	anchors, err := ParseCertificates(bytes.Join(caPEM, nil))
+	if err != nil {
+		return nil, fmt.Errorf("ca.crt: %w", err)
+	}
+	chain, err := chainOf(cert, certs, anchors)
+	if err != nil {
+		return nil, err
+	}
+	ends := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return (&Authority{cert: cert, key: key, chain: chain, ends: ends}).WithChain(Intermediates)
 }
 
 // ParseCertificates parses every CERTIFICATE block of data, in order, and passes over blocks of other types.
@@ -106,13 +124,19 @@ func maySign(cert *x509.Certificate) error {
 }
 
 // Usable says whether the Authority may sign at now: nil, an error that wraps ErrExpired, or one that says from when on
-// it will be valid.
+// it will be valid. It goes for each certificate of its chain.
 func (a *Authority) Usable(now time.Time) error {
-	if !now.Before(a.cert.NotAfter) {
-		return fmt.Errorf("%w: %q ended at %s", ErrExpired, a.cert.Subject, a.cert.NotAfter.Format(time.RFC3339))
+	if !now.Before(a.ends.NotAfter) {
+		expired := ErrExpired
+		if a.ends != a.cert {
+			expired = fmt.Errorf("%w with its issuer", ErrExpired)
+		}
+		return fmt.Errorf("%w: %q ended at %s", expired, a.ends.Subject, a.ends.NotAfter.Format(time.RFC3339))
 	}
-	if now.Before(a.cert.NotBefore) {
-		return fmt.Errorf("the signing certificate %q is not valid before %s", a.cert.Subject, a.cert.NotBefore.Format(time.RFC3339))
+	for _, cert := range a.chain {
+		if now.Before(cert.NotBefore) {
+			return fmt.Errorf("the signing certificate %q is not valid before %s", cert.Subject, cert.NotBefore.Format(time.RFC3339))
+		}
 	}
 	return nil
 }
@@ -122,8 +146,8 @@ func (a *Authority) Signed(cert *x509.Certificate) bool {
 	return cert.CheckSignatureFrom(a.cert) == nil
 }
 
-// NotAfter is the end of the signing certificate; nothing that it issues lives longer.
-func (a *Authority) NotAfter() time.Time { return a.cert.NotAfter }
+// NotAfter is the first end of a certificate in the chain; nothing that is issued lives longer.
+func (a *Authority) NotAfter() time.Time { return a.ends.NotAfter }
 
 // KeyID names the signing key in logs and metrics: the hex of the first eight bytes of the SHA-256 of its
 // SubjectPublicKeyInfo, so that two certificates for one key share it.
@@ -137,7 +161,11 @@ func KeyID(spki []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// CertificatePEM is the signing certificate as one PEM block, for those who must trust it.
-func (a *Authority) CertificatePEM() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
-}
+// Certificate is the signing certificate, which nobody may change.
+func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+
+// CertificatePEM is the signing certificate as one PEM block.
+func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
+
+// AppendedPEM is what Issue puts after each leaf; empty is nothing.
+func (a *Authority) AppendedPEM() []byte { return bytes.Clone(a.appended) }

@@ -198,24 +198,6 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-func TestNewSelfSigned(t *testing.T) {
-	t.Parallel()
-	made, keyPEM, err := ca.NewSelfSigned("test CA", 24*time.Hour, now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	loaded, err := ca.Load(made.CertificatePEM(), keyPEM)
-	if err != nil {
-		t.Fatalf("what was made does not load: %v", err)
-	}
-	cert := parse(t, loaded.CertificatePEM())
-	got := []any{cert.Subject.String(), cert.NotBefore, loaded.NotAfter(), cert.IsCA, cert.MaxPathLen, cert.KeyUsage}
-	want := []any{"CN=test CA", now.Add(-time.Hour), now.Add(24 * time.Hour), true, 0, x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("certificate (-want +got):\n%s", diff)
-	}
-}
-
 func TestParseCertificatesKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	first, second := selfSigned(t, caTemplate("first"), keys["P-256"]()), selfSigned(t, caTemplate("second"), keys["P-256"]())

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
@@ -31,7 +30,7 @@ type Request struct {
 
 // Issued is a certificate as Issue made it.
 type Issued struct {
-	// PEM is one CERTIFICATE block without headers.
+	// PEM is the leaf and then its Chain, as CERTIFICATE blocks without headers.
 	PEM       []byte
 	Serial    *big.Int
 	NotBefore time.Time
@@ -72,7 +71,7 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 		return nil, fmt.Errorf("sign certificate: %w", err)
 	}
 	return &Issued{
-		PEM:       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		PEM:       append(encode(der), a.appended...),
 		Serial:    serial,
 		NotBefore: template.NotBefore,
 		NotAfter:  template.NotAfter,
@@ -87,15 +86,15 @@ func (a *Authority) NotAfterOf(p Profile, req Request, now time.Time) time.Time 
 }
 
 // validity is Kubernetes pkg/controller/certificates/authority/policies.go: the backdating is part of a long lifetime
-// and comes on top of a short one, and nothing outlives the Authority.
+// and comes on top of a short one, and nothing outlives the Authority or its chain.
 func (a *Authority) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {
 	notBefore, notAfter = now.Add(-Backdate), now.Add(lifetime)
 	if lifetime >= shortLived {
 		notAfter = notAfter.Add(-Backdate)
 	}
-	if !notAfter.Before(a.cert.NotAfter) {
-		cut = notAfter.Sub(a.cert.NotAfter)
-		notAfter = a.cert.NotAfter
+	if !notAfter.Before(a.ends.NotAfter) {
+		cut = notAfter.Sub(a.ends.NotAfter)
+		notAfter = a.ends.NotAfter
 	}
 	return notBefore, notAfter, cut
 }

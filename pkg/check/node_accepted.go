@@ -12,6 +12,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // accepted says whether the API server would take the certificate of obj. It can't be asked with it, since only the node
@@ -74,7 +75,7 @@ func proven(result Result, authority *ca.Authority, answer probe.Answer) Result 
 
 // chained looks for the issuer of leaf among what the API servers publish as trusted.
 func (n Node) chained(ctx context.Context, result Result, leaf *x509.Certificate, intermediates []*x509.Certificate, now time.Time) Result {
-	where := fmt.Sprintf("%s of ConfigMap %s/%s", trustKey, TrustNamespace, TrustName)
+	where := fmt.Sprintf("%s of ConfigMap %s/%s", trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName)
 	trusted, err := n.Trust.Published(ctx)
 	if err != nil {
 		result.Status, result.Evidence = Unknown, "its CA is not at hand to try, and "+where+" is "+ReadError("read it", err)

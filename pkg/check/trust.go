@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,13 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
-)
-
-// The ConfigMap in which API servers publish what they trust, all of them together.
-const (
-	TrustNamespace = "kube-system"
-	TrustName      = "extension-apiserver-authentication"
-	trustKey       = "client-ca-file"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // CA signs client certificates that the API server is to accept.
@@ -93,37 +88,38 @@ func (t Trust) Prove(ctx context.Context, authority *ca.Authority, now time.Time
 // Published are the CAs that the API servers publish as trusted for client certificates.
 func (t Trust) Published(ctx context.Context) ([]*x509.Certificate, error) {
 	published := &corev1.ConfigMap{}
-	if err := t.Reader.Get(ctx, client.ObjectKey{Namespace: TrustNamespace, Name: TrustName}, published); err != nil {
+	if err := t.Reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, published); err != nil {
 		return nil, err
 	}
-	return ca.ParseCertificates([]byte(published.Data[trustKey]))
+	return ca.ParseCertificates([]byte(published.Data[trust.ExtensionKey]))
 }
 
 // publishedSentence says whether authority is among trusted.
 func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err error) (sentence string, in bool) {
-	where := fmt.Sprintf("%s of ConfigMap %s/%s", trustKey, TrustNamespace, TrustName)
+	where := fmt.Sprintf("%s of ConfigMap %s/%s", trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName)
 	if err != nil {
 		return where + " is " + ReadError("read it", err), false
 	}
-	signing, err := ca.ParseCertificates(authority.CertificatePEM())
-	if err != nil || len(signing) != 1 {
+	signing := authority.Certificate()
+	sent, err := ca.ParseCertificates(authority.AppendedPEM())
+	if err != nil {
 		return "the CA can't be compared with " + where, false
 	}
 	lacks := " lacks it"
 	for _, one := range trusted {
+		above := func(below *x509.Certificate) bool {
+			return trust.SameCA(one, below) || below.CheckSignatureFrom(one) == nil
+		}
 		switch {
-		case sameCA(one, signing[0]):
+		case trust.SameCA(one, signing):
 			return where + " has it", true
-		case signing[0].CheckSignatureFrom(one) == nil:
+		case slices.ContainsFunc(sent, above):
+			return where + " has its issuer, and certificates come with what is between", true
+		case signing.CheckSignatureFrom(one) == nil:
 			lacks = " has only its issuer, and certificates come without intermediates"
-		case bytes.Equal(one.RawSubject, signing[0].RawSubject):
+		case bytes.Equal(one.RawSubject, signing.RawSubject):
 			lacks = " has one of that name, with another key"
 		}
 	}
 	return where + lacks, false
-}
-
-// sameCA says whether what one has signed the other could have signed: same name, same key.
-func sameCA(one, other *x509.Certificate) bool {
-	return bytes.Equal(one.RawSubject, other.RawSubject) && bytes.Equal(one.RawSubjectPublicKeyInfo, other.RawSubjectPublicKeyInfo)
 }

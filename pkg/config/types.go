@@ -116,12 +116,20 @@ type Signing struct {
 	Signers []Signer `json:"signers"`
 }
 
-// CA is where a signing certificate and its key come from: a Secret of type kubernetes.io/tls, or two files.
+// CA is where a signing certificate and its key come from: a Secret of type kubernetes.io/tls, or two files. Values can
+// be compared.
 type CA struct {
 	// Secret is namespace/name.
 	Secret   string `json:"secret,omitempty"`
 	CertFile string `json:"certFile,omitempty"`
 	KeyFile  string `json:"keyFile,omitempty"`
+	// Chain says what certificates come with: Intermediates, the default, None or WithRoot.
+	Chain ca.Chain `json:"chain,omitempty"`
+	// CreateIfMissing has the manager make a CA, where Secret does not exist, with a key of KeyAlgorithm (ECDSAP256, the
+	// default, ECDSAP384, RSA3072, RSA4096 or ED25519) and for CADuration, by default ten years.
+	CreateIfMissing bool            `json:"createIfMissing,omitempty"`
+	KeyAlgorithm    ca.Algorithm    `json:"keyAlgorithm,omitempty"`
+	CADuration      metav1.Duration `json:"caDuration,omitzero"`
 }
 
 // Signer is one signer with settings of its own.

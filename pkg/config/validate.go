@@ -107,14 +107,26 @@ func (s *Signing) validate(path *field.Path, needed bool) field.ErrorList {
 			errs = append(errs, field.Duplicate(at, signer.Name))
 		}
 		seen[signer.Name] = true
-		specific = specific || !signer.empty()
+		specific = specific || !signer.Empty()
 		errs = append(errs, signer.validate(at, s)...)
+		errs = append(errs, s.otherwise(at, i)...)
 	}
-	if needed && s.empty() && !specific {
+	if needed && s.Empty() && !specific {
 		errs = append(errs, field.Required(path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, "+
 			"or one for each signer; or leave the signer out with --controllers=*,-signer"))
 	}
 	return errs
+}
+
+// otherwise refuses what signer i says of its CA if it was said otherwise before: there is one in each place.
+func (s *Signing) otherwise(path *field.Path, i int) field.ErrorList {
+	own := s.Signers[i].CA
+	for _, before := range append([]Signer{{CA: s.CA}}, s.Signers[:i]...) {
+		if !own.Empty() && own.sameSource(before.CA) && own != before.CA {
+			return field.ErrorList{field.Invalid(path, own.String(), "was named before with another chain, createIfMissing, keyAlgorithm or caDuration: say the same")}
+		}
+	}
+	return nil
 }
 
 func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
@@ -122,9 +134,9 @@ func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 	errs := s.CA.validate(path)
 	errs = append(errs, servedName(path.Child("name"), s.Name)...)
 	switch {
-	case kubernetes && !s.empty() && !signing.empty():
+	case kubernetes && !s.Empty() && !signing.Empty():
 		errs = append(errs, field.Invalid(path, s.String(), "one of Kubernetes' signers can't have a CA of its own while there is one for all, "+signing.String()+": drop one of them"))
-	case s.empty() && (!kubernetes || signing.empty()):
+	case s.Empty() && (!kubernetes || signing.Empty()):
 		errs = append(errs, field.Required(path, "needs a CA: secret, or certFile and keyFile"))
 	}
 	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
@@ -133,7 +145,7 @@ func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 }
 
 func (s *Signer) validateSubjects(path *field.Path, signing *Signing) field.ErrorList {
-	if s.ForbiddenSubjects == nil && !s.empty() && !isKubernetesSigner(s.Name) && s.authenticates() && signing.servesKubernetesWith(s.CA) {
+	if s.ForbiddenSubjects == nil && !s.Empty() && !isKubernetesSigner(s.Name) && s.authenticates() && signing.servesKubernetesWith(s.CA) {
 		return field.ErrorList{field.Required(path, "this signer permits client certificates and shares the CA of one of Kubernetes' signers, "+
 			"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own")}
 	}
@@ -154,8 +166,8 @@ func (s *Signer) authenticates() bool {
 
 // servesKubernetesWith says whether one of Kubernetes' signers has that CA.
 func (s *Signing) servesKubernetesWith(authority CA) bool {
-	return authority == s.CA || slices.ContainsFunc(s.Signers, func(one Signer) bool {
-		return isKubernetesSigner(one.Name) && one.CA == authority
+	return authority.sameSource(s.CA) || slices.ContainsFunc(s.Signers, func(one Signer) bool {
+		return isKubernetesSigner(one.Name) && one.sameSource(authority)
 	})
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -9,10 +10,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-func (c CA) empty() bool { return c == CA{} }
+// Empty says whether there is neither a Secret nor a file.
+func (c CA) Empty() bool { return c.Secret == "" && c.CertFile == "" && c.KeyFile == "" }
+
+// sameSource says whether c and other are read from the same place.
+func (c CA) sameSource(other CA) bool {
+	return c.Secret == other.Secret && c.CertFile == other.CertFile && c.KeyFile == other.KeyFile
+}
 
 // String names the CA in messages.
 func (c CA) String() string {
@@ -52,8 +60,40 @@ func (c CA) validate(path *field.Path) field.ErrorList {
 	case c.CertFile == "" && c.KeyFile != "":
 		errs = append(errs, field.Invalid(path.Child("keyFile"), c.KeyFile, "given without the certificate file that belongs to it"))
 	}
-	return errs
+	return append(errs, c.validateSettings(path)...)
 }
+
+// validateSettings checks what is said of the CA beside where it is.
+func (c CA) validateSettings(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if c.Chain != "" && !slices.Contains(ca.Chains(), c.Chain) {
+		errs = append(errs, field.NotSupported(path.Child("chain"), c.Chain, ca.Chains()))
+	}
+	if c.Chain != "" && c.Empty() {
+		errs = append(errs, field.Forbidden(path.Child("chain"), noCAHere))
+	}
+	switch {
+	case c.CreateIfMissing && c.Empty():
+		errs = append(errs, field.Forbidden(path.Child("createIfMissing"), noCAHere))
+	case c.CreateIfMissing && c.Secret == "":
+		errs = append(errs, field.Forbidden(path.Child("createIfMissing"), "only a Secret is created, files are not"))
+	}
+	if c.KeyAlgorithm != "" && !c.CreateIfMissing {
+		errs = append(errs, field.Forbidden(path.Child("keyAlgorithm"), "is for a CA that is made here: set createIfMissing"))
+	} else if c.KeyAlgorithm != "" && !slices.Contains(ca.Algorithms(), c.KeyAlgorithm) {
+		errs = append(errs, field.NotSupported(path.Child("keyAlgorithm"), c.KeyAlgorithm, ca.Algorithms()))
+	}
+	if c.CADuration.Duration == 0 {
+		return errs
+	}
+	if !c.CreateIfMissing {
+		errs = append(errs, field.Forbidden(path.Child("caDuration"), "is for a CA that is made here: set createIfMissing"))
+	}
+	return append(errs, lifetime(path.Child("caDuration"), &c.CADuration)...)
+}
+
+// noCAHere is said of settings of a CA where there is none.
+const noCAHere = "goes with the secret or the files that it is about: there are none here"
 
 // signerName checks what the API server checks (Kubernetes pkg/apis/certificates/validation, ValidateSignerName): one
 // slash, a domain of two or more labels before it, and something after it.

@@ -36,7 +36,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(derOf(f, func(said *content) {
 		said.Attributes = append(said.Attributes, attribute(oidChallenge, raw([]string{"secret"}, "set")))
 	}))
-	authority, _, err := ca.NewSelfSigned("CA", 24*time.Hour, now)
+	authority, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, now)
 	if err != nil {
 		f.Fatal(err)
 	}

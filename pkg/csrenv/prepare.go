@@ -29,7 +29,7 @@ type CA struct{ CertPEM, KeyPEM []byte }
 
 // NewCA makes a self-signed CA.
 func NewCA() (*CA, error) {
-	authority, key, err := ca.NewSelfSigned("csrenv", caLifetime, time.Now())
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv", Lifetime: caLifetime}, time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func Prepare(env *envtest.Environment) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	users, usersKey, err := ca.NewSelfSigned("csrenv-users", caLifetime, time.Now())
+	users, usersKey, err := ca.New(ca.NewOptions{CommonName: "csrenv-users", Lifetime: caLifetime}, time.Now())
 	if err != nil {
 		return nil, err
 	}

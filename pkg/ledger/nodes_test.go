@@ -127,7 +127,7 @@ func TestFiveThousandNodes(t *testing.T) {
 // authority makes a CA; all of them have the same name.
 func authority(t *testing.T) (*ca.Authority, *x509.Certificate) {
 	t.Helper()
-	made, _, err := ca.NewSelfSigned("CA", 24*time.Hour, now)
+	made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, now)
 	succeed(t, err)
 	certs, err := ca.ParseCertificates(made.CertificatePEM())
 	succeed(t, err)

@@ -53,7 +53,7 @@ const timeout = 10 * time.Second
 // certificate could be answered for. Each question has a connection of its own.
 func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	if cluster.Insecure {
-		return Answer{Unknown, fmt.Sprintf("%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
+		return unverified(cluster)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -68,6 +68,10 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	}
 }
 
+func unverified(cluster *rest.Config) Answer {
+	return Answer{Unknown, fmt.Sprintf("%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
+}
+
 // anonymous leaves cluster's address, and how to reach and to know it.
 func anonymous(cluster *rest.Config) *rest.Config {
 	only := rest.AnonymousClientConfig(cluster)
@@ -76,9 +80,24 @@ func anonymous(cluster *rest.Config) *rest.Config {
 	return only
 }
 
-// review asks who c's holder is. The client is made by hand because client-go keeps every transport that it makes.
+// review asks who c's holder is.
 func (c *Certificate) review(ctx context.Context, cluster *rest.Config) (*authenticationv1.SelfSubjectReview, error) {
 	cluster.CertData, cluster.KeyData = c.certPEM, c.keyPEM
+	used, err := connection(cluster)
+	if err != nil {
+		return nil, err
+	}
+	defer used.CloseIdleConnections()
+	client, err := authenticationclient.NewForConfigAndClient(cluster, used)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	return client.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+}
+
+// connection is made by hand because client-go keeps every transport that it makes. It goes to nobody but cluster: who is
+// sent elsewhere has no answer.
+func connection(cluster *rest.Config) (*http.Client, error) {
 	tlsConfig, err := rest.TLSConfigFor(cluster)
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
@@ -93,13 +112,10 @@ func (c *Certificate) review(ctx context.Context, cluster *rest.Config) (*authen
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
-	transport := &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true}
-	defer transport.CloseIdleConnections()
-	client, err := authenticationclient.NewForConfigAndClient(cluster, &http.Client{Transport: transport})
-	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
-	}
-	return client.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	return &http.Client{
+		Transport:     &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}, nil
 }
 
 // refused says whether err is the 401 of an API server, and not one that something in between has made up.

@@ -31,8 +31,8 @@ type Certificate struct {
 	Subject string
 	// ID is how the API server names it in a user's extra, under credentialID.
 	ID string
-	// NotAfter is when it can't be used any more.
-	NotAfter time.Time
+	// NotBefore is from when on it can be used, and NotAfter when it can't be any more.
+	NotBefore, NotAfter time.Time
 
 	certPEM, keyPEM []byte
 }
@@ -90,9 +90,10 @@ func record(ctx context.Context, authority *ca.Authority, log *audit.Log, now ti
 	})
 	fingerprint := sha256.Sum256(leaf.Raw)
 	return &Certificate{
-		Subject:  leaf.Subject.CommonName,
-		ID:       "X509SHA256=" + hex.EncodeToString(fingerprint[:]),
-		NotAfter: issued.NotAfter,
-		certPEM:  issued.PEM,
+		Subject:   leaf.Subject.CommonName,
+		ID:        "X509SHA256=" + hex.EncodeToString(fingerprint[:]),
+		NotBefore: leaf.NotBefore,
+		NotAfter:  leaf.NotAfter,
+		certPEM:   issued.PEM,
 	}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ import (
 
 func authority(t *testing.T, lifetime time.Duration) *ca.Authority {
 	t.Helper()
-	made, key, err := ca.NewSelfSigned("probe-test", lifetime, time.Now())
+	made, key, err := ca.New(ca.NewOptions{CommonName: "probe-test", Lifetime: lifetime}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,20 +106,27 @@ type server struct {
 	*httptest.Server
 	answer func(shown *x509.Certificate) (status int, body any)
 
+	mu     sync.Mutex
 	header http.Header
 	shown  []*x509.Certificate
+}
+
+// noted is what the last request brought.
+func (s *server) noted(r *http.Request) *x509.Certificate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.header, s.shown = r.Header, r.TLS.PeerCertificates
+	if len(s.shown) > 0 {
+		return s.shown[0]
+	}
+	return nil
 }
 
 func serve(t *testing.T, answer func(shown *x509.Certificate) (int, any)) (*server, *rest.Config) {
 	t.Helper()
 	s := &server{answer: answer}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.header, s.shown = r.Header, r.TLS.PeerCertificates
-		var shown *x509.Certificate
-		if len(s.shown) > 0 {
-			shown = s.shown[0]
-		}
-		status, body := s.answer(shown)
+		status, body := s.answer(s.noted(r))
 		if text, plain := body.(string); plain {
 			w.WriteHeader(status)
 			_, _ = w.Write([]byte(text))

@@ -179,7 +179,7 @@ func explainCAs(t *testing.T) {
 	now := time.Now()
 	good := newCA(t)
 	for name, lifetime := range map[string]time.Duration{"explain-short": 30 * 24 * time.Hour, "explain-expired": -time.Minute} {
-		authority, key, err := ca.NewSelfSigned(name, lifetime, now)
+		authority, key, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: lifetime}, now)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -106,7 +106,7 @@ func (l *lab) client(t *testing.T, token string) client.Client {
 // makeCAs makes the CA that ends in 20 days, and the configuration.
 func (l *lab) makeCAs(t *testing.T) {
 	t.Helper()
-	short, key, err := ca.NewSelfSigned("short", 20*24*time.Hour, time.Now())
+	short, key, err := ca.New(ca.NewOptions{CommonName: "short", Lifetime: 20 * 24 * time.Hour}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

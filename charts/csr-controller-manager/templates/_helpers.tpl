@@ -74,6 +74,14 @@ app.kubernetes.io/component: {{ . }}
 {{- $names | uniq | toYaml -}}
 {{- end }}
 
+{{/* Not empty if a CA is to be made. */}}
+{{- define "csr.createCA" -}}
+{{- $signing := (include "csr.config" . | fromYaml).signing | default dict -}}
+{{- range prepend ($signing.signers | default list) $signing -}}
+{{- if .createIfMissing -}}true{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* What the configuration makes the approver look up: the components of config/ whose roles it needs. */}}
 {{- define "csr.components" -}}
 {{- $approval := .Values.config.approval | default dict -}}

@@ -1,0 +1,60 @@
+package rotation
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// Their labels are signers, which are configured, and never an object.
+var (
+	phaseGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_rotation_phase",
+		Help: "The phase of the authority that serves the signer: 1 for the present one, 0 for the others.",
+	}, []string{"signer", "phase"})
+
+	phaseSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_rotation_initiated_timestamp_seconds",
+		Help: "When the rotation that is under way began, in seconds since 1970; 0 while there is none.",
+	}, []string{"signer"})
+
+	outstandingGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_rotation_outstanding_certificates",
+		Help: "Certificates of the authority that serves the signer that may still live on its retiring CA, at most.",
+	}, []string{"signer"})
+
+	trustedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_rotation_trusted",
+		Help: "Whether all who verify are known to trust the CA that signs, or while there is one the candidate: 1, or 0 while that is not known.",
+	}, []string{"signer"})
+)
+
+func init() {
+	metrics.Registry.MustRegister(phaseGauge, phaseSince, outstandingGauge, trustedGauge)
+}
+
+// measure sets the gauges of what obj serves.
+func measure(obj *v1alpha1.SigningAuthority) {
+	status := &obj.Status
+	for _, signer := range obj.Spec.Signers {
+		for _, phase := range []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed} {
+			phaseGauge.WithLabelValues(signer, string(phase)).Set(oneIf(status.Phase == phase))
+		}
+		began := 0.0
+		if status.InitiatedAt != nil && status.Phase != v1alpha1.Completed {
+			began = float64(status.InitiatedAt.Unix())
+		}
+		phaseSince.WithLabelValues(signer).Set(began)
+		outstandingGauge.WithLabelValues(signer).Set(float64(status.OutstandingOnRetiring))
+		trustedGauge.WithLabelValues(signer).Set(oneIf(meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionTrusted)))
+	}
+}
+
+func oneIf(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,67 @@
+package rotation
+
+import (
+	"fmt"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
+)
+
+// +kubebuilder:rbac:groups=csr-controller-manager.io,resources=signingauthorities,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=csr-controller-manager.io,resources=signingauthorities/status,verbs=update
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
+
+// SetupWithManager fills in what is nil and registers the controllers: one for authorities, one that notes what was issued.
+func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+	if err := r.fill(mgr); err != nil {
+		return err
+	}
+	return builder.ControllerManagedBy(mgr).
+		Named(Name).
+		For(&v1alpha1.SigningAuthority{}).
+		WithOptions(options).
+		Complete(r)
+}
+
+// fill fills in what is nil.
+func (r *Reconciler) fill(mgr manager.Manager) error {
+	if err := v1alpha1.AddToScheme(mgr.GetScheme()); err != nil {
+		return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
+	}
+	if r.Client == nil {
+		r.Client = mgr.GetClient()
+	}
+	if r.Live == nil {
+		r.Live = mgr.GetAPIReader()
+	}
+	if r.Clock == nil {
+		r.Clock = clock.RealClock{}
+	}
+	if r.Reporter == nil {
+		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
+	}
+	if r.Cluster == nil {
+		r.Cluster = mgr.GetConfig()
+	}
+	if r.OldLifetimeCap == 0 {
+		r.OldLifetimeCap = DefaultOldLifetimeCap
+	}
+	if r.SettleFor == 0 {
+		r.SettleFor = DefaultSettleFor
+	}
+	publisher, err := trust.NewPublisher(rest.CopyConfig(mgr.GetConfig()))
+	if err != nil {
+		return fmt.Errorf("publish bundles: %w", err)
+	}
+	r.publisher, r.prober = publisher, &probe.Prober{Audit: r.Audit, Clock: r.Clock}
+	return nil
+}

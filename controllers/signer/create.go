@@ -1,0 +1,180 @@
+package signer
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// Creation says which CA is made where the Secret that is to hold one does not exist.
+type Creation struct {
+	Algorithm ca.Algorithm
+	Lifetime  time.Duration
+}
+
+// creation is what KeyPair and creator say to each other.
+type creation struct {
+	absent  chan struct{} // nil without a creator
+	failure error         // of the last try
+}
+
+// creator makes the CA of a Secret that does not exist, while no CA of it is in use. A Secret that exists is never
+// touched, whatever it holds. It is a Runnable of the leader.
+type creator struct {
+	secret Secret
+	pair   *KeyPair
+	client client.Client
+	live   client.Reader
+	audit  *audit.Log
+
+	// made waits to be stored.
+	made      *corev1.Secret
+	authority *ca.Authority
+}
+
+var _ manager.Runnable = &creator{}
+
+// createMissing has mgr make the CA of pair if that is wanted. A dry run makes nothing.
+func (r *Reconciler) createMissing(mgr manager.Manager, pair *KeyPair) error {
+	secret, ok := pair.source.(Secret)
+	if !ok || r.DryRun {
+		pair.Create = nil
+	}
+	if pair.Create == nil {
+		return nil
+	}
+	pair.creation.absent = make(chan struct{}, 1)
+	return mgr.Add(&creator{secret: secret, pair: pair, client: mgr.GetClient(), live: r.Live, audit: r.Audit})
+}
+
+// Start makes a CA whenever the Secret is found missing, until ctx ends.
+func (c *creator) Start(ctx context.Context) error {
+	ctx = log.IntoContext(ctx, c.pair.log)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.pair.creation.absent:
+			c.create(ctx, c.pair.clock.Now())
+		}
+	}
+}
+
+func (c *creator) create(ctx context.Context, now time.Time) {
+	if _, err := c.pair.Authority(now); err == nil {
+		return
+	}
+	if c.made == nil {
+		if err := c.prepare(now); err != nil {
+			c.pair.notCreated(err)
+			return
+		}
+		c.record(ctx, now, audit.CACreated, "") // before it exists, so that none does that no record names
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	made := c.made.DeepCopy()
+	err := c.client.Create(ctx, made)
+	if apierrors.IsAlreadyExists(err) {
+		found := &corev1.Secret{}
+		if err := c.live.Get(ctx, client.ObjectKeyFromObject(c.made), found); err != nil {
+			return // it is gone, or looked at again
+		}
+		if !slices.Equal(found.Data[corev1.TLSCertKey], made.Data[corev1.TLSCertKey]) { // somebody else was faster
+			c.record(ctx, now, audit.Discarded, err.Error())
+			c.made = nil
+			return
+		}
+		made, err = found, nil // by a try that had no answer
+	}
+	if err != nil {
+		c.pair.notCreated(err)
+		return
+	}
+	c.made = nil
+	c.pair.created(c.secret.reference(made.UID), c.authority)
+}
+
+// prepare makes a CA with a name that no other generation has.
+func (c *creator) prepare(now time.Time) error {
+	const namePart = 32 // of X.520's 64 letters
+	random := make([]byte, 4)
+	_, _ = rand.Read(random) // never fails
+	authority, keyPEM, err := ca.New(ca.NewOptions{
+		CommonName: fmt.Sprintf("csr-controller-manager:%s:%s", c.secret.Name[:min(len(c.secret.Name), namePart)], hex.EncodeToString(random)),
+		Algorithm:  c.pair.Create.Algorithm,
+		Lifetime:   c.pair.Create.Lifetime,
+	}, now)
+	if err != nil {
+		return err
+	}
+	c.authority = authority
+	c.made = &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name},
+		Type:       corev1.SecretTypeTLS,
+		Data: map[string][]byte{
+			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, caKey: authority.CertificatePEM(),
+		},
+	}
+	return nil
+}
+
+func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, message string) {
+	cert := c.authority.Certificate()
+	key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	c.audit.Write(ctx, now, event, audit.Record{
+		Name: types.NamespacedName(c.secret).String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
+		Serial: cert.SerialNumber.Text(16), IssuerKeyID: c.authority.KeyID(), NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
+	})
+}
+
+// lacks is why there is no Secret to read; if one is to be made, the leader is told.
+func (k *KeyPair) lacks() string {
+	if k.Create == nil {
+		return fmt.Sprintf("%s does not exist: create it with type %s", k.name, corev1.SecretTypeTLS)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.authority != nil && k.authority.Usable(k.clock.Now()) == nil {
+		return k.name + " does not exist: no other CA is made while its CA is in use, so put it back"
+	}
+	select {
+	case k.creation.absent <- struct{}{}:
+	default: // on its way, or nobody listens
+	}
+	if k.creation.failure != nil {
+		return fmt.Sprintf("%s does not exist and can't be created: %v", k.name, k.creation.failure)
+	}
+	return k.name + " does not exist yet: the leader creates it"
+}
+
+func (k *KeyPair) notCreated(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.creation.failure = err
+	k.reject(&Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s does not exist and can't be created: %v", k.name, err)})
+}
+
+func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.object, k.creation.failure = object, nil
+	k.log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+	k.tell(corev1.EventTypeNormal, "CACreated", fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
+		authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
+}

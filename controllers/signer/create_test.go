@@ -1,0 +1,227 @@
+package signer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// maker is a creator with what it works on.
+type maker struct {
+	*creator
+	recorder *events.FakeRecorder
+	file     string
+	fault    error // of the next Create
+	stored   bool  // the faulty Create has stored all the same
+}
+
+func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
+	t.Helper()
+	pair, _, recorder := newPair()
+	secret := Secret{Namespace: "ns", Name: name}
+	pair.source, pair.Create = secret, &Creation{Lifetime: 24 * time.Hour}
+	pair.name, pair.object = secret.describe()
+	pair.creation.absent = make(chan struct{}, 1)
+	m := &maker{recorder: recorder, file: filepath.Join(t.TempDir(), "audit.log")}
+	log, err := audit.Open(audit.Options{Path: m.file, MaxSize: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, options ...client.CreateOption) error {
+			fault := m.fault
+			m.fault = nil
+			if fault != nil && !m.stored {
+				return fault
+			}
+			return errors.Join(fault, c.Create(ctx, obj, options...))
+		},
+	}).Build()
+	m.creator = &creator{secret: secret, pair: pair, client: c, live: c, audit: log}
+	return m
+}
+
+// look reads the Secret as the source does, and creates it if that is wanted.
+func (m *maker) look(t *testing.T) *corev1.Secret {
+	t.Helper()
+	for range 2 {
+		if err := m.secret.readOnce(t.Context(), m.live, m.pair); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-m.pair.creation.absent:
+			m.create(t.Context(), m.pair.clock.Now())
+		default:
+		}
+	}
+	secret := &corev1.Secret{}
+	if err := client.IgnoreNotFound(m.live.Get(t.Context(), client.ObjectKey(m.secret), secret)); err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+// audited are the events in the audit log.
+func (m *maker) audited(t *testing.T) []audit.Event {
+	t.Helper()
+	data, err := os.ReadFile(m.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []audit.Event
+	for line := range strings.Lines(string(data)) {
+		var record audit.Record
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			t.Fatal(err)
+		}
+		if record.Name != "ns/"+m.secret.Name || record.IssuerKeyID == "" || record.NotAfter == nil || len(record.KeySHA256) != 64 {
+			t.Errorf("record %s", line)
+		}
+		found = append(found, record.Event)
+	}
+	return found
+}
+
+// reasons are those of the Events since the last call.
+func (m *maker) reasons() []string {
+	var found []string
+	for _, each := range taken(m.recorder) {
+		found = append(found, strings.Fields(each)[1])
+	}
+	return found
+}
+
+func TestCreateWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	m := newMaker(t, "a-name-that-is-rather-long-for-a-common-name.example.com")
+	secret := m.look(t)
+	if secret.Type != corev1.SecretTypeTLS || len(secret.Data) != 3 || string(secret.Data["ca.crt"]) != string(secret.Data["tls.crt"]) {
+		t.Errorf("Secret of type %s with %d keys", secret.Type, len(secret.Data))
+	}
+	loaded, err := ca.Load(secret.Data["tls.crt"], secret.Data["tls.key"], secret.Data["ca.crt"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := loaded.Certificate().Subject.CommonName
+	if want := "csr-controller-manager:a-name-that-is-rather-long-for-a"; !strings.HasPrefix(name, want+":") || len(name) != len(want)+9 {
+		t.Errorf("common name %s", name)
+	}
+	if got := state(m.pair, now); got != loaded.KeyID() {
+		t.Errorf("in use: %s, want %s", got, loaded.KeyID())
+	}
+	if diff := cmp.Diff([]string{"CAMissing", "CACreated", "CALoaded"}, m.reasons()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+	// Another generation has another name.
+	again := newMaker(t, m.secret.Name)
+	if other := again.look(t); string(other.Data["tls.crt"]) == string(secret.Data["tls.crt"]) {
+		t.Error("twice the same")
+	} else if certs, err := ca.ParseCertificates(other.Data["tls.crt"]); err != nil || certs[0].Subject.CommonName == name {
+		t.Errorf("twice the same name, error %v", err)
+	}
+}
+
+// A Secret that can't be used is somebody's, and stays as it is.
+func TestCreateLeavesABadSecret(t *testing.T) {
+	t.Parallel()
+	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca"}, Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": nil, "tls.key": nil}}
+	m := newMaker(t, "ca", bad)
+	if secret := m.look(t); len(secret.Data["tls.crt"]) > 0 || len(m.audited(t)) > 0 {
+		t.Error("it was overwritten, or another CA was made")
+	}
+	if diff := cmp.Diff([]string{"CAInvalid"}, m.reasons()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
+
+// A Secret that is deleted while its CA signs is not replaced by another CA; one whose CA has ended is.
+func TestCreateNothingWhileInUse(t *testing.T) {
+	t.Parallel()
+	m := newMaker(t, "ca")
+	first := m.look(t)
+	m.reasons()
+	if err := m.client.Delete(t.Context(), first.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	if secret := m.look(t); len(secret.Data) > 0 {
+		t.Error("made another one")
+	}
+	const want = "Warning CAMissing Secret ns/ca does not exist: no other CA is made while its CA is in use, so put it back; the last good one stays in use"
+	if diff := cmp.Diff([]string{want}, taken(m.recorder)); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	m.create(t.Context(), now) // a wish from before
+	m.pair.clock.(interface{ SetTime(time.Time) }).SetTime(now.Add(25 * time.Hour))
+	if secret := m.look(t); string(secret.Data["tls.crt"]) == string(first.Data["tls.crt"]) || len(secret.Data) != 3 {
+		t.Error("made none after the end")
+	}
+}
+
+func TestCreateFaults(t *testing.T) {
+	t.Parallel()
+	m := newMaker(t, "ca")
+	m.fault = errors.New("forbidden")
+	m.look(t) // and its next try works
+	const want = "Warning CAMissing Secret ns/ca does not exist and can't be created: forbidden"
+	if told := taken(m.recorder); len(told) != 3 || told[1] != want || !strings.HasPrefix(told[2], "Normal CACreated ") {
+		t.Errorf("told %q", told)
+	}
+	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+	// Stored, but without an answer.
+	m = newMaker(t, "ca")
+	m.fault, m.stored = errors.New("no answer"), true
+	if err := m.secret.readOnce(t.Context(), m.live, m.pair); err != nil {
+		t.Fatal(err)
+	}
+	m.create(t.Context(), now)
+	m.create(t.Context(), now)
+	if diff := cmp.Diff([]string{"CAMissing", "CAMissing", "CACreated"}, m.reasons()); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+	// Somebody else is faster.
+	root := newRoot(t, time.Hour)
+	m = newMaker(t, "ca")
+	if err := m.secret.readOnce(t.Context(), m.live, m.pair); err != nil {
+		t.Fatal(err)
+	}
+	theirs := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": root.cert, "tls.key": root.key},
+	}
+	if err := m.client.Create(t.Context(), theirs); err != nil {
+		t.Fatal(err)
+	}
+	m.create(t.Context(), now)
+	m.look(t)
+	if got := state(m.pair, now); got != keyID(t, root) {
+		t.Errorf("in use: %s", got)
+	}
+	if diff := cmp.Diff([]audit.Event{"CACreated", "Discarded"}, m.audited(t)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+}

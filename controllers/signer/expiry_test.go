@@ -1,0 +1,147 @@
+package signer
+
+import (
+	"bytes"
+	"crypto/x509"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// leading is a KeyPair of the leader that serves signers with those default lifetimes.
+func leading(lifetimes map[string]time.Duration) (*KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
+	pair, clock, recorder := newPair()
+	elected := make(chan struct{})
+	close(elected)
+	pair.elected, pair.lifetimes = elected, lifetimes
+	return pair, clock, recorder
+}
+
+// warnings are those taken from recorder, without CALoaded.
+func warnings(recorder *events.FakeRecorder) []string {
+	var found []string
+	for _, each := range taken(recorder) {
+		if !strings.Contains(each, "CALoaded") {
+			found = append(found, each)
+		}
+	}
+	return found
+}
+
+func TestTheEndOfACAIsForetold(t *testing.T) {
+	t.Parallel()
+	pair, clock, recorder := leading(map[string]time.Duration{"example.com/short": time.Hour, "example.com/long": 60 * day})
+	old, next := newRoot(t, 100*day), newRoot(t, 200*day)
+	ends := func(id, days string) string {
+		return "Warning CAExpiring the CA that signs, key " + id + ", ends in less than " + days + " days, at 2026-06-09T12:00:00Z, and all that it has signed with it: replace it"
+	}
+	cut := func(id, signers string) string {
+		return "Warning LifetimeCut certificates for " + signers + " are issued for less time than configured, because the CA, key " + id + ", ends before, at 2026-06-09T12:00:00Z: replace it"
+	}
+	id := keyID(t, old)
+	for _, step := range []struct {
+		left   time.Duration // of the old CA
+		during func()
+		want   []string
+	}{
+		{left: 100 * day},
+		{left: 90*day + 1},
+		{left: 90 * day, want: []string{ends(id, "90")}},
+		{left: 89 * day},
+		{left: 60*day - 5*time.Minute},
+		{left: 60*day - 6*time.Minute, want: []string{cut(id, "example.com/long")}},
+		{left: 30 * day, want: []string{ends(id, "30")}},
+		{left: 20 * day, during: func() { pair.Load(nil, old.key) }, want: []string{"Warning CAInvalid Secret ns/ca can't be used: no PEM block of type CERTIFICATE found; the last good one stays in use"}},
+		{left: 7 * day, during: func() { pair.Load(nil, old.key) }, want: []string{ends(id, "7")}},
+		{left: 6 * day},
+		{left: 30 * time.Minute, want: []string{cut(id, "example.com/long, example.com/short")}},
+		{left: 0, want: []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-06-09T12:00:00Z`}},
+		{left: -day},
+		{left: -day, during: func() { pair.Load(next.cert, next.key) }},
+	} {
+		clock.SetTime(now.Add(100*day - step.left))
+		load := step.during
+		if load == nil {
+			load = func() { pair.Load(bytes.Clone(old.cert), old.key) }
+		}
+		for range 2 { // looked at again
+			load()
+		}
+		if diff := cmp.Diff(step.want, warnings(recorder)); diff != "" {
+			t.Errorf("%s before the end (-want +got):\n%s", step.left, diff)
+		}
+	}
+}
+
+// After a restart what applies is told, and nothing that went before; a standby tells nothing until it leads; and a new
+// certificate has steps of its own.
+func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
+	t.Parallel()
+	first, next := newRoot(t, 20*day), newRoot(t, 25*day)
+	standby, _, recorder := newPair()
+	elected := make(chan struct{})
+	standby.elected = elected
+	load := func(one root, want int) {
+		t.Helper()
+		standby.Load(one.cert, one.key)
+		told := warnings(recorder)
+		if len(told) != want || want > 0 && !strings.Contains(told[0], "less than 30 days") {
+			t.Errorf("told %q, want %d", told, want)
+		}
+	}
+	load(first, 0)
+	close(elected)
+	load(first, 1)
+	load(first, 0)
+	load(next, 1)
+	load(next, 0)
+}
+
+// A CA that serving certificates share is told once, as long as the process lives.
+func TestSharingIsTold(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.pair.sharing = p.reconciler.sharingServing()
+	elected := make(chan struct{})
+	close(elected)
+	p.pair.elected = elected
+	one, two := newRoot(t, 1000*day), newRoot(t, 1000*day)
+	p.pair.Load(one.cert, one.key)
+	want := []string{"Warning CAShared kubelet serving certificates share this CA with those of kubernetes.io/kube-apiserver-client and kubernetes.io/kube-apiserver-client-kubelet: " +
+		"whoever verifies one kind by this CA alone accepts the other, and only their usages tell them apart; give kubernetes.io/kubelet-serving a CA of its own"}
+	if diff := cmp.Diff(want, warnings(p.recorder)); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	p.pair.Load(two.cert, two.key)
+	if told := warnings(p.recorder); len(told) > 0 {
+		t.Errorf("again: %q", told)
+	}
+}
+
+// TestAnEndedCABlocksEveryRequest is that each request that waits for it is told so.
+func TestAnEndedCABlocksEveryRequest(t *testing.T) {
+	t.Parallel()
+	for _, name := range append(KubernetesSignerNames(), "example.com/custom") {
+		change := usages("client auth")
+		if name == "kubernetes.io/kubelet-serving" {
+			names := template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} })
+			change = func(obj *request) { names(obj); usages("digital signature", "server auth")(obj) }
+		} else if strings.HasSuffix(name, "kubelet") {
+			change = usages("digital signature", "client auth")
+		}
+		p := newParts(t, object(t, signerName(name), change))
+		root := newRoot(t, time.Minute)
+		p.pair.Load(root.cert, root.key)
+		p.clock.SetTime(now.Add(2 * time.Minute))
+		taken(p.recorder)
+		result, err := p.reconcile(t)
+		told := taken(p.recorder)
+		if err != nil || len(p.written) > 0 || result.RequeueAfter == 0 || len(told) != 1 || !strings.HasPrefix(told[0], "Warning CAExpired ") {
+			t.Errorf("%s: %d writes, again after %s, told %q, error %v", name, len(p.written), result.RequeueAfter, told, err)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"time"
+	"unicode/utf8"
+)
+
+// Algorithm is a kind of key, named as in a Pod's certificate projection (k8s.io/api/core/v1,
+// PodCertificateProjection.KeyType).
+type Algorithm string
+
+// The algorithms of keys that New makes.
+const (
+	ECDSAP256 Algorithm = "ECDSAP256"
+	ECDSAP384 Algorithm = "ECDSAP384"
+	RSA3072   Algorithm = "RSA3072"
+	RSA4096   Algorithm = "RSA4096"
+	ED25519   Algorithm = "ED25519"
+)
+
+// Algorithms are all of them, the default first.
+func Algorithms() []Algorithm { return []Algorithm{ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519} }
+
+// maxCommonName is X.520's bound, in letters (RFC 5280 appendix A.1, ub-common-name).
+const maxCommonName = 64
+
+// NewOptions say what New makes.
+type NewOptions struct {
+	// CommonName is the whole subject, of 1 to 64 letters.
+	CommonName string
+	// Algorithm is that of the key; empty is ECDSAP256.
+	Algorithm Algorithm
+	// Lifetime counts from now.
+	Lifetime time.Duration
+}
+
+// New makes a root of its own that may issue leaf certificates and nothing else, and returns it with its key in PEM
+// (PKCS#8). It is valid from an hour before now, so that what it issues is never backdated before it. Its profile is RFC
+// 5280's: sections 4.1.2.2 (serial number), 4.2.1.2 (subject key identifier), 4.2.1.3 (key usage), 4.2.1.9 (basic
+// constraints).
+func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte, err error) {
+	if letters := utf8.RuneCountInString(options.CommonName); letters < 1 || letters > maxCommonName {
+		return nil, nil, fmt.Errorf("the common name %q has %d letters: want 1 to %d", options.CommonName, letters, maxCommonName)
+	}
+	key, err := newKey(options.Algorithm)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make CA key: %w", err)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make serial number: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: options.CommonName},
+		NotBefore:             now.Add(-time.Hour),
+		NotAfter:              now.Add(options.Lifetime),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sign CA certificate: %w", err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode CA key: %w", err)
+	}
+	keyPEM = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+	authority, err = Load(encode(der), keyPEM)
+	return authority, keyPEM, err
+}
+
+func newKey(algorithm Algorithm) (crypto.Signer, error) {
+	switch algorithm {
+	case "", ECDSAP256:
+		return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	case ECDSAP384:
+		return ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	case RSA3072:
+		return rsa.GenerateKey(rand.Reader, 3072)
+	case RSA4096:
+		return rsa.GenerateKey(rand.Reader, 4096)
+	case ED25519:
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		return key, err
+	default:
+		return nil, fmt.Errorf("no such algorithm: %q", algorithm)
+	}
+}
+
+// encode is one CERTIFICATE block.
+func encode(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}

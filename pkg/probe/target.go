@@ -1,0 +1,132 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// ServerName is in every API server's serving certificate.
+const ServerName = "kubernetes.default.svc"
+
+// Target is a server to ask.
+type Target struct {
+	// Name tells it from others: an API server's host:port or URL; of an aggregated one with its Service before that.
+	Name string
+	// Cluster is how to reach it and to know it; no credential in it is used.
+	Cluster *rest.Config
+
+	// resource, if not empty, is a path of an API that it serves: an aggregated API server has no SelfSubjectReview.
+	resource string
+}
+
+// AskTarget shows c to target.
+func (c *Certificate) AskTarget(ctx context.Context, target Target) Answer {
+	if target.resource != "" {
+		return c.askResource(ctx, target)
+	}
+	return c.Ask(ctx, target.Cluster)
+}
+
+// Direct are the API servers at addresses, which are those of Endpoints or Listed. What they are known by is cluster's CA,
+// and serverName, which may be empty for ServerName. Nothing else of cluster is taken: they are asked without a proxy.
+func Direct(cluster *rest.Config, serverName string, addresses []string) []Target {
+	if serverName == "" {
+		serverName = ServerName
+	}
+	targets := make([]Target, 0, len(addresses))
+	for _, address := range addresses {
+		host := address
+		if _, _, err := net.SplitHostPort(address); err == nil {
+			host = "https://" + address
+		}
+		targets = append(targets, Target{Name: address, Cluster: direct(host, rest.TLSClientConfig{
+			CAData: cluster.CAData, CAFile: cluster.CAFile, Insecure: cluster.Insecure, ServerName: serverName,
+		})})
+	}
+	return targets
+}
+
+func direct(host string, tls rest.TLSClientConfig) *rest.Config {
+	return &rest.Config{Host: host, TLSClientConfig: tls, Proxy: func(*http.Request) (*url.URL, error) { return nil, nil }}
+}
+
+// Endpoints are the addresses of all API servers as they publish them: host:port of every endpoint of the Service
+// kubernetes, ready or not, sorted. None is an error, and so is a slice without the port: a proof must not miss one.
+// It needs list on endpointslices.discovery.k8s.io in namespace default.
+//
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
+func Endpoints(ctx context.Context, reader client.Reader) ([]string, error) {
+	addresses, err := endpoints(ctx, reader, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, "https")
+	if err != nil {
+		return nil, err
+	}
+	if len(addresses) == 0 {
+		return nil, fmt.Errorf("the Service default/kubernetes has no endpoints, so there is nobody to ask")
+	}
+	return addresses, nil
+}
+
+// endpoints are the addresses of a Service, at its port of that name.
+func endpoints(ctx context.Context, reader client.Reader, service client.ObjectKey, port string) ([]string, error) {
+	slicesOf := &discoveryv1.EndpointSliceList{}
+	err := reader.List(ctx, slicesOf, client.InNamespace(service.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: service.Name})
+	if err != nil {
+		return nil, fmt.Errorf("list the EndpointSlices of Service %s: %w", service, err)
+	}
+	var addresses []string
+	for _, slice := range slicesOf.Items {
+		if len(slice.Endpoints) == 0 {
+			continue
+		}
+		number, found := portOf(slice.Ports, port)
+		if !found {
+			return nil, fmt.Errorf("EndpointSlice %s/%s has no port %q", slice.Namespace, slice.Name, port)
+		}
+		for _, endpoint := range slice.Endpoints {
+			for _, address := range endpoint.Addresses {
+				addresses = append(addresses, net.JoinHostPort(address, number))
+			}
+		}
+	}
+	slices.Sort(addresses)
+	return slices.Compact(addresses), nil
+}
+
+func portOf(ports []discoveryv1.EndpointPort, name string) (string, bool) {
+	for _, port := range ports {
+		if port.Port != nil && (port.Name == nil && name == "" || port.Name != nil && *port.Name == name) {
+			return strconv.Itoa(int(*port.Port)), true
+		}
+	}
+	return "", false
+}
+
+// Listed checks addresses that an owner has written down: host:port or an https URL each. None is an error. They are
+// returned sorted, each once.
+func Listed(addresses []string) ([]string, error) {
+	if len(addresses) == 0 {
+		return nil, fmt.Errorf("no API server is named, so there is nobody to ask")
+	}
+	for _, address := range addresses {
+		if host, port, err := net.SplitHostPort(address); err == nil && host != "" {
+			if _, err := strconv.ParseUint(port, 10, 16); err == nil {
+				continue
+			}
+		}
+		if at, err := url.Parse(address); err == nil && at.Scheme == "https" && at.Host != "" && at.User == nil {
+			continue
+		}
+		return nil, fmt.Errorf("%q is neither host:port nor an https URL", address)
+	}
+	sorted := slices.Sorted(slices.Values(addresses))
+	return slices.Compact(sorted), nil
+}

@@ -1,0 +1,189 @@
+package probe
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var start = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+
+const every = 10 * time.Second
+
+// yes, no and dunno are answers; a round is one letter for each server, and a space for one that is not there.
+func answers(letters string) map[string]Answer {
+	round := map[string]Answer{}
+	for i, letter := range letters {
+		name := string(rune('a' + i))
+		switch letter {
+		case '+':
+			round[name] = Answer{Recognised, "knows it"}
+		case '-':
+			round[name] = Answer{Refused, "says 401"}
+		case '?':
+			round[name] = Answer{Unknown, "times out"}
+		}
+	}
+	return round
+}
+
+func TestTracker(t *testing.T) {
+	t.Parallel()
+	type round struct {
+		after   time.Duration // since the start
+		letters string
+	}
+	// each makes rounds at the interval.
+	each := func(letters ...string) (rounds []round) {
+		for i, one := range letters {
+			rounds = append(rounds, round{time.Duration(i) * every, one})
+		}
+		return rounds
+	}
+	for name, test := range map[string]struct {
+		want    Trust
+		settle  time.Duration
+		rounds  []round
+		later   time.Duration // from the last round to now
+		missing string        // empty for proven
+	}{
+		"nobody was asked":             {settle: every, missing: "no API server has been asked"},
+		"there is nobody to ask":       {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
+		"once":                         {rounds: each("+"), missing: "a: it has been seen 1 time(s), for 0s of 0s"},
+		"twice, without settling":      {rounds: each("+", "+")},
+		"long enough":                  {settle: 3 * every, rounds: each("++", "++", "++", "++")},
+		"not long enough":              {settle: 3*every + 1, rounds: each("++", "++", "++", "++"), missing: "a: it has been seen 4 time(s), for 30s of 30.000000001s|b: it has"},
+		"waiting is no answer":         {settle: 4 * every, rounds: each("+", "+", "+"), later: 2 * every, missing: "for 20s of 40s"},
+		"one lags":                     {settle: every, rounds: each("+-", "+-", "+-"), missing: "b: says 401"},
+		"one changed its mind":         {settle: 2 * every, rounds: each("+", "+", "-", "+", "+"), missing: "for 10s of 20s"},
+		"one that comes late":          {settle: 3 * every, rounds: each("+", "+", "+", "++", "++"), missing: "b: it has been seen 2 time(s), for 10s of 30s"},
+		"one that has left":            {settle: 3 * every, rounds: each("+-", "+-", "+", "+")},
+		"one that comes back":          {settle: 3 * every, rounds: each("++", "++", "+", "++", "++"), missing: "b: it has been seen 2"},
+		"silence at last":              {settle: every, rounds: each("+", "+", "+", "?"), missing: "a: times out"},
+		"a short silence":              {settle: 3 * every, rounds: each("+", "+", "?", "?", "+", "+")},
+		"a silence proves an interval": {settle: 3*every + 1, rounds: each("+", "+", "?", "?", "+", "+"), missing: "for 30s of"},
+		"a long silence":               {settle: 2 * every, rounds: each("+", "+", "?", "?", "?", "?", "+", "+"), missing: "for 10s of"},
+		"silence only":                 {rounds: each("?", "?", "?"), missing: "a: times out"},
+		"a gap of three intervals":     {settle: 2 * every, rounds: []round{{0, "+"}, {every, "+"}, {4 * every, "+"}}},
+		"a longer gap":                 {settle: every, rounds: []round{{0, "+"}, {every, "+"}, {4*every + 1, "+"}}, missing: "seen 1 time(s)"},
+		"the clock jumps ahead":        {settle: every, rounds: []round{{0, "+"}, {time.Hour, "+"}}, missing: "seen 1 time(s), for 0s"},
+		"by less than three intervals": {settle: 2 * every, rounds: []round{{0, "+"}, {2 * every, "+"}}, missing: "for 10s of 20s"},
+		"the clock jumps back":         {settle: every, rounds: []round{{time.Hour, "+"}, {time.Hour + every, "+"}, {0, "+"}}, missing: "seen 1 time(s)"},
+		"now is long after":            {settle: every, rounds: each("+", "+", "+"), later: 4 * every, missing: "the API servers were last asked 40s ago"},
+		"now is before":                {settle: every, rounds: each("+", "+", "+"), later: -1, missing: "the clock has been set back"},
+		"faster than the interval":     {settle: every, rounds: []round{{0, "+"}, {1, "+"}, {2, "+"}}, missing: "a: it has been seen 3 time(s), for 0s of 10s"},
+		"refused by all":               {want: Refused, settle: every, rounds: each("--", "--")},
+		"recognised by one still":      {want: Refused, settle: every, rounds: each("--", "-+", "-+"), missing: "b: knows it"},
+		"silence refuses nothing":      {want: Refused, rounds: each("-?", "-?", "-?"), missing: "b: times out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := test.want
+			if want == Unknown {
+				want = Recognised
+			}
+			tracker := NewTracker(want, every)
+			at := start
+			for _, round := range test.rounds {
+				at = start.Add(round.after)
+				tracker.Add(Round{At: at, Answers: answers(round.letters)})
+			}
+			proven, missing := tracker.Proven(test.settle, at.Add(test.later))
+			if proven != (test.missing == "") || proven != (len(missing) == 0) {
+				t.Errorf("proven: %t, missing %q", proven, missing)
+			}
+			for i, part := range strings.Split(test.missing, "|") {
+				if part != "" && (i >= len(missing) || !strings.Contains(missing[i], part)) {
+					t.Errorf("missing %q, want %q", missing, test.missing)
+				}
+			}
+		})
+	}
+}
+
+func TestStandings(t *testing.T) {
+	t.Parallel()
+	tracker := NewTracker(Recognised, every)
+	tracker.Add(Round{At: start, Answers: answers("+-")})
+	tracker.Add(Round{At: start.Add(every), Answers: answers("?+")})
+	want := []Standing{{"a", Answer{Unknown, "times out"}, start}, {"b", Answer{Recognised, "knows it"}, start.Add(every)}}
+	if got := tracker.Standings(); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// TestTrackerProvesNothingFalse plays rounds at random, and holds what is proven against what each server has said: for
+// the last settleFor, with no more than three intervals between two answers, nothing but what was wanted.
+func TestTrackerProvesNothingFalse(t *testing.T) {
+	t.Parallel()
+	proofs := 0
+	for seed := range uint64(500) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		tracker, at, settle := NewTracker(Recognised, every), start, time.Duration(random.IntN(5))*every
+		var played []Round
+		for range 40 {
+			at = at.Add(step(random))
+			var letters strings.Builder
+			for range 3 {
+				letters.WriteByte("+++++++++++++++++++++++?- "[random.IntN(25)])
+			}
+			played = append(played, Round{At: at, Answers: answers(letters.String())})
+			tracker.Add(played[len(played)-1])
+			now := at.Add(time.Duration(random.IntN(5)-1) * every)
+			if proven, missing := tracker.Proven(settle, now); proven {
+				proofs++
+				if err := contradiction(played, settle, now); err != nil {
+					t.Fatalf("seed %d, round %d: proven, but %v", seed, len(played), err)
+				}
+			} else if len(missing) == 0 {
+				t.Fatalf("seed %d: not proven, and nothing is missing", seed)
+			}
+		}
+	}
+	if proofs < 500 {
+		t.Errorf("only %d proofs", proofs)
+	}
+}
+
+func step(random *rand.Rand) time.Duration {
+	switch random.IntN(30) {
+	case 0:
+		return time.Hour
+	case 1:
+		return -time.Minute
+	case 2:
+		return 5 * every
+	default:
+		return time.Duration(random.Int64N(int64(2 * every)))
+	}
+}
+
+// contradiction looks at the rounds from the last one back, server by server, without streaks.
+func contradiction(played []Round, settle time.Duration, now time.Time) error {
+	last := played[len(played)-1]
+	if len(last.Answers) == 0 || now.Before(last.At) || now.Sub(last.At) > 3*every {
+		return fmt.Errorf("nobody was asked, or not lately")
+	}
+	for name, answer := range last.Answers {
+		if answer.Trust != Recognised {
+			return fmt.Errorf("%s says %s", name, answer.Trust)
+		}
+		seen, lasted, latest := 1, time.Duration(0), last.At
+		for i := len(played) - 2; i >= 0 && (seen < 2 || lasted < settle); i-- {
+			before, asked := played[i].Answers[name]
+			switch gap := latest.Sub(played[i].At); {
+			case !asked || before.Trust == Refused || gap < 0 || gap > 3*every:
+				return fmt.Errorf("%s has said so %d times in %s", name, seen, lasted)
+			case before.Trust == Recognised:
+				seen, lasted, latest = seen+1, lasted+min(gap, every), played[i].At
+			}
+		}
+		if seen < 2 || lasted < settle {
+			return fmt.Errorf("%s has said so %d times in %s", name, seen, lasted)
+		}
+	}
+	return nil
+}

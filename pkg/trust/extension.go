@@ -1,0 +1,113 @@
+package trust
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// The ConfigMap in which API servers publish what they trust for client certificates, all of them together, and which
+// aggregated API servers go by. API servers only add to it: a CA stays there until it ends
+// (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
+const (
+	ExtensionNamespace = "kube-system"
+	ExtensionName      = "extension-apiserver-authentication"
+	ExtensionKey       = "client-ca-file"
+)
+
+// Holds says whether that ConfigMap has cert, or another certificate of the same CA.
+func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, error) {
+	obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
+	}
+	data, _, err := unstructured.NestedString(obj.Object, "data", ExtensionKey)
+	if err != nil {
+		return false, err
+	}
+	certs, err := ca.ParseCertificates([]byte(data))
+	if err != nil {
+		return false, fmt.Errorf("read %s of ConfigMap %s/%s: %w", ExtensionKey, ExtensionNamespace, ExtensionName, err)
+	}
+	for _, one := range certs {
+		if SameCA(one, cert) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Prune takes every certificate of the CA of old out of that ConfigMap, and leaves all else as it is. An API server whose
+// own client CA file still has it puts it back within a minute: prune only what they all refuse.
+func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		data, _, err := unstructured.NestedString(obj.Object, "data", ExtensionKey)
+		if err != nil {
+			return err
+		}
+		kept, err := without([]byte(data), old)
+		if err != nil || string(kept) == data {
+			return err
+		}
+		if err := unstructured.SetNestedField(obj.Object, string(kept), "data", ExtensionKey); err != nil {
+			return err
+		}
+		_, err = p.extension().Update(ctx, obj, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("prune ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
+	}
+	return nil
+}
+
+func (p *Publisher) extension() dynamic.ResourceInterface {
+	return p.objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace(ExtensionNamespace)
+}
+
+// without is data less the PEM blocks that hold a certificate of the CA of old. What is between blocks stays. It is an
+// error if no certificate would be left, which would have every client certificate refused.
+func without(data []byte, old *x509.Certificate) ([]byte, error) {
+	var kept []byte
+	removed, left := 0, 0
+	for {
+		block, rest := pem.Decode(data)
+		if block == nil {
+			break
+		}
+		text := data[:len(data)-len(rest)]
+		data = rest
+		if block.Type == "CERTIFICATE" {
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil {
+				return nil, fmt.Errorf("parse certificate %d: %w", removed+left+1, err)
+			}
+			if SameCA(cert, old) {
+				removed++
+				text = text[:bytes.LastIndex(text, []byte("-----BEGIN "))]
+			} else {
+				left++
+			}
+		}
+		kept = append(kept, text...)
+	}
+	if removed > 0 && left == 0 {
+		return nil, errors.New("nothing but the CA that is to leave is trusted there")
+	}
+	return append(kept, data...), nil
+}

@@ -1,0 +1,233 @@
+package trust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
+)
+
+// ConfigMapKey is one entry of a ConfigMap.
+type ConfigMapKey struct{ Namespace, Name, Key string }
+
+// Wanted is what is to be found where. It must name at least one certificate.
+type Wanted struct {
+	// Bundle is that of Bundle.
+	Bundle []byte
+	// ConfigMaps hold it. Nothing else in them is touched; one that does not exist is made.
+	ConfigMaps []ConfigMapKey
+	// Authority is whose bundle it is: the end of a ClusterTrustBundle's name.
+	Authority string
+	// Signers have a ClusterTrustBundle each, if the API server serves them. Those of Authority for others are removed.
+	Signers []string
+}
+
+// Problem is why the bundle is not where it should be.
+type Problem struct {
+	// Where names the object.
+	Where string
+	// Why is a sentence that says what is wrong, and what to do if a person must.
+	Why string
+}
+
+func (p Problem) String() string { return p.Where + " " + p.Why }
+
+// State is what was found.
+type State struct {
+	// Problems are none when everything is as wanted.
+	Problems []Problem
+	// Served is the version of ClusterTrustBundle that the API server serves, empty for none: then none are published, which
+	// is no Problem.
+	Served string
+}
+
+// Published says whether everything is as wanted.
+func (s State) Published() bool { return len(s.Problems) == 0 }
+
+// Publisher reads and writes what is published. Nothing of it is cached, not even what the API server serves.
+type Publisher struct {
+	objects   dynamic.Interface
+	discovery discovery.ServerResourcesInterface
+}
+
+// NewPublisher returns one that acts as the user of config.
+func NewPublisher(config *rest.Config) (*Publisher, error) {
+	config = rest.CopyConfig(config)
+	config.WarningHandler = rest.NoWarnings{} // of an old version that is all there is, at each look
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	served, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make discovery client: %w", err)
+	}
+	return &Publisher{objects: objects, discovery: served}, nil
+}
+
+// Publish makes everything as wanted, and writes nothing that is so already. What is left is in State, to be tried again.
+func (p *Publisher) Publish(ctx context.Context, wanted Wanted) State {
+	return p.each(ctx, wanted, p.write)
+}
+
+// Published looks whether everything is as wanted, and changes nothing.
+func (p *Publisher) Published(ctx context.Context, wanted Wanted) State {
+	return p.each(ctx, wanted, p.compare)
+}
+
+// target is one object that holds, or must not exist for, the bundle.
+type target struct {
+	resource        schema.GroupVersionResource
+	kind            string
+	namespace, name string
+	// set makes what is wanted of obj, and says whether that changed anything.
+	set func(obj *unstructured.Unstructured) (changed bool, err error)
+	// gone says that it is not to exist.
+	gone bool
+	// grant is what must be granted to write it.
+	grant string
+}
+
+func (t target) String() string {
+	if t.namespace == "" {
+		return t.kind + " " + t.name
+	}
+	return t.kind + " " + t.namespace + "/" + t.name
+}
+
+// errDiffers is what compare returns.
+var errDiffers = errors.New("is not as it should be")
+
+func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Context, target) error) State {
+	if len(wanted.Bundle) == 0 {
+		return State{Problems: []Problem{{"the bundle of " + wanted.Authority, "has no certificate that is still valid: nobody is told to trust nothing"}}}
+	}
+	var targets []target
+	for _, key := range wanted.ConfigMaps {
+		targets = append(targets, configMap(key, wanted.Bundle))
+	}
+	bundles, state := p.clusterTrustBundles(ctx, wanted)
+	for _, one := range append(targets, bundles...) {
+		if err := do(ctx, one); err != nil {
+			state.Problems = append(state.Problems, Problem{one.String(), one.why(err)})
+		}
+	}
+	return state
+}
+
+// why is the sentence about err.
+func (t target) why(err error) string {
+	switch {
+	case errors.Is(err, errDiffers):
+		return err.Error()
+	case apierrors.IsForbidden(err):
+		return fmt.Sprintf("can't be brought up to date: grant the manager %s (%v)", t.grant, err)
+	default:
+		return fmt.Sprintf("can't be brought up to date: %v", err)
+	}
+}
+
+// compare returns errDiffers, wrapped, if t is not as wanted.
+func (p *Publisher) compare(ctx context.Context, t target) error {
+	obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && t.gone:
+		return nil
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("does not exist: it %w", errDiffers)
+	case err != nil:
+		return err
+	case t.gone:
+		return fmt.Errorf("is for a signer that has left: it %w", errDiffers)
+	}
+	if changed, err := t.set(obj); err != nil || changed {
+		return errors.Join(err, errDiffers)
+	}
+	return nil
+}
+
+// write makes t as wanted: it writes what it has read and changed, and reads it again if somebody else has been faster.
+func (p *Publisher) write(ctx context.Context, t target) error {
+	on := p.on(t)
+	return retry.OnError(retry.DefaultRetry, raced, func() error {
+		obj, err := on.Get(ctx, t.name, metav1.GetOptions{})
+		exists := err == nil
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		if t.gone {
+			return p.remove(ctx, t, obj)
+		}
+		if !exists {
+			obj = &unstructured.Unstructured{}
+			obj.SetAPIVersion(t.resource.GroupVersion().String())
+			obj.SetKind(t.kind)
+			obj.SetName(t.name)
+		}
+		changed, err := t.set(obj)
+		switch {
+		case err != nil || !changed:
+			return err
+		case exists:
+			_, err = on.Update(ctx, obj, metav1.UpdateOptions{})
+		default:
+			_, err = on.Create(ctx, obj, metav1.CreateOptions{})
+		}
+		return err
+	})
+}
+
+// remove deletes obj, as it was read, unless it is gone.
+func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured) error {
+	if obj == nil {
+		return nil
+	}
+	uid, version := obj.GetUID(), obj.GetResourceVersion()
+	err := p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// raced says whether somebody else has written between a read and a write.
+func raced(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+
+func (p *Publisher) on(t target) dynamic.ResourceInterface {
+	if t.namespace == "" {
+		return p.objects.Resource(t.resource)
+	}
+	return p.objects.Resource(t.resource).Namespace(t.namespace)
+}
+
+// configMap is the target that key names.
+func configMap(key ConfigMapKey, bundle []byte) target {
+	return target{
+		resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, kind: "ConfigMap",
+		namespace: key.Namespace, name: key.Name,
+		grant: fmt.Sprintf("get and update on configmaps %s in namespace %s, and create on configmaps there", key.Name, key.Namespace),
+		set: func(obj *unstructured.Unstructured) (bool, error) {
+			// A key can't be in both.
+			_, binary, err := unstructured.NestedFieldNoCopy(obj.Object, "binaryData", key.Key)
+			unstructured.RemoveNestedField(obj.Object, "binaryData", key.Key)
+			changed, setErr := setText(obj, string(bundle), "data", key.Key)
+			return binary || changed, errors.Join(err, setErr)
+		},
+	}
+}
+
+// setText makes the field at path text, and says whether it was not.
+func setText(obj *unstructured.Unstructured, text string, path ...string) (changed bool, err error) {
+	if found, exists, err := unstructured.NestedString(obj.Object, path...); err == nil && exists && found == text {
+		return false, nil
+	}
+	return true, unstructured.SetNestedField(obj.Object, text, path...)
+}

@@ -1,0 +1,205 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// rotating is a control plane whose API server trusts what is published, and nothing else but its administrator's CA.
+type rotating struct {
+	*cluster.Cluster
+	admin client.WithWatch
+	// file is the API server's client CA file, users the administrator's CA in it.
+	file  string
+	users []byte
+}
+
+// published is where the bundle goes.
+var published = v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: "client-ca", Key: "ca.crt"}
+
+const signingNamespace = "csr-controller-manager-system"
+
+// startRotating starts a control plane with the CRD, and a CA in the Secret signing-ca that the API server trusts.
+func startRotating(t *testing.T) *rotating {
+	t.Helper()
+	c, err := cluster.Start(cluster.Token{Token: "joiner-token", User: "joiner", UID: "j-1", Groups: "joiners"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := envtest.InstallCRDs(c.Config, envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}); err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	r := &rotating{Cluster: c, file: filepath.Join(c.Dir, "apiserver", "csrenv-client-ca.crt")}
+	if r.admin, err = client.NewWithWatch(c.Config, client.Options{Scheme: scheme}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := os.ReadFile(r.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(all)
+	r.users = pem.EncodeToMemory(block)
+	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: signingNamespace}})
+	r.create(t, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: signingNamespace, Name: "signing-ca"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": c.CA.CertPEM, "tls.key": c.CA.KeyPEM},
+	})
+	return r
+}
+
+// feed has the API server's client CA file follow what is published, until the test ends.
+func (r *rotating) feed(t *testing.T) {
+	t.Helper()
+	watching, err := r.admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(published.Namespace), client.MatchingFields{"metadata.name": published.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(watching.Stop)
+	go func() {
+		for event := range watching.ResultChan() {
+			obj, ok := event.Object.(*corev1.ConfigMap)
+			if !ok || event.Type == watch.Deleted || obj.Data[published.Key] == "" {
+				continue
+			}
+			if err := r.trust([]byte(obj.Data[published.Key])); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+}
+
+// trust writes the file, in one step.
+func (r *rotating) trust(bundle []byte) error {
+	if err := os.WriteFile(r.file+".new", slices.Concat(r.users, bundle), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(r.file+".new", r.file)
+}
+
+// authority makes one whose API server is r's.
+func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1alpha1.SigningAuthoritySpec)) {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret:  v1alpha1.SecretReference{Namespace: signingNamespace, Name: secret},
+			Signers: []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet"},
+			Trust:   v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{published}},
+			Verification: v1alpha1.Verification{
+				APIServers: []string{strings.Trim(strings.TrimPrefix(r.Config.Host, "https://"), "/")},
+				ServerName: "localhost",
+				SettleFor:  &metav1.Duration{Duration: time.Second},
+			},
+		},
+	}
+	if change != nil {
+		change(&obj.Spec)
+	}
+	r.create(t, obj)
+}
+
+// create makes obj, which ends with the control plane.
+func (r *rotating) create(t *testing.T, obj client.Object) {
+	t.Helper()
+	if err := r.admin.Create(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rotating) get(t *testing.T, name string) *v1alpha1.SigningAuthority {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{}
+	if err := r.admin.Get(t.Context(), client.ObjectKey{Name: name}, obj); err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}
+
+// ask asks for operation.
+func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.OperationAnnotation, operation)
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := r.admin.Patch(t.Context(), obj, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reaches waits until the authority is in phase, with no operation left.
+func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthority) bool) *v1alpha1.SigningAuthority {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{}
+	eventually(t, fmt.Sprintf("%s is %s", name, phase), func(ctx context.Context) error {
+		if err := r.admin.Get(ctx, client.ObjectKey{Name: name}, obj); err != nil {
+			return fmt.Errorf("%w; before: %+v", err, obj.Status)
+		}
+		if obj.Status.Phase != phase || obj.Annotations[v1alpha1.OperationAnnotation] != "" || also != nil && !also(obj) {
+			return fmt.Errorf("it is %q, with operation %q, and waits for %q: %+v", obj.Status.Phase, obj.Annotations[v1alpha1.OperationAnnotation], obj.Status.WaitingFor, obj.Status.Conditions)
+		}
+		return nil
+	})
+	return obj
+}
+
+// bundle is what is published.
+func (r *rotating) bundle(t *testing.T) []byte {
+	t.Helper()
+	obj := &corev1.ConfigMap{}
+	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: published.Namespace, Name: published.Name}, obj); err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Clone([]byte(obj.Data[published.Key]))
+}
+
+// tells waits for an Event about the authority.
+func (r *rotating) tells(t *testing.T, name, reason, part string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("Event %s about %s", reason, name), func(ctx context.Context) error {
+		events := &eventsv1.EventList{}
+		if err := r.admin.List(ctx, events); err != nil {
+			return err
+		}
+		var notes []string
+		for _, event := range events.Items {
+			if event.Regarding.Kind == "SigningAuthority" && event.Regarding.Name == name && event.Reason == reason {
+				notes = append(notes, event.Note)
+			}
+		}
+		if !strings.Contains(strings.Join(notes, "\n"), part) {
+			return fmt.Errorf("%q is not among %q", part, notes)
+		}
+		return nil
+	})
+}
