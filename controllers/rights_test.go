@@ -157,6 +157,12 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", folder, diff)
 		}
 	}
+	fromSecret := func(c *config.Configuration) { c.Signing.Secret = "csr-controller-manager-system/csr-signer" }
+	more := asked(func(c *config.Configuration) { fromSecret(c); c.Signing.CreateIfMissing = true })
+	more = slices.DeleteFunc(more, func(right string) bool { return slices.Contains(asked(fromSecret), right) })
+	if diff := cmp.Diff(granted(t, "create-ca"), more); diff != "" {
+		t.Errorf("create-ca: granted (-) is not what is asked for (+):\n%s", diff)
+	}
 	for _, preset := range []string{config.InventoryClusterAPI, config.InventoryOpenShift} {
 		more := asked(func(c *config.Configuration) {
 			c.LeaderElection.Enabled = false
@@ -190,7 +196,7 @@ func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
 	}
 	without := asked(false)
 	more := unique(slices.DeleteFunc(asked(true), func(right string) bool { return slices.Contains(without, right) }))
-	if diff := cmp.Diff(granted(t, "rotation"), more); diff != "" {
+	if diff := cmp.Diff(granted(t, "rotation/ledger"), more); diff != "" {
 		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
 	}
 	if diff := cmp.Diff(asked(false, "signer"), asked(true, "signer")); diff != "" {
@@ -225,7 +231,9 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
 		},
 		"a dry run of all": {
-			change: func(c *config.Configuration) { c.DryRun, c.Signing.Secret = []string{"*"}, "b/a" },
+			change: func(c *config.Configuration) {
+				c.DryRun, c.Signing.Secret, c.Signing.CreateIfMissing = []string{"*"}, "b/a", true
+			},
 			have: []string{
 				"get certificatesigningrequests.certificates.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
 				"create events.events.k8s.io in default", "get secrets a in b",
@@ -233,7 +241,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			havenot: []string{
 				"update certificatesigningrequests.certificates.k8s.io/approval", "update certificatesigningrequests.certificates.k8s.io/status",
 				"delete certificatesigningrequests.certificates.k8s.io", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving",
-				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
+				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet", "create secrets in b",
 			},
 		},
 		"a dry run of the approver": {
