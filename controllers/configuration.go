@@ -35,7 +35,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		options.Approver.DryRun = c.DryRuns(config.ApproverController)
 	}
 	if c.Enabled(config.SignerController) {
-		signers, err := signersOf(c.Signing)
+		signers, err := signersOf(c)
 		if err != nil {
 			return Options{}, err
 		}
@@ -72,7 +72,8 @@ func blockList(c *config.Configuration) *inventory.BlockList {
 
 // signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
 // settings of their own.
-func signersOf(c config.Signing) (map[string]signer.Signer, error) {
+func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
+	c := all.Signing
 	settings := map[string]config.Signer{}
 	if !c.Empty() {
 		for _, name := range signer.KubernetesSignerNames() {
@@ -96,7 +97,7 @@ func signersOf(c config.Signing) (map[string]signer.Signer, error) {
 			source = c.CA
 		}
 		if pairs[source] == nil {
-			pairs[source] = keyPair(source)
+			pairs[source] = keyPair(source, all.Rotation.Enabled)
 		}
 		usages := make([]certificatesv1.KeyUsage, len(one.Usages))
 		for i, usage := range one.Usages {
@@ -129,10 +130,13 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 // defaultCALifetime is that of a CA that is made.
 const defaultCALifetime = 10 * 365 * 24 * time.Hour
 
-func keyPair(c config.CA) *signer.KeyPair {
+func keyPair(c config.CA, rotated bool) *signer.KeyPair {
 	var source signer.Source = signer.Files{Cert: c.CertFile, Key: c.KeyFile}
 	if namespace, name := c.SecretName(); name != "" {
 		source = signer.Secret{Namespace: namespace, Name: name}
+		if rotated {
+			source = signer.Guarded{Namespace: namespace, Name: name}
+		}
 	}
 	pair := signer.NewKeyPair(source)
 	pair.Chain = c.Chain

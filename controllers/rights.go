@@ -16,6 +16,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
@@ -27,7 +28,7 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 		r.approver(c.Approval)
 	}
 	if c.Enabled(config.SignerController) {
-		if err := r.signer(c.Signing); err != nil {
+		if err := r.signer(c); err != nil {
 			return nil, err
 		}
 	}
@@ -112,9 +113,10 @@ func (r *rights) approver(c config.Approval) {
 	r.events(need, metav1.NamespaceDefault)
 }
 
-func (r *rights) signer(c config.Signing) error {
+func (r *rights) signer(all *config.Configuration) error {
 	const need = "signer"
-	signers, err := signersOf(c)
+	c := all.Signing
+	signers, err := signersOf(all)
 	if err != nil {
 		return err
 	}
@@ -131,10 +133,20 @@ func (r *rights) signer(c config.Signing) error {
 			if source.CreateIfMissing { // which is needed once, if at all
 				r.optional("a new CA", "", "secrets", namespace, "", "create")
 			}
+			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) {
+				r.ledger(namespace, name)
+			}
 		}
 	}
 	r.optional("self-check", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
 	return nil
+}
+
+// ledger is what is issued by the CA in a Secret. What is to be created has no name that a role could name.
+func (r *rights) ledger(namespace, secret string) {
+	const need = "ledger"
+	r.add(need, "", "configmaps", namespace, "", "create")
+	r.add(need, "", "configmaps", namespace, ledger.BookName(secret), "get", "update")
 }
 
 func (r *rights) leaderElection(namespace, name string) {

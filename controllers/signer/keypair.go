@@ -24,7 +24,7 @@ type Unavailable struct{ Reason, Message string }
 
 func (u *Unavailable) Error() string { return u.Message }
 
-// Source feeds a KeyPair: Secret, Files or Static.
+// Source feeds a KeyPair: Secret, Guarded, Files or Static.
 type Source interface {
 	// describe names the source in messages, and the object that Events are about, if there is one.
 	describe() (string, client.Object)
@@ -36,6 +36,7 @@ type Source interface {
 
 var (
 	_ Source = Secret{}
+	_ Source = Guarded{}
 	_ Source = Files{}
 	_ Source = Static{}
 )
@@ -71,6 +72,8 @@ type KeyPair struct {
 	foretold    foretold
 	toldSharing bool
 	creation    creation
+
+	guard // of a Guarded source
 }
 
 // NewKeyPair returns a KeyPair without an Authority; the manager that a Reconciler is set up with runs source.
@@ -84,6 +87,11 @@ func NewKeyPair(source Source) *KeyPair {
 func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	return k.authorityAt(now)
+}
+
+// authorityAt is Authority for who holds mu.
+func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
 	switch {
 	case k.authority != nil && k.authority.Usable(now) == nil:
 		return k.authority, nil
@@ -104,6 +112,11 @@ func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
 func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.load(certPEM, keyPEM, caPEM...)
+}
+
+// load is Load for who holds mu.
+func (k *KeyPair) load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	defer k.foretell()
 	now, anchors := k.clock.Now(), slices.Concat(caPEM...)
 	inUse := k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM) && slices.Equal(anchors, k.caPEM)
@@ -129,6 +142,11 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
 	k.log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
 	k.tell(corev1.EventTypeNormal, "CALoaded", InUse(authority))
+	k.wake()
+}
+
+// wake wakes whoever waits. The caller holds mu.
+func (k *KeyPair) wake() {
 	for _, changed := range k.changed {
 		select {
 		case changed <- struct{}{}:
@@ -139,10 +157,14 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 
 // ReadRight is what one must be allowed to, to read the source: for messages.
 func (k *KeyPair) ReadRight() string {
-	if secret, ok := k.source.(Secret); ok {
-		return fmt.Sprintf("get secrets in namespace %s (%s)", secret.Namespace, secret.Name)
+	switch source := k.source.(type) {
+	case Secret:
+		return fmt.Sprintf("get secrets in namespace %s (%s)", source.Namespace, source.Name)
+	case Guarded:
+		return fmt.Sprintf("get secrets in namespace %s (%s)", source.Namespace, source.Name)
+	default:
+		return "read " + k.name
 	}
-	return "read " + k.name
 }
 
 // InUse is the sentence of the Event about a CA that is in use.

@@ -64,6 +64,8 @@ type Reconciler struct {
 type Judgement struct {
 	Request   *csr.Request // nil when it can't be read
 	Authority *ca.Authority
+	// LifetimeCap, if not zero, is the longest that its certificates may live now, whatever the profile says.
+	LifetimeCap time.Duration
 
 	Outcome, Reason, Message string
 }
@@ -94,11 +96,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	switch {
 	case judged.Authority != nil:
 		// Whole seconds, as a certificate has them: so its own times tell how it came to them.
-		issued, err := judged.Authority.Issue(r.Signers[obj.Spec.SignerName].Profile, judged.Request.Cert, now.Truncate(time.Second))
-		if err != nil {
-			return reconcile.Result{}, fmt.Errorf("issue certificate: %w", err)
-		}
-		return reconcile.Result{}, r.store(ctx, obj.DeepCopy(), judged, issued)
+		return reconcile.Result{}, r.sign(ctx, obj, judged, now.Truncate(time.Second))
 	case judged.Outcome == Failed:
 		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), judged)
 	case judged.Outcome == Wait:
@@ -135,13 +133,13 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	if violation := signer.check(req); violation != nil {
 		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
 	}
-	authority, err := signer.KeyPair.Authority(now)
+	authority, longest, err := signer.KeyPair.authorityFor(obj.Spec.SignerName, now)
 	if err != nil {
 		var why *Unavailable
 		errors.As(err, &why)
 		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
 	}
-	return Judgement{Request: req, Authority: authority}
+	return Judgement{Request: req, Authority: authority, LifetimeCap: longest}
 }
 
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {

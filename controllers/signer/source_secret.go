@@ -122,6 +122,8 @@ func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
 		k.Refuse("CAMissing", k.lacks())
 	case secret.Type != corev1.SecretTypeTLS:
 		k.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
+	case k.guarded():
+		k.offerRing(secret.Data)
 	default:
 		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], secret.Data[caKey])
 	}

@@ -79,6 +79,12 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 	}, nil
 }
 
+// NotAfterOf is the end of the certificate that Issue would make of the same.
+func (a *Authority) NotAfterOf(p Profile, req Request, now time.Time) time.Time {
+	_, notAfter, _ := a.validity(p.lifetime(req.Lifetime), now)
+	return notAfter
+}
+
 // validity is Kubernetes pkg/controller/certificates/authority/policies.go: the backdating is part of a long lifetime
 // and comes on top of a short one, and nothing outlives the Authority or its chain.
 func (a *Authority) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {

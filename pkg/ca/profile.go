@@ -113,6 +113,14 @@ func CheckSubjectPattern(pattern string) error {
 	return nil
 }
 
+// Within returns p for lifetimes of at most longest, whatever it says itself; zero changes nothing.
+func (p Profile) Within(longest time.Duration) Profile {
+	if longest > 0 {
+		p.config.Lifetime, p.config.MaxLifetime = min(p.config.Lifetime, longest), min(p.config.MaxLifetime, longest)
+	}
+	return p
+}
+
 // Lifetime is what a request without a wish gets.
 func (p Profile) Lifetime() time.Duration { return p.config.Lifetime }
 

@@ -50,6 +50,7 @@ type Configuration struct {
 	// NodeBlockList is namespace/name of a ConfigMap with the names of nodes for which nothing is approved or signed.
 	NodeBlockList string   `json:"nodeBlockList,omitempty"`
 	Signing       Signing  `json:"signing"`
+	Rotation      Rotation `json:"rotation"`
 	Cleaning      Cleaning `json:"cleaning"`
 }
 
@@ -89,6 +90,16 @@ type LeaderElection struct {
 	ResourceName  string          `json:"resourceName"`
 	// ResourceNamespace is the Pod's when empty, and kube-system outside of a cluster.
 	ResourceNamespace string `json:"resourceNamespace"`
+}
+
+// Rotation is of the signing CAs, each with a SigningAuthority.
+type Rotation struct {
+	// Enabled has every signing Secret guarded: no CA signs that is not proven to be trusted.
+	Enabled bool `json:"enabled"`
+	// OldLifetimeCap is the longest that certificates live which a CA issues while its successor waits to be trusted.
+	OldLifetimeCap metav1.Duration `json:"oldLifetimeCap"`
+	// SettleFor is how long every API server must trust a CA, or refuse it, before that is believed.
+	SettleFor metav1.Duration `json:"settleFor"`
 }
 
 // Signing configures the signer: either one CA for Kubernetes' four signers, or one for each that is to be served.
@@ -196,7 +207,9 @@ func Default() *Configuration {
 			KubeletServing: KubeletServing{ClusterDomain: "cluster.local"},
 			Inventory:      Inventory{Sources: []Source{{Node: &NodeSource{}}}},
 		},
-		Signing:  Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
+		Signing: Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
+		// An API server looks every minute whether its client CA file has changed.
+		Rotation: Rotation{OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second}},
 		Cleaning: Cleaning{SupersededAfter: metav1.Duration{Duration: csr.DefaultSupersededAfter}, DeletesPerSecond: 100},
 	}
 }

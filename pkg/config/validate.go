@@ -23,6 +23,10 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 	errs = append(errs, c.SelfCheck.validate(field.NewPath("selfCheck"))...)
 	errs = append(errs, c.Approval.validate(field.NewPath("approval"))...)
 	errs = append(errs, c.Signing.validate(field.NewPath("signing"), manager && c.Enabled(SignerController))...)
+	errs = append(errs, c.Rotation.validate(field.NewPath("rotation"))...)
+	if c.Rotation.Enabled && c.Enabled(SignerController) {
+		errs = append(errs, c.Signing.validateGuarded(field.NewPath("signing"))...)
+	}
 	return append(errs, c.Cleaning.validate(field.NewPath("cleaning"))...)
 }
 
