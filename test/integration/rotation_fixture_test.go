@@ -157,6 +157,18 @@ func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) 
 	}
 }
 
+// does asks for operation and waits until it is taken.
+func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation) {
+	t.Helper()
+	r.ask(t, name, operation)
+	eventually(t, fmt.Sprintf("%s of %s is taken", operation, name), func(context.Context) error {
+		if left := r.get(t, name).Annotations[v1alpha1.OperationAnnotation]; left != "" {
+			return fmt.Errorf("%q is there", left)
+		}
+		return nil
+	})
+}
+
 // reaches waits until the authority is in phase, with no operation left.
 func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthority) bool) *v1alpha1.SigningAuthority {
 	t.Helper()
