@@ -113,7 +113,11 @@ lint: ## golangci-lint, of the image's module too
 	cd hack/image && go tool -modfile=../tools.mod golangci-lint run ./...
 
 .PHONY: generate
-generate: ## roles in config/rbac, and in the chart, from the markers in the code
+generate: ## roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code
+	$(TOOL) controller-gen object paths=./api/...
+	$(TOOL) controller-gen crd paths=./api/... output:crd:dir=config/crd
+	cp config/crd/csr-controller-manager.io_signingauthorities.yaml config/rotation/cluster_role.yaml config/rotation/people.yaml \
+	  charts/csr-controller-manager/files/rotation/
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
 	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \

@@ -76,24 +76,16 @@ func bootstrapToken(args []string, clock clock.PassiveClock, out, aside io.Write
 func tokenFlags(args []string, out io.Writer) (tokenOptions, error) {
 	options := tokenOptions{}
 	set := flag.NewFlagSet("bootstrap-token", flag.ContinueOnError)
-	set.SetOutput(io.Discard)
 	set.StringVar(&options.node, "node", "", "`name` of the node that may use it, as the kubelet will call itself")
 	set.DurationVar(&options.ttl, "ttl", time.Hour, "`time` until it ends, from now on")
 	set.StringVar(&options.description, "description", "", "`text` for people (default Bootstrap token for node NAME)")
 	set.BoolVar(&options.kubeadm, "kubeadm", false, "add the group "+kubeadmGroup+", which kubeadm join needs")
 	set.BoolVar(&options.rbac, "rbac", false, "print the ClusterRoleBindings that let the node's group ask for a certificate and have it approved")
-	if err := set.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			_, _ = io.WriteString(out, bootstrapTokenHelp)
-			set.SetOutput(out)
-			set.PrintDefaults()
-		}
+	rest, err := parse(set, args, bootstrapTokenHelp, out)
+	if err != nil {
 		return options, err
 	}
-	var problems []error
-	if set.NArg() > 0 {
-		problems = append(problems, fmt.Errorf("unexpected argument %q", set.Arg(0)))
-	}
+	problems := []error{atMost(0, rest)}
 	if options.node == "" {
 		problems = append(problems, errors.New("--node: say which node"))
 	} else if found := validation.IsDNS1123Subdomain(options.node); len(found) > 0 {

@@ -23,6 +23,8 @@ var ByName = map[string]Command{
 	"bootstrap-token": BootstrapToken,
 	"check":           Check,
 	"explain":         Explain,
+	"rotation":        Rotation,
+	"write-trust":     WriteTrust,
 }
 
 // Version is set by main.

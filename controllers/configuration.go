@@ -132,11 +132,10 @@ const defaultCALifetime = 10 * 365 * 24 * time.Hour
 
 func keyPair(c config.CA, rotated bool) *signer.KeyPair {
 	var source signer.Source = signer.Files{Cert: c.CertFile, Key: c.KeyFile}
-	if namespace, name := c.SecretName(); name != "" {
+	if namespace, name := c.SecretName(); name != "" && rotated {
+		source = signer.Guarded{Namespace: namespace, Name: name}
+	} else if name != "" {
 		source = signer.Secret{Namespace: namespace, Name: name}
-		if rotated {
-			source = signer.Guarded{Namespace: namespace, Name: name}
-		}
 	}
 	pair := signer.NewKeyPair(source)
 	pair.Chain = c.Chain

@@ -35,6 +35,11 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 	if c.Enabled(config.CleanerController) {
 		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
 	}
+	if c.Rotation.Enabled && c.Enabled(config.RotationController) {
+		if err := r.rotation(c); err != nil {
+			return nil, err
+		}
+	}
 	r.dryRun(c)
 	if blockList(c) != nil {
 		namespace, name := c.BlockListName()

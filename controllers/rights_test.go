@@ -157,6 +157,12 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", folder, diff)
 		}
 	}
+	fromSecret := func(c *config.Configuration) { c.Signing.Secret = "csr-controller-manager-system/csr-signer" }
+	more := asked(func(c *config.Configuration) { fromSecret(c); c.Signing.CreateIfMissing = true })
+	more = slices.DeleteFunc(more, func(right string) bool { return slices.Contains(asked(fromSecret), right) })
+	if diff := cmp.Diff(granted(t, "create-ca"), more); diff != "" {
+		t.Errorf("create-ca: granted (-) is not what is asked for (+):\n%s", diff)
+	}
 	for _, preset := range []string{config.InventoryClusterAPI, config.InventoryOpenShift} {
 		more := asked(func(c *config.Configuration) {
 			c.LeaderElection.Enabled = false
@@ -197,7 +203,9 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
 		},
 		"a dry run of all": {
-			change: func(c *config.Configuration) { c.DryRun, c.Signing.Secret = []string{"*"}, "b/a" },
+			change: func(c *config.Configuration) {
+				c.DryRun, c.Signing.Secret, c.Signing.CreateIfMissing = []string{"*"}, "b/a", true
+			},
 			have: []string{
 				"get certificatesigningrequests.certificates.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
 				"create events.events.k8s.io in default", "get secrets a in b",
@@ -205,7 +213,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			havenot: []string{
 				"update certificatesigningrequests.certificates.k8s.io/approval", "update certificatesigningrequests.certificates.k8s.io/status",
 				"delete certificatesigningrequests.certificates.k8s.io", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving",
-				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
+				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet", "create secrets in b",
 			},
 		},
 		"a dry run of the approver": {

@@ -184,21 +184,8 @@ func (m *machine) take() {
 
 // refuse notes that it is not, which says what is allowed now.
 func (m *machine) refuse(format string, args ...any) {
-	m.step.Refused = fmt.Sprintf("%s is refused: ", m.f.Operation) + fmt.Sprintf(format, args...) + "; allowed now: " + allowed(m.s.Phase)
+	m.step.Refused = fmt.Sprintf("%s is refused: ", m.f.Operation) + fmt.Sprintf(format, args...) + "; allowed now: " + v1alpha1.AllowedText(m.s.Phase)
 	m.take()
-}
-
-func allowed(phase v1alpha1.Phase) string {
-	switch phase {
-	case v1alpha1.Preparing:
-		return "trust-confirmed, rotate-rollback, adoption-attested"
-	case v1alpha1.Prepared:
-		return "rotate-complete, rotate-rollback, outstanding-accepted, adoption-attested"
-	case v1alpha1.Completed:
-		return "rotate-start, adoption-attested"
-	default:
-		return "nothing but to wait"
-	}
 }
 
 // Trusted are the CAs to publish, the new one first.

@@ -166,8 +166,14 @@ func (k *KeyPair) lacks() string {
 func (k *KeyPair) notCreated(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	problem := Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s does not exist and can't be created: %v", k.name, err)}
 	k.creation.failure = err
-	k.reject(&Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s does not exist and can't be created: %v", k.name, err)})
+	if k.problem != nil && *k.problem == problem {
+		return
+	}
+	k.problem = &problem
+	k.log.Error(err, "Create signing CA", "source", k.name)
+	k.tellOf("Create", corev1.EventTypeWarning, problem.Reason, problem.Message)
 }
 
 func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
@@ -175,6 +181,6 @@ func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	defer k.mu.Unlock()
 	k.object, k.creation.failure = object, nil
 	k.log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
-	k.tell(corev1.EventTypeNormal, "CACreated", fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
+	k.tellOf("Create", corev1.EventTypeNormal, "CACreated", fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
 		authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
 }

@@ -112,21 +112,18 @@ func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
 func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.load(certPEM, keyPEM, caPEM...)
+	k.load(certPEM, keyPEM, slices.Concat(caPEM...))
 }
 
 // load is Load for who holds mu.
-func (k *KeyPair) load(certPEM, keyPEM []byte, caPEM ...[]byte) {
+func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
 	defer k.foretell()
-	now, anchors := k.clock.Now(), slices.Concat(caPEM...)
+	now := k.clock.Now()
 	inUse := k.authority != nil && slices.Equal(certPEM, k.certPEM) && slices.Equal(keyPEM, k.keyPEM) && slices.Equal(anchors, k.caPEM)
 	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
 		return
 	}
-	authority, err := ca.Load(certPEM, keyPEM, anchors)
-	if err == nil {
-		authority, err = authority.WithChain(k.Chain)
-	}
+	authority, err := k.parse(certPEM, keyPEM, anchors)
 	if err != nil {
 		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
 		return
@@ -153,6 +150,14 @@ func (k *KeyPair) wake() {
 		default: // a wake-up is already on its way
 		}
 	}
+}
+
+func (k *KeyPair) parse(certPEM, keyPEM, caPEM []byte) (*ca.Authority, error) {
+	authority, err := ca.Load(certPEM, keyPEM, caPEM)
+	if err != nil {
+		return nil, err
+	}
+	return authority.WithChain(k.Chain)
 }
 
 // ReadRight is what one must be allowed to, to read the source: for messages.
@@ -220,8 +225,13 @@ func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
 }
 
 func (k *KeyPair) tell(eventType, reason, message string) {
+	k.tellOf("Load", eventType, reason, message)
+}
+
+// tellOf tells what came of an action. Within minutes another message for the same action and reason counts as the same Event.
+func (k *KeyPair) tellOf(action, eventType, reason, message string) {
 	if k.object != nil && k.reporter != nil {
-		k.reporter.Object(k.object, eventType, "Load", reason, message)
+		k.reporter.Object(k.object, eventType, action, reason, message)
 	}
 }
 

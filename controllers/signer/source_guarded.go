@@ -65,7 +65,7 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 func (k *KeyPair) loadPermitted(ring keyring.Ring) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.load(ring.Signing.Cert, ring.Signing.Key)
+	k.load(ring.Signing.Cert, ring.Signing.Key, nil)
 	if k.problem != nil || k.permit.Equal(ring.Permit) {
 		return
 	}

@@ -107,13 +107,13 @@ func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err
 	}
 	lacks := " lacks it"
 	for _, one := range trusted {
-		above := func(below *x509.Certificate) bool {
-			return trust.SameCA(one, below) || below.CheckSignatureFrom(one) == nil
-		}
+		at := slices.IndexFunc(sent, func(below *x509.Certificate) bool { return below.CheckSignatureFrom(one) == nil })
 		switch {
 		case trust.SameCA(one, signing):
 			return where + " has it", true
-		case slices.ContainsFunc(sent, above):
+		case at >= 0 && one.MaxPathLen >= 0 && at >= one.MaxPathLen:
+			lacks = " has its issuer, whose path length does not permit this CA below it"
+		case at >= 0:
 			return where + " has its issuer, and certificates come with what is between", true
 		case signing.CheckSignatureFrom(one) == nil:
 			lacks = " has only its issuer, and certificates come without intermediates"

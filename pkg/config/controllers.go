@@ -13,6 +13,7 @@ const (
 	ApproverController Controller = "approver"
 	SignerController   Controller = "signer"
 	CleanerController  Controller = "cleaner"
+	RotationController Controller = "rotation"
 )
 
 // controllerNames are all names of the controllers: ours, and kube-controller-manager's with their aliases

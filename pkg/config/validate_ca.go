@@ -65,31 +65,42 @@ func (c CA) validate(path *field.Path) field.ErrorList {
 
 // validateSettings checks what is said of the CA beside where it is.
 func (c CA) validateSettings(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if c.Chain != "" && !slices.Contains(ca.Chains(), c.Chain) {
-		errs = append(errs, field.NotSupported(path.Child("chain"), c.Chain, ca.Chains()))
-	}
+	errs := oneOf(path.Child("chain"), c.Chain, ca.Chains())
 	if c.Chain != "" && c.Empty() {
 		errs = append(errs, field.Forbidden(path.Child("chain"), noCAHere))
 	}
-	switch {
-	case c.CreateIfMissing && c.Empty():
+	if c.CreateIfMissing {
+		return append(errs, c.validateCreation(path)...)
+	}
+	if c.KeyAlgorithm != "" {
+		errs = append(errs, field.Forbidden(path.Child("keyAlgorithm"), "is for a CA that is made here: set createIfMissing"))
+	}
+	if c.CADuration.Duration != 0 {
+		errs = append(errs, field.Forbidden(path.Child("caDuration"), "is for a CA that is made here: set createIfMissing"))
+	}
+	return errs
+}
+
+func (c CA) validateCreation(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if c.Empty() {
 		errs = append(errs, field.Forbidden(path.Child("createIfMissing"), noCAHere))
-	case c.CreateIfMissing && c.Secret == "":
+	} else if c.Secret == "" {
 		errs = append(errs, field.Forbidden(path.Child("createIfMissing"), "only a Secret is created, files are not"))
 	}
-	if c.KeyAlgorithm != "" && !c.CreateIfMissing {
-		errs = append(errs, field.Forbidden(path.Child("keyAlgorithm"), "is for a CA that is made here: set createIfMissing"))
-	} else if c.KeyAlgorithm != "" && !slices.Contains(ca.Algorithms(), c.KeyAlgorithm) {
-		errs = append(errs, field.NotSupported(path.Child("keyAlgorithm"), c.KeyAlgorithm, ca.Algorithms()))
-	}
+	errs = append(errs, oneOf(path.Child("keyAlgorithm"), c.KeyAlgorithm, ca.Algorithms())...)
 	if c.CADuration.Duration == 0 {
 		return errs
 	}
-	if !c.CreateIfMissing {
-		errs = append(errs, field.Forbidden(path.Child("caDuration"), "is for a CA that is made here: set createIfMissing"))
-	}
 	return append(errs, lifetime(path.Child("caDuration"), &c.CADuration)...)
+}
+
+// oneOf refuses what is neither empty nor in known.
+func oneOf[T ~string](path *field.Path, value T, known []T) field.ErrorList {
+	if value == "" || slices.Contains(known, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, value, known)}
 }
 
 // noCAHere is said of settings of a CA where there is none.

@@ -38,6 +38,8 @@ type aggregated struct {
 // Aggregated are the aggregated API servers, which accept client certificates too: every endpoint of every Service that an
 // APIService names, each once. One that can't be found is in unknown, with the reason, by the name of the APIService.
 //
+// These rights are what Endpoints needs, too.
+//
 // +kubebuilder:rbac:groups=apiregistration.k8s.io,resources=apiservices,verbs=list
 // +kubebuilder:rbac:groups="",resources=services,verbs=get
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list

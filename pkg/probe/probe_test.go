@@ -198,19 +198,21 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestAskShowsNothingElse is asked with every credential that a client configuration can hold.
-func TestAskShowsNothingElse(t *testing.T) {
-	t.Parallel()
-	probe, other := mint(t), mint(t)
-	s, cluster := serve(t, func(*x509.Certificate) (int, any) { return 201, reviewFor(probe.Subject, probe.ID) })
+// withCredentials gives cluster every credential that a client configuration can hold.
+func withCredentials(t *testing.T, cluster *rest.Config, other *Certificate) {
+	t.Helper()
 	cluster.BearerToken, cluster.BearerTokenFile = "secret", filepath.Join(t.TempDir(), "none")
+	cluster.Username, cluster.Password = "user", "password"
 	cluster.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "false", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+	cluster.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "oidc"}
 	cluster.CertData, cluster.KeyData = other.certPEM, other.keyPEM
 	cluster.Impersonate = rest.ImpersonationConfig{UserName: "admin"}
 	cluster.WrapTransport = func(http.RoundTripper) http.RoundTripper { t.Error("the transport is wrapped"); return nil }
-	if got := probe.Ask(t.Context(), cluster); got.Trust != Recognised {
-		t.Errorf("%s: %s", got.Trust, got.Evidence)
-	}
+}
+
+// sawOnly checks that the last one who asked has shown probe and nothing else.
+func (s *server) sawOnly(t *testing.T, probe *Certificate) {
+	t.Helper()
 	for name := range s.header {
 		if name == "Authorization" || strings.HasPrefix(name, "Impersonate") {
 			t.Errorf("header %s is sent", name)
@@ -220,6 +222,18 @@ func TestAskShowsNothingElse(t *testing.T) {
 	if len(s.shown) != 1 || string(s.shown[0].Raw) != string(block.Bytes) {
 		t.Errorf("%d certificates are shown, want the probe alone", len(s.shown))
 	}
+}
+
+// TestAskShowsNothingElse is asked with every credential that a client configuration can hold.
+func TestAskShowsNothingElse(t *testing.T) {
+	t.Parallel()
+	probe, other := mint(t), mint(t)
+	s, cluster := serve(t, func(*x509.Certificate) (int, any) { return 201, reviewFor(probe.Subject, probe.ID) })
+	withCredentials(t, cluster, other)
+	if got := probe.Ask(t.Context(), cluster); got.Trust != Recognised {
+		t.Errorf("%s: %s", got.Trust, got.Evidence)
+	}
+	s.sawOnly(t, probe)
 	if len(cluster.CertData) == 0 || cluster.BearerToken == "" {
 		t.Error("the caller's configuration has been changed")
 	}

@@ -62,8 +62,6 @@ func direct(host string, tls rest.TLSClientConfig) *rest.Config {
 // Endpoints are the addresses of all API servers as they publish them: host:port of every endpoint of the Service
 // kubernetes, ready or not, sorted. None is an error, and so is a slice without the port: a proof must not miss one.
 // It needs list on endpointslices.discovery.k8s.io in namespace default.
-//
-// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
 func Endpoints(ctx context.Context, reader client.Reader) ([]string, error) {
 	addresses, err := endpoints(ctx, reader, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, "https")
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -108,12 +107,8 @@ func TestDirectTakesNothingElse(t *testing.T) {
 	s, own := serve(t, func(*x509.Certificate) (int, any) { return 201, reviewFor(probe.Subject, probe.ID) })
 	address := s.Listener.Addr().String()
 	own.Host = "https://elsewhere.test/path"
-	own.BearerToken, own.BearerTokenFile, own.Username, own.Password = "secret", "/none", "user", "password"
-	own.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "false", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
-	own.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "oidc"}
-	own.CertData, own.KeyData, own.ServerName = other.certPEM, other.keyPEM, "elsewhere.test"
-	own.Impersonate = rest.ImpersonationConfig{UserName: "admin"}
-	own.WrapTransport = func(http.RoundTripper) http.RoundTripper { t.Error("the transport is wrapped"); return nil }
+	withCredentials(t, own, other)
+	own.ServerName = "elsewhere.test"
 	own.Timeout = 1
 	targets := Direct(own, "example.com", []string{address, "https://" + address}) // the name is in httptest's certificate
 	if len(targets) != 2 || targets[0].Name != address {
@@ -123,15 +118,7 @@ func TestDirectTakesNothingElse(t *testing.T) {
 		if got := probe.AskTarget(t.Context(), target); got.Trust != Recognised {
 			t.Fatalf("%s: %s", got.Trust, got.Evidence)
 		}
-		for name := range s.header {
-			if name == "Authorization" || strings.HasPrefix(name, "Impersonate") {
-				t.Errorf("header %s is sent", name)
-			}
-		}
-		block, _ := pem.Decode(probe.certPEM)
-		if len(s.shown) != 1 || string(s.shown[0].Raw) != string(block.Bytes) {
-			t.Errorf("%d certificates are shown, want the probe alone", len(s.shown))
-		}
+		s.sawOnly(t, probe)
 	}
 	for name, ask := range map[string]Target{
 		"by the usual name, which this one does not have": Direct(own, "", []string{address})[0],

@@ -32,19 +32,7 @@ import (
 // TestAggregatedAPIServerHoldsTheOldCA goes with a real one through the end of a rotation: it accepts the old CA for as long
 // as extension-apiserver-authentication names it, after all API servers refuse it.
 func TestAggregatedAPIServerHoldsTheOldCA(t *testing.T) {
-	c, err := cluster.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	own, err := client.New(c.Config, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, own := ownCluster(t)
 	p := publisher(t, c.Config)
 	oldCA, newCA := c.CA, newCA(t)
 	old, signing := load(t, oldCA), load(t, newCA)

@@ -189,6 +189,17 @@ func asCA(t *testing.T, of *csrenv.CA) check.CA {
 	return check.CA{Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"}, Authority: authority}
 }
 
+// alone is one whose certificates come without it.
+func alone(t *testing.T, one check.CA) check.CA {
+	t.Helper()
+	authority, err := one.Authority.WithChain(ca.None)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one.Authority = authority
+	return one
+}
+
 // intermediateOf is a CA that another one has signed.
 func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	t.Helper()
@@ -239,7 +250,8 @@ func TestCheckTrust(t *testing.T) {
 		"trusted, no evidence": {impersonating(t, "check-nobody"), shared.Config, asCA(t, shared.CA), check.OK, []string{"is unknown: may not read it"}},
 		"not trusted":          {admin, shared.Config, asCA(t, newCA(t)), check.Failed, []string{"answers 401", "authentication has one of that name, with another key"}},
 		"not trusted, token":   {admin, byToken, asCA(t, newCA(t)), check.Failed, []string{"answers 401"}},
-		"intermediate":         {admin, shared.Config, asCA(t, intermediateOf(t, shared.CA)), check.Failed, []string{"answers 401", "has only its issuer"}},
+		"intermediate":         {admin, shared.Config, asCA(t, intermediateOf(t, shared.CA)), check.Failed, []string{"answers 401", "whose path length does not permit"}},
+		"intermediate, alone":  {admin, shared.Config, alone(t, asCA(t, intermediateOf(t, shared.CA))), check.Failed, []string{"answers 401", "has only its issuer"}},
 		"down":                 {unreachable, down, asCA(t, shared.CA), check.Unknown, []string{"gave no answer that counts", "is unknown: could not read it: "}},
 		"down, not trusted":    {unreachable, down, asCA(t, newCA(t)), check.Unknown, []string{"gave no answer that counts"}},
 		"no CA":                {admin, shared.Config, check.CA{Signers: []string{"a"}, Err: os.ErrNotExist}, check.Unknown, []string{"file does not exist"}},

@@ -33,6 +33,25 @@ func publisher(t *testing.T, cfg *rest.Config) *trust.Publisher {
 	return made
 }
 
+// ownCluster is a control plane for this test alone, and its administrator.
+func ownCluster(t *testing.T, tokens ...cluster.Token) (*cluster.Cluster, client.Client) {
+	t.Helper()
+	c, err := cluster.Start(tokens...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	own, err := client.New(c.Config, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, own
+}
+
 // wantState checks that state has one problem for each of parts, in that order.
 func wantState(t *testing.T, what string, state trust.State, parts ...string) {
 	t.Helper()
@@ -139,19 +158,7 @@ func TestPublishAtTheSameTime(t *testing.T) {
 
 // TestPublishToClusterTrustBundles on an API server that serves none, then does, then only an older version, and none again.
 func TestPublishToClusterTrustBundles(t *testing.T) {
-	c, err := cluster.Start(cluster.Token{Token: "publisher-token", User: "publisher", UID: "p-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	own, err := client.New(c.Config, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, own := ownCluster(t, cluster.Token{Token: "publisher-token", User: "publisher", UID: "p-1"})
 	restart := func(gate, versions string) {
 		t.Helper()
 		if err := c.RestartAPIServer(func(args *envtest.Arguments) {

@@ -173,8 +173,8 @@ func hasLoaded(t *testing.T, secret *corev1.Secret) {
 	})
 }
 
-// checkEventsOf checks that secret's Events are three CALoaded, of a Secret each, one CAMissing when there was none,
-// and at most one when it was out of reach.
+// checkEventsOf checks that secret's Events are three CALoaded, of a Secret each, one CAMissing when there was none, at most
+// one when it was out of reach, and one CAShared.
 func checkEventsOf(t *testing.T, secret *corev1.Secret) {
 	t.Helper()
 	told := map[string]int{}
@@ -187,7 +187,7 @@ func checkEventsOf(t *testing.T, secret *corev1.Secret) {
 			told["CAMissing"]--
 		}
 	}
-	if want := map[string]int{"CALoaded": 3, "CAMissing": 1}; !maps.Equal(told, want) {
+	if want := map[string]int{"CALoaded": 3, "CAMissing": 1, "CAShared": 1}; !maps.Equal(told, want) {
 		t.Errorf("Events are %v, want %v", told, want)
 	}
 }

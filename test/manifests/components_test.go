@@ -22,9 +22,10 @@ const (
 	clusterAPI = "inventory-cluster-api"
 	openshift  = "inventory-openshift"
 	blocked    = "node-block-list"
+	createCA   = "create-ca"
 )
 
-var components = []string{serving, identity, clusterAPI, openshift, blocked}
+var components = []string{serving, identity, clusterAPI, openshift, blocked, createCA}
 
 // componentValues are of the chart, with the components whose roles it then has.
 var componentValues = map[string][]string{
@@ -90,7 +91,7 @@ func TestChartStaticSources(t *testing.T) {
 	}
 }
 
-// componentQuestions have, in the place of controllers, the components by which the approver may.
+// componentQuestions have, in the place of controllers, the components by which the manager may.
 var componentQuestions = []question{
 	{"list", "", "nodes", "", "", []string{serving, identity}},
 	{"update", "", "nodes", "", "", nil},
@@ -122,6 +123,9 @@ var componentQuestions = []question{
 	{"update", "", "configmaps", systemNamespace, "csr-node-block-list", nil},
 	{"get", "", "configmaps", systemNamespace, "other", nil},
 	{"list", "", "configmaps", systemNamespace, "", nil},
+	{"create", "", "secrets", systemNamespace, "", []string{createCA}},
+	{"create", "", "secrets", "kube-system", "", nil},
+	{"update", "", "secrets", systemNamespace, "", nil},
 	{"*", "*", "*", "", "", nil},
 }
 

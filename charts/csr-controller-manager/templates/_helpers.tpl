@@ -16,6 +16,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 - {name: csr-approver, component: approver}
 - {name: csr-signer, component: signer}
 - {name: csr-cleaner, component: cleaner}
+{{- if include "csr.rotation" . }}
+- {name: csr-rotation, component: rotation}
+{{- end }}
 {{- else -}}
 - {name: {{ include "csr.name" . }}}
 {{- end -}}
@@ -118,4 +121,20 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 {{- end -}}
 {{- $lists | toYaml -}}
+{{- end }}
+
+{{/* Not empty where CAs are rotated. */}}
+{{- define "csr.rotation" -}}
+{{- if (.Values.config.rotation | default dict).enabled -}}true{{- end -}}
+{{- end }}
+
+{{/* The signers that are not Kubernetes' own. */}}
+{{- define "csr.custom" -}}
+{{- $names := list -}}
+{{- range (.Values.config.signing | default dict).signers -}}
+{{- if not (hasPrefix "kubernetes.io/" .name) -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- $names | toYaml -}}
 {{- end }}

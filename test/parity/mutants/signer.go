@@ -54,5 +54,7 @@ var signerMutations = []mutation{
 	{"deviation: label of a key", "pkg/ca/key.go", "if key == nil {", "if _, err := x509.ParsePKCS8PrivateKey(block.Bytes); key == nil || err == nil && block.Type != \"PRIVATE KEY\" {"},
 	{"deviation: CA that is none", "pkg/ca/authority.go", "if !cert.BasicConstraintsValid || !cert.IsCA {", "if false {"},
 	{"deviation: CA that may not sign", "pkg/ca/authority.go", "if cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0 {", "if false {"},
-	{"deviation: CA not yet valid", "pkg/ca/authority.go", "if now.Before(a.cert.NotBefore) {", "if false {"},
+	{"deviation: chain", "pkg/ca/chain.go", "with.appended = append(with.appended, encode(cert.Raw)...)", "with.appended = append(with.appended, encode(cert.Raw)[:0]...)"},
+	{"deviation: chain, None", "pkg/ca/chain.go", "\tcase None:\n\t\tend = 0\n", "\tcase None:\n"},
+	{"deviation: CA not yet valid", "pkg/ca/authority.go", "if now.Before(cert.NotBefore) {", "if false {"},
 }

@@ -1,0 +1,293 @@
+package commands
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+)
+
+var updateRotation = flag.Bool("update-rotation", false, "rewrite testdata/rotation")
+
+// at is an instant so long after explainNow.
+func at(after time.Duration) *metav1.Time {
+	instant := metav1.NewTime(explainNow.Add(after))
+	return &instant
+}
+
+const day = 24 * time.Hour
+
+func caStatus(keyID string, generation int64, mods ...func(*v1alpha1.CAStatus)) *v1alpha1.CAStatus {
+	one := &v1alpha1.CAStatus{KeyID: keyID, Fingerprint: "f-" + keyID, Generation: generation, NotAfter: *at(3650 * day), SignsSince: at(-400 * day)}
+	for _, mod := range mods {
+		mod(one)
+	}
+	return one
+}
+
+func signing() *v1alpha1.CAStatus { return caStatus("1111111111111111", 1) }
+
+func candidate() *v1alpha1.CAStatus {
+	return caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = nil })
+}
+
+func brought(one *v1alpha1.CAStatus) { one.AdoptedAt = at(-400 * day) }
+
+// authority is a SigningAuthority at that status.
+func authority(name string, status v1alpha1.SigningAuthorityStatus) *v1alpha1.SigningAuthority {
+	return &v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret:  v1alpha1.SecretReference{Namespace: "ns", Name: name},
+			Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"},
+		},
+		Status: status,
+	}
+}
+
+// at each phase, with all that there can be.
+func authorityPreparing() *v1alpha1.SigningAuthority {
+	obj := authority("cluster", v1alpha1.SigningAuthorityStatus{
+		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),
+		InitiatedAt: at(-2 * time.Minute),
+		WaitingFor:  []string{"API server 10.0.0.2:6443 to recognise the CA 2222222222222222\x1b[31m: it answers 401", "its owner to confirm that those who can't be asked trust the candidate 2222222222222222 (kubernetes.io/kubelet-serving): operation trust-confirmed"},
+		APIServers: []v1alpha1.APIServerStatus{
+			{Address: "10.0.0.1:6443", Trust: "Recognised", Since: at(-90 * time.Second)},
+			{Address: "10.0.0.2:6443", Trust: "Refused", Evidence: "it answers 401"},
+		},
+		Conditions: []metav1.Condition{
+			{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Signing", Message: "signing with 1111111111111111"},
+			{Type: "Trusted", Status: metav1.ConditionFalse, Reason: "NotProven", Message: "10.0.0.2:6443 answers 401"},
+		},
+	})
+	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: "trust-confirmed"}
+	return obj
+}
+
+func authorityPrepared() *v1alpha1.SigningAuthority {
+	return authority("cluster", v1alpha1.SigningAuthorityStatus{
+		Phase: v1alpha1.Prepared, Generation: 2, Retiring: caStatus("1111111111111111", 1, brought),
+		Signing:    caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = at(-3 * time.Hour) }),
+		WaitingFor: []string{"up to 12 certificates of kubernetes.io/kube-apiserver-client-kubelet by the CA 1111111111111111 live until 2026-03-02T09:00:00Z"},
+		Outstanding: []v1alpha1.Outstanding{
+			{Signer: "kubernetes.io/kube-apiserver-client-kubelet", Count: 12, Until: *at(21 * time.Hour)},
+			{Until: *at(200 * day)},
+		},
+		OutstandingOnRetiring: 12,
+	})
+}
+
+// statusClient is an API server that has objs, and three Nodes.
+func statusClient(t *testing.T, fails interceptor.Funcs, objs ...client.Object) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"new", "old", "silent"} {
+		objs = append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).WithInterceptorFuncs(fails).Build()
+}
+
+// moved notes certificates of nodes in the ledger: one has moved, one has not, and one of those is gone.
+func moved(t *testing.T, api client.Client) {
+	t.Helper()
+	nodes := ledger.NewNodes(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(explainNow))
+	note := func(node, signer, keyID string, ends time.Duration) {
+		nodes.Note(ledger.Certificate{Node: node, Signer: "kubernetes.io/" + signer, KeyID: keyID, NotBefore: explainNow.Add(ends - 365*day), NotAfter: explainNow.Add(ends)})
+	}
+	note("new", "kube-apiserver-client-kubelet", "2222222222222222", 365*day)
+	note("new", "kubelet-serving", "1111111111111111", 30*day)
+	note("old", "kube-apiserver-client-kubelet", "1111111111111111", 20*day)
+	note("gone", "kube-apiserver-client-kubelet", "1111111111111111", 10*day)
+	note("ended", "kube-apiserver-client-kubelet", "1111111111111111", -day)
+	if err := nodes.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRotationStatus(t *testing.T) {
+	t.Parallel()
+	forbidden := func(resource string) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
+	}
+	noMaps := interceptor.Funcs{Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+		if _, is := obj.(*corev1.ConfigMap); is {
+			return forbidden("configmaps")
+		}
+		return api.Get(ctx, key, obj, opts...)
+	}}
+	noNodes := interceptor.Funcs{List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		if _, is := list.(*metav1.PartialObjectMetadataList); is {
+			return forbidden("nodes")
+		}
+		return api.List(ctx, list, opts...)
+	}}
+	completing := authorityPrepared()
+	completing.Status.Phase, completing.Status.Intent, completing.Status.Outstanding = v1alpha1.Completing, "DestroyRetiring", nil
+	for name, test := range map[string]struct {
+		objs    []client.Object
+		fails   interceptor.Funcs
+		unmoved bool
+	}{
+		"preparing":  {objs: []client.Object{authorityPreparing()}},
+		"prepared":   {objs: []client.Object{authorityPrepared()}, unmoved: true},
+		"no-rights":  {objs: []client.Object{authorityPrepared()}, fails: noMaps},
+		"no-nodes":   {objs: []client.Object{authorityPrepared()}, fails: noNodes, unmoved: true},
+		"completing": {objs: []client.Object{completing}, unmoved: true},
+		"two":        {objs: []client.Object{authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: caStatus("1111111111111111", 1, func(one *v1alpha1.CAStatus) { one.NotAfter = *at(-time.Hour) })})}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := statusClient(t, test.fails, test.objs...)
+			if test.unmoved {
+				moved(t, api)
+			}
+			var out bytes.Buffer
+			r := &rotation{rotationOptions{verb: "status", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(explainNow), &out, time.Millisecond, time.Second}
+			if err := r.run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join("testdata", "rotation", name+".txt"), out.String())
+		})
+	}
+}
+
+// golden compares text with a file.
+func golden(t *testing.T, path, text string) {
+	t.Helper()
+	if *updateRotation {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+// TestRotationOutcome has, for each operation, what is to be taken for followed and for done.
+func TestRotationOutcome(t *testing.T) {
+	t.Parallel()
+	type status = v1alpha1.SigningAuthorityStatus
+	now := func(mod func(*v1alpha1.CAStatus), one *v1alpha1.CAStatus) *v1alpha1.CAStatus { mod(one); return one }
+	completed := &status{Phase: v1alpha1.Completed, Generation: 1, Signing: signing()}
+	preparing := &status{Phase: v1alpha1.Preparing, Generation: 2, Signing: signing(), Candidate: candidate()}
+	prepared := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: candidate(), Retiring: signing()}
+	swapped := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: signing(), Retiring: candidate()}
+	for name, test := range map[string]struct {
+		operation      v1alpha1.Operation
+		before, now    *status
+		followed, done bool
+	}{
+		"start, not taken":            {v1alpha1.RotateStart, completed, completed, false, false},
+		"start, preparing":            {v1alpha1.RotateStart, completed, preparing, true, false},
+		"start, prepared":             {v1alpha1.RotateStart, completed, prepared, true, true},
+		"start, rolled back since":    {v1alpha1.RotateStart, completed, &status{Phase: v1alpha1.Completed, Generation: 2, Signing: signing()}, true, true},
+		"complete, not taken":         {v1alpha1.RotateComplete, prepared, prepared, false, false},
+		"complete, under way":         {v1alpha1.RotateComplete, prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, true, false},
+		"complete, done":              {v1alpha1.RotateComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate()}, true, true},
+		"rollback, preparing":         {v1alpha1.RotateRollback, preparing, preparing, false, false},
+		"rollback, candidate gone":    {v1alpha1.RotateRollback, preparing, &status{Phase: v1alpha1.Completed, Signing: signing()}, true, true},
+		"rollback, switched first":    {v1alpha1.RotateRollback, preparing, prepared, false, false},
+		"rollback, switched and back": {v1alpha1.RotateRollback, preparing, swapped, true, true},
+		"rollback, prepared":          {v1alpha1.RotateRollback, prepared, prepared, false, false},
+		"rollback, under way":         {v1alpha1.RotateRollback, prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, true, false},
+		"rollback, swapped":           {v1alpha1.RotateRollback, prepared, swapped, true, true},
+		"confirm, not yet":            {v1alpha1.TrustConfirmed, preparing, preparing, false, false},
+		"confirm":                     {v1alpha1.TrustConfirmed, preparing, &status{Phase: v1alpha1.Preparing, Candidate: now(func(c *v1alpha1.CAStatus) { c.TrustConfirmedAt = at(0) }, candidate())}, true, true},
+		"confirm, and switched":       {v1alpha1.TrustConfirmed, preparing, &status{Phase: v1alpha1.Prepared, Signing: now(func(c *v1alpha1.CAStatus) { c.TrustConfirmedAt = at(0) }, candidate())}, true, true},
+		"accept, not yet":             {v1alpha1.OutstandingAccepted, prepared, prepared, false, false},
+		"accept":                      {v1alpha1.OutstandingAccepted, prepared, &status{Retiring: now(func(c *v1alpha1.CAStatus) { c.OutstandingAcceptedAt = at(0) }, signing())}, true, true},
+		"attest, not yet":             {v1alpha1.AdoptionAttested, prepared, prepared, false, false},
+		"attest":                      {v1alpha1.AdoptionAttested, prepared, &status{Retiring: now(func(c *v1alpha1.CAStatus) { c.AttestedAt = at(0) }, signing())}, true, true},
+		"attest, long ago":            {v1alpha1.AdoptionAttested, &status{Signing: now(func(c *v1alpha1.CAStatus) { c.AttestedAt = at(0) }, signing())}, &status{Signing: now(func(c *v1alpha1.CAStatus) { c.AttestedAt = at(0) }, signing())}, false, false},
+	} {
+		if followed, done := outcome(test.operation, test.before, test.now); followed != test.followed || done != test.done {
+			t.Errorf("%s: followed %t, done %t", name, followed, done)
+		}
+	}
+}
+
+// TestRotationMeaning: what can't be undone is explained first, and not asked for.
+func TestRotationMeaning(t *testing.T) {
+	t.Parallel()
+	text := ""
+	for _, verb := range []string{"complete", "accept", "attest"} {
+		api := statusClient(t, interceptor.Funcs{}, authorityPrepared())
+		var out bytes.Buffer
+		r := &rotation{rotationOptions{verb: verb, name: "cluster", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(explainNow), &out, time.Millisecond, time.Second}
+		err := r.run(t.Context())
+		text += fmt.Sprintf("%serror: %v\n\n", out.String(), err)
+		obj := &v1alpha1.SigningAuthority{}
+		if err := api.Get(t.Context(), client.ObjectKey{Name: "cluster"}, obj); err != nil || len(obj.Annotations) > 0 {
+			t.Errorf("%s: annotations %v, error %v", verb, obj.Annotations, err)
+		}
+	}
+	golden(t, filepath.Join("testdata", "rotation", "meaning.txt"), text)
+}
+
+func TestRotationMistakes(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"":                     "say what: status, start",
+		"begin":                `"begin" is no verb of it`,
+		"start a b":            `unexpected argument "b"`,
+		"start --timeout 0":    "--timeout: 0s is no time to wait",
+		"status --split":       "flag provided but not defined: -split",
+		"start a --wait=maybe": "invalid boolean value",
+	} {
+		if err := Rotation(t.Context(), strings.Fields(args), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q", args, err, want)
+		}
+	}
+	var out bytes.Buffer
+	if err := Rotation(t.Context(), []string{"status", "-h"}, &out); err != nil || !strings.Contains(out.String(), "rotation VERB [NAME] [flags]") || !strings.Contains(out.String(), "-timeout") {
+		t.Errorf("error %v: %s", err, out.String())
+	}
+}
+
+// TestRotationFindsOne: with one authority its name may be left out, and only then.
+func TestRotationFindsOne(t *testing.T) {
+	t.Parallel()
+	for want, objs := range map[string][]client.Object{
+		"there is no SigningAuthority":                                                      nil,
+		"there are 2 authorities: name one of a, b":                                         {authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})},
+		"rotate-start is refused: the phase is not begun; allowed now: nothing but to wait": {authority("a", v1alpha1.SigningAuthorityStatus{})},
+	} {
+		r := &rotation{rotationOptions{verb: "start", timeout: time.Minute, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), clocktesting.NewFakePassiveClock(explainNow), io.Discard, time.Millisecond, time.Second}
+		if err := r.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,261 @@
+package commands
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/client-go/util/cert"
+)
+
+// bundled makes a certificate in PEM.
+func bundled(t *testing.T, name string, isCA bool) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: isCA, BasicConstraintsValid: true,
+		NotBefore: explainNow, NotAfter: explainNow.AddDate(1, 0, 0),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// trustFolder is a folder of a ConfigMap's volume, and options that copy from there.
+func trustFolder(t *testing.T) trustFileOptions {
+	t.Helper()
+	return trustFileOptions{from: filepath.Join(t.TempDir(), "ca.crt"), to: filepath.Join(t.TempDir(), "client-ca.crt")}
+}
+
+func put(t *testing.T, path string, parts ...[]byte) {
+	t.Helper()
+	if err := os.WriteFile(path, slices.Concat(parts...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trusts are the common names in a file, as an API server reads it.
+func trusts(t *testing.T, path string) []string {
+	t.Helper()
+	certs, err := cert.CertsFromFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, each := range certs {
+		names = append(names, each.Subject.CommonName)
+	}
+	return names
+}
+
+func TestWriteTrust(t *testing.T) {
+	t.Parallel()
+	o := trustFolder(t)
+	a, b, c := bundled(t, "a", true), bundled(t, "b", true), bundled(t, "c", true)
+	put(t, o.from, b, []byte("a text between\n"), a, b)
+	once := func(want ...string) os.FileInfo {
+		t.Helper()
+		if err := o.once(logr.Discard()); err != nil {
+			t.Fatal(err)
+		}
+		if got := trusts(t, o.to); !slices.Equal(got, want) {
+			t.Errorf("trusts %v, want %v", got, want)
+		}
+		info, err := os.Stat(o.to)
+		if err != nil || info.Mode().Perm() != 0o644 {
+			t.Errorf("%v, error %v", info, err)
+		}
+		return info
+	}
+	first := once("b", "a")
+	if same := once("b", "a"); !os.SameFile(first, same) {
+		t.Error("written again, and nothing has changed")
+	}
+	// Somebody writes to it: a part of what is wanted, by the same mark.
+	put(t, o.to, []byte(trustFileMark), a)
+	once("b", "a")
+	if err := os.Chmod(o.to, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	once("b", "a")
+	// The old CA leaves; others stay.
+	put(t, o.from, b)
+	o.also = filepath.Join(filepath.Dir(o.from), "also.crt")
+	put(t, o.also, c, b)
+	once("b", "c")
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(o.to), "*")); err != nil || len(left) != 1 {
+		t.Errorf("left %v, error %v", left, err)
+	}
+}
+
+// TestWriteTrustRefuses: whatever is wrong with what is read, or with the place, what an API server trusts stays.
+func TestWriteTrustRefuses(t *testing.T) {
+	t.Parallel()
+	good := bundled(t, "a", true)
+	other := bundled(t, "b", true)
+	broken := bytes.Replace(other, []byte("\n"), []byte("\n!"), 2)
+	for name, test := range map[string]struct {
+		change func(t *testing.T, o *trustFileOptions)
+		want   string
+	}{
+		"empty":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from) }, "holds no certificate"},
+		"text":          {func(t *testing.T, o *trustFileOptions) { put(t, o.from, []byte("hello")) }, "holds no certificate"},
+		"cut off":       {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, other[:len(other)-40]) }, "1 of 2 certificates can't be read"},
+		"broken, first": {func(t *testing.T, o *trustFileOptions) { put(t, o.from, broken, good) }, "1 of 2 certificates can't be read"},
+		"no certificate": {func(t *testing.T, o *trustFileOptions) {
+			put(t, o.from, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}))
+		}, "certificate 1: x509"},
+		"a key": {func(t *testing.T, o *trustFileOptions) {
+			put(t, o.from, good, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY"}))
+		}, `has a block "EC PRIVATE KEY"`},
+		"a client's":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, bundled(t, "client", false)) }, "certificate 2, CN=client, is not a CA's"},
+		"too long":           {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, make([]byte, maxBundle)) }, "bytes are too many"},
+		"gone":               {func(t *testing.T, o *trustFileOptions) { o.from += "-not" }, "no such file"},
+		"the others are":     {func(t *testing.T, o *trustFileOptions) { o.also = o.from + "-not" }, "no such file"},
+		"the others are bad": {func(t *testing.T, o *trustFileOptions) { o.also = o.from + "-also"; put(t, o.also) }, "holds no certificate"},
+		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not made by write-trust"},
+		"an empty file":      {func(t *testing.T, o *trustFileOptions) { put(t, o.to) }, "was not made by write-trust"},
+		"a link": {func(t *testing.T, o *trustFileOptions) {
+			if err := os.Symlink(o.from, o.to); err != nil {
+				t.Fatal(err)
+			}
+		}, "is no plain file"},
+		"a folder": {func(t *testing.T, o *trustFileOptions) {
+			if err := os.Mkdir(o.to, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, "is no plain file"},
+		"no folder": {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
+		"a folder in the way of the temporary file": {func(t *testing.T, o *trustFileOptions) {
+			if err := os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, "directory not empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := trustFolder(t)
+			put(t, o.from, good)
+			test.change(t, &o)
+			before, _ := os.ReadFile(o.to)
+			if err := o.once(logr.Discard()); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+			if after, _ := os.ReadFile(o.to); !bytes.Equal(before, after) {
+				t.Errorf("changed to %q", after)
+			}
+		})
+	}
+}
+
+// TestWriteTrustIsWhole reads the file all the time while it is replaced, and after a crash has left the temporary file.
+func TestWriteTrustIsWhole(t *testing.T) {
+	t.Parallel()
+	o := trustFolder(t)
+	a, b := bundled(t, "a", true), bundled(t, "b", true)
+	put(t, o.to+".new", []byte("what a crash has left"))
+	put(t, o.from, a)
+	if err := o.once(logr.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			certs, err := cert.CertsFromFile(o.to)
+			if err != nil || len(certs) != 1 && len(certs) != 2 {
+				t.Errorf("%d certificates, error %v", len(certs), err)
+				return
+			}
+		}
+	}()
+	for i := range 40 {
+		put(t, o.from, [][]byte{a, slices.Concat(a, b)}[i%2])
+		if err := o.once(logr.Discard()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	<-done
+}
+
+// TestWriteTrustKeepsOn follows a bundle that comes late, and ends with its context.
+func TestWriteTrustKeepsOn(t *testing.T) {
+	t.Parallel()
+	o := trustFolder(t)
+	o.interval = time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	lines := make(chan string, 100)
+	logger := funcr.New(func(_, args string) { lines <- args }, funcr.Options{})
+	done := make(chan struct{})
+	go func() { defer close(done); o.keep(ctx, logger) }()
+	if line := <-lines; !strings.Contains(line, "The file stays as it is") || !strings.Contains(line, "no such file") {
+		t.Error(line)
+	}
+	staged := o.from + "-staged"
+	put(t, staged, bundled(t, "a", true))
+	if err := os.Rename(staged, o.from); err != nil {
+		t.Fatal(err)
+	}
+	if line := <-lines; !strings.Contains(line, "Wrote the CAs to trust") || !strings.Contains(line, `"certificates"=1`) {
+		t.Error(line)
+	}
+	cancel()
+	<-done
+}
+
+func TestWriteTrustFlags(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"":                               "--from and --to: say what to write",
+		"--from a":                       "--from and --to",
+		"--from a --to a":                "--to: is what is read",
+		"--from a --to b --also b":       "--to: is what is read",
+		"--from a --to b --interval -1s": "--interval: -1s is too short",
+		"--from a --to b c":              `unexpected argument "c"`,
+		"--configmap a":                  "flag provided but not defined: -configmap",
+	} {
+		err := WriteTrust(t.Context(), strings.Fields(args), io.Discard)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "write-trust (--help lists the flags): ") {
+			t.Errorf("%q: error %v, want %q", args, err, want)
+		}
+	}
+	var out bytes.Buffer
+	if err := WriteTrust(t.Context(), []string{"--help"}, &out); err != nil || !strings.Contains(out.String(), "Usage: csr-controller-manager write-trust") {
+		t.Errorf("error %v: %s", err, out.String())
+	}
+	o := trustFolder(t)
+	put(t, o.from, bundled(t, "a", true))
+	if err := WriteTrust(t.Context(), []string{"--from", o.from, "--to=" + o.to, "--interval=0"}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(o.to); err != nil || info.Sys().(*syscall.Stat_t).Nlink != 1 {
+		t.Errorf("%v, error %v", info, err)
+	}
+}

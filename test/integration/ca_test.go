@@ -1,0 +1,232 @@
+package integration
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	certificates "k8s.io/client-go/util/certificate"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// mayCreateCA gives the manager's account the role of config/create-ca.
+func mayCreateCA(t *testing.T) {
+	t.Helper()
+	apply(t, "create-ca")
+	for _, obj := range []client.Object{&rbacv1.RoleBinding{}, &rbacv1.Role{}} {
+		obj.SetNamespace(systemNamespace)
+		obj.SetName("csr-create-ca")
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), obj); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestCreateIfMissing has two managers under the shipped roles make one CA: first they may not, and say so. Deleted while
+// it signs, it is not made anew.
+func TestCreateIfMissing(t *testing.T) {
+	installRBAC(t)
+	name := client.ObjectKey{Namespace: systemNamespace, Name: "csr-signer"}
+	if err := client.IgnoreNotFound(admin.Delete(t.Context(), secretCalled(name))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.IgnoreNotFound(admin.Delete(context.Background(), secretCalled(name))) })
+	creating := func(o *controllers.Options) {
+		signingFrom(signer.Secret(name))(o)
+		for _, one := range o.Signer.Signers {
+			one.KeyPair.Create = &signer.Creation{Algorithm: ca.ECDSAP384, Lifetime: 24 * time.Hour}
+		}
+	}
+	account := serviceAccountConfig(t)
+	startLoopAs(t, account, csrenv.Options{Customize: creating})
+	waiting := reaches(t, createRequest(t, admin, nodeRequest(t, "waiting")), csr.Approved)
+	hasEvent(t, secretCalled(name), "CAMissing", "can't be created", "forbidden")
+	mayCreateCA(t)
+	startLoopAs(t, account, csrenv.Options{Customize: creating}) // which creates it at once; the other one's try is its next look
+
+	secret := secretCalled(name)
+	reaches(t, waiting, csr.Issued)
+	if err := admin.Get(t.Context(), name, secret); err != nil {
+		t.Fatal(err)
+	}
+	made := &csrenv.CA{CertPEM: secret.Data["tls.crt"], KeyPEM: secret.Data["tls.key"]}
+	issuedBy(t, waiting, made)
+	if authority, err := ca.Load(made.CertPEM, made.KeyPEM, secret.Data["ca.crt"]); err != nil || !strings.HasPrefix(authority.Certificate().Subject.CommonName, "csr-controller-manager:csr-signer:") {
+		t.Errorf("made %s, error %v", secret.Data["tls.crt"], err)
+	}
+	eventually(t, "the CA is told of", func(ctx context.Context) error {
+		for _, event := range eventsOf(ctx, t, secret) {
+			if event.Reason == "CACreated" {
+				return nil
+			}
+		}
+		return errors.New("it is not")
+	})
+	rejected := func() int { return counted(t, "csr_signer_ca_reloads_total", map[string]string{"result": "rejected"}) }
+	before := rejected()
+	if err := admin.Delete(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "both notice the loss", func(context.Context) error {
+		if got := rejected() - before; got < 2 {
+			return fmt.Errorf("%d did", got)
+		}
+		return nil
+	})
+	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "after")), csr.Issued), made)
+	if err := admin.Get(t.Context(), name, secret); client.IgnoreNotFound(err) != nil || err == nil {
+		t.Errorf("it is back: error %v", err)
+	}
+}
+
+func secretCalled(name client.ObjectKey) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
+}
+
+// chainOf makes a root, a CA below it, and one below that, which is to sign: each in PEM, and the last one's key.
+func chainOf(t *testing.T) (root, upper, lower, keyPEM []byte) {
+	t.Helper()
+	var certs [][]byte
+	var parent *x509.Certificate
+	var parentKey any
+	for i, name := range []string{"root", "upper", "lower"} {
+		key := newKey(t)
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: name + " of " + t.Name()},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+		}
+		if parent == nil {
+			parent, parentKey = template, key
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		certs = append(certs, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parent, parentKey, keyPEM = template, key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+	}
+	return certs[0], certs[1], certs[2], keyPEM
+}
+
+// TestIntermediates has client-go's certificate manager, which kubelets use, get a serving and a client certificate from an
+// intermediate CA, and use both in a handshake in which each side knows the root alone.
+func TestIntermediates(t *testing.T) {
+	root, upper, lower, keyPEM := chainOf(t)
+	secret := signingSecret(slices.Concat(lower, upper), keyPEM)
+	secret.Data["ca.crt"] = root
+	secret.Name = "chain"
+	create(t, admin, secret)
+	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
+
+	serving := managed(t, certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, "chained.example.com")
+	inUse := managed(t, certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth)
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(root)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, "%s by %d", r.TLS.PeerCertificates[0].Subject.CommonName, len(r.TLS.VerifiedChains[0]))
+	}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{*serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, MinVersion: tls.VersionTLS12}
+	server.StartTLS()
+	defer server.Close()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{Certificates: []tls.Certificate{*inUse}, RootCAs: pool, ServerName: "chained.example.com", MinVersion: tls.VersionTLS12}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, err := io.ReadAll(answer.Body)
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if want := "system:node:chained by 4"; string(said) != want {
+		t.Errorf("the server saw %q, want %q", said, want)
+	}
+}
+
+// managed runs client-go's certificate manager until it has a certificate of the node called chained.
+func managed(t *testing.T, signerName string, usage certificatesv1.KeyUsage, dnsNames ...string) *tls.Certificate {
+	t.Helper()
+	store, err := certificates.NewFileStore("kubelet-"+string(usage[:6]), t.TempDir(), t.TempDir(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := certificates.NewManager(&certificates.Config{
+		ClientsetFn: func(*tls.Certificate) (kubernetes.Interface, error) { return kubernetes.NewForConfig(shared.Config) },
+		Template: &x509.CertificateRequest{
+			Subject: pkix.Name{CommonName: csr.NodeUserPrefix + "chained", Organization: []string{csr.NodeGroup}}, DNSNames: dnsNames,
+		},
+		SignerName: signerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}, CertificateStore: store,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager.Start()
+	defer manager.Stop()
+	approved := map[string]bool{}
+	eventually(t, "a certificate for "+signerName, func(ctx context.Context) error {
+		if manager.Current() != nil {
+			return nil
+		}
+		requests := &certificatesv1.CertificateSigningRequestList{}
+		if err := admin.List(ctx, requests); err != nil {
+			return err
+		}
+		for i := range requests.Items {
+			obj := &requests.Items[i]
+			serving := signerName == certificatesv1.KubeletServingSignerName // the loop approves the others
+			if serving && obj.Spec.SignerName == signerName && csr.StateOf(obj) == csr.Pending && !approved[obj.Name] && isFor(obj, "chained") {
+				approved[obj.Name] = true
+				approve(t, obj)
+			}
+		}
+		return errors.New("none yet")
+	})
+	current, err := store.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(current.Certificate) != 3 {
+		t.Errorf("%d certificates in the file, want the leaf and two CAs", len(current.Certificate))
+	}
+	return current
+}
+
+func isFor(obj *request, node string) bool {
+	req, err := csr.Parse(obj)
+	return err == nil && req.Cert.Subject.CommonName == csr.NodeUserPrefix+node
+}

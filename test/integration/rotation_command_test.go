@@ -1,0 +1,167 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	issuedledger "github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+)
+
+// runRotation runs the real command as cfg's user.
+func runRotation(t *testing.T, cfg *rest.Config, args ...string) (output string, exitCode int) {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := shared.WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-rotation", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), path, append([]string{"rotation", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return string(out), exit.ExitCode()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out), 0
+}
+
+// caOf is a CA as a status has it.
+func caOf(keyID string, generation int64) *v1alpha1.CAStatus {
+	return &v1alpha1.CAStatus{
+		KeyID: keyID, Fingerprint: "f-" + keyID, Certificate: "c", Generation: generation,
+		NotAfter: metav1.NewTime(time.Now().Add(24 * time.Hour).Truncate(time.Second)),
+	}
+}
+
+// The statuses of a rotation from one to two.
+func statuses() (completed, preparing, prepared, completing, moved v1alpha1.SigningAuthorityStatus) {
+	one, two := caOf("one", 1), caOf("two", 2)
+	completed = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: one}
+	preparing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: one, Candidate: two, WaitingFor: []string{"10.0.0.9:6443 to trust it"}}
+	prepared = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: two, Retiring: one, OutstandingOnRetiring: 7}
+	completing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completing, Generation: 2, Signing: two, Retiring: one}
+	moved = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 2, Signing: two}
+	return completed, preparing, prepared, completing, moved
+}
+
+// operator is a user with the shipped role for those who rotate, and nothing else.
+func operator(t *testing.T) *rest.Config {
+	t.Helper()
+	installRBAC(t)
+	apply(t, "rotation")
+	grant(t, "stranger", "csr-rotation-operator")
+	return tokenConfig("stranger")
+}
+
+// TestRotationCommand goes through a rotation as an operator, against a manager that plays its part.
+func TestRotationCommand(t *testing.T) {
+	api := authorities(t)
+	user := operator(t)
+	completed, preparing, prepared, completing, moved := statuses()
+	accepted := *prepared.DeepCopy()
+	accepted.Retiring.OutstandingAcceptedAt = &metav1.Time{Time: time.Now().Truncate(time.Second)}
+	obj := newAuthority(t, api, "rotation-command", completed)
+	stop := plays(t, api, obj.Name, map[v1alpha1.Operation]answer{
+		v1alpha1.RotateStart:         {statuses: []v1alpha1.SigningAuthorityStatus{preparing, prepared}},
+		v1alpha1.RotateComplete:      {refusal: "rotate-complete is refused: up to 7 certificates live; allowed now: rotate-rollback"},
+		v1alpha1.OutstandingAccepted: {statuses: []v1alpha1.SigningAuthorityStatus{accepted}},
+	})
+	output, code := runRotation(t, user, "complete", obj.Name, "--yes")
+	says(t, output, code, 1, "rotation complete: rotate-complete is refused: the phase is Completed; allowed now: rotate-start, adoption-attested")
+	output, code = runRotation(t, user, "start", obj.Name, "--timeout=20s")
+	says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
+	output, code = runRotation(t, user, "complete", obj.Name)
+	says(t, output, code, 1, "destroys its key. There is no way back", "rotation complete: not asked for: add --yes")
+	for range 2 { // an Event of before is not taken for the answer, and does not hide it
+		output, code = runRotation(t, user, "complete", obj.Name, "--yes", "--timeout=20s")
+		says(t, output, code, 1, "rotation complete: rotate-complete is refused: up to 7 certificates live; allowed now: rotate-rollback")
+	}
+	output, code = runRotation(t, user, "accept", obj.Name, "--yes", "--timeout=20s")
+	says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
+	stop()
+
+	stop = plays(t, api, obj.Name, map[v1alpha1.Operation]answer{
+		v1alpha1.RotateComplete: {statuses: []v1alpha1.SigningAuthorityStatus{completing, moved}},
+	})
+	output, code = runRotation(t, user, "complete", obj.Name, "--yes", "--timeout=20s")
+	says(t, output, code, 0, "rotation-command: done: Completed, generation 2")
+	stop()
+}
+
+// TestRotationCommandWaits: what does not happen is said at the end of the time, and the exit code with it.
+func TestRotationCommandWaits(t *testing.T) {
+	api := authorities(t)
+	completed, preparing, _, _, _ := statuses()
+	obj := newAuthority(t, api, "rotation-waits", completed)
+	output, code := runRotation(t, shared.Config, "start", obj.Name, "--wait=false")
+	says(t, output, code, 0, "rotation-waits: asked for rotate-start")
+	output, code = runRotation(t, shared.Config, "attest", obj.Name, "--yes")
+	says(t, output, code, 1, "adoption-attested is refused: rotate-start was asked for, and the manager has not taken it yet; allowed now: rotate-start, adoption-attested")
+	output, code = runRotation(t, shared.Config, "start", obj.Name, "--timeout=1500ms")
+	says(t, output, code, 1, "not done within 1.5s: the manager has not taken rotate-start yet")
+	obj = newAuthority(t, api, "rotation-waits-on", completed)
+	defer plays(t, api, obj.Name, map[v1alpha1.Operation]answer{v1alpha1.RotateStart: {statuses: []v1alpha1.SigningAuthorityStatus{preparing}}})()
+	output, code = runRotation(t, shared.Config, "start", obj.Name, "--timeout=3s")
+	says(t, output, code, 1, "Preparing, generation 2, waits for 10.0.0.9:6443 to trust it", "not done within 3s: Preparing", "the manager goes on")
+	output, code = runRotation(t, shared.Config, "status", "nobody")
+	says(t, output, code, 1, `signingauthorities.csr-controller-manager.io "nobody" not found`)
+}
+
+// TestRotationCommandRefusedUnseen: a manager that leaves no Event has refused all the same.
+func TestRotationCommandRefusedUnseen(t *testing.T) {
+	api := authorities(t)
+	_, _, prepared, _, _ := statuses()
+	obj := newAuthority(t, api, "rotation-unseen", prepared)
+	defer plays(t, api, obj.Name, nil)()
+	output, code := runRotation(t, shared.Config, "rollback", obj.Name, "--timeout=20s")
+	says(t, output, code, 1, "rotate-rollback is refused, and no Event says why; allowed now: rotate-complete, rotate-rollback")
+}
+
+// TestRotationCommandStatus reads as an operator, and as somebody who may see SigningAuthorities alone.
+func TestRotationCommandStatus(t *testing.T) {
+	api := authorities(t)
+	user := operator(t)
+	_, _, prepared, _, _ := statuses()
+	obj := newAuthority(t, api, "csr-signer", prepared) // the Secret that the shipped roles are for
+	create(t, admin, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rotation-status-unknown"}})
+	nodes := issuedledger.NewNodes(api, api, types.NamespacedName{Namespace: "default", Name: obj.Name}, clock.RealClock{})
+	nodes.Note(issuedledger.Certificate{
+		Node: "rotation-status-old", Signer: "kubernetes.io/kube-apiserver-client-kubelet", KeyID: "one",
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	})
+	if err := nodes.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range issuedledger.NodesNames(obj.Name) {
+		t.Cleanup(func() {
+			shard := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+			if err := client.IgnoreNotFound(api.Delete(context.Background(), shard)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	output, code := runRotation(t, user, "status", obj.Name)
+	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared, generation 2", "rotation-status-old (no Node any more)", "rotation-status-unknown")
+
+	grant(t, "joiner", "csr-signing-authorities-view")
+	output, code = runRotation(t, tokenConfig("joiner"), "status", obj.Name)
+	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared", "you may not: it needs get on the configmaps csr-signer-nodes-00 to -0f in namespace default", "you may not: it needs list on nodes")
+	output, code = runRotation(t, tokenConfig("joiner"), "rollback", obj.Name)
+	says(t, output, code, 1, "cannot patch resource")
+}

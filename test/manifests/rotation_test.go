@@ -1,0 +1,133 @@
+package manifests
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const trustFiles = "csr-trust-files"
+
+// TestTrustFiles has the API server take all of config/overlays/trust-files, and looks at what its pods could do.
+func TestTrustFiles(t *testing.T) {
+	t.Parallel()
+	all := kustomize(t, "overlays/trust-files")
+	for _, obj := range all {
+		if obj.GetNamespace() == trustFiles {
+			obj.SetNamespace("default") // a dry run makes no namespace for others to be in
+		}
+	}
+	accept(t, all)
+	set := typed[appsv1.DaemonSet](t, all, "DaemonSet")[trustFiles]
+	pod := set.Spec.Template.Spec
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC || *pod.AutomountServiceAccountToken || *pod.EnableServiceLinks {
+		t.Errorf("pod: %+v", pod)
+	}
+	if diff := cmp.Diff(map[string]string{"node-role.kubernetes.io/control-plane": ""}, pod.NodeSelector); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	container := pod.Containers[0]
+	security := container.SecurityContext
+	if len(pod.Containers) != 1 || len(pod.InitContainers) != 0 || !*security.ReadOnlyRootFilesystem || *security.AllowPrivilegeEscalation ||
+		security.Privileged != nil || !cmp.Equal(security.Capabilities, &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}) {
+		t.Errorf("container: %+v", container)
+	}
+	if container.Args[0] != "write-trust" || container.Image != "csr-controller-manager:dev" {
+		t.Errorf("runs %s %v", container.Image, container.Args)
+	}
+	hosts := 0
+	for i, volume := range pod.Volumes {
+		mount := container.VolumeMounts[i]
+		if volume.HostPath != nil {
+			hosts++
+		}
+		if volume.Name != mount.Name || mount.ReadOnly == (volume.HostPath != nil) {
+			t.Errorf("volume %+v, mount %+v", volume, mount)
+		}
+	}
+	if hosts != 1 {
+		t.Errorf("%d paths of the host", hosts)
+	}
+	for name, binding := range typed[rbacv1.RoleBinding](t, all, "RoleBinding") {
+		for _, subject := range binding.Subjects {
+			if subject.Name == trustFiles {
+				t.Errorf("%s: the pods get rights", name)
+			}
+		}
+	}
+	if len(typed[rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding")) > 0 {
+		t.Error("there is a right in the whole cluster")
+	}
+}
+
+// TestRotationAccepted has the API server look at what rotation needs.
+func TestRotationAccepted(t *testing.T) {
+	t.Parallel()
+	for _, folder := range []string{"rotation", "rotation/admission"} {
+		accept(t, kustomize(t, folder))
+	}
+}
+
+// rotationQuestions have those who may: the controller, an operator, and who has Kubernetes' own roles in the whole cluster.
+var rotationQuestions = []question{
+	{"watch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin", "edit", "view"}},
+	{"patch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin"}},
+	{"update", "csr-controller-manager.io", "signingauthorities/status", "", "", []string{"controller"}},
+	{"patch", "csr-controller-manager.io", "signingauthorities/status", "", "", nil},
+	{"create", "csr-controller-manager.io", "signingauthorities", "", "", nil},
+	{"delete", "csr-controller-manager.io", "signingauthorities", "", "", nil},
+	{"update", "csr-controller-manager.io", "signingauthorities", "", "", nil},
+	{"update", "", "secrets", systemNamespace, "csr-signer", []string{"controller", "admin", "edit"}},
+	{"delete", "", "secrets", systemNamespace, "csr-signer", []string{"admin", "edit"}},
+	{"get", "", "secrets", systemNamespace, "other", []string{"admin", "edit"}},
+	{"get", "", "secrets", "kube-system", "csr-signer", []string{"admin", "edit"}},
+	{"get", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller", "operator", "admin", "edit", "view"}},
+	{"update", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller", "admin", "edit"}},
+	{"update", "", "configmaps", systemNamespace, "csr-signer-ledger", []string{"controller", "admin", "edit"}},
+	{"update", "", "configmaps", systemNamespace, "csr-trust", []string{"controller", "admin", "edit"}},
+	{"update", "", "configmaps", systemNamespace, "other", []string{"admin", "edit"}},
+	{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{"controller", "admin", "edit"}},
+	{"update", "", "configmaps", "kube-system", "kubeadm-config", []string{"admin", "edit"}},
+	{"update", "certificates.k8s.io", "clustertrustbundles", "", "", []string{"controller"}},
+	{"attest", "certificates.k8s.io", "signers", "", kubelet, []string{"controller"}},
+	{"attest", "certificates.k8s.io", "signers", "", "example.com/web", nil},
+	{"list", "", "nodes", "", "", []string{"controller", "operator"}},
+	{"list", "apiregistration.k8s.io", "apiservices", "", "", []string{"controller"}},
+	{"list", "events.k8s.io", "events", "default", "", []string{"operator", "admin", "edit", "view"}},
+	{"*", "*", "*", "", "", nil},
+}
+
+// TestRotationRights installs the component for an identity of its own, and asks who may what by it.
+func TestRotationRights(t *testing.T) {
+	all := kustomize(t, "rotation")
+	const account = "csr-rotation"
+	for _, obj := range all {
+		if subjects, found := obj.Object["subjects"].([]any); found {
+			subjects[0].(map[string]any)["name"] = account
+		}
+	}
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}
+	if err := admin.Create(t.Context(), space); client.IgnoreAlreadyExists(err) != nil {
+		t.Fatal(err)
+	}
+	apply(t, all)
+	for user, role := range map[string]string{"operator": "csr-rotation-operator", "admin": "admin", "edit": "edit", "view": "view"} {
+		binding := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "rotation-" + user},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "rotation-" + user}},
+		}
+		if err := admin.Create(t.Context(), binding); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(t, rotationQuestions, map[string][]string{
+		"system:serviceaccount:" + systemNamespace + ":" + account: {"controller"},
+		"rotation-operator": {"operator"}, "rotation-admin": {"admin"}, "rotation-edit": {"edit"}, "rotation-view": {"view"},
+	})
+}
