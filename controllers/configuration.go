@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -47,6 +48,9 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 			Retention: retention, SupersededAfter: c.Cleaning.SupersededAfter.Duration, DryRun: c.DryRuns(config.CleanerController),
 			Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
 		}
+	}
+	if c.Enabled(config.RotationController) {
+		options.Rotation = &rotation.Reconciler{OldLifetimeCap: c.Rotation.OldLifetimeCap.Duration, SettleFor: c.Rotation.SettleFor.Duration}
 	}
 	if c.SelfCheck.Interval.Duration > 0 {
 		rights, err := Rights(c, LeaseNamespace(c))

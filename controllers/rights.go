@@ -35,7 +35,7 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 	if c.Enabled(config.CleanerController) {
 		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
 	}
-	if c.Rotation.Enabled && c.Enabled(config.RotationController) {
+	if c.Enabled(config.RotationController) {
 		if err := r.rotation(c); err != nil {
 			return nil, err
 		}

@@ -109,7 +109,11 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if retiring == nil {
 		return nil
 	}
-	account, err := r.ledger(obj).Read(ctx)
+	recorder := r.recorder(obj)
+	if err := recorder.Flush(ctx); err != nil {
+		return fmt.Errorf("note what was issued: %w", err)
+	}
+	account, err := recorder.Book.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}

@@ -52,7 +52,7 @@ type Reconciler struct {
 	publisher *trust.Publisher
 	prober    *probe.Prober
 	watches   watches
-	books     books
+	records   records
 }
 
 // Reconcile looks at one authority, notes what is decided, and does one thing.

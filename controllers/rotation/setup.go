@@ -3,11 +3,15 @@ package rotation
 import (
 	"fmt"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
@@ -23,6 +27,19 @@ import (
 // SetupWithManager fills in what is nil and registers the controllers: one for authorities, one that notes what was issued.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	if err := r.fill(mgr); err != nil {
+		return err
+	}
+	if err := mgr.Add(&r.records); err != nil {
+		return fmt.Errorf("keep ledgers: %w", err)
+	}
+	err := builder.ControllerManagedBy(mgr).
+		Named(recordsName).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(holdsCertificate))).
+		// One that a CA has issued before its authority was known is looked at then.
+		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.allIssued), builder.WithPredicates(otherCAs)).
+		WithOptions(options).
+		Complete(reconcile.Func(r.record))
+	if err != nil {
 		return err
 	}
 	return builder.ControllerManagedBy(mgr).

@@ -28,6 +28,7 @@ var controllerNames = map[string]Controller{
 	"cleaner":    CleanerController,
 	"csrcleaner": CleanerController,
 	"certificatesigningrequest-cleaner-controller": CleanerController,
+	"rotation": RotationController,
 }
 
 // DryRuns says whether a controller is only to say what it would do.
@@ -36,8 +37,11 @@ func (c *Configuration) DryRuns(controller Controller) bool {
 }
 
 // Enabled says whether a controller is to run. As in kube-controller-manager the first entry that names it decides,
-// and only then the * (k8s.io/controller-manager/app, IsControllerEnabled).
+// and only then the * (k8s.io/controller-manager/app, IsControllerEnabled). Rotation must be on as well, and has no dry run.
 func (c *Configuration) Enabled(controller Controller) bool {
+	if controller == RotationController && (!c.Rotation.Enabled || c.DryRuns(controller)) {
+		return false
+	}
 	star := false
 	for _, entry := range c.Controllers {
 		name, off := strings.CutPrefix(entry, "-")
