@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
@@ -66,11 +67,18 @@ func (r *rotating) allow(t *testing.T, role, kind, name string) {
 	})
 }
 
-// asked is an approved request of a user for a client certificate, and its key.
-func (r *rotating) asked(t *testing.T, user string) (*request, []byte) {
+// usages are those of what signers issue.
+var usages = map[string]certificatesv1.KeyUsage{
+	certificatesv1.KubeAPIServerClientSignerName:        certificatesv1.UsageClientAuth,
+	certificatesv1.KubeAPIServerClientKubeletSignerName: certificatesv1.UsageClientAuth,
+	certificatesv1.KubeletServingSignerName:             certificatesv1.UsageServerAuth,
+}
+
+// approved is a request that somebody has approved, and its key.
+func (r *rotating) approved(t *testing.T, signer string, template x509.CertificateRequest) (*request, []byte) {
 	t.Helper()
 	key := newKey(t)
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: user}}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,10 +87,10 @@ func (r *rotating) asked(t *testing.T, user string) (*request, []byte) {
 		t.Fatal(err)
 	}
 	obj := &request{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: user + "-"},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: certificatesv1.KubeAPIServerClientSignerName,
-			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+			SignerName: signer,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usages[signer]},
 			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
 		},
 	}
@@ -94,11 +102,11 @@ func (r *rotating) asked(t *testing.T, user string) (*request, []byte) {
 	return obj, keyPEM
 }
 
-// issued is a certificate for user, asked for and signed.
-func (r *rotating) issued(t *testing.T, user string) tls.Certificate {
+// issued is a certificate that was asked for and signed.
+func (r *rotating) issued(t *testing.T, signer string, template x509.CertificateRequest) tls.Certificate {
 	t.Helper()
-	obj, keyPEM := r.asked(t, user)
-	eventually(t, "a certificate for "+user, func(ctx context.Context) error {
+	obj, keyPEM := r.approved(t, signer, template)
+	eventually(t, "a certificate for "+template.Subject.CommonName, func(ctx context.Context) error {
 		if err := r.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
@@ -110,8 +118,38 @@ func (r *rotating) issued(t *testing.T, user string) tls.Certificate {
 	return pairOf(t, obj.Status.Certificate, keyPEM)
 }
 
-// signedBy is a certificate for user that nobody asked for: by who has the key.
-func signedBy(t *testing.T, authority *ca.Authority, user string, lifetime time.Duration) tls.Certificate {
+// issuedBy is issued by one, once the signer has seen that this signs.
+func (r *rotating) issuedBy(t *testing.T, one *v1alpha1.CAStatus, signer string, template x509.CertificateRequest) (pair tls.Certificate) {
+	t.Helper()
+	certs, err := ca.ParseCertificates([]byte(one.Certificate))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a certificate by "+one.KeyID, func(context.Context) error {
+		pair = r.issued(t, signer, template)
+		return pair.Leaf.CheckSignatureFrom(certs[0])
+	})
+	return pair
+}
+
+// user is a certificate for one, by that CA.
+func (r *rotating) user(t *testing.T, name string, by *v1alpha1.CAStatus) tls.Certificate {
+	t.Helper()
+	return r.issuedBy(t, by, certificatesv1.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: name}})
+}
+
+// kubelet is a client certificate for one, by that CA.
+func (r *rotating) kubelet(t *testing.T, node string, by *v1alpha1.CAStatus) tls.Certificate {
+	t.Helper()
+	return r.issuedBy(t, by, certificatesv1.KubeAPIServerClientKubeletSignerName, x509.CertificateRequest{Subject: nodeSubject(node)})
+}
+
+func nodeSubject(node string) pkix.Name {
+	return pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}
+}
+
+// signedBy is a client certificate that nobody asked for: by who has the key.
+func signedBy(t *testing.T, authority *ca.Authority, subject pkix.Name, lifetime time.Duration) tls.Certificate {
 	t.Helper()
 	key := newKey(t)
 	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime})
@@ -119,7 +157,7 @@ func signedBy(t *testing.T, authority *ca.Authority, user string, lifetime time.
 		t.Fatal(err)
 	}
 	made, err := authority.Issue(profile, ca.Request{
-		PublicKey: key.Public(), Subject: pkix.Name{CommonName: user},
+		PublicKey: key.Public(), Subject: subject,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, time.Now())
 	if err != nil {
