@@ -73,32 +73,32 @@ func TestRotationAccepted(t *testing.T) {
 	}
 }
 
-// rotationQuestions have those who may: the controller, an operator, and who has Kubernetes' own roles in the whole cluster.
+// rotationQuestions have those who may: the controller, an operator, and those who get what is aggregated into admin or view.
 var rotationQuestions = []question{
-	{"watch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin", "edit", "view"}},
+	{"watch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin", "view"}},
 	{"patch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin"}},
 	{"update", "csr-controller-manager.io", "signingauthorities/status", "", "", []string{"controller"}},
 	{"patch", "csr-controller-manager.io", "signingauthorities/status", "", "", nil},
 	{"create", "csr-controller-manager.io", "signingauthorities", "", "", nil},
 	{"delete", "csr-controller-manager.io", "signingauthorities", "", "", nil},
 	{"update", "csr-controller-manager.io", "signingauthorities", "", "", nil},
-	{"update", "", "secrets", systemNamespace, "csr-signer", []string{"controller", "admin", "edit"}},
-	{"delete", "", "secrets", systemNamespace, "csr-signer", []string{"admin", "edit"}},
-	{"get", "", "secrets", systemNamespace, "other", []string{"admin", "edit"}},
-	{"get", "", "secrets", "kube-system", "csr-signer", []string{"admin", "edit"}},
-	{"get", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller", "operator", "admin", "edit", "view"}},
-	{"update", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller", "admin", "edit"}},
-	{"update", "", "configmaps", systemNamespace, "csr-signer-ledger", []string{"controller", "admin", "edit"}},
-	{"update", "", "configmaps", systemNamespace, "csr-trust", []string{"controller", "admin", "edit"}},
-	{"update", "", "configmaps", systemNamespace, "other", []string{"admin", "edit"}},
-	{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{"controller", "admin", "edit"}},
-	{"update", "", "configmaps", "kube-system", "kubeadm-config", []string{"admin", "edit"}},
+	{"update", "", "secrets", systemNamespace, "csr-signer", []string{"controller"}},
+	{"delete", "", "secrets", systemNamespace, "csr-signer", nil},
+	{"get", "", "secrets", systemNamespace, "other", nil},
+	{"get", "", "secrets", "kube-system", "csr-signer", nil},
+	{"get", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller", "operator"}},
+	{"update", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller"}},
+	{"update", "", "configmaps", systemNamespace, "csr-signer-ledger", []string{"controller"}},
+	{"update", "", "configmaps", systemNamespace, "csr-trust", []string{"controller"}},
+	{"update", "", "configmaps", systemNamespace, "other", nil},
+	{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{"controller"}},
+	{"update", "", "configmaps", "kube-system", "kubeadm-config", nil},
 	{"update", "certificates.k8s.io", "clustertrustbundles", "", "", []string{"controller"}},
 	{"attest", "certificates.k8s.io", "signers", "", kubelet, []string{"controller"}},
 	{"attest", "certificates.k8s.io", "signers", "", "example.com/web", nil},
 	{"list", "", "nodes", "", "", []string{"controller", "operator"}},
 	{"list", "apiregistration.k8s.io", "apiservices", "", "", []string{"controller"}},
-	{"list", "events.k8s.io", "events", "default", "", []string{"operator", "admin", "edit", "view"}},
+	{"list", "events.k8s.io", "events", "default", "", []string{"operator"}},
 	{"*", "*", "*", "", "", nil},
 }
 
@@ -116,7 +116,7 @@ func TestRotationRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(t, all)
-	for user, role := range map[string]string{"operator": "csr-rotation-operator", "admin": "admin", "edit": "edit", "view": "view"} {
+	for user, role := range map[string]string{"operator": "csr-rotation-operator", "admin": "csr-signing-authorities-operate", "view": "csr-signing-authorities-view"} {
 		binding := &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "rotation-" + user},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
@@ -126,8 +126,15 @@ func TestRotationRights(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// kube-controller-manager, which is not here, puts those together.
+	for name, label := range map[string]string{"csr-signing-authorities-operate": "admin", "csr-signing-authorities-view": "view"} {
+		want := map[string]string{"rbac.authorization.k8s.io/aggregate-to-" + label: "true"}
+		if diff := cmp.Diff(want, all["ClusterRole /"+name].GetLabels()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
 	ask(t, rotationQuestions, map[string][]string{
 		"system:serviceaccount:" + systemNamespace + ":" + account: {"controller"},
-		"rotation-operator": {"operator"}, "rotation-admin": {"admin"}, "rotation-edit": {"edit"}, "rotation-view": {"view"},
+		"rotation-operator": {"operator"}, "rotation-admin": {"admin"}, "rotation-view": {"view"},
 	})
 }
