@@ -135,8 +135,9 @@ func testRolledBack(t *testing.T, r *rotating) {
 	between := r.user(t, "between", second)
 	eventually(t, "the old CA signs again", func(context.Context) error {
 		r.does(t, name, v1alpha1.RotateRollback) // refused until it is known that everybody trusts the old CA
-		if obj := r.get(t, name); obj.Status.Signing.KeyID != first.KeyID || obj.Status.Phase != v1alpha1.Prepared {
-			return fmt.Errorf("it is %+v", obj.Status)
+		obj := r.reaches(t, name, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool { return obj.Status.TakenOperation == "" && obj.Status.Intent == "" })
+		if signing := obj.Status.Signing; signing.KeyID != first.KeyID {
+			return fmt.Errorf("it is %s", signing.KeyID)
 		}
 		return nil
 	})
