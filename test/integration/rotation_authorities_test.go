@@ -135,7 +135,9 @@ func testRolledBack(t *testing.T, r *rotating) {
 	between := r.user(t, "between", second)
 	eventually(t, "the old CA signs again", func(context.Context) error {
 		r.does(t, name, v1alpha1.RotateRollback) // refused until it is known that everybody trusts the old CA
-		obj := r.reaches(t, name, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool { return obj.Status.TakenOperation == "" && obj.Status.Intent == "" })
+		obj := r.reaches(t, name, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
+			return obj.Status.TakenOperation == "" && obj.Status.Intent == ""
+		})
 		if signing := obj.Status.Signing; signing.KeyID != first.KeyID {
 			return fmt.Errorf("it is %s", signing.KeyID)
 		}

@@ -37,7 +37,8 @@ const (
 	fleetLifetime = ca.ShortestLifetime + time.Second
 	allRenewed    = 90*time.Second + patience
 	joined        = 2 * patience
-	talkEvery     = 2 * time.Second
+	// perSecond is how often they all talk, each time on a new connection.
+	perSecond = 40
 	// markAhead is by how much the ledger's mark is ahead of the last certificate.
 	markAhead = time.Minute
 )
@@ -130,6 +131,8 @@ func (r *rotating) startFleet(t *testing.T, size int) *fleet {
 		m.manager = r.certificateManager(t, m.name)
 		m.manager.Start()
 		f.members = append(f.members, m)
+	}
+	for _, m := range f.members {
 		talking.Go(func() { f.talk(ctx, t, m) })
 	}
 	return f
@@ -174,9 +177,9 @@ func (r *rotating) clientset(current *tls.Certificate) (kubernetes.Interface, er
 	return kubernetes.NewForConfigAndClient(config, one)
 }
 
-// talk has m ask every other second who it is, each time on a new connection.
+// talk has m ask again and again who it is, each time on a new connection.
 func (f *fleet) talk(ctx context.Context, t *testing.T, m *member) {
-	ticker := time.NewTicker(talkEvery)
+	ticker := time.NewTicker(time.Duration(len(f.members)) * time.Second / perSecond)
 	defer ticker.Stop()
 	for {
 		select {
