@@ -117,7 +117,10 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	entry := account[retiring.KeyID]
+	entry, found := account[retiring.KeyID]
+	if !found { // it had one since it began to sign
+		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
+	}
 	s.Sealed = entry.Sealed
 	for signer, issued := range entry.Signers {
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
