@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -135,9 +134,4 @@ func (i *Inventory) taken(ctx context.Context, san inventory.SAN) (service, endp
 		return "", "", errNotRunning
 	}
 	return i.cluster.Taken(ctx, san)
-}
-
-// holders is Cluster.Holders.
-func (i *Inventory) holders(ctx context.Context, san inventory.SAN) ([]corev1.Node, error) {
-	return i.cluster.Holders(ctx, san)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -120,7 +121,7 @@ func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceE
 		if node, ok := cmp.Or(after, before).(*corev1.Node); ok && named && (before == nil || after == nil || !slices.Equal(had, has)) {
 			c.changed(node.Name)
 		}
-		if slices.ContainsFunc(had, func(san SAN) bool { return !slices.Contains(has, san) }) {
+		if lost(had, has) {
 			c.changed("")
 		}
 	}
@@ -134,6 +135,11 @@ func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceE
 			tell(before, nil)
 		},
 	}
+}
+
+// lost says whether somebody who had some no longer has all of them.
+func lost(had, has []SAN) bool {
+	return slices.ContainsFunc(had, func(san SAN) bool { return !slices.Contains(has, san) })
 }
 
 func (c *Cluster) changed(node string) {
@@ -166,23 +172,26 @@ func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
-// Holders returns the Nodes that report san.
+// Holders returns the Nodes that report san, by name.
 func (c *Cluster) Holders(ctx context.Context, san SAN) ([]corev1.Node, error) {
 	nodes := &corev1.NodeList{}
 	err := c.having(ctx, san, nodes)
+	slices.SortFunc(nodes.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	return nodes.Items, err
 }
 
 // Taken says which Service, or which endpoint of the API server, has san; both are empty when none has.
 func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string, err error) {
-	services, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
-	if err := errors.Join(c.having(ctx, san, services), c.having(ctx, san, slices)); err != nil {
+	services, endpoints := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
+	if err := errors.Join(c.having(ctx, san, services), c.having(ctx, san, endpoints)); err != nil {
 		return "", "", err
 	}
-	if len(services.Items) > 0 {
-		service = fmt.Sprintf("Service %s", client.ObjectKeyFromObject(&services.Items[0]))
+	for i := range services.Items { // always the same of several
+		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(&services.Items[i])); service == "" || name < service {
+			service = name
+		}
 	}
-	if len(slices.Items) > 0 {
+	if len(endpoints.Items) > 0 {
 		endpoint = "the API server"
 	}
 	return service, endpoint, nil

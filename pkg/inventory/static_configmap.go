@@ -63,14 +63,31 @@ func (s *StaticConfigMap) Name() string { return "static" }
 
 // Lookup implements Source.
 func (s *StaticConfigMap) Lookup(_ context.Context, node string, _ *csr.Request) (*Entry, error) {
-	list, err := s.list()
+	rows, err := s.rows()
 	if err != nil {
 		return nil, err
 	}
-	if list.rows == nil {
-		return nil, list.err
+	return rows.lookup(node), nil
+}
+
+// Owner implements Owner.
+func (s *StaticConfigMap) Owner(san SAN) (string, error) {
+	rows, err := s.rows()
+	if err != nil {
+		return "", err
 	}
-	return list.rows.lookup(node), nil
+	return rows.Owner(san)
+}
+
+func (s *StaticConfigMap) rows() (*Static, error) {
+	list, err := s.list()
+	if err == nil && list.rows == nil {
+		err = list.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list.rows, nil
 }
 
 func (s *StaticConfigMap) list() (*nodeList, error) {

@@ -53,6 +53,14 @@ func TestIdentity(t *testing.T) {
 		hasEvent(t, waiting, "NotExpected", `node "later"`)
 		issuedSoon(t, waiting, func() { expect(t, "later") })
 	})
+	t.Run("two machines would be it", func(t *testing.T) {
+		expect(t, "twice")
+		other := "status: {addresses: [{type: Hostname, address: Twice}]"
+		machines.apply(t, machineIn(clusterAPI, "m-other", other+"}"))
+		waiting := token.asks(t, "twice")
+		hasEvent(t, waiting, "InventoryUnavailable", "node twice is claimed by Machine default/m-other and by Machine default/m-twice")
+		issuedSoon(t, waiting, func() { machines.apply(t, machineIn(clusterAPI, "m-other", other+", nodeRef: {name: not-twice}}")) })
+	})
 	t.Run("the Node goes", func(t *testing.T) {
 		expect(t, "leaves")
 		node := newNode(t, "leaves")
