@@ -95,6 +95,11 @@ func TestNodeClientMistakes(t *testing.T) {
 		"openshift with other rules": {approval: "nodeClient: {inventory: openshift, rejoin: true, requireTokenBinding: true, bootstrapUsers: [a]}", want: []string{
 			`approval.nodeClient.requireTokenBinding: Invalid value: true: ` + own, `approval.nodeClient.rejoin: Invalid value: true: ` + own, `approval.nodeClient.bootstrapUsers: Invalid value: ["a"]: ` + own,
 		}},
+		"what is reserved": {approval: "kubeletServing: {reserved: [API.example.com, 10.0.0.1, 'fd00::1', 10.96.0.0/12]}"},
+		"no address": {approval: "kubeletServing: {reserved: [010.0.0.1, 10.0.0.300]}", want: []string{
+			`approval.kubeletServing.reserved[0]: Invalid value: "010.0.0.1": want a name, an address or a CIDR`,
+			`approval.kubeletServing.reserved[1]: Invalid value: "10.0.0.300": want a name, an address or a CIDR`,
+		}},
 		"two kinds in one":                                 {approval: "inventory: {sources: [{node: {}, static: {rows: []}}]}", want: []string{`approval.inventory.sources[0]: Required value: want exactly one kind of source`}},
 		"machines of no kind":                              {approval: "inventory: {sources: [{machine: {group: a}}]}", want: []string{`approval.inventory.sources[0].machine.kind: Required value: say of which kind machines are`}},
 		"rows and a map":                                   {approval: "inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", want: []string{`approval.inventory.sources[0].static: Required value: want configMap or rows`}},
