@@ -94,24 +94,29 @@ func (s Serving) weigh(ctx context.Context, req *csr.Request, found inventory.Fo
 		return fmt.Errorf("look for %s among Nodes: %w", each.san, err)
 	}
 	ours := claimOf(found, each.san, node)
-	each.unpublished = ours.shared && !slices.ContainsFunc(holders, func(node corev1.Node) bool { return node.Name == req.NodeName() })
-	if each.contested, err = s.Inventory.sources.Owner(each.san, ours.stronger()); err != nil || each.contested != "" {
-		return err
+	each.unpublished = ours.shared && !slices.ContainsFunc(holders, func(holder corev1.Node) bool { return holder.Name == req.NodeName() })
+	if each.contested, err = s.Inventory.sources.Owner(each.san, ours.stronger()); err == nil && each.contested == "" {
+		each.contested, err = s.rival(ctx, req, each.san, ours, holders)
 	}
+	return err
+}
+
+// rival names the first other one of holders, which report san, whose claim is better than ours.
+func (s Serving) rival(ctx context.Context, req *csr.Request, san inventory.SAN, ours claim, holders []corev1.Node) (string, error) {
 	for i := range holders {
 		holder := &holders[i]
 		if holder.Name == req.NodeName() {
 			continue
 		}
-		theirs, err := s.Inventory.lookup(ctx, holder.Name, req)
+		// Weaker sources could give it no better claim, and are not waited for.
+		theirs, err := s.Inventory.sources[:ours.rank+1].Lookup(ctx, holder.Name, req)
 		if err != nil {
-			return err
+			return "", err
 		}
 		// It may report what a stronger source does not give it.
-		if theirs.Entry != nil && theirs.Owns(each.san) && claimOf(theirs, each.san, holder).beats(ours) {
-			each.contested = "Node " + holder.Name
-			return nil
+		if theirs.Entry != nil && theirs.Owns(san) && claimOf(theirs, san, holder).beats(ours) {
+			return "Node " + holder.Name, nil
 		}
 	}
-	return nil
+	return "", nil
 }

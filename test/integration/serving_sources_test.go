@@ -2,6 +2,7 @@ package integration
 
 import (
 	"net/http"
+	"path/filepath"
 	"testing"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -78,5 +79,18 @@ func TestServingOfSharedRanges(t *testing.T) {
 	for _, obj := range []*request{contested, taken, stranger} {
 		isPending(t, obj)
 	}
+	checkStop(t, p)
+}
+
+// TestServingWaitsForNoWeakerSource has a node that only a source that is down could know report another one's address.
+func TestServingWaitsForNoWeakerSource(t *testing.T) {
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	write(t, ca, shared.CA.CertPEM)
+	p := startServingManager(t, `}, inventory: {sources: [{static: {rows: [{name: known, addresses: [192.0.2.110]}]}}, {webhook: {url: "https://127.0.0.1:1", caFile: `+ca+`}}, {node: {}}]`)
+	newNode(t, "a-claimant", "192.0.2.110")
+	waiting := createRequest(t, kubeletOf(t, "a-claimant"), servingRequest(t, "a-claimant", "192.0.2.110"))
+	hasEvent(t, waiting, "InventoryUnavailable", "ask webhook")
+	reaches(t, createRequest(t, kubeletOf(t, "known"), servingRequest(t, "known", "192.0.2.110")), csr.Issued)
+	isPending(t, waiting)
 	checkStop(t, p)
 }
