@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -15,6 +16,9 @@ type Source interface {
 	// means that the source can't say, never that there is nothing.
 	Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error)
 }
+
+// IsUnread says whether err is that what runs has not tried to read yet.
+func IsUnread(err error) bool { return errors.Is(err, errUnread) || errors.Is(err, errNotRead) }
 
 // Inventory asks Sources in order.
 type Inventory []Source

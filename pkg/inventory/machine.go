@@ -69,6 +69,8 @@ func OpenShift() MachineOptions {
 type Machine struct {
 	// Changed, if set, is called with the names of nodes after what is known of them has changed.
 	Changed func(node string)
+	// Freed, if set, is called with what a machine had, after what is known of it has: others may wait for it.
+	Freed func([]SAN)
 
 	options   MachineOptions
 	paths     machinePaths
@@ -206,6 +208,9 @@ func (m *Machine) changed(before, after metav1.Object) {
 	}
 	for _, node := range nodesOf(old, obj) {
 		m.Changed(node)
+	}
+	if old != nil && m.Freed != nil {
+		m.Freed(old.sans)
 	}
 }
 
