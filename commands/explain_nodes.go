@@ -95,8 +95,7 @@ func (n *nodes) run(ctx context.Context, inventory *approver.Inventory, clock cl
 	if err != nil {
 		return err
 	}
-	tried, err := inventory.Setup(ctx, mgr, clock)
-	if err != nil {
+	if err := inventory.Setup(mgr, clock); err != nil {
 		return doesNotRun(err)
 	}
 	n.running, n.ended = true, make(chan struct{})
@@ -106,7 +105,7 @@ func (n *nodes) run(ctx context.Context, inventory *approver.Inventory, clock cl
 		n.err = mgr.Start(ctx)
 	}()
 	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, nodesPatience, true, func(ctx context.Context) (bool, error) {
-		return tried(ctx), n.failed()
+		return inventory.Tried(ctx), n.failed()
 	})
 	if n.tried = err == nil; wait.Interrupted(err) {
 		return nil

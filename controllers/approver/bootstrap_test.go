@@ -330,3 +330,34 @@ func TestBoundTokensAreNarrowed(t *testing.T) {
 		}
 	}
 }
+
+// TestRenewalsAskNoInventory: a node that may not renew is no new node, and its request waits for no source.
+func TestRenewalsAskNoInventory(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*request)
+		grants []string
+		want   string
+		asked  []string
+	}{
+		"a renewal":                   {user("system:node:a"), []string{"selfnodeclient"}, "Approved", []string{"selfnodeclient"}},
+		"a renewal that may not":      {user("system:node:a"), nil, "Waits NotAuthorized", []string{"selfnodeclient"}},
+		"nor if it may bootstrap":     {user("system:node:a"), []string{"nodeclient"}, "Waits NotAuthorized", []string{"selfnodeclient"}},
+		"a bootstrap":                 {user("system:bootstrap:abcdef"), []string{"nodeclient"}, "Waits InventoryUnavailable", nil},
+		"a node that asks for others": {user("system:node:b"), []string{"nodeclient", "selfnodeclient"}, "Waits InventoryUnavailable", nil},
+	} {
+		p := newParts(t, object(t, test.change))
+		p.reconciler.Rules = []Rule{BoundNodeClient(Bootstrap{Inventory: &Inventory{}, Policy: BootstrapPolicy{Expected: true}})}
+		p.grants = test.grants
+		if got := p.outcome(t); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+		var asked []string
+		for _, review := range p.reviews {
+			asked = append(asked, review.Subresource)
+		}
+		if !slices.Equal(asked, test.asked) {
+			t.Errorf("%s: asked for %q, want %q", name, asked, test.asked)
+		}
+	}
+}

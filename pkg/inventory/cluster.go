@@ -39,9 +39,11 @@ var errUnread = errors.New("it has not been read yet")
 // Cluster is what the API server itself knows: its Nodes, as the weakest of sources since a node reports its own
 // addresses, and what Services and the API server have.
 type Cluster struct {
-	// Changed, if set, is called after the Node of that name has changed in what it has, and with an empty name after
-	// something has become free that others may wait for.
+	// Changed, if set, is called after the Node of that name has changed in what it has, and with an empty name once all is
+	// read.
 	Changed func(node string)
+	// Freed, if set, is called with what a Node, a Service or the API server has no more: others may wait for it.
+	Freed func([]SAN)
 
 	cache    cache.Cache
 	services bool
@@ -121,8 +123,8 @@ func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceE
 		if node, ok := cmp.Or(after, before).(*corev1.Node); ok && named && (before == nil || after == nil || !slices.Equal(had, has)) {
 			c.changed(node.Name)
 		}
-		if lost(had, has) {
-			c.changed("")
+		if freed := without(had, has); len(freed) > 0 && c.Freed != nil && c.synced.Load() {
+			c.Freed(freed)
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
@@ -135,11 +137,6 @@ func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceE
 			tell(before, nil)
 		},
 	}
-}
-
-// lost says whether somebody who had some no longer has all of them.
-func lost(had, has []SAN) bool {
-	return slices.ContainsFunc(had, func(san SAN) bool { return !slices.Contains(has, san) })
 }
 
 func (c *Cluster) changed(node string) {

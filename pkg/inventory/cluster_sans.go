@@ -73,3 +73,18 @@ func sliceSANs(obj any) []SAN {
 	}
 	return all
 }
+
+// without are those of had that are not in has: a node may report tens of thousands.
+func without(had, has []SAN) []SAN {
+	kept := make(map[SAN]bool, len(has))
+	for _, san := range has {
+		kept[san] = true
+	}
+	var gone []SAN
+	for _, san := range had {
+		if !kept[san] {
+			gone = append(gone, san)
+		}
+	}
+	return gone
+}

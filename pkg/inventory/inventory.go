@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -23,6 +24,9 @@ type Owner interface {
 	// several may have, as an address in a CIDR, is nobody's. An error means that the source can't say.
 	Owner(san SAN) (string, error)
 }
+
+// IsUnread says whether err is that what runs has not tried to read yet.
+func IsUnread(err error) bool { return errors.Is(err, errUnread) || errors.Is(err, errNotRead) }
 
 // Inventory asks Sources in order.
 type Inventory []Source

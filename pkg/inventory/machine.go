@@ -66,6 +66,8 @@ func OpenShift() MachineOptions {
 type Machine struct {
 	// Changed, if set, is called with the names of nodes after what is known of them has changed.
 	Changed func(node string)
+	// Freed, if set, is called with what a machine had, after what is known of it has: others may wait for it.
+	Freed func([]SAN)
 
 	options   MachineOptions
 	paths     machinePaths
@@ -157,16 +159,9 @@ func (m *Machine) changed(before, after metav1.Object) {
 	for _, node := range nodesOf(old, obj) {
 		m.Changed(node)
 	}
-	if lost(sansOf(old), sansOf(obj)) {
-		m.Changed("") // who waits for what it had is not known here
+	if old != nil && m.Freed != nil {
+		m.Freed(old.sans)
 	}
-}
-
-func sansOf(m *machine) []SAN {
-	if m == nil {
-		return nil
-	}
-	return m.sans
 }
 
 // nodesOf returns the names that machines are known by, each once.

@@ -48,10 +48,10 @@ func lookupMachine(machines toolscache.Indexer, kind, node string) (*Entry, erro
 	if err := errors.Join(err, moreErr); err != nil {
 		return nil, err
 	}
-	for _, found := range [][]*machine{became, without(named, (*machine).isBound)} {
+	for _, found := range [][]*machine{became, leaveOut(named, (*machine).isBound)} {
 		if len(found) > 1 {
 			// One that is being deleted beside one that is not: that one has been made in its place.
-			if stay := without(found, func(m *machine) bool { return m.leaving }); len(stay) > 0 {
+			if stay := leaveOut(found, func(m *machine) bool { return m.leaving }); len(stay) > 0 {
 				found = stay
 			}
 		}
@@ -81,7 +81,7 @@ func having(machines toolscache.Indexer, index, key string) ([]*machine, error) 
 	return all, err
 }
 
-func without(machines []*machine, is func(*machine) bool) []*machine {
+func leaveOut(machines []*machine, is func(*machine) bool) []*machine {
 	return slices.DeleteFunc(slices.Clone(machines), is)
 }
 

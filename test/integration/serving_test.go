@@ -25,7 +25,7 @@ func kubeletOf(t *testing.T, node string) client.Client {
 	t.Helper()
 	cfg := rest.CopyConfig(shared.Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: admin.RESTMapper()})
 	if err != nil {
 		t.Fatal(err)
 	}
