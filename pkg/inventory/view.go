@@ -18,7 +18,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// errNotRead is what a view says before it has read anything.
+// errNotRead is the answer of what has not read anything yet.
 var errNotRead = errors.New("not read yet")
 
 // view is a copy of one resource's objects that follows an API server. When it can't, because the resource or the right
