@@ -75,7 +75,10 @@ func TestChartStaticSources(t *testing.T) {
 	const sources = `"inventory":{"sources":[{"static":{"configMap":"example/a"}},{"static":{"configMap":"other/c"}},{"static":{"configMap":"example/b"}},{"static":{"rows":[{"name":"n"}]}},{"node":{}}]}`
 	all := helm(t, `--set-json=config.approval={"kubeletServing":{"enabled":true},`+sources+`}`)
 	for namespace, names := range map[string][]string{"example": {"a", "b"}, "other": {"c"}} {
-		want := []any{map[string]any{"apiGroups": []any{""}, "resources": []any{"configmaps"}, "resourceNames": anys(names), "verbs": []any{"list", "watch"}}}
+		want := []any{
+			map[string]any{"apiGroups": []any{""}, "resources": []any{"configmaps"}, "resourceNames": anys(names), "verbs": []any{"list", "watch"}},
+			map[string]any{"apiGroups": []any{"events.k8s.io"}, "resources": []any{"events"}, "verbs": []any{"create", "patch"}},
+		}
 		role := all["Role "+namespace+"/csr-inventory-static"]
 		binding := all["RoleBinding "+namespace+"/csr-inventory-static"]
 		if role == nil || binding == nil {
