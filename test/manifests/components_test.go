@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -167,12 +168,18 @@ func revoke(t *testing.T, all objects, component, user string) {
 		if !slices.Contains(q.may, component) {
 			continue
 		}
-		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
-			return !allowed(ctx, t, q.of(user)), nil
-		})
-		if err != nil {
-			t.Errorf("%s still may %+v", user, q)
-		}
+		revoked(t, q.of(user))
+	}
+}
+
+// revoked waits until what is asked is not allowed any more.
+func revoked(t *testing.T, spec authorizationv1.SubjectAccessReviewSpec) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
+		return !allowed(ctx, t, spec), nil
+	})
+	if err != nil {
+		t.Errorf("%s still may %v", spec.User, spec.ResourceAttributes)
 	}
 }
 
