@@ -5,6 +5,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -230,9 +231,10 @@ func TestBlockListMayBeReadAgain(t *testing.T) {
 	}
 	list.view.client, list.view.retry, list.view.failed = api, time.Millisecond, list.fail
 	ctx, cancel := context.WithCancel(t.Context())
-	stopped := make(chan error, 1)
-	go func() { stopped <- list.Start(ctx) }()
-	defer func() { cancel(); <-stopped }()
+	var running sync.WaitGroup
+	running.Go(func() { _ = list.Start(ctx) })
+	defer running.Wait()
+	defer cancel()
 	becomes := func(want string) {
 		t.Helper()
 		problem := ""

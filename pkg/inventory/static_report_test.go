@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,9 +39,10 @@ func TestBadRowsAreReported(t *testing.T) {
 	source.view.client, source.Changed, source.Reporter = api, func(node string) { changed <- node }, report.New(recorder, clock.RealClock{})
 	before := gauge(t, "csr_approver_static_rows_refused")
 	ctx, cancel := context.WithCancel(t.Context())
-	stopped := make(chan error, 1)
-	go func() { stopped <- source.Start(ctx) }()
-	defer func() { cancel(); <-stopped }()
+	var running sync.WaitGroup
+	running.Go(func() { _ = source.Start(ctx) })
+	defer running.Wait()
+	defer cancel()
 	many := ""
 	for i := range 300 {
 		many += fmt.Sprintf("- name: %s%d\n", strings.Repeat("X", 300), i)

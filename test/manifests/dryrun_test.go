@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,19 +20,23 @@ const dryRun = "dry-run"
 // overlay renders a kustomization of a user's own.
 func overlay(t *testing.T, resource string, components ...string) objects {
 	t.Helper()
-	dir, err := os.MkdirTemp(root, "overlay-") // a kustomization names others by relative paths
+	dir := t.TempDir()
+	absolute, err := filepath.Abs(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	text := "resources: [../config/" + resource + "]\ncomponents:\n"
+	above, err := filepath.Rel(dir, absolute) // a kustomization names others by relative paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("resources: [%s/config/%s]\ncomponents:\n", above, resource)
 	for _, name := range components {
-		text += "- ../config/" + name + "\n"
+		text += fmt.Sprintf("- %s/config/%s\n", above, name)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Base(dir)))
+	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
 }
 
 // withoutWrites are the rules of each role less those to write to requests.
@@ -114,11 +119,11 @@ func TestDryRunHasNoRightToWrite(t *testing.T) {
 
 // TestDryRunRights asks the API server.
 func TestDryRunRights(t *testing.T) {
-	usual, all := kustomize(t, "default"), overlay(t, "default", dryRun)
-	apply(t, usual)
+	all := overlay(t, "default", dryRun)
+	apply(t, kustomize(t, "default"))
 	apply(t, all)
 	defer func() {
-		apply(t, usual)
+		apply(t, kustomize(t, "default"))
 		if err := admin.Delete(t.Context(), all["RoleBinding default/csr-cleaner"]); err != nil {
 			t.Error(err)
 		}
