@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -68,8 +69,11 @@ func (e *explainer) decide(ctx context.Context, f *findings) {
 		return
 	}
 	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
-	if e.lacksInventory(f) {
+	switch {
+	case e.lacksInventory(f):
 		f.undecidable = e.nodes.unread(ctx, r.Inventory, f)
+	case f.decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.req.NodeName()):
+		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))
 	}
 }
 

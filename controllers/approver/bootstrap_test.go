@@ -291,6 +291,8 @@ func TestNodeStates(t *testing.T) {
 		"none":                              {want: nodeNone},
 		"none, and a lease that is dead":    {life: inventory.Dead, want: nodeNone},
 		"none, but its lease moves":         {life: inventory.Alive, renewed: now, want: nodeAlive},
+		"none, but nobody knows its lease":  {renewed: now, want: nodeUnknown},
+		"none, and a lease of the past":     {renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeNone},
 		"alive":                             {exists: true, life: inventory.Alive, want: nodeAlive},
 		"alive, though its clock is slow":   {exists: true, life: inventory.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
 		"dead":                              {exists: true, life: inventory.Dead, renewed: now, want: nodeDead},

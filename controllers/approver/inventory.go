@@ -116,6 +116,15 @@ func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
 	return err
 }
 
+// Unwatched says whether node has a lease of which nothing is known: who runs for longer may know more.
+func (i *Inventory) Unwatched(node string) bool {
+	if i.leases == nil {
+		return false
+	}
+	life, renewed, err := i.leases.Of(node)
+	return err == nil && life == inventory.Unknown && !renewed.IsZero()
+}
+
 func (i *Inventory) lookup(ctx context.Context, node string, req *csr.Request) (inventory.Found, error) {
 	if i.cluster == nil {
 		return inventory.Found{}, errNotRunning

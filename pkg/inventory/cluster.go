@@ -33,9 +33,6 @@ const bySAN = "san"
 // apiServerService is the Service by which clients in the cluster reach the API server.
 const apiServerService = "kubernetes"
 
-// errUnread is the answer while a cache is not filled.
-var errUnread = errors.New("it has not been read yet")
-
 // Cluster is what the API server itself knows: its Nodes, as the weakest of sources since a node reports its own
 // addresses, and what Services and the API server have.
 type Cluster struct {
@@ -160,7 +157,7 @@ func (c *Cluster) Lookup(ctx context.Context, name string, _ *csr.Request) (*Ent
 // Node returns the Node of that name, or nil when there is none.
 func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	if !c.synced.Load() {
-		return nil, errUnread
+		return nil, errNotRead
 	}
 	node := &corev1.Node{}
 	if err := c.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -196,7 +193,7 @@ func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string,
 
 func (c *Cluster) having(ctx context.Context, san SAN, list client.ObjectList) error {
 	if !c.synced.Load() {
-		return errUnread
+		return errNotRead
 	}
 	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())})
 }

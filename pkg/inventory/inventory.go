@@ -26,7 +26,7 @@ type Owner interface {
 }
 
 // IsUnread says whether err is that what runs has not tried to read yet.
-func IsUnread(err error) bool { return errors.Is(err, errUnread) || errors.Is(err, errNotRead) }
+func IsUnread(err error) bool { return errors.Is(err, errNotRead) }
 
 // Inventory asks Sources in order.
 type Inventory []Source
