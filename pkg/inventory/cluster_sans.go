@@ -46,8 +46,8 @@ func nodeSANs(obj any) []SAN {
 }
 
 // serviceSANs has the name by which pods find a Service of another namespace, which the search path of their resolver
-// completes (Kubernetes, "DNS for Services and Pods"). It leaves out where an ExternalName points, and the load balancer that somebody wishes for: whoever may make a
-// Service could block any node with them.
+// completes (Kubernetes, "DNS for Services and Pods"). It leaves out where an ExternalName points, and the load balancer
+// that somebody wishes for: whoever may make a Service could block any node with them.
 func serviceSANs(obj any) []SAN {
 	service, ok := obj.(*corev1.Service)
 	if !ok {

@@ -19,7 +19,7 @@ func nodeWith(name string, addresses ...string) *corev1.Node {
 }
 
 func serviceWith(addresses ...string) *corev1.Service {
-	return &corev1.Service{Spec: corev1.ServiceSpec{ExternalIPs: addresses}}
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{ExternalIPs: addresses}}
 }
 
 // What is given up is told by name and address: who does it, and may do it often, wakes nobody who does not ask for it.
@@ -44,8 +44,8 @@ func TestClusterTellsWhatIsFree(t *testing.T) {
 		}, "node a, free [10.0.0.1]"},
 		"the same":                         {func(nodes, _ handler) { nodes.OnUpdate(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
 		"a Service comes":                  {func(_, services handler) { services.OnAdd(serviceWith("10.0.0.1"), false) }, ""},
-		"a Service goes":                   {func(_, services handler) { services.OnDelete(serviceWith("10.0.0.1")) }, "free [10.0.0.1]"},
-		"a Service without addresses goes": {func(_, services handler) { services.OnDelete(serviceWith()) }, ""},
+		"a Service goes":                   {func(_, services handler) { services.OnDelete(serviceWith("10.0.0.1")) }, "free [web.default 10.0.0.1]"},
+		"a Service without addresses goes": {func(_, services handler) { services.OnDelete(serviceWith()) }, "free [web.default]"},
 		"a Service moves":                  {func(_, services handler) { services.OnUpdate(serviceWith("10.0.0.1"), serviceWith("10.0.0.2")) }, "free [10.0.0.1]"},
 	} {
 		var told []string

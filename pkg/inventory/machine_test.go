@@ -233,8 +233,8 @@ func TestChangedMachines(t *testing.T) {
 		"added":            {func() { source.changed(nil, read(bound)) }, []string{"host-1", "node-1"}},
 		"deleted":          {func() { source.changed(read(waiting), nil) }, []string{"node-1"}},
 		"was and is":       {func() { source.changed(read(waiting), read(other)) }, []string{"node-1", "node-2"}},
-		"gone":             {func() { source.changed(read(bound), nil) }, []string{"host-1", "node-1", ""}},
-		"lost an address":  {func() { source.changed(read(bound), read(strings.Replace(bound, "10.0.0.1", "10.0.0.2", 1))) }, []string{"host-1", "node-1", ""}},
+		"gone":             {func() { source.changed(read(bound), nil) }, []string{"host-1", "node-1"}},
+		"lost an address":  {func() { source.changed(read(bound), read(strings.Replace(bound, "10.0.0.1", "10.0.0.2", 1))) }, []string{"host-1", "node-1"}},
 		"of no interest":   {func() { source.changed(read(bound), read(strings.Replace(bound, "{", "{spec: {x: y}, ", 1))) }, nil},
 		"is being deleted": {func() { source.changed(read(`{spec: {infrastructureRef: {name: a}}}`), read(leaving)) }, []string{"a", "node-1"}},
 	} {
