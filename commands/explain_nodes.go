@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -68,8 +69,11 @@ func (e *explainer) decide(ctx context.Context, f *findings) {
 		return
 	}
 	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
-	if e.lacksInventory(f) {
+	switch {
+	case e.lacksInventory(f):
 		f.undecidable = e.nodes.unread(ctx, r.Inventory, f)
+	case f.decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.req.NodeName()):
+		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))
 	}
 }
 
@@ -95,8 +99,7 @@ func (n *nodes) run(ctx context.Context, inventory *approver.Inventory, clock cl
 	if err != nil {
 		return err
 	}
-	tried, err := inventory.Setup(ctx, mgr, clock)
-	if err != nil {
+	if err := inventory.Setup(mgr, clock); err != nil {
 		return doesNotRun(err)
 	}
 	n.running, n.ended = true, make(chan struct{})
@@ -106,7 +109,7 @@ func (n *nodes) run(ctx context.Context, inventory *approver.Inventory, clock cl
 		n.err = mgr.Start(ctx)
 	}()
 	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, nodesPatience, true, func(ctx context.Context) (bool, error) {
-		return tried(ctx), n.failed()
+		return inventory.Tried(ctx), n.failed()
 	})
 	if n.tried = err == nil; wait.Interrupted(err) {
 		return nil

@@ -32,6 +32,7 @@ func (r *rights) inventory(c config.Approval) {
 		}
 		if namespace, name := source.Static.ConfigMapName(); name != "" {
 			r.add(need, "", "configmaps", namespace, name, "list", "watch")
+			r.events(need, namespace)
 		}
 	}
 }

@@ -263,6 +263,14 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			have:    []string{"get leases.coordination.k8s.io in kube-node-lease"},
 			havenot: []string{"list machines.cluster.x-k8s.io"},
 		},
+		"static list": {
+			change: func(c *config.Configuration) {
+				c.Approval.KubeletServing.Enabled = true
+				c.Approval.Inventory.Sources = []config.Source{{Static: &config.StaticSource{ConfigMap: "a/b"}}}
+			},
+			have:    []string{"list configmaps b in a", "watch configmaps b in a", "create events.events.k8s.io in a"},
+			havenot: []string{"get configmaps b in a"},
+		},
 		"approver and secure metrics": {
 			change: func(c *config.Configuration) { c.Controllers, c.MetricsSecure = []string{"approver"}, true },
 			have: []string{

@@ -60,20 +60,22 @@ func bindingOf(req *csr.Request) tokenBinding {
 type nodeState int
 
 const (
-	nodeUnknown nodeState = iota // it exists, and nothing is proven
+	nodeUnknown nodeState = iota // it or its lease exists, and nothing is proven
 	nodeNone
 	nodeAlive
 	nodeDead
 )
 
-// stateOf tells a node by its Node and its lease. A lease that moves is a node that is alive, even without a Node.
+// stateOf tells a node by its Node and its lease. A lease that moves is a node that is alive, even without a Node: so one
+// that may be moving, as just after a start, is not nobody's.
 func (p BootstrapPolicy) stateOf(exists bool, life inventory.Life, renewed time.Time, req *csr.Request) nodeState {
+	dead := life == inventory.Dead || p.ranOut(renewed, req.Created)
 	switch {
 	case life == inventory.Alive:
 		return nodeAlive
-	case !exists:
+	case !exists && (dead || renewed.IsZero()):
 		return nodeNone
-	case life == inventory.Dead, p.ranOut(renewed, req.Created):
+	case dead:
 		return nodeDead
 	}
 	return nodeUnknown

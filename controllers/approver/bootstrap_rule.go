@@ -24,13 +24,17 @@ type Bootstrap struct {
 const confirmTimeout = 10 * time.Second
 
 // BoundNodeClient is NodeClient with an identity behind each first certificate: whoever may bootstrap may ask only for a
-// node that is expected and not there yet. Renewals are judged as ever, and wait for nothing. The permission is asked
-// for last.
+// node that is expected and not there yet. Renewals are judged by their own permission alone, and wait for nothing; a node
+// that may not renew is no new one. The permission is asked for last.
 func BoundNodeClient(b Bootstrap) Rule {
 	b.Inventory.bootstrap = true
 	rule := NodeClient()
 	for i := range rule.Recognisers {
 		if recogniser := &rule.Recognisers[i]; recogniser.Name == "nodeclient" {
+			bootstraps := recogniser.Matches
+			recogniser.Matches = func(req *csr.Request) bool {
+				return bootstraps(req) && req.Requester.Username != req.Cert.Subject.CommonName
+			}
 			recogniser.Gate = b.gate
 		}
 	}

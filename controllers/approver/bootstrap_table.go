@@ -42,7 +42,7 @@ var bootstrapTable = []objection{
 		return when(f.node == nodeAlive, "node %q is alive: its lease is being renewed, and it renews its certificate itself", nodeOf(req))
 	}},
 	{Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(f.node == nodeUnknown, "Node %q exists and is not known to be dead: its lease must be seen standing still for a minute while others move", nodeOf(req))
+		return when(f.node == nodeUnknown, "Node %q exists, or its lease does, and it is not known to be dead: its lease must be seen standing still for a minute while others move", nodeOf(req))
 	}},
 	{Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(p.Expected && f.entry == nil, "no source of approval.inventory expects node %q", nodeOf(req))

@@ -291,6 +291,8 @@ func TestNodeStates(t *testing.T) {
 		"none":                              {want: nodeNone},
 		"none, and a lease that is dead":    {life: inventory.Dead, want: nodeNone},
 		"none, but its lease moves":         {life: inventory.Alive, renewed: now, want: nodeAlive},
+		"none, but nobody knows its lease":  {renewed: now, want: nodeUnknown},
+		"none, and a lease of the past":     {renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeNone},
 		"alive":                             {exists: true, life: inventory.Alive, want: nodeAlive},
 		"alive, though its clock is slow":   {exists: true, life: inventory.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
 		"dead":                              {exists: true, life: inventory.Dead, renewed: now, want: nodeDead},
@@ -327,6 +329,37 @@ func TestBoundTokensAreNarrowed(t *testing.T) {
 		}
 		if (decision.Verdict == Deny && decision.Reason == "NotAuthorized") != (want == nil) {
 			t.Errorf("%q: %+v", node, decision)
+		}
+	}
+}
+
+// TestRenewalsAskNoInventory: a node that may not renew is no new node, and its request waits for no source.
+func TestRenewalsAskNoInventory(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*request)
+		grants []string
+		want   string
+		asked  []string
+	}{
+		"a renewal":                   {user("system:node:a"), []string{"selfnodeclient"}, "Approved", []string{"selfnodeclient"}},
+		"a renewal that may not":      {user("system:node:a"), nil, "Waits NotAuthorized", []string{"selfnodeclient"}},
+		"nor if it may bootstrap":     {user("system:node:a"), []string{"nodeclient"}, "Waits NotAuthorized", []string{"selfnodeclient"}},
+		"a bootstrap":                 {user("system:bootstrap:abcdef"), []string{"nodeclient"}, "Waits InventoryUnavailable", nil},
+		"a node that asks for others": {user("system:node:b"), []string{"nodeclient", "selfnodeclient"}, "Waits InventoryUnavailable", nil},
+	} {
+		p := newParts(t, object(t, test.change))
+		p.reconciler.Rules = []Rule{BoundNodeClient(Bootstrap{Inventory: &Inventory{}, Policy: BootstrapPolicy{Expected: true}})}
+		p.grants = test.grants
+		if got := p.outcome(t); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+		var asked []string
+		for _, review := range p.reviews {
+			asked = append(asked, review.Subresource)
+		}
+		if !slices.Equal(asked, test.asked) {
+			t.Errorf("%s: asked for %q, want %q", name, asked, test.asked)
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -41,19 +40,22 @@ type Inventory struct {
 var errNotRunning = errors.New("no manager runs the inventory here")
 
 // setup makes the sources run in mgr.
-func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, changed func(node string)) error {
+func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, woken wakers) error {
 	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), i.services)
 	if err != nil {
 		return err
 	}
-	cluster.Changed = changed
+	cluster.Changed, cluster.Freed = woken.node, woken.free
 	if err := mgr.Add(cluster); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
 	for _, build := range i.Sources {
-		source, err := build(mgr, cluster, changed)
+		source, err := build(mgr, cluster, woken.node)
 		if err != nil {
 			return err
+		}
+		if machines, ok := source.(*inventory.Machine); ok {
+			machines.Freed = woken.free
 		}
 		i.sources = append(i.sources, source)
 		if source != inventory.Source(cluster) {
@@ -61,7 +63,7 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, change
 		}
 	}
 	if i.bootstrap {
-		if err := i.setupBootstrap(mgr, passed, changed); err != nil {
+		if err := i.setupBootstrap(mgr, passed, woken.node); err != nil {
 			return err
 		}
 	}
@@ -87,39 +89,40 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 	return nil
 }
 
-// Setup makes the sources run in mgr for somebody who only looks up, and is told of no changes. tried says whether each of
-// them has read since, or has said why it can't.
-func (i *Inventory) Setup(ctx context.Context, mgr manager.Manager, passed clock.PassiveClock) (tried func(context.Context) bool, err error) {
-	if err := i.setup(mgr, passed, func(string) {}); err != nil {
-		return nil, err
-	}
-	reads := []func(context.Context) error{func(ctx context.Context) error { _, err := i.cluster.Node(ctx, ""); return err }}
+// Setup makes the sources run in mgr for somebody who only looks up.
+func (i *Inventory) Setup(mgr manager.Manager, passed clock.PassiveClock) error {
+	return i.setup(mgr, passed, newWakers())
+}
+
+// Tried says whether each of the sources that run has read, or has said why it can't.
+func (i *Inventory) Tried(ctx context.Context) bool {
+	_, err := i.cluster.Node(ctx, "")
 	if i.leases != nil {
-		reads = append(reads, func(context.Context) error { _, _, err := i.leases.Of(""); return err })
+		_, _, leaseErr := i.leases.Of("")
+		err = errors.Join(err, leaseErr)
 	}
 	for _, source := range i.sources {
 		if _, runs := source.(manager.Runnable); runs { // others have nothing to read before they are asked
-			reads = append(reads, func(ctx context.Context) error { _, err := source.Lookup(ctx, "", nil); return err })
+			_, sourceErr := source.Lookup(ctx, "", nil)
+			err = errors.Join(err, sourceErr)
 		}
 	}
-	unread := make([]string, len(reads)) // what each says before it is started
-	for n, read := range reads {
-		unread[n] = fmt.Sprint(read(ctx))
-	}
-	return func(ctx context.Context) bool {
-		for n, read := range reads {
-			if err := read(ctx); err != nil && err.Error() == unread[n] {
-				return false
-			}
-		}
-		return true
-	}, nil
+	return !inventory.IsUnread(err)
 }
 
 // Unavailable is why the sources can't say what belongs to the node of req, or nil.
 func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
 	_, err := i.lookup(ctx, req.NodeName(), req)
 	return err
+}
+
+// Unwatched says whether node has a lease of which nothing is known: who runs for longer may know more.
+func (i *Inventory) Unwatched(node string) bool {
+	if i.leases == nil {
+		return false
+	}
+	life, renewed, err := i.leases.Of(node)
+	return err == nil && life == inventory.Unknown && !renewed.IsZero()
 }
 
 func (i *Inventory) lookup(ctx context.Context, node string, req *csr.Request) (inventory.Found, error) {
@@ -135,9 +138,4 @@ func (i *Inventory) taken(ctx context.Context, san inventory.SAN) (service, endp
 		return "", "", errNotRunning
 	}
 	return i.cluster.Taken(ctx, san)
-}
-
-// holders is Cluster.Holders.
-func (i *Inventory) holders(ctx context.Context, san inventory.SAN) ([]corev1.Node, error) {
-	return i.cluster.Holders(ctx, san)
 }

@@ -59,6 +59,7 @@ type Reconciler struct {
 	// Audit, if set, gets a record of each decision, beside the log.
 	Audit *audit.Log
 
+	places  places
 	trial   trial
 	limiter *limiter
 }
@@ -184,10 +185,13 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 	return r.again(obj)
 }
 
-// again is when to look at obj again.
+// again is when to look at obj again: after the longest pause for one that nobody waits for any more.
 func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
-	low := handler.LowPriority
-	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
+	low, pause := handler.LowPriority, csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time))
+	if r.places.superseded(obj) {
+		pause = time.Minute
+	}
+	return reconcile.Result{RequeueAfter: pause, Priority: &low}
 }
 
 // record counts and logs a decision.

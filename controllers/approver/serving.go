@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -38,9 +39,48 @@ type servingFacts struct {
 // sanFacts are what is known about one name or address.
 type sanFacts struct {
 	san inventory.SAN
-	// reserved says why nobody can have it, ever; taken who has it at the moment; contested which other node has a better
-	// claim.
+	// reserved says why nobody can have it, ever; taken who has it at the moment; contested who else has a better claim.
 	reserved, taken, contested string
+	// unpublished is that several nodes may have it, and this one's Node does not report it.
+	unpublished bool
+}
+
+// claim is what speaks for a node's having a name or an address.
+type claim struct {
+	rank   int          // of the source that gives it
+	shared bool         // it gives it to others too
+	node   *corev1.Node // nil if there is none
+}
+
+func claimOf(found inventory.Found, san inventory.SAN, node *corev1.Node) claim {
+	return claim{rank: found.Rank, shared: found.Shares(san), node: node}
+}
+
+// stronger is the number of sources whose word that somebody has it alone is better than c.
+func (c claim) stronger() int {
+	if c.shared {
+		return c.rank + 1
+	}
+	return c.rank
+}
+
+// beats says whether c is better than other: of a stronger source, else of one that gives it to nobody else, else of the
+// older Node.
+func (c claim) beats(other claim) bool {
+	switch {
+	case c.rank != other.rank:
+		return c.rank < other.rank
+	case c.shared != other.shared:
+		return other.shared
+	}
+	return other.node == nil || older(c.node, other.node)
+}
+
+func older(a, b *corev1.Node) bool {
+	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.Name < b.Name
+	}
+	return a.CreationTimestamp.Before(&b.CreationTimestamp)
 }
 
 // violation is one difference from what may be approved.
@@ -110,7 +150,7 @@ func judgeNames(node string, facts servingFacts) []violation {
 		case each.reserved != "":
 			found = append(found, violation{Deny, "SANReserved", fmt.Sprintf("%s is %s, which no node can have", each.san, each.reserved)})
 		case each.taken != "":
-			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is an address of %s, which no node can have", each.san, each.taken)})
+			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is a name or an address of %s, which no node can have", each.san, each.taken)})
 		}
 	}
 	switch {
@@ -120,13 +160,15 @@ func judgeNames(node string, facts servingFacts) []violation {
 		return []violation{{Wait, "InventoryUnavailable", fmt.Sprintf("what belongs to node %q can't be found out: %s", csr.Shorten(node), facts.unavailable)}}
 	case facts.entry == nil:
 		return []violation{{Wait, "NodeNotFound", fmt.Sprintf("no source knows node %q", csr.Shorten(node))}}
+	case facts.entry.Bound != "" && facts.entry.Bound != node:
+		return []violation{{Wait, "SANNotOwned", fmt.Sprintf("nothing belongs to node %q: %s has become node %q", csr.Shorten(node), facts.entry.Source, csr.Shorten(facts.entry.Bound))}}
 	case facts.entry.Empty():
 		return []violation{{Wait, "AddressNotPublished", fmt.Sprintf("%s has no names and no addresses yet", facts.entry.Source)}}
 	}
-	return judgeOwnership(facts)
+	return judgeOwnership(node, facts)
 }
 
-func judgeOwnership(facts servingFacts) []violation {
+func judgeOwnership(node string, facts servingFacts) []violation {
 	var found []violation
 	var foreign []string
 	for _, each := range facts.names {
@@ -134,7 +176,9 @@ func judgeOwnership(facts servingFacts) []violation {
 		case !facts.entry.Owns(each.san):
 			foreign = append(foreign, each.san.String())
 		case each.contested != "":
-			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is also claimed by %s, which has the better claim", each.san, each.contested)})
+			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is claimed by node %q and by %s, which has the better claim", each.san, csr.Shorten(node), each.contested)})
+		case each.unpublished:
+			found = append(found, violation{Wait, "AddressNotPublished", fmt.Sprintf("%s may be several nodes', says %s, and Node %q does not report it", each.san, facts.entry.Source, csr.Shorten(node))})
 		}
 	}
 	if len(foreign) > 0 {

@@ -58,8 +58,8 @@ func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, err
 		if each.taken, err = s.taken(ctx, node, found.Entry, san); err != nil {
 			facts.unavailable = err.Error()
 		}
-		if found.Entry != nil {
-			if each.contested, err = s.contested(ctx, req, found, san); err != nil {
+		if facts.unavailable == "" && found.Entry != nil && found.Owns(san) {
+			if err := s.weigh(ctx, req, found, &each); err != nil {
 				facts.unavailable = err.Error()
 			}
 		}
@@ -83,45 +83,40 @@ func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry,
 	return endpoint, nil
 }
 
-// contested names the other Node that has a better claim to san: what it reports is confirmed by a stronger source than
-// ours, or by an equal one and it is older.
-func (s Serving) contested(ctx context.Context, req *csr.Request, ours inventory.Found, san inventory.SAN) (string, error) {
-	holders, err := s.Inventory.holders(ctx, san)
+// weigh finds out whether the node has the best claim to what its source gives it.
+func (s Serving) weigh(ctx context.Context, req *csr.Request, found inventory.Found, each *sanFacts) error {
+	node, err := s.Inventory.cluster.Node(ctx, req.NodeName())
 	if err != nil {
-		return "", fmt.Errorf("look for %s among Nodes: %w", san, err)
+		return fmt.Errorf("look for Node %s: %w", csr.Shorten(req.NodeName()), err)
 	}
+	holders, err := s.Inventory.cluster.Holders(ctx, each.san)
+	if err != nil {
+		return fmt.Errorf("look for %s among Nodes: %w", each.san, err)
+	}
+	ours := claimOf(found, each.san, node)
+	each.unpublished = ours.shared && !slices.ContainsFunc(holders, func(holder corev1.Node) bool { return holder.Name == req.NodeName() })
+	if each.contested, err = s.Inventory.sources.Owner(each.san, ours.stronger()); err == nil && each.contested == "" {
+		each.contested, err = s.rival(ctx, req, each.san, ours, holders)
+	}
+	return err
+}
+
+// rival names the first other one of holders, which report san, whose claim is better than ours.
+func (s Serving) rival(ctx context.Context, req *csr.Request, san inventory.SAN, ours claim, holders []corev1.Node) (string, error) {
 	for i := range holders {
-		if holders[i].Name == req.NodeName() {
+		holder := &holders[i]
+		if holder.Name == req.NodeName() {
 			continue
 		}
-		better, err := s.better(ctx, req, ours, &holders[i], san)
-		if err != nil || better {
-			return "Node " + holders[i].Name, err
+		// Weaker sources could give it no better claim, and are not waited for.
+		theirs, err := s.Inventory.sources[:ours.rank+1].Lookup(ctx, holder.Name, req)
+		if err != nil {
+			return "", err
+		}
+		// It may report what a stronger source does not give it.
+		if theirs.Entry != nil && theirs.Owns(san) && claimOf(theirs, san, holder).beats(ours) {
+			return "Node " + holder.Name, nil
 		}
 	}
 	return "", nil
-}
-
-func (s Serving) better(ctx context.Context, req *csr.Request, ours inventory.Found, other *corev1.Node, san inventory.SAN) (bool, error) {
-	theirs, err := s.Inventory.lookup(ctx, other.Name, req)
-	switch {
-	case err != nil:
-		return false, err
-	case theirs.Entry == nil || !theirs.Owns(san): // it reports what a stronger source does not give it
-		return false, nil
-	case theirs.Rank != ours.Rank:
-		return theirs.Rank < ours.Rank, nil
-	}
-	own, err := s.Inventory.cluster.Node(ctx, req.NodeName())
-	if err != nil {
-		return false, err
-	}
-	return own == nil || older(other, own), nil
-}
-
-func older(a, b *corev1.Node) bool {
-	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.Name < b.Name
-	}
-	return a.CreationTimestamp.Before(&b.CreationTimestamp)
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
@@ -18,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -57,68 +54,57 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
 	if r.Inventory != nil {
-		woken := newWaker()
-		if err := r.Inventory.setup(mgr, r.Clock, woken.wake); err != nil {
+		woken := newWakers()
+		if err := r.Inventory.setup(mgr, r.Clock, woken); err != nil {
 			return err
 		}
-		others.WatchesRawSource(r.wakeSource(woken))
+		others.WatchesRawSource(settling{r.Inventory})
+		others.WatchesRawSource(woken.nodes.source(r.enqueueNodes))
+		others.WatchesRawSource(woken.freed.source(r.enqueueFreed))
 	}
-	return errors.Join(renewals.Complete(pool{r, isRenewal}), others.Complete(pool{r, isNoRenewal}))
+	return errors.Join(renewals.Complete(pool{r, true}), others.Complete(pool{r, false}))
 }
 
-// pool works on its share of the requests: a source that stalls can hold up all workers of the one, and none of the
-// other.
+// pool works on renewals or on all others: a source that stalls can hold up all workers of the one, and none of the other.
 type pool struct {
 	*Reconciler
-	mine func(*certificatesv1.CertificateSigningRequest) bool
+	renewals bool
 }
 
 // Reconcile decides about a request, if it belongs to this pool.
 func (p pool) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	return p.reconcileIf(ctx, key, p.mine)
+	return p.reconcileIf(ctx, key, func(obj *certificatesv1.CertificateSigningRequest) bool {
+		return p.places.of(obj).renewal == p.renewals
+	})
 }
 
 func (r *Reconciler) controller(mgr manager.Manager, name string, options controller.Options) *builder.Builder {
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
-			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-			return ok && (r.rule(request) != nil || r.DryRun && r.ours(request))
-		}))).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(r.queues))).
 		WithOptions(options)
 	if r.BlockList != nil {
-		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
+		// It changes seldom: whatever may wait for it is looked at.
+		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			r.enqueueUndecided(ctx, queue, func(*Rule, traits) bool { return true })
+		}))
 	}
 	return ctrl
 }
 
-// isRenewal says whether a node asks for its own client certificate, for which nobody is asked but the API server.
-func isRenewal(obj *certificatesv1.CertificateSigningRequest) bool {
-	if obj.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || !strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) {
+// queues says whether obj is queued. Where in the order is found out now, as nothing may be read while a queue is locked.
+func (r *Reconciler) queues(obj client.Object) bool {
+	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
+	if !ok || r.rule(request) == nil && (!r.DryRun || !r.ours(request)) {
 		return false
 	}
-	req, err := csr.Parse(obj)
-	return err == nil && req.Cert.Subject.CommonName == obj.Spec.Username
+	r.places.of(request)
+	return true
 }
-
-func isNoRenewal(obj *certificatesv1.CertificateSigningRequest) bool { return !isRenewal(obj) }
 
 // Schedule is the order in which a work queue of this controller gives requests out.
 func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] {
-	return newSchedule(func(key reconcile.Request) place {
-		obj := &certificatesv1.CertificateSigningRequest{}
-		//nolint:forbidigo // a queue has no context
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
-			return place{} // it is gone, or looked for again when it is its turn
-		}
-		at := place{requester: obj.Spec.Username, created: obj.CreationTimestamp.Time}
-		if req, err := csr.Parse(obj); err == nil {
-			at.node = req.NodeName()
-		}
-		return at
-	})
+	return newSchedule(r.places.named)
 }
 
 // check returns all that is wrong with what cannot be filled in.

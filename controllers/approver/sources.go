@@ -6,9 +6,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // MachineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is empty.
@@ -48,7 +50,7 @@ func ConfigMapSource(name types.NamespacedName) SourceBuilder {
 		if err != nil {
 			return nil, fmt.Errorf("static inventory: %w", err)
 		}
-		source.Changed = changed
+		source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
 		return source, run(mgr, source)
 	}
 }

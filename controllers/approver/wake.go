@@ -2,6 +2,7 @@ package approver
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,28 +14,36 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// gather is how long changes are gathered before requests are looked through for those that wait for them: when a
-// thousand nodes join, not once for each.
-const gather = 100 * time.Millisecond
+// Changes are gathered for a while before requests are looked through for those that wait for them: when a thousand nodes
+// join, not once for each. What has become free is gathered for longer, as any node may claim and give up what others ask
+// for, as often as it likes.
+const (
+	gatherNodes = 100 * time.Millisecond
+	gatherFreed = 300 * time.Millisecond
+)
 
-// waker wakes the requests that wait for what is known of a node.
-type waker struct {
+// waker gathers what has changed.
+type waker[K comparable] struct {
+	gather time.Duration
+
 	mu      sync.Mutex
-	nodes   map[string]bool
+	news    map[K]bool
 	changed chan struct{}
 }
 
-func newWaker() *waker {
-	return &waker{nodes: map[string]bool{}, changed: make(chan struct{}, 1)}
+func newWaker[K comparable](gather time.Duration) *waker[K] {
+	return &waker[K]{gather: gather, news: map[K]bool{}, changed: make(chan struct{}, 1)}
 }
 
-// wake notes that something about node has changed; an empty name stands for any node.
-func (w *waker) wake(node string) {
+// wake notes that something about each of about has changed.
+func (w *waker[K]) wake(about ...K) {
 	w.mu.Lock()
-	w.nodes[node] = true
+	for _, each := range about {
+		w.news[each] = true
+	}
 	w.mu.Unlock()
 	select {
 	case w.changed <- struct{}{}:
@@ -43,16 +52,16 @@ func (w *waker) wake(node string) {
 }
 
 // take returns what has changed since the last time.
-func (w *waker) take() map[string]bool {
+func (w *waker[K]) take() map[K]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	taken := w.nodes
-	w.nodes = map[string]bool{}
+	taken := w.news
+	w.news = map[K]bool{}
 	return taken
 }
 
-// source enqueues requests as their nodes change.
-func (r *Reconciler) wakeSource(w *waker) source.Source {
+// source calls enqueue with what has changed.
+func (w *waker[K]) source(enqueue func(context.Context, workqueue.TypedRateLimitingInterface[reconcile.Request], map[K]bool)) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		go func() {
 			for {
@@ -64,30 +73,117 @@ func (r *Reconciler) wakeSource(w *waker) source.Source {
 				select {
 				case <-ctx.Done():
 					return
-				case <-time.After(gather):
+				case <-time.After(w.gather):
 				}
-				r.enqueueFor(ctx, w.take(), queue)
+				enqueue(ctx, queue, w.take())
 			}
 		}()
 		return nil
 	})
 }
 
-// enqueueFor enqueues the undecided requests of rules that look things up.
-func (r *Reconciler) enqueueFor(ctx context.Context, nodes map[string]bool, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+// wakers wake the requests that wait for what is known of nodes.
+type wakers struct {
+	nodes *waker[string] // by name; an empty one stands for any
+	freed *waker[uint64] // digests of what nobody has any more
+}
+
+func newWakers() wakers {
+	return wakers{newWaker[string](gatherNodes), newWaker[uint64](gatherFreed)}
+}
+
+func (w wakers) node(name string) { w.nodes.wake(name) }
+
+func (w wakers) free(sans []inventory.SAN) {
+	if len(sans) == 0 {
+		return
+	}
+	digests := make([]uint64, len(sans))
+	for i, san := range sans {
+		digests[i] = digest(san)
+	}
+	w.freed.wake(digests...)
+}
+
+// enqueueNodes enqueues the undecided requests for nodes, of rules that look things up.
+func (r *Reconciler) enqueueNodes(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], nodes map[string]bool) {
+	r.enqueueUndecided(ctx, queue, func(rule *Rule, about traits) bool {
+		return rule.looksUp() && (nodes[""] || nodes[about.node])
+	})
+}
+
+// enqueueFreed enqueues the undecided requests that ask for one of freed.
+func (r *Reconciler) enqueueFreed(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], freed map[uint64]bool) {
+	r.enqueueUndecided(ctx, queue, func(rule *Rule, about traits) bool {
+		return rule.looksUp() && slices.ContainsFunc(about.sans, func(san uint64) bool { return freed[san] })
+	})
+}
+
+// mostWoken is how many requests of one requester for one node are woken, the newest, as a kubelet waits for its last one
+// only: a node that keeps thousands pending would otherwise have them all looked at whenever it says something new. The
+// others are looked at within a minute.
+const mostWoken = 10
+
+// waiting is a request that may be woken.
+type waiting struct {
+	name string
+	traits
+}
+
+// enqueueUndecided enqueues the undecided requests that wait for what has changed.
+func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], waits func(*Rule, traits) bool) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "List requests that wait for a change") // they are looked at again within a minute
 		return
 	}
+	var found []waiting
 	for i := range requests.Items {
 		obj := &requests.Items[i]
 		rule := r.rule(obj)
-		if rule == nil || !rule.looksUp() {
+		if rule == nil {
 			continue
 		}
-		if req, err := csr.Parse(obj); err == nil && (nodes[""] || nodes[req.NodeName()]) {
-			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}})
+		if about := r.places.of(obj); waits(rule, about) {
+			found = append(found, waiting{obj.Name, about})
+		}
+	}
+	slices.SortStableFunc(found, func(a, b waiting) int { return b.created.Compare(a.created) })
+	woken := map[flow]int{}
+	for _, each := range found {
+		if woken[each.flow]++; woken[each.flow] <= mostWoken {
+			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: each.name}})
 		}
 	}
 }
+
+// settleTimeout bounds how long requests wait, at the start, until the inventory has been read: after that they are told
+// that it can't be.
+const settleTimeout = 10 * time.Second
+
+// settling has a controller not begin before the inventory has been read, or said why it can't be.
+type settling struct{ inventory *Inventory }
+
+// Start implements source.Source.
+func (settling) Start(context.Context, workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	return nil
+}
+
+// WaitForSync implements source.SyncingSource. It gives up in time, as an error would end the manager.
+func (s settling) WaitForSync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for !s.inventory.Tried(ctx) {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+	return nil
+}
+
+// String is what the controller's log says of it.
+func (settling) String() string { return "inventory" }

@@ -33,9 +33,7 @@ func (k *KubeletServing) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("clusterDomain"), k.ClusterDomain, problem))
 	}
 	for i, text := range k.Reserved {
-		_, prefix := netip.ParsePrefix(text)
-		_, address := netip.ParseAddr(text)
-		if prefix != nil && address != nil && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) > 0 {
+		if !isReservable(text) {
 			errs = append(errs, field.Invalid(path.Child("reserved").Index(i), text, "want a name, an address or a CIDR"))
 		}
 	}
@@ -45,6 +43,14 @@ func (k *KubeletServing) validate(path *field.Path) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// isReservable leaves out what is meant as an address and is none, such as 010.0.0.1: as a name it would reserve nothing.
+func isReservable(text string) bool {
+	_, prefix := netip.ParsePrefix(text)
+	_, address := netip.ParseAddr(text)
+	isNumber := strings.Trim(text[strings.LastIndex(text, ".")+1:], "0123456789") == ""
+	return prefix == nil || address == nil || !isNumber && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
 }
 
 func (i *Inventory) validate(path *field.Path) field.ErrorList {

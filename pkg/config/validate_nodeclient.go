@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
+
+const useless = "is of no use without inventory or requireTokenBinding"
 
 func (n *NodeClient) validate(path *field.Path, sources []Source) field.ErrorList {
 	errs := n.validateInventory(path.Child("inventory"), sources)
@@ -28,7 +31,22 @@ func (n *NodeClient) validate(path *field.Path, sources []Source) field.ErrorLis
 	if n.CertificateLifetime.Duration > 0 && !n.Rejoin {
 		errs = append(errs, field.Invalid(path.Child("certificateLifetime"), n.CertificateLifetime.Duration.String(), "is of no use without rejoin"))
 	}
+	errs = append(errs, n.validateTimes(path)...)
 	return append(errs, n.validateRules(path)...)
+}
+
+// validateTimes finds times that differ from the defaults and bound nothing.
+func (n *NodeClient) validateTimes(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	standard := Default().Approval.NodeClient
+	if n.MaxRequestAge != standard.MaxRequestAge && !n.Bound() {
+		errs = append(errs, field.Invalid(path.Child("maxRequestAge"), n.MaxRequestAge.Duration.String(), useless))
+	}
+	if n.JoinWindow != standard.JoinWindow && n.Inventory == "" {
+		window := fmt.Sprintf("before %s, after %s", n.JoinWindow.Before.Duration, n.JoinWindow.After.Duration)
+		errs = append(errs, field.Invalid(path.Child("joinWindow"), window, "is of no use without inventory: nothing says when a machine was created"))
+	}
+	return errs
 }
 
 func (n *NodeClient) validateInventory(path *field.Path, sources []Source) field.ErrorList {
@@ -59,7 +77,7 @@ func (n *NodeClient) validateRules(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(path.Child("requireTokenBinding"), true, why))
 		}
 	case !n.Bound():
-		why = "is of no use without inventory or requireTokenBinding"
+		why = useless
 	default:
 		return nil
 	}

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -38,7 +37,7 @@ func init() { metrics.Registry.MustRegister(blockedNodes, blockListProblems) }
 // read every node is held back. A nil BlockList blocks nothing.
 type BlockList struct {
 	name types.NamespacedName
-	maps cache.Cache
+	view *view
 
 	log      logr.Logger
 	reporter *report.Reporter // may be nil

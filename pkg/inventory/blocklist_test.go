@@ -1,15 +1,27 @@
 package inventory
 
 import (
+	"context"
 	"crypto/x509/pkix"
 	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -187,4 +199,69 @@ func TestBlockListReadOnce(t *testing.T) {
 	if err := list.Wakes(nil).WaitForSync(t.Context()); err != nil { // at once, as it is known that there is none
 		t.Error(err)
 	}
+}
+
+// TestBlockListMayBeReadAgain takes the right to the ConfigMap away and gives it back: what was wrong is over without the
+// ConfigMap's having changed, and also when it is not there any more.
+func TestBlockListMayBeReadAgain(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	api := dynamicfake.NewSimpleDynamicClient(scheme, listed("a"))
+	var denied atomic.Bool
+	var broken atomic.Pointer[watch.RaceFreeFakeWatcher]
+	may := func() error {
+		if denied.Load() {
+			return apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil)
+		}
+		return nil
+	}
+	api.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { err := may(); return err != nil, nil, err })
+	api.PrependWatchReactor("configmaps", func(clienttesting.Action) (bool, watch.Interface, error) {
+		watcher := watch.NewRaceFreeFake()
+		broken.Store(watcher)
+		return true, watcher, may()
+	})
+	list, _ := newBlockList()
+	var err error
+	if list.view, err = viewConfigMap(&rest.Config{}, list.name, readConfigMap, list.look, logr.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	list.view.client, list.view.retry, list.view.failed = api, time.Millisecond, list.fail
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = list.Start(ctx) })
+	defer running.Wait()
+	defer cancel()
+	becomes := func(want string) {
+		t.Helper()
+		problem := ""
+		err := wait.PollUntilContextTimeout(ctx, time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			list.mu.Lock()
+			defer list.mu.Unlock()
+			problem = list.problem
+			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.names["a"] && broken.Load() != nil, nil
+		})
+		if err != nil {
+			t.Fatalf("problem %q, want %q", problem, want)
+		}
+	}
+	deny := func(yes bool) {
+		denied.Store(yes)
+		broken.Load().Stop()
+	}
+	becomes("")
+	deny(true)
+	becomes("grant list and watch on configmaps")
+	deny(false)
+	becomes("")
+	deny(true)
+	becomes("grant list and watch on configmaps")
+	if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("configmaps"), "ns", "blocked"); err != nil {
+		t.Fatal(err)
+	}
+	deny(false)
+	becomes("it does not exist")
 }

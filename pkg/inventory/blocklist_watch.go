@@ -8,11 +8,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/fields"
-	toolscache "k8s.io/client-go/tools/cache"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -31,24 +31,10 @@ func (b *BlockList) SetupWithManager(mgr manager.Manager) error {
 	b.log = mgr.GetLogger().WithName("block-list")
 	b.reporter = report.New(mgr.GetEventRecorder("csr-block-list"), clock.RealClock{})
 	var err error
-	b.maps, err = cache.New(mgr.GetConfig(), cache.Options{
-		HTTPClient: mgr.GetHTTPClient(),
-		Scheme:     mgr.GetScheme(),
-		Mapper:     mgr.GetRESTMapper(),
-		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
-			if apierrors.IsForbidden(err) {
-				b.refuse("BlockListMissing", fmt.Errorf("it can't be read: %w", err))
-			}
-			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
-		},
-		ByObject: map[client.Object]cache.ByObject{&corev1.ConfigMap{}: {
-			Namespaces: map[string]cache.Config{b.name.Namespace: {}},
-			Field:      fields.OneTermEqualSelector("metadata.name", b.name.Name),
-		}},
-	})
-	if err != nil {
-		return fmt.Errorf("watch block list ConfigMap %s: %w", b.name, err)
+	if b.view, err = viewConfigMap(mgr.GetConfig(), b.name, readConfigMap, b.look, b.log); err != nil {
+		return err
 	}
+	b.view.failed = b.fail
 	if err := mgr.AddReadyzCheck("block-list", func(*http.Request) error { return b.ready() }); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
@@ -60,35 +46,33 @@ func (*BlockList) NeedLeaderElection() bool { return false }
 
 // Start follows the ConfigMap until ctx ends.
 func (b *BlockList) Start(ctx context.Context) error {
-	informer, err := b.maps.GetInformer(ctx, &corev1.ConfigMap{}, cache.BlockUntilSynced(false))
+	b.view.run(ctx)
+	return nil
+}
+
+func readConfigMap(raw *unstructured.Unstructured) metav1.Object {
+	obj := &corev1.ConfigMap{}
+	_ = runtime.DefaultUnstructuredConverter.FromUnstructured(raw.Object, obj) // no API server sends what does not fit
+	return obj
+}
+
+// look takes the ConfigMap as it is now, whatever has changed.
+func (b *BlockList) look(_, _ metav1.Object) {
+	store, err := b.view.read()
 	if err != nil {
-		return fmt.Errorf("watch block list ConfigMap %s: %w", b.name, err)
+		return // told by fail
 	}
-	look := make(chan struct{}, 1)
-	wake := func(any) {
-		select {
-		case look <- struct{}{}:
-		default:
-		}
+	if obj, found, _ := store.GetByKey(b.name.String()); found {
+		b.offer(obj.(*corev1.ConfigMap))
+	} else {
+		b.offer(nil)
 	}
-	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake,
-	}); err != nil {
-		return fmt.Errorf("watch block list ConfigMap %s: %w", b.name, err)
-	}
-	stopped := make(chan error, 1)
-	go func() { stopped <- b.maps.Start(ctx) }()
-	// A ConfigMap that is not there causes no event, so look once when the informer knows.
-	toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
-	for {
-		if ctx.Err() == nil {
-			_ = b.ReadOnce(ctx, b.maps) // reported
-		}
-		select {
-		case err := <-stopped:
-			return err
-		case <-look:
-		}
+}
+
+// fail reports a missing right. An API server that is away is noticed elsewhere too, and comes back.
+func (b *BlockList) fail(err error) {
+	if apierrors.IsForbidden(err) {
+		b.refuse("BlockListMissing", fmt.Errorf("it can't be read: %w", err))
 	}
 }
 

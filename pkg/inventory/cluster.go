@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,15 +33,14 @@ const bySAN = "san"
 // apiServerService is the Service by which clients in the cluster reach the API server.
 const apiServerService = "kubernetes"
 
-// errUnread is the answer while a cache is not filled.
-var errUnread = errors.New("it has not been read yet")
-
 // Cluster is what the API server itself knows: its Nodes, as the weakest of sources since a node reports its own
 // addresses, and what Services and the API server have.
 type Cluster struct {
-	// Changed, if set, is called after the Node of that name has changed in what it has, and with an empty name after
-	// something has become free that others may wait for.
+	// Changed, if set, is called after the Node of that name has changed in what it has, and with an empty name once all is
+	// read.
 	Changed func(node string)
+	// Freed, if set, is called with what a Node, a Service or the API server has no more: others may wait for it.
+	Freed func([]SAN)
 
 	cache    cache.Cache
 	services bool
@@ -120,8 +120,8 @@ func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceE
 		if node, ok := cmp.Or(after, before).(*corev1.Node); ok && named && (before == nil || after == nil || !slices.Equal(had, has)) {
 			c.changed(node.Name)
 		}
-		if slices.ContainsFunc(had, func(san SAN) bool { return !slices.Contains(has, san) }) {
-			c.changed("")
+		if freed := without(had, has); len(freed) > 0 && c.Freed != nil && c.synced.Load() {
+			c.Freed(freed)
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
@@ -157,7 +157,7 @@ func (c *Cluster) Lookup(ctx context.Context, name string, _ *csr.Request) (*Ent
 // Node returns the Node of that name, or nil when there is none.
 func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	if !c.synced.Load() {
-		return nil, errUnread
+		return nil, errNotRead
 	}
 	node := &corev1.Node{}
 	if err := c.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -166,23 +166,26 @@ func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
-// Holders returns the Nodes that report san.
+// Holders returns the Nodes that report san, by name.
 func (c *Cluster) Holders(ctx context.Context, san SAN) ([]corev1.Node, error) {
 	nodes := &corev1.NodeList{}
 	err := c.having(ctx, san, nodes)
+	slices.SortFunc(nodes.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	return nodes.Items, err
 }
 
 // Taken says which Service, or which endpoint of the API server, has san; both are empty when none has.
 func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string, err error) {
-	services, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
-	if err := errors.Join(c.having(ctx, san, services), c.having(ctx, san, slices)); err != nil {
+	services, endpoints := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
+	if err := errors.Join(c.having(ctx, san, services), c.having(ctx, san, endpoints)); err != nil {
 		return "", "", err
 	}
-	if len(services.Items) > 0 {
-		service = fmt.Sprintf("Service %s", client.ObjectKeyFromObject(&services.Items[0]))
+	for i := range services.Items { // always the same of several
+		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(&services.Items[i])); service == "" || name < service {
+			service = name
+		}
 	}
-	if len(slices.Items) > 0 {
+	if len(endpoints.Items) > 0 {
 		endpoint = "the API server"
 	}
 	return service, endpoint, nil
@@ -190,7 +193,7 @@ func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string,
 
 func (c *Cluster) having(ctx context.Context, san SAN, list client.ObjectList) error {
 	if !c.synced.Load() {
-		return errUnread
+		return errNotRead
 	}
 	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())})
 }

@@ -18,6 +18,8 @@ type Entry struct {
 	Prefixes []netip.Prefix
 	// ShortNames makes the first label of each of the names the node's too.
 	ShortNames bool
+	// Shared is that all this may be several nodes', not this one's alone.
+	Shared bool
 
 	// Bound names the node that the machine has become, if it has.
 	Bound string
@@ -29,13 +31,23 @@ type Entry struct {
 	AnyTime bool
 }
 
-// Owns says whether san belongs to the node.
-func (e *Entry) Owns(san SAN) bool {
+// Owns says whether san belongs to the node, as far as the source can tell.
+func (e *Entry) Owns(san SAN) bool { return e.lists(san) || e.spans(san) }
+
+// Shares says whether san, which the node owns, may as well be another's: one in a CIDR or below a suffix, or of an entry
+// that is shared. Whose it is then shows only in what their Nodes report.
+func (e *Entry) Shares(san SAN) bool { return e.Shared || !e.lists(san) }
+
+func (e *Entry) lists(san SAN) bool {
 	for _, own := range e.SANs {
 		if own == san || e.ShortNames && isShort(san.Name, own.Name) {
 			return true
 		}
 	}
+	return false
+}
+
+func (e *Entry) spans(san SAN) bool {
 	for _, prefix := range e.Prefixes {
 		if prefix.Contains(san.Address) {
 			return true

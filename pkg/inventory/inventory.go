@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -15,6 +16,17 @@ type Source interface {
 	// means that the source can't say, never that there is nothing.
 	Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error)
 }
+
+// Owner is a Source that can say whose a name or an address is without being asked for a node.
+type Owner interface {
+	Source
+	// Owner describes the node or the machine that has san for itself, such as `Machine default/a`, or is empty. What
+	// several may have, as an address in a CIDR, is nobody's. An error means that the source can't say.
+	Owner(san SAN) (string, error)
+}
+
+// IsUnread says whether err is that what runs has not tried to read yet.
+func IsUnread(err error) bool { return errors.Is(err, errNotRead) }
 
 // Inventory asks Sources in order.
 type Inventory []Source
@@ -50,4 +62,23 @@ func (i Inventory) Lookup(ctx context.Context, node string, req *csr.Request) (F
 		}
 	}
 	return Found{}, nil
+}
+
+// Owner describes whom the first stronger of the sources give san to, as far as they can be asked for that: there need be
+// no Node of it yet. It is empty when they know nobody. An error is always an *Unavailable.
+func (i Inventory) Owner(san SAN, stronger int) (string, error) {
+	for _, source := range i[:stronger] {
+		owner, can := source.(Owner)
+		if !can {
+			continue
+		}
+		who, err := owner.Owner(san)
+		if err != nil {
+			return "", &Unavailable{Source: source.Name(), Cause: err}
+		}
+		if who != "" {
+			return who, nil
+		}
+	}
+	return "", nil
 }

@@ -82,6 +82,16 @@ func TestEntryOwns(t *testing.T) {
 			t.Errorf("%s: %t, with short names %t", text, entry.Owns(san), short.Owns(san))
 		}
 	}
+	shared := inventory.Entry{SANs: entry.SANs, Shared: true}
+	for text, want := range map[string]struct{ entry, short, shared bool }{
+		"10.0.0.1": {false, false, true}, "node-1.example.com": {false, false, true}, "node-1": {true, false, true},
+		"10.1.0.1": {true, true, true}, "x.nodes.example.org": {true, true, true},
+	} {
+		san := inventory.ParseSAN(text)
+		if entry.Shares(san) != want.entry || short.Shares(san) != want.short || shared.Shares(san) != want.shared {
+			t.Errorf("%s: shared %t, with short names %t, of a pattern %t", text, entry.Shares(san), short.Shares(san), shared.Shares(san))
+		}
+	}
 	if entry.Owns(inventory.SAN{}) || (&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(inventory.SAN{}) {
 		t.Error("somebody owns nothing")
 	}
@@ -96,7 +106,8 @@ func TestReserved(t *testing.T) {
 	}
 	for _, text := range []string{
 		"kubernetes", "Kubernetes.Default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local.", "a.b.svc", "a.b.svc.", "a.b.svc.other.domain", "svc",
-		"x.cluster.local", "cluster.local", "a.b.pod.cluster.local", "*", "*.example.com", "a.*.example.com", "localhost", "x.localhost", "LOCALHOST.",
+		"x.cluster.local", "cluster.local", "a.b.pod.cluster.local", "*", "*.example.com", "a.*.example.com", "localhost", "x.localhost", "*.localhost", "LOCALHOST.",
+		"localhost.localdomain", "localhost6", "localhost6.localdomain6", "localhost4", "LocalHost4.LocalDomain4", "ip6-localhost", "ip6-loopback.",
 		"API.example.com", "192.0.2.10", "::ffff:192.0.2.10", "10.96.0.1", "10.111.255.255",
 		"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "169.254.1.1", "fe80::1", "224.0.0.1", "ff02::1", "255.255.255.255",
 	} {
@@ -109,7 +120,7 @@ func TestReserved(t *testing.T) {
 	}
 	for _, text := range []string{
 		"node-1", "node-1.example.com", "kubernetes-1", "kubernetes.example.com", "localhost.example.com", "mysvc", "svc.example.com",
-		"notcluster.local", "10.0.0.1", "10.112.0.0", "fd00::1", "192.0.2.11", "2001:db8::1",
+		"notcluster.local", "localhost7", "10.0.0.1", "10.112.0.0", "fd00::1", "192.0.2.11", "2001:db8::1",
 	} {
 		if why := reserved.Why(inventory.ParseSAN(text)); why != "" {
 			t.Errorf("%s is reserved as %s", text, why)
@@ -159,6 +170,37 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+// owner is a source that knows whose a name is.
+type owner struct {
+	source
+	who string
+	err error
+}
+
+func (o owner) Owner(inventory.SAN) (string, error) { return o.who, o.err }
+
+func TestOwnerByAStrongerSource(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	for name, test := range map[string]struct {
+		sources  inventory.Inventory
+		stronger int
+		want     string
+		err      error
+	}{
+		"none is stronger":                 {inventory.Inventory{owner{who: "a"}}, 0, "", nil},
+		"the strongest that knows":         {inventory.Inventory{owner{}, owner{who: "a"}, owner{who: "b"}}, 3, "a", nil},
+		"only a weaker one knows":          {inventory.Inventory{owner{}, owner{who: "a"}}, 1, "", nil},
+		"one that can't be asked for that": {inventory.Inventory{source{}, owner{who: "a"}}, 2, "a", nil},
+		"one is down":                      {inventory.Inventory{owner{err: down}, owner{who: "a"}}, 2, "", down},
+	} {
+		got, err := test.sources.Owner(inventory.ParseSAN("10.0.0.1"), test.stronger)
+		if got != test.want || !errors.Is(err, test.err) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
 	}
 }
 

@@ -10,7 +10,7 @@ const (
 	Unknown Life = iota
 	// Alive is a node whose lease has been seen to move within the last minute.
 	Alive
-	// Dead is a node whose lease has been watched standing still for a minute or more, while others moved.
+	// Dead is a node whose lease has been watched standing still for a minute or more, while those of others moved.
 	Dead
 )
 
@@ -35,11 +35,28 @@ type heartbeat struct {
 //
 // What it saw counts only for as long as it was watching, and it was watching only while leases moved: an API server that
 // is away, a connection that hangs, a process that was stopped, a step of the clock are all the same silence, and after
-// more than quiet of it everybody's minute begins anew. For one node to be dead another must be alive all the time.
+// more than quiet of it everybody's minute begins anew. For one node to be dead two others must be alive all the time: one
+// alone may be the only one that reaches the API server, or may be up to something. Where there is but one other, that
+// one is enough.
 type pulse struct {
 	leases map[string]watched
-	// from and to are the beginning and the end of the time in which some lease moved at least every quiet.
-	from, to time.Time
+	// last and before are the two leases that moved last.
+	last, before struct {
+		node string
+		at   time.Time
+	}
+	// one and two are the times in which that many different leases moved at least every quiet.
+	one, two span
+}
+
+// span is a time without a pause.
+type span struct{ from, to time.Time }
+
+func (s *span) reach(at time.Time) {
+	if silence := at.Sub(s.to); silence > quiet || silence < 0 {
+		s.from = at
+	}
+	s.to = at
 }
 
 // watched is a lease as it was last seen, since when it has looked like that, and whether it was seen to move at all.
@@ -60,25 +77,28 @@ func (p *pulse) see(node string, says heartbeat, at time.Time) {
 		p.leases[node] = watched{heartbeat: says, since: at}
 	case !last.Renewed.Equal(says.Renewed):
 		p.leases[node] = watched{heartbeat: says, since: at, moved: true}
-		p.watching(at)
+		p.moved(node, at)
 	default:
 		last.Lasts = says.Lasts
 		p.leases[node] = last
 	}
 }
 
-func (p *pulse) watching(at time.Time) {
-	if silence := at.Sub(p.to); silence > quiet || silence < 0 {
-		p.from = at
+// moved notes a sign of life. Two have given one since before's.
+func (p *pulse) moved(node string, at time.Time) {
+	if p.last.node != node {
+		p.before = p.last
 	}
-	p.to = at
+	p.last.node, p.last.at = node, at
+	p.one.reach(p.last.at)
+	p.two.reach(p.before.at)
 }
 
 // forget is that node has no lease any more.
 func (p *pulse) forget(node string) { delete(p.leases, node) }
 
 // lost is that something may have been missed.
-func (p *pulse) lost() { p.from, p.to = time.Time{}, time.Time{} }
+func (p *pulse) lost() { *p = pulse{leases: p.leases} }
 
 // of says what is known of node at an instant.
 func (p *pulse) of(node string, at time.Time) Life {
@@ -89,14 +109,18 @@ func (p *pulse) of(node string, at time.Time) Life {
 	if silence := at.Sub(lease.since); lease.moved && silence >= 0 && silence <= standstill {
 		return Alive
 	}
-	if silence := at.Sub(p.to); silence > quiet || silence < 0 {
+	others := p.two
+	if len(p.leases) <= 2 {
+		others = p.one
+	}
+	if silence := at.Sub(others.to); silence > quiet || silence < 0 {
 		return Unknown
 	}
 	begun := lease.since
-	if begun.Before(p.from) {
-		begun = p.from
+	if begun.Before(others.from) {
+		begun = others.from
 	}
-	if p.to.Sub(begun) >= max(standstill, lease.Lasts) {
+	if others.to.Sub(begun) >= max(standstill, lease.Lasts) {
 		return Dead
 	}
 	return Unknown

@@ -23,7 +23,8 @@ const look = time.Second
 // Leases watches the leases of kubelets and says which nodes are alive. Every process trusts only what it has seen
 // itself, so after a start nobody is dead for a minute.
 type Leases struct {
-	// Changed, if set, is called with the name of a node that has died, and with an empty name once leases are read.
+	// Changed, if set, is called with the name of a node that has died or whose lease is gone, and with an empty name once
+	// leases are read.
 	Changed func(node string)
 
 	cache cache.Cache
@@ -114,8 +115,9 @@ func (l *Leases) forget(obj any) {
 	}
 	if lease, ok := obj.(*coordinationv1.Lease); ok {
 		l.mu.Lock()
-		defer l.mu.Unlock()
 		l.pulse.forget(lease.Name)
+		l.mu.Unlock()
+		l.changed(lease.Name)
 	}
 }
 
@@ -173,7 +175,7 @@ func (l *Leases) Of(node string) (Life, time.Time, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.synced {
-		return Unknown, time.Time{}, fmt.Errorf("leases: %w", errUnread)
+		return Unknown, time.Time{}, fmt.Errorf("leases: %w", errNotRead)
 	}
 	return l.pulse.of(node, l.clock.Now()), l.pulse.leases[node].Renewed, nil
 }

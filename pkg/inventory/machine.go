@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -17,8 +16,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // MachineOptions say which objects are machines, and where in them to look. Paths are those of kubectl get -o jsonpath,
@@ -69,6 +66,8 @@ func OpenShift() MachineOptions {
 type Machine struct {
 	// Changed, if set, is called with the names of nodes after what is known of them has changed.
 	Changed func(node string)
+	// Freed, if set, is called with what a machine had, after what is known of it has: others may wait for it.
+	Freed func([]SAN)
 
 	options   MachineOptions
 	paths     machinePaths
@@ -121,6 +120,7 @@ func NewMachine(cfg *rest.Config, options MachineOptions, log logr.Logger) (*Mac
 var machineIndexers = toolscache.Indexers{
 	byNodeRef: func(obj any) ([]string, error) { return nonEmpty(obj.(*machine).node), nil },
 	byName:    func(obj any) ([]string, error) { return obj.(*machine).names, nil },
+	bySAN:     func(obj any) ([]string, error) { return keys(obj.(*machine).sans), nil },
 }
 
 func nonEmpty(text string) []string {
@@ -142,54 +142,6 @@ func (m *Machine) NeedLeaderElection() bool { return false }
 // Name implements Source.
 func (m *Machine) Name() string { return "machine" }
 
-// Lookup implements Source: by the node that a machine has become, else by the name that its node will have.
-func (m *Machine) Lookup(_ context.Context, node string, _ *csr.Request) (*Entry, error) {
-	store, err := m.view.read()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", m.options.kind(), err)
-	}
-	return lookupMachine(store, m.options.Kind, node)
-}
-
-func (o MachineOptions) kind() string { return strings.Trim(o.Kind+"."+o.Group, ".") }
-
-func lookupMachine(machines toolscache.Indexer, kind, node string) (*Entry, error) {
-	for _, index := range []string{byNodeRef, byName} {
-		found, err := machines.ByIndex(index, node)
-		if len(found) > 1 {
-			found = staying(found)
-		}
-		switch {
-		case err != nil:
-			return nil, err
-		case len(found) == 1:
-			return found[0].(*machine).entry(kind, node)
-		case len(found) > 1:
-			return nil, ambiguous(found, kind, node)
-		}
-	}
-	return nil, nil
-}
-
-// staying leaves out machines that are being deleted beside one that is not: that one has been made in their place.
-func staying(found []any) []any {
-	isLeaving := func(obj any) bool { return obj.(*machine).leaving }
-	if stay := slices.DeleteFunc(slices.Clone(found), isLeaving); len(stay) > 0 {
-		return stay
-	}
-	return found
-}
-
-// ambiguous names all of found: which of them is right, no source can guess.
-func ambiguous(found []any, kind, node string) error {
-	names := make([]string, 0, len(found))
-	for _, obj := range found {
-		names = append(names, obj.(*machine).describe(kind))
-	}
-	slices.Sort(names)
-	return fmt.Errorf("node %s is claimed by %s: delete or rename all but one", node, strings.Join(names, " and by "))
-}
-
 // changed tells of all nodes that the machine was or is about.
 func (m *Machine) changed(before, after metav1.Object) {
 	if m.Changed == nil {
@@ -206,6 +158,9 @@ func (m *Machine) changed(before, after metav1.Object) {
 	}
 	for _, node := range nodesOf(old, obj) {
 		m.Changed(node)
+	}
+	if old != nil && m.Freed != nil {
+		m.Freed(old.sans)
 	}
 }
 

@@ -114,8 +114,20 @@ func TestLookupMachine(t *testing.T) {
 			objects: map[string]string{"b": waiting, "a": waiting},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
-		"one expects it, another answers to it": {
-			objects: map[string]string{"a": waiting, "b": other},
+		"one expects it by its infrastructure, another by its host name": {
+			objects: map[string]string{"a": waiting, "b": `{status: {addresses: [{type: Hostname, address: node-1}]}}`},
+			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
+		},
+		"one expects it, another of that host name has become another node": {
+			objects: map[string]string{"a": other, "b": waiting},
+			want:    &Entry{Source: "Machine default/b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
+		},
+		"two of that host name have become other nodes": {
+			objects: map[string]string{"a": strings.Replace(other, "node-2", "node-3", 1), "b": other},
+			want:    &Entry{Source: "Machine default/a", Bound: "node-3"},
+		},
+		"one can't be read, another expects it": {
+			objects: map[string]string{"a": waiting, "b": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}}}`},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
 		"two have become it": {
@@ -185,6 +197,26 @@ func TestOneBadMachine(t *testing.T) {
 	}
 }
 
+func TestOwnerMachine(t *testing.T) {
+	store := machines(t, ClusterAPI(), map[string]string{
+		"a": bound, "b": bound, "c": leaving,
+		"bad": `{spec: {infrastructureRef: {name: [x, y]}}, status: {addresses: [{type: InternalIP, address: 10.0.0.7}, {type: InternalIP}]}}`,
+	})
+	for san, want := range map[string]string{
+		"10.0.0.1":        "Machine default/a (node node-1)", // of two the first
+		"::ffff:10.0.0.1": "Machine default/a (node node-1)",
+		"HOST-1.":         "Machine default/a (node node-1)",
+		"10.0.0.9":        "Machine default/c",   // to the end
+		"10.0.0.7":        "Machine default/bad", // as far as it can be read, and without holding up anybody
+		"10.0.0.8":        "",
+		"node-1":          "", // the infrastructure's name is no name of a host
+	} {
+		if got, err := ownerMachine(store, "Machine", ParseSAN(san)); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", san, got, err, want)
+		}
+	}
+}
+
 func TestChangedMachines(t *testing.T) {
 	paths, err := parsePaths(ClusterAPI())
 	if err != nil {
@@ -201,6 +233,8 @@ func TestChangedMachines(t *testing.T) {
 		"added":            {func() { source.changed(nil, read(bound)) }, []string{"host-1", "node-1"}},
 		"deleted":          {func() { source.changed(read(waiting), nil) }, []string{"node-1"}},
 		"was and is":       {func() { source.changed(read(waiting), read(other)) }, []string{"node-1", "node-2"}},
+		"gone":             {func() { source.changed(read(bound), nil) }, []string{"host-1", "node-1"}},
+		"lost an address":  {func() { source.changed(read(bound), read(strings.Replace(bound, "10.0.0.1", "10.0.0.2", 1))) }, []string{"host-1", "node-1"}},
 		"of no interest":   {func() { source.changed(read(bound), read(strings.Replace(bound, "{", "{spec: {x: y}, ", 1))) }, nil},
 		"is being deleted": {func() { source.changed(read(`{spec: {infrastructureRef: {name: a}}}`), read(leaving)) }, []string{"a", "node-1"}},
 	} {

@@ -18,6 +18,12 @@ type Reserved struct {
 	Prefixes []netip.Prefix
 }
 
+// loopbackNames are what hosts files call the loopback addresses beside localhost (Debian's and Fedora's /etc/hosts).
+var loopbackNames = []string{
+	"localhost.localdomain", "localhost4", "localhost4.localdomain4", "localhost6", "localhost6.localdomain6",
+	"ip6-localhost", "ip6-loopback",
+}
+
 // Why says why san is reserved for good, or is empty.
 func (r Reserved) Why(san SAN) string {
 	if san.Name != "" {
@@ -30,7 +36,7 @@ func (r Reserved) whyName(name string) string {
 	switch {
 	case strings.Contains(name, "*"):
 		return "a wildcard"
-	case inDomain(name, "localhost"):
+	case inDomain(name, "localhost"), slices.Contains(loopbackNames, name):
 		return "the host itself to everybody (RFC 6761)"
 	case name == "kubernetes" || name == "kubernetes.default" || strings.HasPrefix(name, "kubernetes.default."):
 		return "a name of the API server"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -47,6 +48,7 @@ type Static struct {
 	from     string
 	exact    map[string]*row
 	patterns []*row
+	owners   map[SAN]string // by what exact rows list, the first of them
 }
 
 // NewStatic returns an error that joins a *RowError for each mistake in rows.
@@ -64,7 +66,7 @@ func join(problems []*RowError) error {
 }
 
 func compile(rows []Row) (*Static, []*RowError) {
-	s := &Static{from: "configuration", exact: map[string]*row{}}
+	s := &Static{from: "configuration", exact: map[string]*row{}, owners: map[SAN]string{}}
 	var problems []*RowError
 	patterns := map[string]int{}
 	for i, in := range rows {
@@ -79,6 +81,7 @@ func compile(rows []Row) (*Static, []*RowError) {
 		switch {
 		case in.Name != "":
 			s.exact[in.Name] = out
+			s.index(in.Name)
 		case out.pattern != nil:
 			s.patterns, patterns[in.NamePattern] = append(s.patterns, out), i+1
 		}
@@ -95,6 +98,27 @@ func (s *Static) Name() string { return "static" }
 // Lookup implements Source.
 func (s *Static) Lookup(_ context.Context, node string, _ *csr.Request) (*Entry, error) {
 	return s.lookup(node), nil
+}
+
+// Owner implements Owner, by the rows of just one node.
+func (s *Static) Owner(san SAN) (string, error) {
+	node := s.owners[san]
+	if node == "" {
+		return "", nil
+	}
+	return fmt.Sprintf("%s (node %s)", s.lookup(node).Source, node), nil
+}
+
+func (s *Static) index(node string) {
+	entry := s.lookup(node)
+	for _, san := range entry.SANs {
+		short, _, _ := strings.Cut(san.Name, ".")
+		for _, owned := range []SAN{san, {Name: short}} {
+			if entry.lists(owned) && s.owners[owned] == "" {
+				s.owners[owned] = node
+			}
+		}
+	}
 }
 
 func (s *Static) lookup(node string) *Entry {
@@ -150,6 +174,7 @@ func (r *row) entry(from string, groups map[string]string) *Entry {
 	return &Entry{
 		Source: fmt.Sprintf("row %d of %s", r.number, from),
 		SANs:   own.sans, Suffixes: own.suffixes, Prefixes: own.prefixes, ShortNames: r.short, AnyTime: true,
+		Shared: r.pattern != nil,
 	}
 }
 

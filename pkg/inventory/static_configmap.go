@@ -2,7 +2,9 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -12,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // retryEvery is the longest wait between attempts to read what can't be read, such as a CRD that is not installed.
@@ -23,13 +26,17 @@ const retryEvery = 10 * time.Second
 type StaticConfigMap struct {
 	// Changed, if set, is called after the rows have.
 	Changed func(node string)
-	// Refused, if set, is called with what is wrong with a new version, and with nil when one is good.
-	Refused func(error)
+	// Reporter, if set, writes Events about the ConfigMap: what is wrong with a new version, and that it is good again.
+	Reporter *report.Reporter
 
 	name types.NamespacedName
 	view *view
 	// good is the last good version. Only the view's transform uses it, which is called for one object at a time.
 	good *nodeList
+
+	mu      sync.Mutex
+	told    string // what has been reported last
+	refused int    // how many mistakes that was
 }
 
 // nodeList is one version of the ConfigMap.
@@ -39,6 +46,8 @@ type nodeList struct {
 	err  error   // what is wrong with this one
 }
 
+var errNoList = errors.New("does not exist")
+
 // NewStaticConfigMap reads from the cluster of cfg.
 func NewStaticConfigMap(cfg *rest.Config, name types.NamespacedName, log logr.Logger) (*StaticConfigMap, error) {
 	s := &StaticConfigMap{name: name}
@@ -46,6 +55,7 @@ func NewStaticConfigMap(cfg *rest.Config, name types.NamespacedName, log logr.Lo
 	if s.view, err = viewConfigMap(cfg, name, s.parse, s.changed, log); err != nil {
 		return nil, err
 	}
+	s.view.failed = s.fail
 	return s, nil
 }
 
@@ -63,14 +73,31 @@ func (s *StaticConfigMap) Name() string { return "static" }
 
 // Lookup implements Source.
 func (s *StaticConfigMap) Lookup(_ context.Context, node string, _ *csr.Request) (*Entry, error) {
-	list, err := s.list()
+	rows, err := s.rows()
 	if err != nil {
 		return nil, err
 	}
-	if list.rows == nil {
-		return nil, list.err
+	return rows.lookup(node), nil
+}
+
+// Owner implements Owner.
+func (s *StaticConfigMap) Owner(san SAN) (string, error) {
+	rows, err := s.rows()
+	if err != nil {
+		return "", err
 	}
-	return list.rows.lookup(node), nil
+	return rows.Owner(san)
+}
+
+func (s *StaticConfigMap) rows() (*Static, error) {
+	list, err := s.list()
+	if err == nil && list.rows == nil {
+		err = list.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list.rows, nil
 }
 
 func (s *StaticConfigMap) list() (*nodeList, error) {
@@ -83,7 +110,7 @@ func (s *StaticConfigMap) list() (*nodeList, error) {
 		return nil, err
 	}
 	if !found {
-		return nil, fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", s.name, nodesKey)
+		return nil, fmt.Errorf("ConfigMap %s %w: create it with a list of rows under %s", s.name, errNoList, nodesKey)
 	}
 	return list.(*nodeList), nil
 }
@@ -112,25 +139,18 @@ func (s *StaticConfigMap) parse(obj *unstructured.Unstructured) metav1.Object {
 	return list
 }
 
-func (s *StaticConfigMap) changed(old, obj metav1.Object) {
-	if obj == nil && old == nil {
-		if list, err := s.list(); err == nil {
-			obj = list
-		}
-	}
-	if list, ok := obj.(*nodeList); ok {
-		s.tell(list)
+// changed reports how the ConfigMap is now, whatever has changed.
+func (s *StaticConfigMap) changed(_, _ metav1.Object) {
+	switch list, err := s.list(); {
+	case errors.Is(err, errNoList):
+		s.tell("StaticListMissing", "", err, false)
+	case err != nil: // told by fail
+	case list.err != nil:
+		s.tell("StaticListInvalid", list.UID, list.err, list.rows != nil)
+	default:
+		s.tell("StaticListRead", list.UID, nil, false)
 	}
 	if s.Changed != nil {
 		s.Changed("")
-	}
-}
-
-func (s *StaticConfigMap) tell(list *nodeList) {
-	if list.err != nil {
-		s.view.log.Error(list.err, "Refused static inventory", "lastGoodInUse", list.rows != nil)
-	}
-	if s.Refused != nil {
-		s.Refused(list.err)
 	}
 }

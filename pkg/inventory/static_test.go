@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,10 +72,33 @@ func TestStatic(t *testing.T) {
 			t.Errorf("%q: %v", node, err)
 		}
 		if want != nil {
-			want.AnyTime = true // a row says nothing of when
+			want.AnyTime = true                                                  // a row says nothing of when
+			want.Shared = !slices.Contains([]string{"node-1", "worker-9"}, node) // a pattern is for several nodes
 		}
 		if diff := cmp.Diff(want, got, byValue); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", node, diff)
+		}
+	}
+}
+
+func TestStaticOwner(t *testing.T) {
+	source, err := ParseStatic([]byte(someNodes + "- {name: node-2, dnsNames: [node-1.example.org, node-2.example.org], addresses: [10.0.0.1, 10.0.0.3]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for san, want := range map[string]string{
+		"10.0.0.1":             "row 1 of configuration (node node-1)", // of two the first
+		"10.0.0.3":             "row 6 of configuration (node node-2)",
+		"::ffff:10.0.0.2":      "row 1 of configuration (node node-1)",
+		"NODE-1.example.org":   "row 1 of configuration (node node-1)",
+		"node-1":               "row 1 of configuration (node node-1)",
+		"node-2.example.org":   "row 6 of configuration (node node-2)",
+		"node-2":               "", // no short names there
+		"10.1.0.1":             "", // in a CIDR
+		"w12.rack.example.org": "", // of a pattern
+	} {
+		if got, err := source.Owner(ParseSAN(san)); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", san, got, err, want)
 		}
 	}
 }
@@ -104,7 +128,7 @@ func TestExpansionThatIsNoName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&Entry{Source: "row 1 of configuration", SANs: sans("x1.2.3.4"), AnyTime: true}, entry, byValue); diff != "" {
+	if diff := cmp.Diff(&Entry{Source: "row 1 of configuration", SANs: sans("x1.2.3.4"), AnyTime: true, Shared: true}, entry, byValue); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// errNotRead is what a view says before it has read anything.
+// errNotRead is the answer of what has not read anything yet.
 var errNotRead = errors.New("not read yet")
 
 // view is a copy of one resource's objects that follows an API server. When it can't, because the resource or the right
@@ -35,8 +35,10 @@ type view struct {
 	indexers  toolscache.Indexers
 	// changed is called after an object has, with what it was and is; with neither when anything may have changed.
 	changed func(old, new metav1.Object)
-	retry   time.Duration // the longest wait between attempts
-	log     logr.Logger
+	// failed, if set, is called with why nothing can be read any more.
+	failed func(error)
+	retry  time.Duration // the longest wait between attempts
+	log    logr.Logger
 
 	mu    sync.RWMutex
 	store toolscache.Indexer // nil if err is set
@@ -52,11 +54,16 @@ func (v *view) read() (toolscache.Indexer, error) {
 
 func (v *view) set(store toolscache.Indexer, err error) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if err != nil && !errors.Is(err, context.Canceled) && (v.err == nil || v.err.Error() != err.Error()) {
-		v.log.Info("Inventory is not available", "reason", err.Error())
-	}
+	last := v.err
 	v.store, v.err = store, err
+	v.mu.Unlock()
+	if err == nil || errors.Is(err, context.Canceled) || last != nil && last.Error() == err.Error() {
+		return
+	}
+	v.log.Info("Inventory is not available", "reason", err.Error())
+	if v.failed != nil {
+		v.failed(err)
+	}
 }
 
 // run follows until ctx ends.

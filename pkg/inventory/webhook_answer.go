@@ -15,6 +15,7 @@ type nodeAnswer struct {
 	APIVersion string     `json:"apiVersion"`
 	Kind       string     `json:"kind"`
 	UID        types.UID  `json:"uid"`
+	Node       string     `json:"node"`
 	Known      *bool      `json:"known"`
 	Names      []string   `json:"names"`
 	Addresses  []string   `json:"addresses"`
@@ -35,6 +36,8 @@ func readAnswer(data []byte, node string, uid types.UID) (*Entry, error) {
 		return nil, fmt.Errorf("the answer is no %s of %s", lookupKind, lookupVersion)
 	case answer.UID != uid:
 		return nil, fmt.Errorf("the answer is to another request: uid is not %s", uid)
+	case answer.Node != node: // one request may make us ask about several
+		return nil, fmt.Errorf("the answer is about another node: node is not %q", node)
 	case answer.Known == nil:
 		return nil, errors.New("the answer does not say whether the node is known")
 	case !*answer.Known && !answer.empty():

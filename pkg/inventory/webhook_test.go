@@ -21,7 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-const start = `{"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1"`
+const start = `{"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1","node":"node-1"`
 
 func TestWebhookAsksAndReads(t *testing.T) {
 	a := newAuthority(t)
@@ -74,6 +74,10 @@ func TestAnswers(t *testing.T) {
 		"another kind":        {answer: strings.Replace(start, "NodeLookup", "Node", 1) + `,"known":true}`, wantErr: "the answer is no NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
 		"another request":     {answer: strings.Replace(start, "u-1", "u-2", 1) + `,"known":true}`, wantErr: "the answer is to another request: uid is not u-1"},
 		"no request":          {answer: strings.Replace(start, `,"uid":"u-1"`, "", 1) + `,"known":true}`, wantErr: "the answer is to another request: uid is not u-1"},
+		"another node":        {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":true}`, wantErr: `the answer is about another node: node is not "node-1"`},
+		"not known, another":  {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":false}`, wantErr: `the answer is about another node: node is not "node-1"`},
+		"node in other case":  {answer: strings.Replace(start, "node-1", "Node-1", 1) + `,"known":true}`, wantErr: `the answer is about another node: node is not "node-1"`},
+		"no node":             {answer: strings.Replace(start, `,"node":"node-1"`, "", 1) + `,"known":true}`, wantErr: `the answer is about another node: node is not "node-1"`},
 		"does not say":        {answer: start + `}`, wantErr: "the answer does not say whether the node is known"},
 		"not known, but":      {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the answer is about a node that is not known"},
 		"unknown field":       {answer: start + `,"known":true,"name":["a"]}`, wantErr: `read answer: unknown field "name"`},
@@ -464,6 +468,9 @@ func FuzzReadAnswer(f *testing.F) {
 		}
 		if _, err := readAnswer(data, "node-1", "u-2"); err == nil {
 			t.Error("is an answer to any request")
+		}
+		if _, err := readAnswer(data, "node-2", "u-1"); err == nil {
+			t.Error("is an answer about any node")
 		}
 	})
 }

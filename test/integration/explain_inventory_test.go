@@ -74,6 +74,12 @@ func TestExplainAsksTheInventory(t *testing.T) {
 			exits(t, 0, fmt.Sprintf("  reason          %s\n  sentence        %s\n  meaning         ", row.reason, note), append(args, obj.Name)...)
 		})
 	}
+	// Of a node with a lease a manager knows more than can be seen in one look.
+	expect(t, "explained-leased")
+	newNode(t, "explained-leased")
+	newLease(t, "explained-leased", time.Now())
+	exits(t, 0, `  verdict         unknown: whether node "explained-leased" is alive is known only to a manager that has watched its lease for a minute; see the Events`,
+		append(args, token.asks(t, "explained-leased").Name)...)
 	checkStop(t, p)
 }
 

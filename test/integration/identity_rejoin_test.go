@@ -63,11 +63,12 @@ func (b *beating) pass(t *testing.T, n int) {
 func TestRejoin(t *testing.T) {
 	prepareIdentity(t)
 	token := newToken(t, "rejoin")
-	for _, name := range []string{"rejoin-dead", "rejoin-alive", "rejoin-mute"} {
+	for _, name := range []string{"rejoin-dead", "rejoin-alive", "rejoin-other", "rejoin-mute"} {
 		newNode(t, name)
 	}
 	newLease(t, "rejoin-dead", time.Now())
-	alive := newLease(t, "rejoin-alive", time.Now())
+	alive, other := newLease(t, "rejoin-alive", time.Now()), newLease(t, "rejoin-other", time.Now())
+	deleted := newLease(t, "rejoin-deleted", time.Now())
 	steps := clocktesting.NewFakeClock(time.Now())
 	c := &beating{steps: steps, leases: []*coordinationv1.Lease{alive}}
 	approving(t, steps, approver.BootstrapPolicy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute},
@@ -81,8 +82,19 @@ func TestRejoin(t *testing.T) {
 	}
 	hasEvent(t, onDead, "NodeAlive", "is not known to be dead")
 
+	// Without its Node a lease may be moving too. When it has gone as well, nobody is there.
+	onDeleted := token.asks(t, "rejoin-deleted")
+	hasEvent(t, onDeleted, "NodeAlive", "is not known to be dead")
+	if err := admin.Delete(t.Context(), deleted); err != nil {
+		t.Fatal(err)
+	}
+	reaches(t, onDeleted, csr.Approved)
+
+	c.pass(t, 10)
+	notYet("100 s in which one other renewed")
+	c.leases = append(c.leases, other)
 	c.pass(t, 5)
-	notYet("50 s after a fresh start")
+	notYet("50 s in which two others renewed")
 	hasEvent(t, onAlive, "NodeAlive")
 
 	// An outage, then the other one is back first.

@@ -53,6 +53,14 @@ func TestIdentity(t *testing.T) {
 		hasEvent(t, waiting, "NotExpected", `node "later"`)
 		issuedSoon(t, waiting, func() { expect(t, "later") })
 	})
+	t.Run("two machines would be it", func(t *testing.T) {
+		expect(t, "twice")
+		other := "status: {addresses: [{type: Hostname, address: Twice}]"
+		machines.apply(t, machineIn(clusterAPI, "m-other", other+"}"))
+		waiting := token.asks(t, "twice")
+		hasEvent(t, waiting, "InventoryUnavailable", "node twice is claimed by Machine default/m-other and by Machine default/m-twice")
+		issuedSoon(t, waiting, func() { machines.apply(t, machineIn(clusterAPI, "m-other", other+", nodeRef: {name: not-twice}}")) })
+	})
 	t.Run("the Node goes", func(t *testing.T) {
 		expect(t, "leaves")
 		node := newNode(t, "leaves")
@@ -199,7 +207,7 @@ func TestRenewalsWaitForNoInventory(t *testing.T) {
 		return kubeletOf(t, "renews-b").Create(ctx, nodeRequest(t, "renews-b"), client.DryRunAll)
 	})
 	refused := createRequest(t, kubeletOf(t, "renews-b"), nodeRequest(t, "renews-b"))
-	hasEvent(t, refused, "InventoryUnavailable")
+	hasEvent(t, refused, "NotAuthorized", "certificatesigningrequests/selfnodeclient")
 
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
 	renewal := createRequest(t, kubeletOf(t, "renews-c"), nodeRequest(t, "renews-c"))
@@ -212,6 +220,7 @@ func TestRenewalsWaitForNoInventory(t *testing.T) {
 	installKind(t, clusterAPI)
 	expect(t, "renews-a")
 	reaches(t, blind, csr.Issued)
+	reaches(t, refused, csr.Issued) // as soon as it may
 }
 
 // TestBoundTokens wants each token to be bound to its node, and asks no inventory.

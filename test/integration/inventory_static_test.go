@@ -1,55 +1,38 @@
 package integration
 
 import (
-	"context"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// verdicts are what a source said of versions.
-type verdicts struct {
-	mu  sync.Mutex
-	all []error
-}
-
-func (v *verdicts) add(err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.all = append(v.all, err)
-}
-
-// last waits until the last verdict has want in it, nothing for a good version.
-func (v *verdicts) last(t *testing.T, want string) {
+// eventSays waits until an Event has want in it, and takes no other meanwhile.
+func eventSays(t *testing.T, recorder *events.FakeRecorder, want string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("verdict %q", want), func(context.Context) error {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		got := "none"
-		if n := len(v.all); n > 0 && v.all[n-1] == nil {
-			got = ""
-		} else if n > 0 {
-			got = v.all[n-1].Error()
+	select {
+	case got := <-recorder.Events:
+		if !strings.Contains(got, want) {
+			t.Fatalf("Event %q, want %q", got, want)
 		}
-		if (got == "") != (want == "") || !strings.Contains(got, want) {
-			return fmt.Errorf("is %q", got)
-		}
-		return nil
-	})
+	case <-time.After(20 * time.Second):
+		t.Fatalf("no Event %q", want)
+	}
 }
 
 // TestStaticConfigMap goes through what may happen to one, under a role for just that one.
 func TestStaticConfigMap(t *testing.T) {
-	l, said := &link{}, &verdicts{}
+	l, recorder := &link{}, events.NewFakeRecorder(100)
 	role := allowStranger(t, "default", rbacv1.PolicyRule{
 		APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"csr-nodes"}, Verbs: []string{"list", "watch"},
 	})
@@ -58,10 +41,11 @@ func TestStaticConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &following{Source: source, told: map[string]int{}}
-	source.Changed, source.Refused = f.changed, said.add
+	source.Changed, source.Reporter = f.changed, report.New(recorder, clock.RealClock{})
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: not read yet")
 	follow(t, source.Start)
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes does not exist: create it with a list of rows under nodes.yaml")
+	eventSays(t, recorder, "StaticListMissing")
 
 	// Another one of another name is not looked at.
 	decoy := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes-2"}, Data: map[string]string{"nodes.yaml": "[{name: decoy}]"}}
@@ -80,20 +64,19 @@ func TestStaticConfigMap(t *testing.T) {
 	// Bad from the start: there is no last good one.
 	f.wakes(t, "", func() { create(t, admin, nodes) })
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: has no key nodes.yaml")
-	said.last(t, "has no key nodes.yaml")
+	eventSays(t, recorder, "Warning StaticListInvalid the list is refused, and nothing is known by it: ConfigMap default/csr-nodes: has no key nodes.yaml")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [10.0.0.1]\n"))
 	f.finds(t, "node-1", `=row 1 of ConfigMap default/csr-nodes bound "" leaving false [10.0.0.1]`)
 	f.finds(t, "decoy", "")
-	said.last(t, "")
+	eventSays(t, recorder, "Normal StaticListRead all rows are in use")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [0.0.0.0/0]\n- name: Node-2\n"))
-	said.last(t, "ConfigMap default/csr-nodes: nodes.yaml:2: row 1: addresses[0] \"0.0.0.0/0\": is too wide: /8 is the widest\nnodes.yaml:3: row 2: name")
+	eventSays(t, recorder, "the last good one stays in use: nodes.yaml:2: row 1: addresses[0] \"0.0.0.0/0\": is too wide: /8 is the widest; nodes.yaml:3: row 2: name")
 	f.finds(t, "node-1", `[10.0.0.1]`)
 
 	// The last good one outlives a cut, also of the right for a while.
 	l.cut()
-	said.last(t, "is too wide")
 	f.finds(t, "node-1", `[10.0.0.1]`)
 	rules := role.Rules
 	role.Rules = nil
@@ -102,15 +85,17 @@ func TestStaticConfigMap(t *testing.T) {
 	}
 	l.cut()
 	f.finds(t, "node-1", "grant list and watch on configmaps: ")
+	eventSays(t, recorder, "Warning StaticListMissing")
 	role.Rules = rules
 	if err := admin.Update(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	f.finds(t, "node-1", `[10.0.0.1]`)
+	eventSays(t, recorder, "the last good one stays in use: nodes.yaml:2")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [10.0.0.2]\n"))
 	f.finds(t, "node-1", `[10.0.0.2]`)
-	said.last(t, "")
+	eventSays(t, recorder, "Normal StaticListRead all rows are in use")
 
 	// It goes, and with it what it said; another one that is bad does not bring that back.
 	f.wakes(t, "", func() {
@@ -119,6 +104,7 @@ func TestStaticConfigMap(t *testing.T) {
 		}
 	})
 	f.finds(t, "node-1", "does not exist")
+	eventSays(t, recorder, "StaticListMissing")
 	another := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes"}, Data: map[string]string{"nodes.yaml": "oops"}}
 	create(t, admin, another)
 	f.finds(t, "node-1", "nodes.yaml:1: want a list of rows")

@@ -25,7 +25,7 @@ func kubeletOf(t *testing.T, node string) client.Client {
 	t.Helper()
 	cfg := rest.CopyConfig(shared.Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: admin.RESTMapper()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +122,7 @@ func TestServing(t *testing.T) {
 		"an address that nobody has":       {nil, []string{"192.0.2.3"}, "SANNotOwned", []string{"192.0.2.3"}},
 		"the API server's Service":         {[]string{apiServer.Spec.ClusterIP}, nil, "SANReserved", []string{"Service default/kubernetes"}},
 		"a Service's address":              {[]string{service.Spec.ClusterIP}, nil, "SANReserved", []string{"Service default/" + service.Name}},
+		"a Service's name for pods":        {[]string{service.Name + ".default"}, nil, "SANReserved", []string{"Service default/" + service.Name}},
 		"a Service's external address":     {[]string{"192.0.2.77"}, nil, "SANReserved", []string{"Service default/" + service.Name}},
 		"a name of the API server":         {[]string{"kubernetes.default.svc"}, nil, "SANReserved", nil},
 		"a name in the cluster's domain":   {[]string{"x.cluster.test"}, nil, "SANReserved", nil},

@@ -13,9 +13,20 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// timedRequests are enough for a p99 that is not the slowest one.
+	timedRequests = 200
+	// moved is by how much what those take who are not concerned may move.
+	moved = 50 * time.Millisecond
+	// rounds bounds how often a measurement is made: the machine's other work is not what is measured.
+	rounds = 3
 )
 
 // TestAStalledSourceDelaysNoRenewal has a source hold every lookup for ten seconds while a thousand requests wait for it:
@@ -34,20 +45,102 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
 	startServingManager(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 10s}}, {node: {}}]", stalls.URL, ca))
 
-	before := renewals(t, "before")
-	t.Cleanup(func() {
-		if err := admin.DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"stalled": "yes"}); err != nil {
-			t.Error(err)
+	renewals := func(name string) []time.Duration {
+		return timed(t, func(i int) (string, *request) {
+			node := fmt.Sprintf("renews-%s-%d", name, i)
+			return node, nodeRequest(t, node)
+		})
+	}
+	delaysNobody(t, 99, renewals, func() {
+		for i := range 10 {
+			node := fmt.Sprintf("stalled-%d", i)
+			keepWaiting(t, 100, node, servingRequest(t, node, "192.0.2.200"))
 		}
 	})
-	const waiting, clients = 1000, 10
+}
+
+// delaysNobody measures what honest ones take before and while load makes others wait, until that percentile has not moved.
+func delaysNobody(t *testing.T, percent int, honest func(name string) []time.Duration, load func()) {
+	t.Helper()
+	for round := range rounds {
+		before := honest(fmt.Sprintf("before-%d", round))
+		load()
+		while := honest(fmt.Sprintf("while-%d", round))
+		endWaiting(t)
+		t.Logf("p50 %s, p99 %s, at most %s before; p50 %s, p99 %s, at most %s while others wait", percentile(before, 50),
+			percentile(before, 99), slices.Max(before), percentile(while, 50), percentile(while, 99), slices.Max(while))
+		if slices.Max(while) > 9*time.Second { // whoever waits for a worker that stalls takes ten
+			t.Fatal("somebody waited for others")
+		}
+		if percentile(while, percent) <= percentile(before, percent)+moved {
+			return
+		}
+	}
+	t.Errorf("the p%d has moved by more than %s in each of %d rounds", percent, moved, rounds)
+}
+
+// percentile is the value that so many of a hundred don't exceed.
+func percentile(all []time.Duration, percent int) time.Duration {
+	return slices.Sorted(slices.Values(all))[(len(all)*percent+99)/100-1]
+}
+
+// timed returns how long each of some requests of kubelets took, one after the other, from creation to certificate.
+func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Duration {
+	t.Helper()
+	label := client.MatchingLabels{"timed": "yes"}
+	watcher, err := admin.Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+	defer deleteRequests(t, label)
+	var took []time.Duration
+	for i := range timedRequests {
+		node, obj := next(i)
+		obj.Labels = label
+		kubelet := kubeletOf(t, node)
+		start := time.Now()
+		if err := kubelet.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+		issued(t, watcher, obj)
+		took = append(took, time.Since(start))
+	}
+	return took
+}
+
+// issued returns once watcher has told that obj is.
+func issued(t *testing.T, watcher apiwatch.Interface, obj *request) {
+	t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		select {
+		case event, open := <-watcher.ResultChan():
+			seen, ok := event.Object.(*request)
+			if !open || !ok {
+				t.Fatalf("watch ended with %+v", event)
+			}
+			if seen.UID == obj.UID && csr.StateOf(seen) == csr.Issued {
+				return
+			}
+		case <-timer.C:
+			t.Fatalf("request %s is not issued", obj.Name)
+		}
+	}
+}
+
+// keepWaiting has the kubelet of node make obj so many times.
+func keepWaiting(t *testing.T, count int, node string, obj *request) {
+	t.Helper()
+	t.Cleanup(func() { endWaiting(t) })
+	const creators = 10
+	asking := kubeletOf(t, node)
+	obj.Labels = map[string]string{"waits": "yes"}
 	var done sync.WaitGroup
-	for i := range clients {
-		node := fmt.Sprintf("stalled-%d", i)
-		asking, obj := kubeletOf(t, node), servingRequest(t, node, "192.0.2.200")
-		obj.Labels = map[string]string{"stalled": "yes"}
+	for range creators {
 		done.Go(func() {
-			for range waiting / clients {
+			for range count / creators {
 				if err := asking.Create(t.Context(), obj.DeepCopy()); err != nil {
 					t.Error(err)
 				}
@@ -55,29 +148,16 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 		})
 	}
 	done.Wait()
-	after := renewals(t, "after")
-	t.Logf("the slowest of %d renewals took %s before, and %s while %d requests waited", len(before), slices.Max(before), slices.Max(after), waiting)
-	// Half of the renewals, as this machine's other work is not what is measured; one that waited for a worker would
-	// take ten seconds.
-	if median(after) > median(before)+50*time.Millisecond || slices.Max(after) > 5*time.Second {
-		t.Errorf("renewals took %s, and %s while a source stalls (medians), at most %s", median(before), median(after), slices.Max(after))
-	}
 }
 
-// renewals returns how long each of some renewals took, from creation to certificate.
-func renewals(t *testing.T, name string) []time.Duration {
+func endWaiting(t *testing.T) {
 	t.Helper()
-	var took []time.Duration
-	for i := range 30 {
-		node := fmt.Sprintf("renews-%s-%d", name, i)
-		start := time.Now()
-		reaches(t, createRequest(t, kubeletOf(t, node), nodeRequest(t, node)), csr.Issued)
-		took = append(took, time.Since(start))
-	}
-	return took
+	deleteRequests(t, client.MatchingLabels{"waits": "yes"})
 }
 
-func median(all []time.Duration) time.Duration {
-	sorted := slices.Sorted(slices.Values(all))
-	return sorted[len(sorted)/2]
+func deleteRequests(t *testing.T, label client.MatchingLabels) {
+	t.Helper()
+	if err := admin.DeleteAllOf(context.Background(), &request{}, label); err != nil {
+		t.Error(err)
+	}
 }

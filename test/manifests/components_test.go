@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,7 +77,10 @@ func TestChartStaticSources(t *testing.T) {
 	const sources = `"inventory":{"sources":[{"static":{"configMap":"example/a"}},{"static":{"configMap":"other/c"}},{"static":{"configMap":"example/b"}},{"static":{"rows":[{"name":"n"}]}},{"node":{}}]}`
 	all := helm(t, `--set-json=config.approval={"kubeletServing":{"enabled":true},`+sources+`}`)
 	for namespace, names := range map[string][]string{"example": {"a", "b"}, "other": {"c"}} {
-		want := []any{map[string]any{"apiGroups": []any{""}, "resources": []any{"configmaps"}, "resourceNames": anys(names), "verbs": []any{"list", "watch"}}}
+		want := []any{
+			map[string]any{"apiGroups": []any{""}, "resources": []any{"configmaps"}, "resourceNames": anys(names), "verbs": []any{"list", "watch"}},
+			map[string]any{"apiGroups": []any{"events.k8s.io"}, "resources": []any{"events"}, "verbs": []any{"create", "patch"}},
+		}
 		role := all["Role "+namespace+"/csr-inventory-static"]
 		binding := all["RoleBinding "+namespace+"/csr-inventory-static"]
 		if role == nil || binding == nil {
@@ -168,12 +172,18 @@ func revoke(t *testing.T, all objects, component, user string) {
 		if !slices.Contains(q.may, component) {
 			continue
 		}
-		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
-			return !allowed(ctx, t, q.of(user)), nil
-		})
-		if err != nil {
-			t.Errorf("%s still may %+v", user, q)
-		}
+		revoked(t, q.of(user))
+	}
+}
+
+// revoked waits until what is asked is not allowed any more.
+func revoked(t *testing.T, spec authorizationv1.SubjectAccessReviewSpec) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
+		return !allowed(ctx, t, spec), nil
+	})
+	if err != nil {
+		t.Errorf("%s still may %v", spec.User, spec.ResourceAttributes)
 	}
 }
 

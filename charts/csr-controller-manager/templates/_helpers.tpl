@@ -138,3 +138,30 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 {{- $names | toYaml -}}
 {{- end }}
+
+{{/* Not empty if a controller is only to say what it would do: takes a list of the root context and the controller's name. */}}
+{{- define "csr.dry" -}}
+{{- $names := dict
+  "approver" (list "*" "approver" "csrapproving" "certificatesigningrequest-approving-controller")
+  "signer" (list "*" "signer" "csrsigning" "certificatesigningrequest-signing-controller")
+  "cleaner" (list "*" "cleaner" "csrcleaner" "certificatesigningrequest-cleaner-controller")
+-}}
+{{- range (index . 0).Values.config.dryRun -}}
+{{- if has . (index $names (index $ 1)) -}}dry{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The rules of a controller's role, without those to write to requests in a dry run: takes a list of the root context, the
+controller's name and the role. */}}
+{{- define "csr.rules" -}}
+{{- $dry := include "csr.dry" (list (index . 0) (index . 1)) -}}
+{{- $rules := list -}}
+{{- range (index . 2).rules -}}
+{{- if not $dry -}}
+{{- $rules = append $rules . -}}
+{{- else if not (or (has "signers" .resources) (has "certificatesigningrequests/approval" .resources) (has "certificatesigningrequests/status" .resources)) -}}
+{{- $rules = append $rules (set . "verbs" (without .verbs "delete")) -}}
+{{- end -}}
+{{- end -}}
+{{- $rules | toYaml -}}
+{{- end }}

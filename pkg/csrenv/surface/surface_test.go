@@ -62,6 +62,9 @@ func TestImportRegistersMetrics(t *testing.T) {
 		"csr_signer_ca_expiration_timestamp_seconds": {"signer"},
 		"csr_cleaner_deleted_total":                  {"state", "reason"},
 		"csr_cleaner_dry_run_total":                  {"state", "reason"},
+		"csr_approver_static_rows_refused":           nil,
+		"csr_block_list_nodes":                       nil,
+		"csr_block_list_problems":                    nil,
 	} {
 		// A second one of that name and with another text is refused; that ours came once, not twice, the import proves
 		// by not panicking.

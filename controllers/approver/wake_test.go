@@ -1,0 +1,229 @@
+package approver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// named gives a request a name of its own.
+func named(name string) func(*request) {
+	return func(obj *request) { obj.Name, obj.UID = name, types.UID("uid-of-"+name) }
+}
+
+// of makes the request that of the kubelet of node, for a serving certificate of names.
+func of(t *testing.T, node string, names ...string) *request {
+	t.Helper()
+	return asks(t, nil, named(node), user("system:node:"+node), says(t, nodeTemplate(node, names...)))
+}
+
+// holding is a Reconciler whose cache holds objs.
+func holding(t *testing.T, objs ...*request) *Reconciler {
+	t.Helper()
+	builder := fake.NewClientBuilder().WithScheme(scheme.Scheme)
+	for _, obj := range objs {
+		builder.WithObjects(obj)
+	}
+	return &Reconciler{Client: builder.Build(), Rules: []Rule{NodeClient(), {SignerName: servingSigner, Judge: newKnown().judge}}}
+}
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+func newTestQueue(t *testing.T) queue {
+	t.Helper()
+	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	t.Cleanup(q.ShutDown)
+	return q
+}
+
+// woken empties q.
+func woken(q queue) string {
+	var names []string
+	for q.Len() > 0 {
+		key, _ := q.Get()
+		q.Done(key)
+		names = append(names, key.Name)
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+// What has become free wakes those who ask for it, by value, and nobody else: any node may claim and give up addresses.
+func TestWhoIsWoken(t *testing.T) {
+	t.Parallel()
+	approved := of(t, "e", "10.0.0.1")
+	with("Approved")(approved)
+	r := holding(t, of(t, "a", "10.0.0.1", "2001:db8::1"), of(t, "b", "10.0.0.2", "b.example.com"), of(t, "c", "10.0.0.3"), approved,
+		object(t, named("d")), object(t, named("f"), func(obj *request) { obj.Spec.SignerName = "example.com/other" }))
+	for name, test := range map[string]struct {
+		change func(wakers)
+		want   string
+	}{
+		"an address":         {func(w wakers) { w.free(sans("10.0.0.1")) }, "a"},
+		"some":               {func(w wakers) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
+		"by value":           {func(w wakers) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
+		"a name":             {func(w wakers) { w.free(sans("B.example.com.")) }, "b"},
+		"what nobody wants":  {func(w wakers) { w.free(sans("10.0.0.9")) }, ""},
+		"a node":             {func(w wakers) { w.node("b") }, "b"},
+		"any node":           {func(w wakers) { w.node("") }, "a b c"},
+		"a node and a name":  {func(w wakers) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
+		"a node with no one": {func(w wakers) { w.node("z") }, ""},
+	} {
+		w, q := newWakers(), newTestQueue(t)
+		test.change(w)
+		r.enqueueNodes(t.Context(), q, w.nodes.take())
+		r.enqueueFreed(t.Context(), q, w.freed.take())
+		if got := woken(q); got != test.want {
+			t.Errorf("%s: woken are %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// Of thousands that one has pending for one node, only the newest are woken, and all of the others' are.
+func TestWhoHasThousandsPending(t *testing.T) {
+	t.Parallel()
+	objs := []*request{of(t, "honest", "10.0.0.1")}
+	for i := range 2000 {
+		obj := objs[0].DeepCopy()
+		named(fmt.Sprintf("hostile-%04d", i))(obj)
+		obj.Spec.Username = "system:node:hostile"
+		obj.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(i) * time.Second))
+		objs = append(objs, obj)
+	}
+	r, q := holding(t, objs...), newTestQueue(t)
+	r.enqueueNodes(t.Context(), q, map[string]bool{"": true})
+	want := "honest"
+	for i := range mostWoken {
+		want += fmt.Sprintf(" hostile-%04d", 2000-mostWoken+i)
+	}
+	if got := woken(q); got != want {
+		t.Errorf("woken are %q, want %q", got, want)
+	}
+}
+
+// However often an address is given up, requests are looked through at most so often.
+func TestChangesAreGathered(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	w, rounds := newWaker[int](20*time.Millisecond), make(chan map[int]bool)
+	source := w.source(func(_ context.Context, _ queue, news map[int]bool) { rounds <- news })
+	if err := source.Start(ctx, newTestQueue(t)); err != nil {
+		t.Fatal(err)
+	}
+	w.wake(1)
+	w.wake(2, 3)
+	if got := <-rounds; len(got) != 3 {
+		t.Errorf("the first round is %v", got)
+	}
+	start := time.Now()
+	for i := range 1000 {
+		w.wake(i)
+	}
+	if got := <-rounds; len(got) != 1000 || time.Since(start) < w.gather {
+		t.Errorf("the second round is of %d, after %s", len(got), time.Since(start))
+	}
+}
+
+// A queue reads nothing while it is locked: where a request stands has been found out before.
+func TestScheduleReadsNothing(t *testing.T) {
+	t.Parallel()
+	r := holding(t)
+	r.Client = fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			t.Error("a request is read")
+			return nil
+		},
+	}).Build()
+	order := r.Schedule()
+	for i := range 3 {
+		obj := of(t, "hostile", "10.0.0.1")
+		named(fmt.Sprintf("hostile-%d", i))(obj)
+		obj.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(i) * time.Second))
+		if !r.queues(obj) {
+			t.Fatal("it is not queued")
+		}
+		order.Push(keyOf(obj.Name))
+	}
+	honest := of(t, "honest", "10.0.0.2")
+	r.queues(honest)
+	order.Push(keyOf("honest"))
+	order.Push(keyOf("unknown")) // is nobody's, and has its turn
+	var got []string
+	for order.Len() > 0 {
+		got = append(got, order.Pop().Name)
+	}
+	if want := "hostile-2 honest unknown hostile-1 hostile-0"; strings.Join(got, " ") != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A request that was made anew under the same name is another one.
+func TestTraits(t *testing.T) {
+	t.Parallel()
+	var p places
+	for name, test := range map[string]struct {
+		obj  *request
+		want string
+	}{
+		"a renewal":                  {object(t, user("system:node:a")), "system:node:a a true"},
+		"a bootstrap":                {object(t), "system:bootstrap:abcdef a false"},
+		"a node for another":         {object(t, user("system:node:b")), "system:node:b a false"},
+		"serving":                    {of(t, "a", "10.0.0.1"), "system:node:a a false"},
+		"malformed":                  {object(t, malformedRequest, user("system:node:a")), "system:node:a  false"},
+		"no node, with its own name": {object(t, user("x"), says(t, nodeTemplate("x"))), "x x false"},
+	} {
+		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
+		for range 2 {
+			got := p.of(test.obj)
+			if text := fmt.Sprintf("%s %s %t", got.requester, got.node, got.renewal); text != test.want || p.named(keyOf("csr-1")) != (place{got.requester, got.node, now}) {
+				t.Errorf("%s: %q, want %q", name, text, test.want)
+			}
+		}
+	}
+	if got := p.of(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, maxNames)...)); len(got.sans) > 0 {
+		t.Error("what is denied anyway is not remembered")
+	}
+}
+
+// A request that a newer one stands in for is looked at once a minute, however young it is.
+func TestSupersededAreLeftInPeace(t *testing.T) {
+	t.Parallel()
+	first := object(t)
+	p := newParts(t, first)
+	pauseOf := func(obj *request) time.Duration {
+		t.Helper()
+		p.served = obj
+		result, err := p.reconcile(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result.RequeueAfter
+	}
+	later := func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(time.Second)) }
+	others := []*request{
+		object(t, named("of another"), later, user("system:bootstrap:uvwxyz")),
+		object(t, named("for another node"), later, says(t, nodeTemplate("b"))),
+		object(t, named("of its age")),
+	}
+	for _, obj := range append(others, first) {
+		if got := pauseOf(obj); got != time.Second {
+			t.Errorf("%s: looked at again after %s", obj.Name, got)
+		}
+	}
+	if newer, older := pauseOf(object(t, named("newer"), later)), pauseOf(first); newer != time.Second || older != time.Minute {
+		t.Errorf("the newer one is looked at again after %s, the older after %s", newer, older)
+	}
+}

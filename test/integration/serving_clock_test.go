@@ -1,0 +1,150 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// servingApprover approves serving certificates by what nodes report, and renewals.
+func servingApprover() *approver.Reconciler {
+	known := &approver.Inventory{Sources: []approver.SourceBuilder{approver.NodeSource}}
+	return &approver.Reconciler{
+		Rules:     []approver.Rule{approver.NodeClient(), approver.KubeletServing(approver.Serving{Inventory: known})},
+		Inventory: known,
+	}
+}
+
+// startCandidate runs an approver that is to be elected, and returns how to stop it, and what is closed once it leads.
+func startCandidate(t *testing.T, steps clock.WithTicker) (stop func(), leads <-chan struct{}) {
+	t.Helper()
+	unnamed := true
+	mgr, err := manager.New(shared.Config, manager.Options{
+		Scheme: clientgoscheme.Scheme, Metrics: metricsserver.Options{BindAddress: "0"},
+		Controller:     config.Controller{SkipNameValidation: &unnamed},
+		LeaderElection: true, LeaderElectionID: "serving-clock", LeaderElectionNamespace: "default", LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (controllers.Options{Approver: servingApprover(), Clock: steps}).SetupWithManager(mgr); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the manager stopped with %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop, mgr.Elected()
+}
+
+func elected(t *testing.T, leads <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-leads:
+	case <-time.After(patience):
+		t.Fatal("nobody is elected")
+	}
+}
+
+// TestServingWaitsForAddresses makes a request two minutes before its Node has addresses, by a clock that only steps: so
+// nothing but the addresses can have it looked at again. In between the leader is replaced, or not.
+func TestServingWaitsForAddresses(t *testing.T) {
+	for name, replaced := range map[string]bool{"by one leader": false, "by two leaders": true} {
+		t.Run(name, func(t *testing.T) {
+			steps := clocktesting.NewFakeClock(time.Now())
+			stop, leads := startCandidate(t, steps)
+			elected(t, leads)
+			nodeName, address := fmt.Sprintf("patient-%t", replaced), map[bool]string{false: "192.0.2.150", true: "192.0.2.151"}[replaced]
+			waiting := createRequest(t, kubeletOf(t, nodeName), servingRequest(t, nodeName, address))
+			hasEvent(t, waiting, "NodeNotFound", nodeName)
+			if replaced {
+				_, leads = startCandidate(t, steps)
+				stop()
+				elected(t, leads)
+			}
+			steps.Step(2 * time.Minute)
+			node := newNode(t, nodeName)
+			hasEvent(t, waiting, "AddressNotPublished", nodeName)
+			isPending(t, waiting)
+			publish(t, node, address)
+			start := time.Now()
+			reaches(t, waiting, csr.Approved)
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("approved after %s", took)
+			}
+		})
+	}
+}
+
+// holdNodes is cfg over a connection that does not answer about Nodes before release.
+func holdNodes(cfg *rest.Config, release <-chan struct{}) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(request *http.Request) (*http.Response, error) {
+			if strings.HasPrefix(request.URL.Path, "/api/v1/nodes") {
+				select {
+				case <-release:
+				case <-request.Context().Done():
+					return nil, request.Context().Err()
+				}
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	return cfg
+}
+
+// TestColdStart starts while a source does not answer: what needs it is not judged before it does, or has had ten seconds;
+// renewals need none.
+func TestColdStart(t *testing.T) {
+	grantGroup(t, csr.NodeGroup, mayRenewOwn)
+	options := csrenv.Options{Customize: func(o *controllers.Options) { o.Approver = servingApprover() }}
+	serving := func(name, address string) *request {
+		newNode(t, name, address)
+		return createRequest(t, kubeletOf(t, name), servingRequest(t, name, address))
+	}
+	t.Run("it answers late", func(t *testing.T) {
+		waiting, release := serving("cold-a", "192.0.2.160"), make(chan struct{})
+		startLoopAs(t, holdNodes(shared.Config, release), options)
+		reaches(t, createRequest(t, kubeletOf(t, "cold-b"), nodeRequest(t, "cold-b")), csr.Issued)
+		isPending(t, waiting)
+		close(release)
+		reaches(t, waiting, csr.Issued)
+		for _, event := range eventsOf(t.Context(), t, waiting) {
+			t.Errorf("it was judged before: %s %s", event.Reason, event.Note)
+		}
+	})
+	t.Run("it never does", func(t *testing.T) {
+		waiting := serving("cold-c", "192.0.2.161")
+		start := time.Now()
+		startLoopAs(t, holdNodes(shared.Config, t.Context().Done()), options)
+		hasEvent(t, waiting, "InventoryUnavailable", "not been read yet")
+		if took := time.Since(start); took < 9*time.Second {
+			t.Errorf("judged after %s", took)
+		}
+		isPending(t, waiting)
+	})
+}

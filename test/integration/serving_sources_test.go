@@ -1,0 +1,96 @@
+package integration
+
+import (
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// TestServingLeavesToMachinesWhatIsTheirs has machines with addresses and without Nodes, and Nodes without machines that
+// report these addresses.
+func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
+	create(t, admin, signingSecretOf(t))
+	machines := installKind(t, clusterAPI)
+	apply(t, "kubelet-serving")
+	p := startIdentityManager(t, patient+", kubeletServing: {enabled: true}", "--leader-elect=false")
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	having := func(name, addresses string) client.Object {
+		return machines.apply(t, machineIn(clusterAPI, name, "status: {addresses: ["+addresses+"]}"))
+	}
+	claims := func(node, address, machine string) *request {
+		newNode(t, node, address)
+		obj := createRequest(t, kubeletOf(t, node), servingRequest(t, node, address))
+		hasEvent(t, obj, "SANContested", address+` is claimed by node "`+node+`" and by Machine default/`+machine+`, which`)
+		return obj
+	}
+	// One that can't be read has what can be, and is in nobody else's way.
+	having("m-unreadable", "{type: InternalIP, address: 192.0.2.84}, {type: InternalIP}")
+
+	gone := having("m-gone", "{type: InternalIP, address: 192.0.2.81}")
+	waiting := claims("claims-a", "192.0.2.81", "m-gone")
+	issuedSoon(t, waiting, func() { machines.delete(t, gone) })
+
+	having("m-moves", "{type: ExternalDNS, address: Moves.example.com}, {type: InternalIP, address: 192.0.2.82}")
+	waiting = claims("claims-b", "moves.example.com", "m-moves")
+	issuedSoon(t, waiting, func() { having("m-moves", "{type: InternalIP, address: 192.0.2.82}") })
+
+	// It is the machine's own Node, which nobody knew.
+	having("m-own", "{type: InternalIP, address: 192.0.2.83}")
+	waiting = claims("claims-c", "192.0.2.83", "m-own")
+	issuedSoon(t, waiting, func() {
+		machines.apply(t, machineIn(clusterAPI, "m-own", "status: {nodeRef: {name: claims-c}, addresses: [{type: InternalIP, address: 192.0.2.83}]}"))
+	})
+	isPending(t, claims("claims-d", "192.0.2.84", "m-unreadable"))
+	checkStop(t, p)
+}
+
+// TestServingOfSharedRanges has rows that give the same addresses and names to several nodes.
+func TestServingOfSharedRanges(t *testing.T) {
+	p := startServingManager(t, `}, inventory: {sources: [{static: {rows: [
+    {name: range-exact, addresses: [192.0.2.100]}, {namePattern: "range-.*", addresses: [192.0.2.96/28], suffixes: [range.example.com]}]}}, {node: {}}]`)
+	asks := func(node string, sans ...string) *request {
+		return createRequest(t, kubeletOf(t, node), servingRequest(t, node, sans...))
+	}
+	// Nobody gets what its Node does not report: not without a Node, not because the Node is older.
+	first := newNode(t, "range-a", "192.0.2.97")
+	early, unborn := asks("range-a", "192.0.2.98"), asks("range-z", "192.0.2.99", "z.range.example.com")
+	hasEvent(t, early, "AddressNotPublished", "192.0.2.98 may be several nodes', says row 2 of configuration", `Node "range-a" does not report it`)
+	hasEvent(t, unborn, "AddressNotPublished", "192.0.2.99", "z.range.example.com")
+	issuedSoon(t, early, func() { publish(t, first, "192.0.2.97", "192.0.2.98") })
+	issuedSoon(t, unborn, func() { newNode(t, "range-z", "192.0.2.99", "z.range.example.com") })
+
+	// Of two Nodes of the same second the name decides.
+	newNode(t, "range-b", "192.0.2.98", "192.0.2.100")
+	contested := asks("range-b", "192.0.2.98")
+	hasEvent(t, contested, "SANContested", `192.0.2.98 is claimed by node "range-b" and by Node range-a`)
+
+	// What a row gives to one node alone is that node's before it has a Node, even if others report it.
+	const exact = "and by row 1 of configuration (node range-exact)"
+	taken := asks("range-b", "192.0.2.100")
+	hasEvent(t, taken, "SANContested", `192.0.2.100 is claimed by node "range-b" `+exact)
+	newNode(t, "a-stranger-to-ranges", "192.0.2.100")
+	stranger := asks("a-stranger-to-ranges", "192.0.2.100")
+	hasEvent(t, stranger, "SANContested", exact)
+	reaches(t, asks("range-exact", "192.0.2.100"), csr.Issued)
+	for _, obj := range []*request{contested, taken, stranger} {
+		isPending(t, obj)
+	}
+	checkStop(t, p)
+}
+
+// TestServingWaitsForNoWeakerSource has a node that only a source that is down could know report another one's address.
+func TestServingWaitsForNoWeakerSource(t *testing.T) {
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	write(t, ca, shared.CA.CertPEM)
+	p := startServingManager(t, `}, inventory: {sources: [{static: {rows: [{name: known, addresses: [192.0.2.110]}]}}, {webhook: {url: "https://127.0.0.1:1", caFile: `+ca+`}}, {node: {}}]`)
+	newNode(t, "a-claimant", "192.0.2.110")
+	waiting := createRequest(t, kubeletOf(t, "a-claimant"), servingRequest(t, "a-claimant", "192.0.2.110"))
+	hasEvent(t, waiting, "InventoryUnavailable", "ask webhook")
+	reaches(t, createRequest(t, kubeletOf(t, "known"), servingRequest(t, "known", "192.0.2.110")), csr.Issued)
+	isPending(t, waiting)
+	checkStop(t, p)
+}

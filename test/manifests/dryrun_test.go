@@ -1,0 +1,160 @@
+package manifests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+const dryRun = "dry-run"
+
+// overlay renders a kustomization of a user's own.
+func overlay(t *testing.T, resource string, components ...string) objects {
+	t.Helper()
+	dir := t.TempDir()
+	absolute, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	above, err := filepath.Rel(dir, absolute) // a kustomization names others by relative paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("resources: [%s/config/%s]\ncomponents:\n", above, resource)
+	for _, name := range components {
+		text += fmt.Sprintf("- %s/config/%s\n", above, name)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+}
+
+// withoutWrites are the rules of each role less those to write to requests.
+func withoutWrites(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	rules := rulesOf(t, all)
+	for name := range rules {
+		kept := []rbacv1.PolicyRule{}
+		for _, rule := range rules[name] {
+			rule.Verbs = slices.DeleteFunc(rule.Verbs, func(verb string) bool {
+				return slices.Contains([]string{"approve", "sign", "delete"}, verb) || verb == "update" && strings.HasPrefix(rule.Resources[0], "certificatesigningrequests/")
+			})
+			if len(rule.Verbs) > 0 {
+				kept = append(kept, rule)
+			}
+		}
+		rules[name] = kept
+	}
+	return rules
+}
+
+func rulesOf(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, kind := range []string{"ClusterRole", "Role"} {
+		for name, role := range typed[rbacv1.ClusterRole](t, only(all, kind), kind) {
+			rules[kind+" "+name] = role.Rules
+		}
+	}
+	return rules
+}
+
+// only are the objects of one kind.
+func only(all objects, kind string) objects {
+	found := objects{}
+	for name, obj := range all {
+		if obj.GetKind() == kind {
+			found[name] = obj
+		}
+	}
+	return found
+}
+
+// TestDryRunHasNoRightToWrite compares the component's and the chart's roles with those of a manager that writes.
+func TestDryRunHasNoRightToWrite(t *testing.T) {
+	t.Parallel()
+	const enabled = `--set=config.approval.kubeletServing.enabled=true`
+	for folder, split := range map[string]string{"default": "--set=split=false", "overlays/split": "--set=split=true"} {
+		want := withoutWrites(t, overlay(t, folder, serving))
+		all := overlay(t, folder, serving, dryRun)
+		if diff := cmp.Diff(want, rulesOf(t, all)); diff != "" {
+			t.Errorf("%s (-want +component):\n%s", folder, diff)
+		}
+		chart := helm(t, split, enabled, `--set-json=config.dryRun=["*"]`)
+		if diff := cmp.Diff(want, rulesOf(t, chart)); diff != "" {
+			t.Errorf("%s (-want +chart):\n%s", folder, diff)
+		}
+		accept(t, all)
+		accept(t, chart)
+		for _, objs := range []objects{all, chart} {
+			if objs["RoleBinding default/csr-cleaner"] == nil {
+				t.Errorf("%s: a cleaner may write no Events", folder)
+			}
+			for name, loaded := range load(t, objs) {
+				if !loaded.DryRuns(config.ApproverController) || !loaded.DryRuns(config.SignerController) || !loaded.DryRuns(config.CleanerController) {
+					t.Errorf("%s: %s is no dry run", folder, name)
+				}
+			}
+		}
+	}
+	some := rulesOf(t, helm(t, `--set-json=config.dryRun=["csrsigning"]`, `--set-json=config.signing.signers=[{"name":"example.com/web","secret":"`+systemNamespace+`/web","usages":["server auth"]}]`))
+	usual := rulesOf(t, helm(t))
+	usual["ClusterRole csr-signer"] = withoutWrites(t, helm(t))["ClusterRole csr-signer"]
+	delete(usual, "Role csr-signing-secret")
+	delete(some, "Role csr-signing-secret")
+	if diff := cmp.Diff(usual, some); diff != "" {
+		t.Errorf("a signer alone (-want +chart):\n%s", diff)
+	}
+}
+
+// TestDryRunRights asks the API server.
+func TestDryRunRights(t *testing.T) {
+	all := overlay(t, "default", dryRun)
+	apply(t, kustomize(t, "default"))
+	apply(t, all)
+	defer func() {
+		apply(t, kustomize(t, "default"))
+		if err := admin.Delete(t.Context(), all["RoleBinding default/csr-cleaner"]); err != nil {
+			t.Error(err)
+		}
+	}()
+	const account = "system:serviceaccount:" + systemNamespace + ":csr-controller-manager"
+	asked := slices.DeleteFunc(slices.Clone(questions), func(q question) bool { return q.resource == "events" })
+	for i, q := range asked {
+		if q.resource == "signers" || strings.HasPrefix(q.resource, "certificatesigningrequests") && q.verb != "watch" {
+			asked[i].may = nil
+		}
+	}
+	for _, q := range asked {
+		if q.may == nil { // the authorizer sees the change in a moment
+			revoked(t, q.of(account))
+		}
+	}
+	ask(t, asked, map[string][]string{account: everyone})
+}
+
+// TestMoreEgress adds rules to the chart's NetworkPolicy.
+func TestMoreEgress(t *testing.T) {
+	t.Parallel()
+	const name = "csr-controller-manager"
+	usual := typed[networkingv1.NetworkPolicy](t, helm(t), "NetworkPolicy")[name]
+	all := helm(t, `--set-json=networkPolicy.egress=[{"to":[{"ipBlock":{"cidr":"192.0.2.1/32"}}],"ports":[{"protocol":"TCP","port":8443}]}]`)
+	got := typed[networkingv1.NetworkPolicy](t, all, "NetworkPolicy")[name]
+	if len(got.Spec.Egress) != 2 || got.Spec.Egress[1].To[0].IPBlock.CIDR != "192.0.2.1/32" {
+		t.Errorf("%+v", got.Spec.Egress)
+	}
+	if diff := cmp.Diff(usual.Spec.Egress, got.Spec.Egress[:1]); diff != "" {
+		t.Errorf("way to the API server (-usual +now):\n%s", diff)
+	}
+	accept(t, all)
+}
