@@ -129,13 +129,21 @@ func keyOf(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
-// superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer.
+// superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer, or
+// obj is not among the newest that wait, as of those of one second, which is all that the API server notes, all would be.
 func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool {
 	about := p.of(obj)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	last, known := p.newest.Get(about.flow)
-	return known && last.(time.Time).After(about.created)
+	if last, known := p.newest.Get(about.flow); known && last.(time.Time).After(about.created) {
+		return true
+	}
+	requests, known := p.waiting[about.flow]
+	if !known {
+		return false
+	}
+	at := requests.index(keyOf(obj.Name), about.created)
+	return at >= 0 && at < len(requests.items)-mostWoken
 }
 
 // named is the place of a request that has been looked at: a queue asks while it is locked, when nothing may be read. It

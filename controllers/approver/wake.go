@@ -117,9 +117,9 @@ func (r *Reconciler) enqueueFreed(_ context.Context, queue workqueue.TypedRateLi
 }
 
 // mostWoken is how many requests of one requester for one node are woken, the newest, as a kubelet waits for its last one
-// only: a node that keeps thousands pending would otherwise have them all looked at whenever it says something new. The
-// others are looked at within a minute.
-const mostWoken = 10
+// only: a node that keeps thousands pending would otherwise have them all looked at, and told of in the log, whenever it says
+// something new. The others are looked at within a minute.
+const mostWoken = 3
 
 // enqueueWaiting enqueues the undecided requests of rules that look things up, if they wait for what has changed.
 func (r *Reconciler) enqueueWaiting(queue workqueue.TypedRateLimitingInterface[reconcile.Request], waits func(traits) bool) {

@@ -136,8 +136,13 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 	if got := looks(); got != mostWoken {
 		t.Errorf("%d of 2000 are looked at, want %d", got, mostWoken)
 	}
+	first := of(t, "hostile")
+	named("hostile-0000")(first)
+	if !r.places.superseded(first) || r.places.superseded(last) {
+		t.Error("of 2000 of one second, not the newest alone are looked at again before a minute has passed")
+	}
 	events := r.queued()
-	for i := range 1995 {
+	for i := range 1998 {
 		obj := of(t, "hostile")
 		named(fmt.Sprintf("hostile-%04d", i))(obj)
 		if i%2 == 0 {
@@ -147,14 +152,14 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 			events.Delete(event.DeleteEvent{Object: obj})
 		}
 	}
-	if got := looks(); got != 5 {
-		t.Errorf("%d are looked at when five are left", got)
+	if got := looks(); got != 2 {
+		t.Errorf("%d are looked at when two are left", got)
 	}
 	again := last.DeepCopy()
 	again.UID, again.Spec.Username = "another", "system:node:other"
 	events.Create(event.CreateEvent{Object: again})
-	if got := looks(); got != 5 {
-		t.Errorf("%d are looked at when one of five is made anew", got)
+	if got := looks(); got != 2 {
+		t.Errorf("%d are looked at when one of two is made anew", got)
 	}
 }
 
