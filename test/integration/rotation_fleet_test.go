@@ -106,7 +106,7 @@ func (f *fleet) complete(t *testing.T, whole bool) {
 	} else {
 		f.does(t, "cluster", v1alpha1.OutstandingAccepted)
 	}
-	f.ask(t, "cluster", v1alpha1.RotateComplete)
+	f.completes(t, "cluster")
 	f.reaches(t, "cluster", v1alpha1.Completed, nil)
 }
 
