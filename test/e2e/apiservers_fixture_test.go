@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -128,6 +130,7 @@ func (a *apiServers) runRotation(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	log.SetLogger(logr.Discard())
 	unnamed := true
 	mgr, err := manager.New(a.config, manager.Options{
 		Scheme: a.admin.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &unnamed},
@@ -162,7 +165,7 @@ func (a *apiServers) get(ctx context.Context, t *testing.T) *v1alpha1.SigningAut
 	return obj
 }
 
-// ask asks for operation, and waits until it is taken.
+// ask asks for operation, and waits until it is taken and the manager has looked again.
 func (a *apiServers) ask(t *testing.T, operation v1alpha1.Operation) {
 	t.Helper()
 	obj := a.get(t.Context(), t)
@@ -172,7 +175,8 @@ func (a *apiServers) ask(t *testing.T, operation v1alpha1.Operation) {
 		t.Fatal(err)
 	}
 	a.until(t, string(operation)+" is taken", func(ctx context.Context) (bool, error) {
-		return a.get(ctx, t).Annotations[v1alpha1.OperationAnnotation] == "", nil
+		obj := a.get(ctx, t)
+		return obj.Annotations[v1alpha1.OperationAnnotation] == "" && obj.Status.TakenOperation == "", nil
 	})
 }
 

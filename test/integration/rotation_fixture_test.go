@@ -174,13 +174,15 @@ func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) 
 	}
 }
 
-// does asks for operation and waits until it is taken.
+// does asks for operation and waits until it is taken, and the manager has looked again: until then the same operation is
+// not taken for another one.
 func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation) {
 	t.Helper()
 	r.ask(t, name, operation)
 	eventually(t, fmt.Sprintf("%s of %s is taken", operation, name), func(context.Context) error {
-		if left := r.get(t, name).Annotations[v1alpha1.OperationAnnotation]; left != "" {
-			return fmt.Errorf("%q is there", left)
+		obj := r.get(t, name)
+		if left := obj.Annotations[v1alpha1.OperationAnnotation]; left != "" || obj.Status.TakenOperation != "" {
+			return fmt.Errorf("%q is there, and %q is being taken", left, obj.Status.TakenOperation)
 		}
 		return nil
 	})
