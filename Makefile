@@ -46,6 +46,10 @@ test: ## all tests, with the race detector, on a real control plane and against 
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 20m ./...
 
+.PHONY: fleet
+fleet: ## a CA is rotated under 200 certificate managers of client-go, until nothing of the old one is left
+	$(CONTROL_PLANE) ROTATION_FLEET=200 go test -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/integration
+
 .PHONY: test-monitoring
 test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -count=1 ./test/monitoring
@@ -76,7 +80,7 @@ e2e-root:
 
 .PHONY: e2e
 e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/e2e.md)
-	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 15m -v -run '^Test(Deployment|KilledRunLeavesNothing)$$' ./test/e2e
+	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 15m -v -run '^Test(Deployment|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly
 e2e-nightly: e2e-root image ## make e2e, two versions of the kubelet, static pods, and what takes six minutes
@@ -104,7 +108,7 @@ bench-quick: build ## a burst of requests through ours and through kube-controll
 
 .PHONY: nightly
 nightly: ## what takes too long for every change
-	$(MAKE) test-matrix parity-mutants bench-quick e2e-nightly
+	$(MAKE) test-matrix fleet parity-mutants bench-quick e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

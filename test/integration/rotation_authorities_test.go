@@ -153,17 +153,23 @@ func testRolledBack(t *testing.T, r *rotating) {
 	}
 }
 
-// leaves completes, whatever lives on the CA that retires. It is refused until all API servers have been seen to trust the
-// other one.
+// leaves completes, whatever lives on the CA that retires.
 func (r *rotating) leaves(t *testing.T, name string) {
 	t.Helper()
 	r.does(t, name, v1alpha1.OutstandingAccepted)
-	eventually(t, name+" is completed", func(context.Context) error {
-		if phase := r.get(t, name).Status.Phase; phase == v1alpha1.Prepared {
+	r.completes(t, name)
+	r.reaches(t, name, v1alpha1.Completed, nil)
+}
+
+// completes has the completion begin. It is refused until all API servers have been seen to trust what signs.
+func (r *rotating) completes(t *testing.T, name string) {
+	t.Helper()
+	eventually(t, name+" begins to complete", func(context.Context) error {
+		obj := r.get(t, name)
+		if obj.Status.Phase == v1alpha1.Prepared {
 			r.does(t, name, v1alpha1.RotateComplete)
-			return fmt.Errorf("it is %s", phase)
+			return fmt.Errorf("it waits for %q; Events %q", obj.Status.WaitingFor, r.told(t, name, "RotationRefused"))
 		}
 		return nil
 	})
-	r.reaches(t, name, v1alpha1.Completed, nil)
 }

@@ -174,13 +174,15 @@ func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) 
 	}
 }
 
-// does asks for operation and waits until it is taken.
+// does asks for operation and waits until it is taken, and the manager has looked again: until then the same operation is
+// not taken for another one.
 func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation) {
 	t.Helper()
 	r.ask(t, name, operation)
 	eventually(t, fmt.Sprintf("%s of %s is taken", operation, name), func(context.Context) error {
-		if left := r.get(t, name).Annotations[v1alpha1.OperationAnnotation]; left != "" {
-			return fmt.Errorf("%q is there", left)
+		obj := r.get(t, name)
+		if left := obj.Annotations[v1alpha1.OperationAnnotation]; left != "" || obj.Status.TakenOperation != "" {
+			return fmt.Errorf("%q is there, and %q is being taken", left, obj.Status.TakenOperation)
 		}
 		return nil
 	})
@@ -212,21 +214,26 @@ func (r *rotating) bundle(t *testing.T, name string) []byte {
 	return []byte(obj.Data[at.Key])
 }
 
+// told are the notes of Events about the authority.
+func (r *rotating) told(t *testing.T, name, reason string) (notes []string) {
+	t.Helper()
+	events := &eventsv1.EventList{}
+	if err := r.admin.List(t.Context(), events); err != nil {
+		t.Fatal(err)
+	}
+	for _, event := range events.Items {
+		if event.Regarding.Kind == "SigningAuthority" && event.Regarding.Name == name && event.Reason == reason {
+			notes = append(notes, event.Note)
+		}
+	}
+	return notes
+}
+
 // tells waits for an Event about the authority.
 func (r *rotating) tells(t *testing.T, name, reason, part string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("Event %s about %s", reason, name), func(ctx context.Context) error {
-		events := &eventsv1.EventList{}
-		if err := r.admin.List(ctx, events); err != nil {
-			return err
-		}
-		var notes []string
-		for _, event := range events.Items {
-			if event.Regarding.Kind == "SigningAuthority" && event.Regarding.Name == name && event.Reason == reason {
-				notes = append(notes, event.Note)
-			}
-		}
-		if !strings.Contains(strings.Join(notes, "\n"), part) {
+	eventually(t, fmt.Sprintf("Event %s about %s", reason, name), func(context.Context) error {
+		if notes := r.told(t, name, reason); !strings.Contains(strings.Join(notes, "\n"), part) {
 			return fmt.Errorf("%q is not among %q", part, notes)
 		}
 		return nil

@@ -106,7 +106,7 @@ func (f *fleet) complete(t *testing.T, whole bool) {
 	} else {
 		f.does(t, "cluster", v1alpha1.OutstandingAccepted)
 	}
-	f.ask(t, "cluster", v1alpha1.RotateComplete)
+	f.completes(t, "cluster")
 	f.reaches(t, "cluster", v1alpha1.Completed, nil)
 }
 
@@ -208,11 +208,14 @@ func (f *fleet) talk(ctx context.Context, t *testing.T, m *member) {
 // eachKnown waits until the API server has known each member once more.
 func (f *fleet) eachKnown(t *testing.T) {
 	t.Helper()
+	before := map[*member]int64{}
 	for _, m := range f.members {
-		before := m.known.Load()
+		before[m] = m.known.Load()
+	}
+	for _, m := range f.members {
 		within(t, 2*patience, m.name+" is known", func(context.Context) error {
-			if m.known.Load() == before {
-				return fmt.Errorf("%d times so far", before)
+			if m.known.Load() == before[m] {
+				return fmt.Errorf("%d times so far", before[m])
 			}
 			return nil
 		})

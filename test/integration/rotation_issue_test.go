@@ -20,6 +20,7 @@ import (
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -95,11 +96,27 @@ func (r *rotating) approved(t *testing.T, signer string, template x509.Certifica
 		},
 	}
 	r.create(t, obj)
-	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
-	if err := r.admin.SubResource("approval").Update(t.Context(), obj); err != nil {
+	r.change(t, obj, "approval", func() {
+		if csr.StateOf(obj) == csr.Pending { // the loop approves those of nodes by itself
+			csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
+		}
+	})
+	return obj, keyPEM
+}
+
+// change changes obj, though others do too.
+func (r *rotating) change(t *testing.T, obj *request, subresource string, change func()) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := r.admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		change()
+		return r.admin.SubResource(subresource).Update(t.Context(), obj)
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	return obj, keyPEM
 }
 
 // issued is a certificate that was asked for and signed.

@@ -68,10 +68,9 @@ func (r *rotating) leftOf(t *testing.T, name, signer string, until time.Time) (l
 func (r *rotating) storedBySomebodyElse(t *testing.T, pair tls.Certificate) {
 	t.Helper()
 	obj, _ := r.approved(t, certificatesv1.KubeAPIServerClientKubeletSignerName, x509.CertificateRequest{Subject: pair.Leaf.Subject})
-	obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Leaf.Raw})
-	if err := r.admin.Status().Update(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	r.change(t, obj, "status", func() {
+		obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Leaf.Raw})
+	})
 }
 
 // testServing rotates a CA whose certificates API servers don't verify: only its owner can say who trusts it.

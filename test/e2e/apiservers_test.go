@@ -1,0 +1,90 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// TestAPIServersGetTheBundleLate has a rotation wait for API servers that it finds by the endpoints of the Service
+// kubernetes: one of two that gets the bundle late, and a third one that comes when all were thought to trust it.
+func TestAPIServersGetTheBundleLate(t *testing.T) {
+	a := startAPIServers(t)
+	a.runRotation(t)
+	a.reaches(t, v1alpha1.Completed, nil)
+	a.ask(t, v1alpha1.RotateStart)
+	a.waitsFor(t, firstAPIServer, secondAPIServer)
+	both := a.published(t)
+	a.trusts(t, firstAPIServer, both)
+	waiting := a.waitsFor(t, secondAPIServer)
+	if trust := trustOf(waiting); trust[firstAPIServer] != "Recognised" || trust[secondAPIServer] != "Refused" {
+		t.Errorf("the API servers are %v", trust)
+	}
+	a.trusts(t, secondAPIServer, both)
+	a.reaches(t, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
+		trust := trustOf(obj)
+		return trust[firstAPIServer] == "Recognised" && trust[secondAPIServer] == "Recognised"
+	})
+
+	a.startOne(t, thirdAPIServer) // with the CA that signed when its host was set up
+	a.reaches(t, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
+		return trustOf(obj)[thirdAPIServer] == "Refused" && slices.ContainsFunc(obj.Status.Conditions, func(one metav1.Condition) bool {
+			return one.Type == v1alpha1.ConditionTrusted && one.Status == metav1.ConditionFalse && strings.Contains(one.Message, thirdAPIServer)
+		})
+	})
+	for _, operation := range []v1alpha1.Operation{v1alpha1.AdoptionAttested, v1alpha1.OutstandingAccepted, v1alpha1.RotateComplete} {
+		a.ask(t, operation)
+		a.reaches(t, v1alpha1.Prepared, nil)
+	}
+	a.trusts(t, thirdAPIServer, both)
+	a.completes(t)
+	for _, address := range []string{firstAPIServer, secondAPIServer, thirdAPIServer} {
+		a.reaches(t, v1alpha1.Completing, func(obj *v1alpha1.SigningAuthority) bool {
+			return strings.Contains(strings.Join(obj.Status.WaitingFor, "\n"), thirdAPIServer+":443: ")
+		})
+		a.trusts(t, address, a.published(t))
+	}
+	a.reaches(t, v1alpha1.Completed, nil)
+}
+
+// trustOf are the answers of the API servers, by their addresses.
+func trustOf(obj *v1alpha1.SigningAuthority) map[string]string {
+	trust := map[string]string{}
+	for _, one := range obj.Status.APIServers {
+		trust[strings.TrimSuffix(one.Address, ":443")] = one.Trust
+	}
+	return trust
+}
+
+// waitsFor waits until the authority waits for these API servers, and for no other.
+func (a *apiServers) waitsFor(t *testing.T, addresses ...string) *v1alpha1.SigningAuthority {
+	t.Helper()
+	return a.reaches(t, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
+		for _, address := range []string{firstAPIServer, secondAPIServer} {
+			named := slices.ContainsFunc(obj.Status.WaitingFor, func(one string) bool { return strings.HasPrefix(one, address+":443: ") })
+			if named != slices.Contains(addresses, address) {
+				return false
+			}
+		}
+		return len(obj.Status.WaitingFor) == len(addresses)
+	})
+}
+
+// completes has the completion begin as soon as it is not refused any more.
+func (a *apiServers) completes(t *testing.T) {
+	t.Helper()
+	a.until(t, "it begins to complete", func(ctx context.Context) (bool, error) {
+		if a.get(ctx, t).Status.Phase == v1alpha1.Completing {
+			return true, nil
+		}
+		a.ask(t, v1alpha1.RotateComplete)
+		return false, nil
+	})
+}
