@@ -136,5 +136,5 @@ func rehearse(f *findings, at, end time.Time) (*ca.Issued, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stand.Issue(f.signer.Profile, f.req.Cert, at.Truncate(time.Second))
+	return stand.Issue(f.signer.Profile.Within(f.judged.LifetimeCap), f.req.Cert, at.Truncate(time.Second))
 }

@@ -36,6 +36,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -176,6 +177,20 @@ func goodSecret(t testing.TB) *corev1.Secret {
 	t.Helper()
 	_, cert, key := explainCA(t, explainNow.AddDate(10, 0, 0))
 	return explainSecret(cert, key)
+}
+
+// explainRing is that Secret as a rotation has it while a new CA waits to be trusted.
+func explainRing(t testing.TB) *corev1.Secret {
+	t.Helper()
+	secret := goodSecret(t)
+	pair := keyring.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
+	ring := keyring.Ring{TLS: pair, Signing: pair, Permit: keyring.Permit{
+		Authority: "cluster", Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"}, LifetimeCap: 24 * time.Hour,
+	}}
+	if err := ring.WriteTo(secret.Data); err != nil {
+		t.Fatal(err)
+	}
+	return secret
 }
 
 // issuedBy stores a certificate as the signer would have, a minute ago, and until end.

@@ -67,11 +67,12 @@ var explainedThere = map[[2]string]bool{
 	{"Approver", "RequestTooOld"}:       true,
 }
 
-// notExplained are tokens that only a running manager can say of a request: how many it has approved, and what it would
-// have done, which explain says in its own words ("dry run").
+// notExplained are tokens that only a running manager can say of a request: how many it has approved, what it could
+// not note in a ledger, whose Event explain shows, and what it would have done, which explain says in its own words
+// ("dry run").
 var notExplained = map[string]bool{
 	"RateLimited": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
-	"WouldIssue": true, "WouldFail": true, "WouldDelete": true,
+	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
 }
 
 const explainInventoryTest = "../test/integration/explain_inventory_test.go"

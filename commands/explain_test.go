@@ -72,6 +72,7 @@ func signerScenarios(t testing.TB) map[string]scenario {
 		"CAMissing":           {obj: explainRequest(t, autoApproved), stored: []client.Object{}},
 		"CAInvalid":           {obj: explainRequest(t, autoApproved), stored: []client.Object{explainSecret([]byte("garbage"), goodKey)}},
 		"CAExpired":           {obj: explainRequest(t, autoApproved), stored: []client.Object{explainSecret(endedCert, endedKey)}},
+		"CANotProven":         {obj: explainRequest(t, autoApproved), args: []string{"--config=testdata/rotation.yaml"}},
 		"LifetimeCut": {stored: []client.Object{explainSecret(soonCert, soonKey)},
 			obj: explainRequest(t, autoApproved, withCertificate(t, soon, soon, explainKey(t, "node").Public()))},
 		"CALoaded":             {obj: explainRequest(t, autoApproved)},
@@ -98,6 +99,7 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"kept":                    {args: []string{"--config=testdata/denial.yaml"}, obj: explainRequest(t, forSigner("example.com/kept"))},
 		"failed-by-another":       {obj: explainRequest(t, autoApproved, withCondition(certificatesv1.CertificateFailed, "Other", "No.", time.Minute))},
 		"not-ours":                {obj: explainRequest(t, forSigner("example.com/client"))},
+		"ledger-unavailable":      {obj: explainRequest(t, autoApproved), args: []string{"--config=testdata/rotation.yaml"}, stored: []client.Object{explainRing(t), unnotedEvent()}},
 		"no-rule":                 {obj: explainRequest(t, forSigner(kubeletServing, signature, serverAuth), asking(t, servingRequest()))},
 		"never-permitted-subject": {obj: explainRequest(t, forSigner(apiServerClient), asking(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "x", Organization: []string{"system:masters"}}}))},
 		"unknown-rights":          {obj: explainRequest(t), forbidden: []string{"subjectaccessreviews", "secrets", "events"}},
@@ -160,6 +162,13 @@ func refusedEvent() client.Object {
 			`"CN=system:node:a,O=system:nodes" but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
 			"if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
 	}
+}
+
+func unnotedEvent() client.Object {
+	event := refusedEvent().(*corev1.Event)
+	event.Reason, event.ReportingController = "LedgerUnavailable", "csr-signer"
+	event.Message = "nothing is signed that the ledger of the CA does not know of: note what is to be issued: no route"
+	return event
 }
 
 func olderEvent() client.Object {

@@ -176,6 +176,34 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	}
 }
 
+// TestTheLedgerIsAllThatRotationAddsForASigner compares its Role with what the signer asks for with it and not without; a
+// dry run notes nothing.
+func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
+	t.Parallel()
+	asked := func(rotated bool, dry ...string) []string {
+		rights, err := Rights(configured(func(c *config.Configuration) {
+			c.Controllers, c.DryRun, c.Rotation.Enabled = []string{"signer"}, dry, rotated
+			c.Signing.Secret = "csr-controller-manager-system/csr-signer"
+		}), "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var texts []string
+		for _, right := range rights {
+			texts = append(texts, right.String())
+		}
+		return texts
+	}
+	without := asked(false)
+	more := unique(slices.DeleteFunc(asked(true), func(right string) bool { return slices.Contains(without, right) }))
+	if diff := cmp.Diff(granted(t, "rotation/ledger"), more); diff != "" {
+		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
+	}
+	if diff := cmp.Diff(asked(false, "signer"), asked(true, "signer")); diff != "" {
+		t.Errorf("a dry run asks for more:\n%s", diff)
+	}
+}
+
 // Only what the controllers that are on need is asked for; what a configuration adds is.
 func TestRightsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()

@@ -28,6 +28,11 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 		return r.writeKeys(ctx, obj, s.keys, action, made)
 	case CopyFrom:
 		return r.copyFrom(ctx, obj, s)
+	case Switch:
+		if err := r.ledger(obj).Open(ctx, obj.Status.Candidate.KeyID); err != nil {
+			return err
+		}
+		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
 	default:
 		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
 	}

@@ -64,7 +64,7 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 			continue
 		}
 		if other.Spec.Secret == obj.Spec.Secret && older(other, obj) {
-			return fmt.Errorf("Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
+			return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
 		}
 		if other.Name == obj.Spec.From && other.Status.Signing != nil {
 			s.From, s.from = other.Status.Signing, other
@@ -117,7 +117,10 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	entry := account[retiring.KeyID]
+	entry, found := account[retiring.KeyID]
+	if !found { // it had one since it began to sign
+		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
+	}
 	s.Sealed = entry.Sealed
 	for signer, issued := range entry.Signers {
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})

@@ -39,14 +39,15 @@ func (w *watches) forget(authority string) {
 }
 
 // keep forgets the questions that are not asked any more, so that an old answer is never taken for a new one.
-func (w *watches) keep(authority string, asked []question) map[question]*probe.Tracker {
+func (w *watches) keep(authority string, asked []asking) map[question]*probe.Tracker {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.byAuthority == nil {
 		w.byAuthority = map[string]map[question]*probe.Tracker{}
 	}
 	before, kept := w.byAuthority[authority], map[question]*probe.Tracker{}
-	for _, one := range asked {
+	for _, each := range asked {
+		one := each.question
 		kept[one] = before[one]
 		if kept[one] == nil {
 			want := probe.Recognised
@@ -60,21 +61,20 @@ func (w *watches) keep(authority string, asked []question) map[question]*probe.T
 	return kept
 }
 
-// ask asks every API server what the phase needs to know.
-func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) {
-	if !AsksAPIServers(obj.Spec.Signers) {
-		return
-	}
-	type one struct {
-		question
-		authority *ca.Authority
-		proof     *Proof
-		shown     bool // in the status
-	}
-	var all []one
+// asking is a question with where its answer goes.
+type asking struct {
+	question
+	authority *ca.Authority
+	proof     *Proof
+	shown     bool // in the status
+}
+
+// askings are what the phase needs to know.
+func (r *Reconciler) askings(obj *v1alpha1.SigningAuthority, s *seen) []asking {
+	var all []asking
 	add := func(what string, authority *ca.Authority, proof *Proof, shown bool) {
 		if authority != nil {
-			all = append(all, one{question{what, factsOf(authority).Fingerprint, r.every(obj)}, authority, proof, shown})
+			all = append(all, asking{question{what, factsOf(authority).Fingerprint, r.every(obj)}, authority, proof, shown})
 		}
 	}
 	switch obj.Status.Phase {
@@ -90,15 +90,21 @@ func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s 
 		}
 	case v1alpha1.New, v1alpha1.Completed:
 	}
-	questions := make([]question, len(all))
-	for i := range all {
-		questions[i] = all[i].question
+	return all
+}
+
+// ask asks every API server what the phase needs to know.
+func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) {
+	var all []asking
+	if AsksAPIServers(obj.Spec.Signers) {
+		all = r.askings(obj, s)
 	}
-	trackers := r.watches.keep(obj.Name, questions)
+	trackers := r.watches.keep(obj.Name, all)
+	if len(all) == 0 {
+		return
+	}
+	obj.Status.APIServers = nil
 	targets, err := r.targets(ctx, obj)
-	if len(all) > 0 {
-		obj.Status.APIServers = nil
-	}
 	for _, each := range all {
 		if err != nil {
 			*each.proof = Proof{Missing: []string{err.Error()}}

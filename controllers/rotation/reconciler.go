@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -70,11 +71,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("look at what there is: %w", err)
 	}
 	step := Next(&obj.Spec, &obj.Status, seen.Facts)
+	again := obj.Status.Intent == string(step.Action)
 	busy, err := r.note(ctx, obj, step, seen.Facts)
 	if err != nil {
 		return reconcile.Result{}, quiet(err)
 	}
 	if step.Action != None {
+		if !again {
+			r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, step.Action))
+		}
 		if err := r.act(ctx, obj, step.Action, seen); err != nil {
 			return reconcile.Result{}, quiet(fmt.Errorf("%s: %w", step.Action, err))
 		}
@@ -84,6 +89,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
 	}
 	return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
+}
+
+// recordOf names the CA that action is about: the one that is to sign, or to go.
+func recordOf(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
+	status := &obj.Status
+	one := cmp.Or(status.Candidate, status.Signing)
+	switch action {
+	case SwapBack, Seal, Unseal, Prune, DestroyRetiring:
+		one = cmp.Or(status.Retiring, one)
+	}
+	record := audit.Record{Name: obj.Name, UID: obj.UID, Reason: string(action), Message: sentence(status)}
+	if one != nil {
+		record.IssuerKeyID = one.KeyID
+	}
+	return record
 }
 
 // pause until the next look.

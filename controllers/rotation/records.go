@@ -73,6 +73,9 @@ func (r *records) Start(ctx context.Context) error {
 	}
 	r.mu.Unlock()
 	<-ctx.Done()
+	r.mu.Lock()
+	r.running = nil // nobody waits for one that comes now
+	r.mu.Unlock()
 	r.stopped.Wait()
 	return nil
 }

@@ -6,52 +6,44 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
-// turn is ring after action, all of it in one write. made is the pair that MakeCandidate or CopyFrom brings, permit what the
-// signer is told from then on: its cap is for while a candidate waits.
-func turn(ring keyring.Ring, action Action, made keyring.Pair, permit keyring.Permit) (keyring.Ring, error) {
-	none := keyring.Pair{}
-	switch action {
-	case CopyFrom:
-		ring.TLS = made
-		return ring, nil // a candidate is taken from there
-	case MakeCandidate:
-		ring.Candidate = made
-	case TakeCandidate:
+// turning are the actions that change the Secret, each in one write. made is the pair that MakeCandidate or CopyFrom brings.
+var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
+	CopyFrom:      func(ring *keyring.Ring, made keyring.Pair) { ring.TLS = made }, // a candidate is taken from there
+	MakeCandidate: func(ring *keyring.Ring, made keyring.Pair) { ring.Candidate = made },
+	TakeCandidate: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Candidate = ring.TLS
 		if !ring.Signing.Empty() {
 			ring.TLS = ring.Signing
 		}
-	case DropCandidate:
-		ring.Candidate = none
-	case RestoreTLS:
-		ring.TLS = ring.Signing
-	case RestoreSigning:
-		ring.Signing = ring.TLS
-	case Switch:
-		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, none
-	case SwapBack:
+	},
+	DropCandidate:  func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
+	RestoreTLS:     func(ring *keyring.Ring, _ keyring.Pair) { ring.TLS = ring.Signing },
+	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) { ring.Signing = ring.TLS },
+	Switch: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keyring.Pair{}
+	},
+	SwapBack: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Signing, ring.TLS, ring.Retiring = ring.Retiring, ring.Retiring, ring.Signing
-	case Permit:
-	case DestroyRetiring:
-		ring.Retiring = none
-	default:
+	},
+	Permit:          func(*keyring.Ring, keyring.Pair) {},
+	DestroyRetiring: func(ring *keyring.Ring, _ keyring.Pair) { ring.Retiring = keyring.Pair{} },
+}
+
+// turn is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.
+func turn(ring keyring.Ring, action Action, made keyring.Pair, permit keyring.Permit) (keyring.Ring, error) {
+	change, found := turning[action]
+	if !found {
 		return ring, fmt.Errorf("%s changes no Secret", action)
+	}
+	change(&ring, made)
+	if action == CopyFrom {
+		return ring, nil // nothing signs yet
 	}
 	if ring.Candidate.Empty() {
 		permit.LifetimeCap = 0
 	}
 	ring.Permit = permit
 	return ring, nil
-}
-
-// turns says whether action changes the Secret.
-func turns(action Action) bool {
-	switch action {
-	case CopyFrom, MakeCandidate, TakeCandidate, DropCandidate, RestoreTLS, RestoreSigning, Switch, SwapBack, Permit, DestroyRetiring:
-		return true
-	default:
-		return false
-	}
 }
 
 // permitted says whether the signer has been told what permit says.

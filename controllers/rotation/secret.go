@@ -40,7 +40,7 @@ func (r *Reconciler) readKeys(ctx context.Context, obj *v1alpha1.SigningAuthorit
 	case client.IgnoreNotFound(err) != nil:
 		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
 	case err == nil && k.object.Type != corev1.SecretTypeTLS:
-		return nil, RingFacts{}, fmt.Errorf("Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
+		return nil, RingFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
 	}
 	if k.ring, err = keyring.Parse(k.object.Data); err != nil {
 		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)

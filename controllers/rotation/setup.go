@@ -51,8 +51,10 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 
 // fill fills in what is nil.
 func (r *Reconciler) fill(mgr manager.Manager) error {
-	if err := v1alpha1.AddToScheme(mgr.GetScheme()); err != nil {
-		return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
+	if scheme := mgr.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) { // else others may be reading it by now
+		if err := v1alpha1.AddToScheme(scheme); err != nil {
+			return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
+		}
 	}
 	if r.Client == nil {
 		r.Client = mgr.GetClient()

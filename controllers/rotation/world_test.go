@@ -154,7 +154,7 @@ func (w *world) act(action Action) {
 		w.wrong = "destroyed a key that an API server still trusts"
 	}
 	switch {
-	case turns(action):
+	case turning[action] != nil:
 		made := keyring.Pair{}
 		if action == MakeCandidate {
 			made = w.pair()

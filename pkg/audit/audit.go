@@ -56,6 +56,8 @@ const (
 	// CACreated is a signing CA that was made, recorded before it is written to its Secret; Discarded follows if somebody
 	// else's was there first.
 	CACreated Event = "CACreated"
+	// Rotation is a step of a CA's rotation, recorded once before it is taken.
+	Rotation Event = "Rotation"
 )
 
 // Record is what an auditor needs. What does not apply is left out.

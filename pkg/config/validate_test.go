@@ -105,6 +105,16 @@ func TestValidate(t *testing.T) {
 				`signing.signers[kubernetes.io/kube-apiserver-client-kubelet]: Invalid value: "files \"c\" and \"\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: drop one of them`,
 			},
 		},
+		"rotation": {body: "rotation: {oldLifetimeCap: 2m, settleFor: 0s}\n" + secret, want: []string{
+			`rotation.oldLifetimeCap: Invalid value: "2m0s": 2m0s` + tooShort, `rotation.settleFor: Invalid value: "0s": must be positive`,
+		}},
+		"rotation of files": {
+			body: "rotation: {enabled: true}\nsigning: {certFile: c, keyFile: k, signers: [{name: example.com/a, certFile: d, keyFile: e, usages: [any]}]}\n",
+			want: []string{
+				`signing.certFile: Invalid value: "c": a CA in files can't be rotated: with rotation.enabled it must be in a Secret`,
+				`signing.signers[example.com/a].certFile: Invalid value: "d": a CA in files can't be rotated: with rotation.enabled it must be in a Secret`,
+			},
+		},
 		"lifetime":        {body: secret, args: []string{"--cluster-signing-duration=2m"}, want: []string{`--cluster-signing-duration: Invalid value: "2m0s": 2m0s` + tooShort}},
 		"RSA bits":        {body: "signing: {secret: ns/ca, minRSABits: 1023}\n", want: []string{"signing.minRSABits: Invalid value: 1023: is too low"}},
 		"signer twice":    {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", want: []string{`signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`}},

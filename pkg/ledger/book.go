@@ -105,6 +105,16 @@ func (b *Book) take(key entryKey, notAfter time.Time) bool {
 	return true
 }
 
+// Open makes an account for keyID, so that from then on having none means that the ledger is lost.
+func (b *Book) Open(ctx context.Context, keyID string) error {
+	return b.store.update(ctx, func(data map[string]string) (bool, error) {
+		if _, found := data[keyID]; found {
+			return false, nil
+		}
+		return true, encode(data, keyID, Account{Signers: map[string]Entry{}})
+	})
+}
+
 // Seal closes the account of keyID. What Read returns after it is all that will ever have been covered: a Book that has
 // reserved before may go on to cover, within those counts and ends.
 func (b *Book) Seal(ctx context.Context, keyID string) error {

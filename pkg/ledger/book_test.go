@@ -355,3 +355,19 @@ func TestAKeyThatComesBack(t *testing.T) {
 		t.Errorf("counted %d", got)
 	}
 }
+
+// TestOpen: an account is made once, and what it says stays.
+func TestOpen(t *testing.T) {
+	book := newServer().book()
+	succeed(t, book.Open(t.Context(), "key"))
+	accounts, err := book.Read(t.Context())
+	succeed(t, err)
+	if account, found := accounts["key"]; !found || len(account.Signers) != 0 || account.Sealed {
+		t.Errorf("opened %+v, %t", account, found)
+	}
+	succeed(t, book.Cover(t.Context(), "key", "example.com/a", now.Add(time.Hour)))
+	succeed(t, book.Open(t.Context(), "key"))
+	if accounts, err = book.Read(t.Context()); err != nil || accounts["key"].Signers["example.com/a"].Count == 0 {
+		t.Errorf("after it was opened again: %+v, %v", accounts, err)
+	}
+}

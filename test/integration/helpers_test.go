@@ -136,8 +136,14 @@ const (
 // eventually waits until check returns nil, and fails with its last answer.
 func eventually(t testing.TB, what string, check func(context.Context) error) {
 	t.Helper()
+	within(t, patience, what, check)
+}
+
+// within is eventually with another bound.
+func within(t testing.TB, bound time.Duration, what string, check func(context.Context) error) {
+	t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, bound, true, func(ctx context.Context) (bool, error) {
 		last = check(ctx)
 		return last == nil, nil
 	})

@@ -1,10 +1,10 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
@@ -34,8 +35,12 @@ type rotating struct {
 	users []byte
 }
 
-// published is where the bundle goes.
-var published = v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: "client-ca", Key: "ca.crt"}
+// published is where the bundle of an authority goes.
+func published(authority string) v1alpha1.ConfigMapKey {
+	return v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: authority + publishedSuffix, Key: "ca.crt"}
+}
+
+const publishedSuffix = "-client-ca"
 
 const signingNamespace = "csr-controller-manager-system"
 
@@ -72,32 +77,35 @@ func startRotating(t *testing.T) *rotating {
 	block, _ := pem.Decode(all)
 	r.users = pem.EncodeToMemory(block)
 	r.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: signingNamespace}})
-	r.create(t, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: signingNamespace, Name: "signing-ca"}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{"tls.crt": c.CA.CertPEM, "tls.key": c.CA.KeyPEM},
-	})
+	r.bring(t, "signing-ca", c.CA)
 	return r
 }
 
-// feed has the API server's client CA file follow what is published, until the test ends.
-func (r *rotating) feed(t *testing.T) {
+// feed has the API server's client CA file follow what all authorities publish, until stop is called or the test ends.
+func (r *rotating) feed(t *testing.T) (stop func()) {
 	t.Helper()
-	watching, err := r.admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(published.Namespace), client.MatchingFields{"metadata.name": published.Name})
+	watching, err := r.admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(metav1.NamespaceSystem))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(watching.Stop)
+	ended := make(chan struct{})
 	go func() {
+		defer close(ended)
+		bundles := map[string]string{}
 		for event := range watching.ResultChan() {
 			obj, ok := event.Object.(*corev1.ConfigMap)
-			if !ok || event.Type == watch.Deleted || obj.Data[published.Key] == "" {
+			if !ok || event.Type == watch.Deleted || !strings.HasSuffix(obj.Name, publishedSuffix) || obj.Data["ca.crt"] == "" {
 				continue
 			}
-			if err := r.trust([]byte(obj.Data[published.Key])); err != nil {
+			bundles[obj.Name] = obj.Data["ca.crt"]
+			if err := r.trust([]byte(strings.Join(slices.Collect(maps.Values(bundles)), ""))); err != nil {
 				t.Error(err)
 			}
 		}
 	}()
+	stop = func() { watching.Stop(); <-ended }
+	t.Cleanup(stop)
+	return stop
 }
 
 // trust writes the file, in one step.
@@ -108,6 +116,15 @@ func (r *rotating) trust(bundle []byte) error {
 	return os.Rename(r.file+".new", r.file)
 }
 
+// bring makes the Secret of an authority, with a CA to adopt.
+func (r *rotating) bring(t *testing.T, secret string, brought *csrenv.CA) {
+	t.Helper()
+	r.create(t, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: signingNamespace, Name: secret}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": brought.CertPEM, "tls.key": brought.KeyPEM},
+	})
+}
+
 // authority makes one whose API server is r's.
 func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1alpha1.SigningAuthoritySpec)) {
 	t.Helper()
@@ -116,7 +133,7 @@ func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1a
 		Spec: v1alpha1.SigningAuthoritySpec{
 			Secret:  v1alpha1.SecretReference{Namespace: signingNamespace, Name: secret},
 			Signers: []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet"},
-			Trust:   v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{published}},
+			Trust:   v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{published(name)}},
 			Verification: v1alpha1.Verification{
 				APIServers: []string{strings.Trim(strings.TrimPrefix(r.Config.Host, "https://"), "/")},
 				ServerName: "localhost",
@@ -157,6 +174,18 @@ func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) 
 	}
 }
 
+// does asks for operation and waits until it is taken.
+func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation) {
+	t.Helper()
+	r.ask(t, name, operation)
+	eventually(t, fmt.Sprintf("%s of %s is taken", operation, name), func(context.Context) error {
+		if left := r.get(t, name).Annotations[v1alpha1.OperationAnnotation]; left != "" {
+			return fmt.Errorf("%q is there", left)
+		}
+		return nil
+	})
+}
+
 // reaches waits until the authority is in phase, with no operation left.
 func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthority) bool) *v1alpha1.SigningAuthority {
 	t.Helper()
@@ -173,14 +202,14 @@ func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also
 	return obj
 }
 
-// bundle is what is published.
-func (r *rotating) bundle(t *testing.T) []byte {
+// bundle is what the authority publishes.
+func (r *rotating) bundle(t *testing.T, name string) []byte {
 	t.Helper()
-	obj := &corev1.ConfigMap{}
-	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: published.Namespace, Name: published.Name}, obj); err != nil {
+	obj, at := &corev1.ConfigMap{}, published(name)
+	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: at.Namespace, Name: at.Name}, obj); err != nil {
 		t.Fatal(err)
 	}
-	return bytes.Clone([]byte(obj.Data[published.Key]))
+	return []byte(obj.Data[at.Key])
 }
 
 // tells waits for an Event about the authority.

@@ -65,7 +65,7 @@ func TestRotation(t *testing.T) {
 	r.run(t, controllers.Options{Rotation: &rotation.Reconciler{}})
 	r.authority(t, "cluster", "signing-ca", nil)
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
-	if adopted.Status.Signing.AdoptedAt == nil || !bytes.Equal(r.bundle(t), r.CA.CertPEM) {
+	if adopted.Status.Signing.AdoptedAt == nil || !bytes.Equal(r.bundle(t, "cluster"), r.CA.CertPEM) {
 		t.Errorf("the CA was not adopted: %+v", adopted.Status)
 	}
 
@@ -76,7 +76,7 @@ func TestRotation(t *testing.T) {
 	if got := waiting.Status.APIServers; len(got) != 1 || got[0].Trust != "Refused" {
 		t.Errorf("the API server that does not trust the candidate is not named: %+v", got)
 	}
-	if !bytes.HasSuffix(r.bundle(t), r.CA.CertPEM) || len(r.bundle(t)) <= len(r.CA.CertPEM) {
+	if !bytes.HasSuffix(r.bundle(t, "cluster"), r.CA.CertPEM) || len(r.bundle(t, "cluster")) <= len(r.CA.CertPEM) {
 		t.Errorf("published is not the new one and then the old one")
 	}
 	r.feed(t)
@@ -101,7 +101,7 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%s still holds the old key", key)
 		}
 	}
-	if !bytes.Equal(data["tls.crt"], data["signing.crt"]) || bytes.Contains(r.bundle(t), r.CA.CertPEM) {
+	if !bytes.Equal(data["tls.crt"], data["signing.crt"]) || bytes.Contains(r.bundle(t, "cluster"), r.CA.CertPEM) {
 		t.Error("the Secret or the bundle still has the old CA")
 	}
 }

@@ -63,22 +63,7 @@ func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book
 		}
 	}
 	<-half
-	sealer := newBook()
-	var account ledger.Account
-	for attempt := range 20 {
-		err := sealer.Seal(t.Context(), keyID)
-		if err == nil {
-			break
-		}
-		if attempt == 19 {
-			t.Errorf("seal: %v", err)
-		}
-	}
-	accounts, err := sealer.Read(t.Context())
-	if err != nil {
-		t.Error(err)
-	}
-	account = accounts[keyID]
+	account := closeAccount(t, newBook(), keyID)
 	workers.Wait()
 	if !account.Sealed {
 		t.Error("it is not sealed")
@@ -89,6 +74,22 @@ func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book
 	if err := newBook().Cover(t.Context(), keyID, "example.com/0", now); !errors.Is(err, ledger.ErrSealed) {
 		t.Errorf("a new Book covers: %v", err)
 	}
+}
+
+// closeAccount seals, against whatever writes at the same time, and returns what it reads then.
+func closeAccount(t testing.TB, sealer *ledger.Book, keyID string) ledger.Account {
+	t.Helper()
+	err := sealer.Seal(t.Context(), keyID)
+	for range 20 {
+		if err != nil {
+			err = sealer.Seal(t.Context(), keyID)
+		}
+	}
+	accounts, readErr := sealer.Read(t.Context())
+	if err := errors.Join(err, readErr); err != nil {
+		t.Error(err)
+	}
+	return accounts[keyID]
 }
 
 // issue covers until the key is sealed. A Cover that fails otherwise covers nothing, and is tried again.

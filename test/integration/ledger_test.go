@@ -1,0 +1,75 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	books "github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/ledger"
+)
+
+// TestLedgerSeal: what a real API server stores when the ledger of a key is closed is all that is ever covered.
+func TestLedgerSeal(t *testing.T) {
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "ledger-"}}
+	create(t, admin, space)
+	secret := types.NamespacedName{Namespace: space.Name, Name: "ca"}
+	ledgertest.Seal(t, "0123456789abcdef", time.Now(), func() *books.Book {
+		return books.NewBook(admin, admin, secret, clock.RealClock{})
+	})
+}
+
+// TestGuardedSigner: a Secret as anybody makes it signs nothing; as a rotation writes it, it does, for whom it says and for
+// as long as it says, and the ledger knew before.
+func TestGuardedSigner(t *testing.T) {
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "guarded-"}}
+	create(t, admin, space)
+	made := newCA(t)
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: space.Name, Name: "ca"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: made.CertPEM, corev1.TLSPrivateKeyKey: made.KeyPEM},
+	}
+	create(t, admin, secret)
+	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Guarded(client.ObjectKeyFromObject(secret)))})
+	waiting := reaches(t, createRequest(t, admin, nodeRequest(t, "guarded")), csr.Approved)
+	hasEvent(t, waiting, "CANotProven", "holds no CA yet that is proven to be trusted")
+
+	ring := keyring.Ring{
+		TLS: keyring.Pair{Cert: made.CertPEM, Key: made.KeyPEM}, Signing: keyring.Pair{Cert: made.CertPEM, Key: made.KeyPEM},
+		Permit: keyring.Permit{Authority: "guarded", Signers: []string{waiting.Spec.SignerName}, LifetimeCap: time.Hour},
+	}
+	if err := ring.WriteTo(secret.Data); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Update(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	issued := reaches(t, waiting, csr.Issued)
+	issuedBy(t, issued, made)
+	certificate := leaf(t, issued)
+	if left := time.Until(certificate.NotAfter); left > time.Hour {
+		t.Errorf("it lives for %s", left)
+	}
+	book := books.NewBook(admin, admin, client.ObjectKeyFromObject(secret), clock.RealClock{})
+	accounts, err := book.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, account := range accounts {
+		if entry := account.Signers[waiting.Spec.SignerName]; entry.Count != 64 || entry.NotAfter.Before(certificate.NotAfter) {
+			t.Errorf("the ledger says %+v of a certificate until %s", entry, certificate.NotAfter)
+		}
+	}
+	if len(accounts) != 1 {
+		t.Errorf("the ledger says %v", accounts)
+	}
+}

@@ -1,0 +1,169 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// TestAuthorities goes with an authority for each through what may become of one. They share an API server.
+func TestAuthorities(t *testing.T) {
+	r := startRotating(t)
+	r.feed(t)
+	for name, test := range map[string]func(*testing.T, *rotating){
+		"made": testMade, "brought": testBrought, "lost": testLost, "rolled-back": testRolledBack,
+		"serving": testServing, "outstanding": testOutstanding, "moved-out": testMovedOut,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, r) })
+	}
+}
+
+// adopted is an authority with a CA of its owner, who has attested that nobody else has issued by it.
+func (r *rotating) adopted(t *testing.T, name string, change func(*v1alpha1.SigningAuthoritySpec)) *csrenv.CA {
+	t.Helper()
+	brought := newCA(t)
+	r.bring(t, name, brought)
+	r.authority(t, name, name, change)
+	r.reaches(t, name, v1alpha1.Completed, nil)
+	r.does(t, name, v1alpha1.AdoptionAttested)
+	return brought
+}
+
+// look has the manager look now at an authority that nothing is going on with, and not within half a minute.
+func (r *rotating) look(t *testing.T, name string) {
+	t.Helper()
+	obj := r.get(t, name)
+	patch := client.MergeFrom(obj.DeepCopy())
+	metav1.SetMetaDataAnnotation(&obj.ObjectMeta, "example.com/look", time.Now().Format(time.RFC3339Nano))
+	if err := r.admin.Patch(t.Context(), obj, patch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// edit changes the Secret, as an owner does.
+func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
+	t.Helper()
+	obj := r.secret(t, name)
+	obj.Data["tls.crt"], obj.Data["tls.key"] = cert, key
+	if err := r.admin.Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	r.look(t, name)
+}
+
+// testMade has a CA made where there is none, which signs once it is trusted.
+func testMade(t *testing.T, r *rotating) {
+	r.run(t, everything(t, time.Hour, clientSigners("made")))
+	r.authority(t, "made", "made", nil)
+	made := r.reaches(t, "made", v1alpha1.Completed, nil)
+	if made.Status.Signing.AdoptedAt != nil || made.Status.Generation != 1 {
+		t.Errorf("it is not the first of its own: %+v", made.Status)
+	}
+	r.isTakenFor(t, r.user(t, "maria", made.Status.Signing), "maria")
+	if data := r.secret(t, "made").Data; !bytes.Equal(data["tls.crt"], data["signing.crt"]) || len(data["candidate.key"]) > 0 {
+		t.Error("the Secret is not that of a CA that signs")
+	}
+}
+
+// testBrought has an owner put first nonsense, and then a CA of his own, into the Secret.
+func testBrought(t *testing.T, r *rotating) {
+	r.run(t, everything(t, time.Hour, clientSigners("brought")))
+	old := r.adopted(t, "brought", nil)
+	r.edit(t, "brought", []byte("nonsense"), old.KeyPEM)
+	r.tells(t, "brought", "RotationRefused", "no PEM block of type CERTIFICATE")
+	eventually(t, "what signs is put back", func(context.Context) error {
+		if !bytes.Equal(r.secret(t, "brought").Data["tls.crt"], old.CertPEM) {
+			return errors.New("it is not there")
+		}
+		return nil
+	})
+	own := newCA(t)
+	r.edit(t, "brought", own.CertPEM, own.KeyPEM)
+	prepared := r.reaches(t, "brought", v1alpha1.Prepared, nil)
+	if signing := prepared.Status.Signing; signing.KeyID != load(t, own).KeyID() || signing.AdoptedAt == nil || signing.Generation != 2 {
+		t.Errorf("what signs is not the CA that was brought: %+v", signing)
+	}
+	r.isTakenFor(t, r.user(t, "bruno", prepared.Status.Signing), "bruno")
+}
+
+// testLost deletes the Secret: no other CA takes its place.
+func testLost(t *testing.T, r *rotating) {
+	r.run(t, everything(t, time.Hour, clientSigners("lost")))
+	old := r.adopted(t, "lost", nil)
+	if err := r.admin.Delete(t.Context(), r.secret(t, "lost")); err != nil {
+		t.Fatal(err)
+	}
+	r.look(t, "lost")
+	r.reaches(t, "lost", v1alpha1.Completed, func(obj *v1alpha1.SigningAuthority) bool {
+		return strings.Contains(strings.Join(obj.Status.WaitingFor, " "), "put back")
+	})
+	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: signingNamespace, Name: "lost"}, &corev1.Secret{}); client.IgnoreNotFound(err) != nil || err == nil {
+		t.Errorf("there is a Secret again, error %v", err)
+	}
+	r.bring(t, "lost", old)
+	r.look(t, "lost")
+	eventually(t, "what is put back signs", func(context.Context) error {
+		if data := r.secret(t, "lost").Data; !bytes.Equal(data["signing.key"], old.KeyPEM) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	r.isTakenFor(t, r.user(t, "lotte", r.get(t, "lost").Status.Signing), "lotte")
+}
+
+// testRolledBack goes back from Prepared, and leaves the CA that was new.
+func testRolledBack(t *testing.T, r *rotating) {
+	const name = "rolled-back"
+	r.run(t, everything(t, time.Hour, clientSigners(name)))
+	r.adopted(t, name, nil)
+	first := r.get(t, name).Status.Signing
+	before := r.user(t, "before", first)
+	r.ask(t, name, v1alpha1.RotateStart)
+	second := r.reaches(t, name, v1alpha1.Prepared, nil).Status.Signing
+	between := r.user(t, "between", second)
+	eventually(t, "the old CA signs again", func(context.Context) error {
+		r.does(t, name, v1alpha1.RotateRollback) // refused until it is known that everybody trusts the old CA
+		obj := r.reaches(t, name, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
+			return obj.Status.TakenOperation == "" && obj.Status.Intent == ""
+		})
+		if signing := obj.Status.Signing; signing.KeyID != first.KeyID {
+			return fmt.Errorf("it is %s", signing.KeyID)
+		}
+		return nil
+	})
+	after := r.user(t, "after", first)
+	for user, pair := range map[string]tls.Certificate{"before": before, "between": between, "after": after} {
+		r.isTakenFor(t, pair, user)
+	}
+	r.leaves(t, name)
+	for user, pair := range map[string]tls.Certificate{"before": before, "": between, "after": after} {
+		r.isTakenFor(t, pair, user)
+	}
+}
+
+// leaves completes, whatever lives on the CA that retires. It is refused until all API servers have been seen to trust the
+// other one.
+func (r *rotating) leaves(t *testing.T, name string) {
+	t.Helper()
+	r.does(t, name, v1alpha1.OutstandingAccepted)
+	eventually(t, name+" is completed", func(context.Context) error {
+		if phase := r.get(t, name).Status.Phase; phase == v1alpha1.Prepared {
+			r.does(t, name, v1alpha1.RotateComplete)
+			return fmt.Errorf("it is %s", phase)
+		}
+		return nil
+	})
+	r.reaches(t, name, v1alpha1.Completed, nil)
+}

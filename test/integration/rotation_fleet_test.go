@@ -1,0 +1,239 @@
+package integration
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	certificates "k8s.io/client-go/util/certificate"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// fleetVariable is how many certificate managers there are. With it the test waits until the ledger has nothing left of
+	// the old CA; else its owner says that what is left may break, once everybody has moved.
+	fleetVariable = "ROTATION_FLEET"
+	fewMembers    = 40
+	// A member renews when 70 to 90 % of fleetLifetime and of the five minutes before it are over: 0 to 86 s after it was
+	// issued.
+	fleetLifetime = ca.ShortestLifetime + time.Second
+	allRenewed    = 90*time.Second + patience
+	joined        = 2 * patience
+	// perSecond is how often they all talk, each time on a new connection.
+	perSecond = 40
+	// markAhead is by how much the ledger's mark is ahead of the last certificate.
+	markAhead = time.Minute
+)
+
+// fleet are kubelets, as far as certificates go.
+type fleet struct {
+	*rotating
+	members         []*member
+	refused, failed atomic.Int64
+}
+
+type member struct {
+	name    string
+	manager certificates.Manager
+	known   atomic.Int64 // how often the API server knew it
+}
+
+// TestFleet has client-go's certificate managers talk to the API server while its client CA is replaced.
+func TestFleet(t *testing.T) {
+	size, whole := fewMembers, os.Getenv(fleetVariable) != ""
+	if whole {
+		var err error
+		if size, err = strconv.Atoi(os.Getenv(fleetVariable)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := startRotating(t)
+	r.feed(t)
+	stolen := signedBy(t, load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
+	r.run(t, everything(t, fleetLifetime, clientSigners("signing-ca")))
+	r.authority(t, "cluster", "signing-ca", nil)
+	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
+	r.isTakenFor(t, stolen, "stolen")
+	f := r.startFleet(t, size)
+	f.allBy(t, adopted.Status.Signing, joined)
+	f.eachKnown(t)
+
+	began := time.Now()
+	r.ask(t, "cluster", v1alpha1.RotateStart)
+	prepared := r.reaches(t, "cluster", v1alpha1.Prepared, nil)
+	t.Logf("the new CA signs %s after rotate-start", time.Since(began).Round(time.Second))
+	f.allBy(t, prepared.Status.Signing, allRenewed)
+	t.Logf("all %d have moved %s after rotate-start", size, time.Since(began).Round(time.Second))
+	f.complete(t, whole)
+	t.Logf("the old CA is gone %s after rotate-start", time.Since(began).Round(time.Second))
+
+	f.eachKnown(t)
+	r.isTakenFor(t, stolen, "")
+	if refused, failed := f.refused.Load(), f.failed.Load(); refused > 0 || failed > 0 {
+		t.Errorf("the API server did not know a member %d times, and did not answer one %d times", refused, failed)
+	}
+}
+
+// complete completes the rotation, whole if nothing of the old CA may be left.
+func (f *fleet) complete(t *testing.T, whole bool) {
+	t.Helper()
+	f.does(t, "cluster", v1alpha1.AdoptionAttested)
+	if whole {
+		within(t, fleetLifetime+markAhead+2*patience, "nothing is outstanding", func(context.Context) error {
+			if obj := f.get(t, "cluster"); len(obj.Status.Outstanding) > 0 {
+				return fmt.Errorf("there is %+v", obj.Status.Outstanding)
+			}
+			return nil
+		})
+	} else {
+		f.does(t, "cluster", v1alpha1.OutstandingAccepted)
+	}
+	f.ask(t, "cluster", v1alpha1.RotateComplete)
+	f.reaches(t, "cluster", v1alpha1.Completed, nil)
+}
+
+// startFleet has size members join with a token, and talk until the test ends.
+func (r *rotating) startFleet(t *testing.T, size int) *fleet {
+	t.Helper()
+	r.allow(t, mayCreate, rbacv1.UserKind, "joiner")
+	r.allow(t, mayJoin, rbacv1.UserKind, "joiner")
+	r.allow(t, mayRenewOwn, rbacv1.GroupKind, csr.NodeGroup)
+	f := &fleet{rotating: r}
+	ctx, stop := context.WithCancel(t.Context())
+	var talking sync.WaitGroup
+	t.Cleanup(func() {
+		for _, m := range f.members {
+			m.manager.Stop()
+		}
+		stop()
+		talking.Wait()
+	})
+	for i := range size {
+		m := &member{name: fmt.Sprintf("%sfleet-%03d", csr.NodeUserPrefix, i)}
+		m.manager = r.certificateManager(t, m.name)
+		m.manager.Start()
+		f.members = append(f.members, m)
+	}
+	for _, m := range f.members {
+		talking.Go(func() { f.talk(ctx, t, m) })
+	}
+	return f
+}
+
+// certificateManager is the real one, as a kubelet has it.
+func (r *rotating) certificateManager(t *testing.T, user string) certificates.Manager {
+	t.Helper()
+	dir := filepath.Join(r.Dir, "fleet", user) // not the test's own, as a manager does not say when it has stopped
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	store, err := certificates.NewFileStore("fleet", dir, dir, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := certificates.NewManager(&certificates.Config{
+		ClientsetFn:      r.clientset,
+		Template:         &x509.CertificateRequest{Subject: pkix.Name{CommonName: user, Organization: []string{csr.NodeGroup}}},
+		SignerName:       certificatesv1.KubeAPIServerClientKubeletSignerName,
+		GetUsages:        certificates.DefaultKubeletClientGetUsages,
+		CertificateStore: store,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return manager
+}
+
+// clientset asks for certificates: with the one that there is, or the token that a node joins with.
+func (r *rotating) clientset(current *tls.Certificate) (kubernetes.Interface, error) {
+	config := rest.AnonymousClientConfig(r.Config)
+	config.QPS = -1
+	if current == nil {
+		config.BearerToken = "joiner-token"
+		return kubernetes.NewForConfig(config)
+	}
+	one, err := showing(config, current)
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfigAndClient(config, one)
+}
+
+// talk has m ask again and again who it is, each time on a new connection.
+func (f *fleet) talk(ctx context.Context, t *testing.T, m *member) {
+	ticker := time.NewTicker(time.Duration(len(f.members)) * time.Second / perSecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		current := m.manager.Current()
+		if current == nil {
+			continue // it has not joined yet
+		}
+		switch user, err := whoIs(ctx, f.Config, current); {
+		case ctx.Err() != nil:
+		case err == nil && user == m.name:
+			m.known.Add(1)
+		case err == nil || apierrors.IsUnauthorized(err):
+			f.refused.Add(1)
+			t.Logf("the API server takes %s for %q, error %v; its certificate is of %q and ends at %s", m.name, user, err, current.Leaf.Issuer, current.Leaf.NotAfter)
+		default:
+			f.failed.Add(1)
+			t.Logf("%s has no answer: %v", m.name, err)
+		}
+	}
+}
+
+// eachKnown waits until the API server has known each member once more.
+func (f *fleet) eachKnown(t *testing.T) {
+	t.Helper()
+	for _, m := range f.members {
+		before := m.known.Load()
+		within(t, 2*patience, m.name+" is known", func(context.Context) error {
+			if m.known.Load() == before {
+				return fmt.Errorf("%d times so far", before)
+			}
+			return nil
+		})
+	}
+}
+
+// allBy waits until the certificate of each is by one.
+func (f *fleet) allBy(t *testing.T, one *v1alpha1.CAStatus, bound time.Duration) {
+	t.Helper()
+	certs, err := ca.ParseCertificates([]byte(one.Certificate))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(bound)
+	for _, m := range f.members {
+		within(t, time.Until(end), m.name+" has a certificate by "+one.KeyID, func(context.Context) error {
+			current := m.manager.Current()
+			if current == nil {
+				return errors.New("it has none")
+			}
+			return current.Leaf.CheckSignatureFrom(certs[0])
+		})
+	}
+}

@@ -1,0 +1,99 @@
+package manifests
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+const rotated = "--set=config.rotation.enabled=true"
+
+// TestRotationChart compares what the chart adds for rotation with the component.
+func TestRotationChart(t *testing.T) {
+	t.Parallel()
+	for _, options := range []string{"--set=split=false", "--set=split=true"} {
+		without, with := helm(t, options), helm(t, options, rotated)
+		for name, want := range kustomize(t, "rotation") {
+			got := with[name]
+			if got == nil || without[name] != nil {
+				t.Errorf("%s %s: without rotation %t, with it %t", options, name, without[name] != nil, got != nil)
+				continue
+			}
+			if want.GetKind() == "CustomResourceDefinition" {
+				annotations := got.GetAnnotations()
+				if annotations["helm.sh/resource-policy"] != "keep" {
+					t.Errorf("an uninstall would take the authorities: %v", annotations)
+				}
+				delete(annotations, "helm.sh/resource-policy")
+				got.SetAnnotations(annotations)
+			}
+			labels := got.GetLabels()
+			for label, value := range want.GetLabels() { // aggregation
+				if labels[label] != value {
+					t.Errorf("%s %s: labels %v, want %s=%s", options, name, labels, label, value)
+				}
+			}
+			if strings.HasSuffix(want.GetKind(), "Binding") && strings.Contains(options, "true") {
+				if name := got.GetName(); name == "csr-rotation" || name == "csr-trust" {
+					if bound := subjects(t, objects{name: got}); !cmp.Equal(bound, []string{"csr-rotation"}) {
+						t.Errorf("%s is bound to %v", name, bound)
+					}
+				}
+				delete(want.Object, "subjects")
+				delete(got.Object, "subjects")
+			}
+			want.SetLabels(nil)
+			got.SetLabels(nil)
+			if diff := cmp.Diff(want.Object, got.Object); diff != "" {
+				t.Errorf("%s %s (-component +chart):\n%s", options, name, diff)
+			}
+		}
+	}
+}
+
+// TestRotationChartSplit has a fourth Deployment, that does nothing but rotate.
+func TestRotationChartSplit(t *testing.T) {
+	t.Parallel()
+	const name = "csr-rotation"
+	if _, found := typed[appsv1.Deployment](t, helm(t, "--set=split=true"), "Deployment")[name]; found {
+		t.Error("there is one without rotation")
+	}
+	all := helm(t, "--set=split=true", rotated)
+	deployment := typed[appsv1.Deployment](t, all, "Deployment")[name]
+	pod := deployment.Spec.Template.Spec
+	if pod.ServiceAccountName != name || !slices.Contains(pod.Containers[0].Args, "--controllers=rotation") || all["ServiceAccount "+systemNamespace+"/"+name] == nil {
+		t.Errorf("pod: %+v", pod)
+	}
+}
+
+// TestRotationChartNames: the names of Secrets and of signers of one's own get into the roles.
+func TestRotationChartNames(t *testing.T) {
+	t.Parallel()
+	all := helm(t, rotated, "--set-json=config.signing="+
+		`{"secret":"`+systemNamespace+`/a","signers":[{"name":"example.com/web","secret":"`+systemNamespace+`/b","usages":["server auth"]}]}`)
+	var secrets, maps []string
+	for _, rule := range typed[rbacv1.Role](t, objects{"": all["Role "+systemNamespace+"/csr-rotation"]}, "Role")["csr-rotation"].Rules {
+		if slices.Contains(rule.Resources, "secrets") {
+			secrets = append(secrets, rule.ResourceNames...)
+		} else {
+			maps = append(maps, rule.ResourceNames...)
+		}
+	}
+	if diff := cmp.Diff([]string{"a", "b"}, secrets); diff != "" {
+		t.Errorf("Secrets (-want +got):\n%s", diff)
+	}
+	for _, want := range []string{"a-ledger", "a-nodes-00", "a-nodes-0f", "b-ledger", "b-nodes-0a"} {
+		if !slices.Contains(maps, want) || len(maps) != 34 {
+			t.Errorf("no %s in %v", want, maps)
+		}
+	}
+	custom := typed[rbacv1.ClusterRole](t, all, "ClusterRole")["csr-rotation-custom-signers"]
+	want := []rbacv1.PolicyRule{{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"example.com/web"}, Verbs: []string{"attest"}}}
+	if diff := cmp.Diff(want, custom.Rules); diff != "" {
+		t.Errorf("custom signers (-want +got):\n%s", diff)
+	}
+}
