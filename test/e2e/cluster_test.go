@@ -93,7 +93,7 @@ func (c *cluster) stopAll() error {
 		errs = append(errs, m.stop())
 	}
 	// The next test has a control plane of its own.
-	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")))...)
+	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")), os.RemoveAll(c.path("pki")))...)
 }
 
 // machine starts one more machine.
