@@ -80,7 +80,7 @@ e2e-root:
 
 .PHONY: e2e
 e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/e2e.md)
-	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 15m -v -run '^Test(Deployment|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
+	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly
 e2e-nightly: e2e-root image ## make e2e, two versions of the kubelet, static pods, and what takes six minutes

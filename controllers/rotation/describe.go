@@ -63,6 +63,7 @@ func trusting(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	if obj.Status.Candidate != nil {
 		proof, who = f.Candidate, obj.Status.Candidate
 	}
+	asked := obj.Status.Phase == v1alpha1.Preparing || obj.Status.Phase == v1alpha1.Prepared
 	switch {
 	case who == nil:
 	case !AsksAPIServers(obj.Spec.Signers):
@@ -73,6 +74,8 @@ func trusting(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 		set(v1alpha1.ConditionTrusted, state, "Owner", confirmed)
 	case proof.Proven:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised", fmt.Sprintf("every API server recognises certificates of the CA %s", who.KeyID))
+	case !asked:
+		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised", fmt.Sprintf("every API server recognised certificates of the CA %s when it began to sign", who.KeyID))
 	default:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(first(proof.Missing), "; "), "not every API server was asked yet"))
 	}

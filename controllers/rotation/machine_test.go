@@ -139,6 +139,8 @@ var rows = []row{
 	{name: "one does not", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }), phase: v1alpha1.Preparing, waits: "10.0.0.7:6443"},
 	{name: "nobody was found to ask", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server to be asked"},
 	{name: "not published", state: preparing(), facts: good(both, unpublished), phase: v1alpha1.Preparing, action: Publish},
+	{name: "it is published, and one does not trust it", state: intent(preparing(), Publish), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }),
+		phase: v1alpha1.Preparing, waits: "10.0.0.7:6443", also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == "" }},
 	{name: "the signer does not know of the cap", state: preparing(), facts: good(both, unpermitted), phase: v1alpha1.Preparing, action: Permit},
 	{name: "those who can't be asked", state: preparing(), spec: serving, facts: good(both), phase: v1alpha1.Preparing, waits: "operation trust-confirmed"},
 	{name: "trust-confirmed", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed)), phase: v1alpha1.Preparing, take: true,

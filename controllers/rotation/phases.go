@@ -201,6 +201,8 @@ func (m *machine) published() bool {
 	if !m.f.Published {
 		m.step.Waiting = append(m.step.Waiting, m.f.Unpublished...)
 		m.act(Publish)
+	} else if m.s.Intent == string(Publish) {
+		m.s.Intent = ""
 	}
 	return m.f.Published
 }

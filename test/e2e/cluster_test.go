@@ -13,9 +13,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 const (
@@ -73,8 +76,12 @@ func newCluster(t *testing.T, plane *controlPlane) *cluster {
 			t.Error(err)
 		}
 	})
-	var err error
-	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+	scheme := runtime.NewScheme()
+	err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: scheme}); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -86,7 +93,7 @@ func (c *cluster) stopAll() error {
 		errs = append(errs, m.stop())
 	}
 	// The next test has a control plane of its own.
-	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")))...)
+	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")), os.RemoveAll(c.path("pki")))...)
 }
 
 // machine starts one more machine.
@@ -135,7 +142,7 @@ func (c *cluster) tryKubectl(args ...string) (string, error) {
 // describe logs what the API server knows.
 func (c *cluster) describe(t *testing.T) {
 	for _, line := range []string{
-		"get nodes -o wide", "get pods -A -o wide", "get csr", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
+		"get nodes -o wide", "get pods -A -o wide", "get csr", "get signingauthorities -o yaml", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
 	} {
 		output, err := c.tryKubectl(strings.Fields(line)...)
 		t.Logf("kubectl %s\n%s", line, tail(output, 60))

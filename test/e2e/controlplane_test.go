@@ -54,12 +54,7 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 	if err := c.start("etcd", etcdArgs(c.path("etcd"))); err != nil {
 		return nil, err
 	}
-	if err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
-		"--kubelet-certificate-authority="+c.path("pki/client-ca.crt"), // both CAs, as either may have signed
-		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log"))); err != nil {
-		return nil, err
-	}
-	if err := waitForAPIServer(ctx, c.config); err != nil {
+	if err := c.startAPIServer(ctx); err != nil {
 		return nil, err
 	}
 	return c, errors.Join(
@@ -72,6 +67,27 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 		c.start("kube-scheduler", []string{
 			"--kubeconfig=" + c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0",
 		}))
+}
+
+// startAPIServer starts it, and waits until it is ready.
+func (c *controlPlane) startAPIServer(ctx context.Context) error {
+	err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
+		"--kubelet-certificate-authority="+c.path("pki/client-ca.crt"), // both CAs, as either may have signed
+		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log")))
+	if err != nil {
+		return err
+	}
+	return waitForAPIServer(ctx, c.config)
+}
+
+// restartAPIServer ends it at once, and starts it again.
+func (c *controlPlane) restartAPIServer(ctx context.Context) error {
+	i := slices.IndexFunc(c.processes, func(p *process) bool { return p.name == "kube-apiserver" })
+	if err := c.processes[i].kill(); err != nil {
+		return err
+	}
+	c.processes = slices.Delete(c.processes, i, i+1)
+	return c.startAPIServer(ctx)
 }
 
 // server is the API server's URL.

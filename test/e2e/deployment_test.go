@@ -12,7 +12,7 @@ import (
 func TestDeployment(t *testing.T) {
 	c := startCluster(t)
 	before := c.objects(t)
-	c.install(t, "manifests/default")
+	c.install(t, "manifests/default", c.ca)
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	var worker, impostor *machine
 	step(t, "1 a kubelet joins through the Deployment", func(t *testing.T) { worker = c.testJoin(t) })

@@ -22,10 +22,10 @@ const (
 )
 
 // install applies an overlay and then makes the signing Secret, as README has it.
-func (c *cluster) install(t *testing.T, overlay string) {
+func (c *cluster) install(t *testing.T, overlay string, ca *csrenv.CA) {
 	t.Helper()
 	c.kubectl(t, "apply", "-k", overlay)
-	secret := signingSecretOf(c.ca)
+	secret := signingSecretOf(ca)
 	if err := c.admin.Create(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}

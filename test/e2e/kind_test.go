@@ -43,7 +43,7 @@ func TestKind(t *testing.T) {
 	c.takeOver(t)
 	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
 	before := c.objects(t)
-	c.install(t, "manifests/kind")
+	c.install(t, "manifests/kind", c.ca)
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	worker := c.machines[name+"-worker"]
 	step(t, "1 a kubelet joins through the Deployment", func(t *testing.T) {

@@ -38,6 +38,7 @@ enforceNodeAllocatable: []
 makeIPTablesUtilChains: false
 localStorageCapacityIsolation: false
 resolvConf: ""
+syncFrequency: 10s
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, nodefs.inodesFree: 1%%, imagefs.available: 1%%}
 `
 

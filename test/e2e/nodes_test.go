@@ -34,7 +34,7 @@ func TestNodes(t *testing.T) {
 		t.Fatal("OLD_KUBELET names no kubelet of an older version: make e2e-nightly does")
 	}
 	c := startCluster(t)
-	c.install(t, "manifests/default")
+	c.install(t, "manifests/default", c.ca)
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.testVersions(t, versions)
 	t.Run("at the same time", func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -56,12 +57,14 @@ func (c *cluster) served(t *testing.T, m *machine) *x509.Certificate {
 	return cert
 }
 
-// servedBy connects as the API server does, which trusts both CAs.
+// servedBy connects as the API server does, with the CAs in its file.
 func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
-	trusted := x509.NewCertPool()
-	for _, ca := range [][]byte{c.ca.CertPEM, c.next.CertPEM} {
-		trusted.AppendCertsFromPEM(ca)
+	file, err := os.ReadFile(c.path("pki/client-ca.crt"))
+	if err != nil {
+		return nil, err
 	}
+	trusted := x509.NewCertPool()
+	trusted.AppendCertsFromPEM(file)
 	dialer := &net.Dialer{Timeout: 5 * time.Second}
 	conn, err := tls.DialWithDialer(dialer, "tcp", net.JoinHostPort(m.address, "10250"), &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12})
 	if err != nil {

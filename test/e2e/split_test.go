@@ -25,7 +25,7 @@ var identities = []string{"csr-approver", "csr-signer", "csr-cleaner"}
 
 // testSplit is step 6.
 func (c *cluster) testSplit(t *testing.T) {
-	c.install(t, "manifests/split")
+	c.install(t, "manifests/split", c.ca)
 	c.deploymentsAvailable(t, identities...)
 	requests := c.joinSplit(t)
 	for _, who := range identities {

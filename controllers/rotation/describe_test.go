@@ -1,0 +1,33 @@
+package rotation
+
+import (
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// TestTrusted: who is not asked any more has not stopped to trust what signs.
+func TestTrusted(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name   string
+		status v1alpha1.SigningAuthorityStatus
+		want   metav1.ConditionStatus
+	}{
+		{"a candidate that is not proven", preparing(), metav1.ConditionFalse},
+		{"one that signs, and is not recognised now", prepared(), metav1.ConditionFalse},
+		{"nobody is asked about the new one while the old one leaves", completing(true), metav1.ConditionTrue},
+		{"nobody is asked", completed(), metav1.ConditionTrue},
+	} {
+		obj := &v1alpha1.SigningAuthority{Status: row.status}
+		obj.Spec.Signers = []string{certificatesv1.KubeAPIServerClientKubeletSignerName}
+		describe(obj, Facts{Now: noon})
+		if got := meta.FindStatusCondition(obj.Status.Conditions, v1alpha1.ConditionTrusted); got == nil || got.Status != row.want {
+			t.Errorf("%s: %+v, want %s", row.name, got, row.want)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// reloads counts what the API server made of the file of --kubelet-certificate-authority, among others, each time that it has
+// looked at it.
+const reloads = "rest_client_transport_ca_reload_total{"
+
+// ask writes the annotation, as kubectl annotate does, and waits until it is taken.
+func (c *cluster) ask(t *testing.T, operation v1alpha1.Operation) {
+	t.Helper()
+	c.kubectl(t, "annotate", "signingauthority", authorityName, v1alpha1.OperationAnnotation+"="+string(operation))
+	c.until(t, 30*time.Second, string(operation)+" is taken", func(ctx context.Context) (bool, error) {
+		obj := &v1alpha1.SigningAuthority{}
+		err := c.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj)
+		return obj.Annotations[v1alpha1.OperationAnnotation] == "", err
+	})
+}
+
+// reaches waits until the authority is in phase, and also says yes.
+func (c *cluster) reaches(t *testing.T, timeout time.Duration, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthorityStatus) bool) *v1alpha1.SigningAuthorityStatus {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{}
+	c.until(t, timeout, fmt.Sprintf("the authority is %s", phase), func(ctx context.Context) (bool, error) {
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj); err != nil {
+			return false, err
+		}
+		if obj.Status.Phase != phase || also != nil && !also(&obj.Status) {
+			return false, fmt.Errorf("it is %q, and waits for %q: %+v", obj.Status.Phase, obj.Status.WaitingFor, obj.Status.Conditions)
+		}
+		return true, nil
+	})
+	return &obj.Status
+}
+
+// toldRefused waits for an Event that refuses an operation.
+func (c *cluster) toldRefused(t *testing.T, part string) {
+	t.Helper()
+	c.until(t, 30*time.Second, "an Event refuses the operation", func(ctx context.Context) (bool, error) {
+		events := &eventsv1.EventList{}
+		if err := c.admin.List(ctx, events, client.InNamespace(corev1.NamespaceDefault)); err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
+			return event.Regarding.Name == authorityName && event.Reason == "RotationRefused" && strings.Contains(event.Note, part)
+		}), nil
+	})
+}
+
+// reloaded waits until the API server has looked at the file of --kubelet-certificate-authority after the candidate got into
+// it. It does so when it talks to a kubelet, five minutes after the last time at the earliest.
+func (c *cluster) reloaded(t *testing.T) {
+	t.Helper()
+	status := c.reaches(t, time.Minute, v1alpha1.Preparing, nil)
+	c.trustsFile(t, status.Candidate)
+	begin, before := time.Now(), c.looks(t)
+	c.until(t, 6*time.Minute, "the API server has read the kubelets' CAs again", func(context.Context) (bool, error) {
+		_, err := c.tryKubectl("logs", "on-worker")
+		return c.looks(t) != before, err
+	})
+	t.Logf("the API server has read the kubelets' CAs again after %s", time.Since(begin).Round(time.Second))
+}
+
+// looks are the API server's counts of them.
+func (c *cluster) looks(t *testing.T) string {
+	t.Helper()
+	var found []string
+	for line := range strings.Lines(c.kubectl(t, "get", "--raw", "/metrics")) {
+		if strings.HasPrefix(line, reloads) {
+			found = append(found, line)
+		}
+	}
+	return strings.Join(found, "")
+}
+
+// readySince is since when each Node is Ready, without a break: the API keeps the time of the last change.
+func (c *cluster) readySince(t *testing.T) string {
+	t.Helper()
+	list := &corev1.NodeList{}
+	if err := c.admin.List(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, node := range list.Items {
+		for _, one := range node.Status.Conditions {
+			if one.Type == corev1.NodeReady {
+				all = append(all, fmt.Sprintf("%s %s %s", node.Name, one.Status, one.LastTransitionTime))
+			}
+		}
+	}
+	return strings.Join(all, "\n")
+}
+
+// certOf is a CA that a status tells of.
+func certOf(t *testing.T, one *v1alpha1.CAStatus) *x509.Certificate {
+	t.Helper()
+	certs, err := ca.ParseCertificates([]byte(one.Certificate))
+	if err != nil || len(certs) != 1 {
+		t.Fatalf("%d certificates: %v", len(certs), err)
+	}
+	return certs[0]
+}
