@@ -81,6 +81,9 @@ type SigningAuthorityStatus struct {
 	// Retiring has signed before.
 	// +optional
 	Retiring *CAStatus `json:"retiring,omitempty"`
+	// LastRetired is the CA that was left last, with what its owner has said of it.
+	// +optional
+	LastRetired *CAStatus `json:"lastRetired,omitempty"`
 	// InitiatedAt is when the last rotation began, PreparedAt when the new CA began to sign, CompletionInitiatedAt when the
 	// old one began to leave, CompletedAt when it had left.
 	// +optional
@@ -121,7 +124,8 @@ type CAStatus struct {
 	// Fingerprint is the hex SHA-256 of its certificate.
 	Fingerprint string `json:"fingerprint"`
 	// Certificate is it in PEM, for the bundle.
-	Certificate string `json:"certificate"`
+	// +optional
+	Certificate string `json:"certificate,omitempty"`
 	// Generation counts the CAs of this authority.
 	Generation int64 `json:"generation"`
 	// NotAfter is its end.

@@ -262,6 +262,11 @@ func (in *SigningAuthorityStatus) DeepCopyInto(out *SigningAuthorityStatus) {
 		*out = new(CAStatus)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.LastRetired != nil {
+		in, out := &in.LastRetired, &out.LastRetired
+		*out = new(CAStatus)
+		(*in).DeepCopyInto(*out)
+	}
 	if in.InitiatedAt != nil {
 		in, out := &in.InitiatedAt, &out.InitiatedAt
 		*out = (*in).DeepCopy()

@@ -14,6 +14,8 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	switch action {
 	case Publish:
 		return r.publish(ctx, obj)
+	case Open:
+		return r.ledger(obj).Open(ctx, obj.Status.Signing.KeyID)
 	case Seal:
 		return r.ledger(obj).Seal(ctx, obj.Status.Retiring.KeyID)
 	case Unseal:
@@ -63,7 +65,11 @@ func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthorit
 	if err != nil {
 		return err
 	}
-	if err := r.ledger(obj).Import(ctx, s.From.KeyID, account[s.From.KeyID], obj.Spec.Signers); err != nil {
+	issued, found := account[s.From.KeyID]
+	if !found {
+		return fmt.Errorf("the ledger of SigningAuthority %s has no account of its CA", s.from.Name)
+	}
+	if err := r.ledger(obj).Import(ctx, s.From.KeyID, issued, obj.Spec.Signers); err != nil {
 		return err
 	}
 	return r.writeKeys(ctx, obj, s.keys, CopyFrom, other.ring.Signing)

@@ -19,6 +19,7 @@ const longest = 20
 func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
+	status.APIServers = f.Servers
 	if more := len(status.WaitingFor) - longest; more > 0 {
 		status.WaitingFor = append(status.WaitingFor[:longest:longest], fmt.Sprintf("and %d more", more))
 	}
@@ -102,10 +103,18 @@ func leaving(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition)
 		return
 	}
 	if f.RetiringRefused.Proven {
-		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused", fmt.Sprintf("every API server refuses certificates of the CA %s", status.Retiring.KeyID))
+		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused", fmt.Sprintf("every API server refuses certificates of the CA %s%s", status.Retiring.KeyID, unclear(f)))
 	} else {
 		set(v1alpha1.ConditionRefused, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(first(f.RetiringRefused.Missing), "; "), "not every API server was asked yet"))
 	}
+}
+
+// unclear names the aggregated API servers of which nobody knows.
+func unclear(f Facts) string {
+	if len(f.Unclear) == 0 {
+		return ""
+	}
+	return "; not known of aggregated API servers: " + strings.Join(first(f.Unclear), "; ")
 }
 
 func first(all []string) []string { return slices.Clone(all[:min(len(all), longest)]) }

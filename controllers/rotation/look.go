@@ -5,14 +5,15 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
@@ -34,6 +35,9 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (
 		return nil, err
 	}
 	s.Permitted = s.keys.ring.Signing.Empty() || permitted(s.keys.ring, r.permit(obj))
+	if err := r.readLedger(ctx, obj, s); err != nil {
+		return nil, err
+	}
 	if len(Trusted(&obj.Status)) > 0 {
 		wanted, err := wanted(obj, s.Now)
 		if err != nil {
@@ -44,9 +48,6 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (
 		for _, problem := range state.Problems {
 			s.Unpublished = append(s.Unpublished, problem.String())
 		}
-	}
-	if err := r.readLedger(ctx, obj, s); err != nil {
-		return nil, err
 	}
 	r.ask(ctx, obj, s)
 	return s, r.kept(ctx, obj, s)
@@ -66,14 +67,57 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 		if other.Spec.Secret == obj.Spec.Secret && older(other, obj) {
 			return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
 		}
+		if taken := sharedKey(other, obj); taken != "" && older(other, obj) {
+			return fmt.Errorf("spec.trust: ConfigMap %s is where SigningAuthority %s publishes: give this one another", taken, other.Name)
+		}
 		if other.Name == obj.Spec.From && other.Status.Signing != nil {
 			s.From, s.from = other.Status.Signing, other
 		}
-		if obj.Status.Retiring != nil && other.Status.Signing != nil && other.Status.Signing.KeyID == obj.Status.Retiring.KeyID {
+		if has(other, obj.Status.Retiring) {
 			s.Sharing = append(s.Sharing, other.Name)
 		}
 	}
+	return reserved(append(list.Items, *obj), obj)
+}
+
+// has says whether other has the CA too.
+func has(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
+	return one != nil && slices.ContainsFunc([]*v1alpha1.CAStatus{other.Status.Signing, other.Status.Candidate, other.Status.Retiring}, func(theirs *v1alpha1.CAStatus) bool {
+		return theirs != nil && theirs.KeyID == one.KeyID
+	})
+}
+
+// sharedKey names a ConfigMap of which both want the same entry.
+func sharedKey(a, b *v1alpha1.SigningAuthority) string {
+	for _, one := range a.Spec.Trust.ConfigMaps {
+		for _, other := range b.Spec.Trust.ConfigMaps {
+			if configMapKey(one) == configMapKey(other) {
+				return one.Namespace + "/" + one.Name
+			}
+		}
+	}
+	return ""
+}
+
+// reserved refuses to publish to where something else belongs: the manager may write there, and whoever may edit the
+// authority must not, through it.
+func reserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthority) error {
+	for _, at := range obj.Spec.Trust.ConfigMaps {
+		taken := at.Namespace == trust.ExtensionNamespace && at.Name == trust.ExtensionName
+		for i := range all {
+			secret := all[i].Spec.Secret
+			names := append(ledger.NodesNames(secret.Name), ledger.BookName(secret.Name))
+			taken = taken || at.Namespace == secret.Namespace && slices.Contains(names, at.Name)
+		}
+		if taken {
+			return fmt.Errorf("spec.trust: ConfigMap %s/%s is for something else: publish to another", at.Namespace, at.Name)
+		}
+	}
 	return nil
+}
+
+func configMapKey(at v1alpha1.ConfigMapKey) trust.ConfigMapKey {
+	return trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")}
 }
 
 func older(a, b *v1alpha1.SigningAuthority) bool {
@@ -95,7 +139,7 @@ func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error)
 	}
 	w := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
 	for _, at := range obj.Spec.Trust.ConfigMaps {
-		w.ConfigMaps = append(w.ConfigMaps, trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")})
+		w.ConfigMaps = append(w.ConfigMaps, configMapKey(at))
 	}
 	if wants := obj.Spec.Trust.ClusterTrustBundles; wants == nil || *wants {
 		w.Signers = obj.Spec.Signers
@@ -103,41 +147,48 @@ func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error)
 	return w, nil
 }
 
-// readLedger reads what lives on the retiring CA.
+// readLedger reads what was issued, and what of it lives on the retiring CA.
 func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	recorder := r.recorder(obj)
+	flushed := recorder.Flush(ctx)
+	accounts, err := recorder.Book.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("read what was issued: %w", err)
+	}
+	if s.Ring.TLS != nil {
+		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
+	}
+	if s.Ring.Signing != nil {
+		_, found := accounts[s.Ring.Signing.KeyID]
+		s.Unaccounted = !found
+	}
 	retiring := obj.Status.Retiring
 	if retiring == nil {
 		return nil
 	}
-	recorder := r.recorder(obj)
-	if err := recorder.Flush(ctx); err != nil {
-		return fmt.Errorf("note what was issued: %w", err)
+	if flushed != nil && !s.Unaccounted { // which is why
+		return fmt.Errorf("note what was issued: %w", flushed)
 	}
-	account, err := recorder.Book.Read(ctx)
-	if err != nil {
-		return fmt.Errorf("read what was issued: %w", err)
-	}
-	entry, found := account[retiring.KeyID]
+	account, found := accounts[retiring.KeyID]
 	if !found { // it had one since it began to sign
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
 	}
-	s.Sealed = entry.Sealed
-	for signer, issued := range entry.Signers {
+	s.Sealed, s.RetiringSigners = account.Sealed, slices.Sorted(maps.Keys(account.Signers))
+	for _, signer := range s.RetiringSigners {
+		issued := account.Signers[signer]
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
 	}
-	slices.SortFunc(s.Outstanding, func(a, b v1alpha1.Outstanding) int { return strings.Compare(a.Signer, b.Signer) })
 	return nil
 }
 
 // kept looks for those who hold what was published before.
 func (r *Reconciler) kept(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	if obj.Status.UnpublishedAt == nil || s.keys.retiring == nil || len(s.Sharing) > 0 || !AsksAPIServers(obj.Spec.Signers) {
+	if obj.Status.UnpublishedAt == nil || s.keys.retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
 		return nil
 	}
 	var err error
 	if s.Kept, err = r.publisher.Holds(ctx, s.keys.retiring.Certificate()); err != nil {
 		return err
 	}
-	s.Holding, err = r.holding(ctx, s.keys)
-	return err
+	return r.aggregated(ctx, s)
 }

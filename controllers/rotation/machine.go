@@ -37,6 +37,8 @@ const (
 	Switch Action = "Switch"
 	// SwapBack makes the retiring CA sign again, and the other one retire.
 	SwapBack Action = "SwapBack"
+	// Open makes an account in the ledger for what signs, which has none any more.
+	Open Action = "Open"
 	// Permit renews what the signer is told about the signing pair.
 	Permit Action = "Permit"
 	// Seal closes the ledger for the retiring CA: nothing can be issued by it that the ledger does not name.
@@ -67,11 +69,18 @@ type Facts struct {
 	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it.
 	Outstanding []v1alpha1.Outstanding
 	Sealed      bool
-	// Sharing are other authorities whose signing CA the retiring one is.
+	// Unaccounted says that the ledger has lost what was issued by the signing CA, TLSRetired that it is closed for the CA in
+	// tls.crt: that one has retired here. RetiringSigners are those that the retiring one has issued for.
+	Unaccounted, TLSRetired bool
+	RetiringSigners         []string
+	// Sharing are other authorities that have the retiring CA too.
 	Sharing []string
-	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers do.
-	Kept    bool
-	Holding []string
+	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers accept it,
+	// Unclear of which that is not known: those nobody waits for, as there are such as can't be asked at all.
+	Kept             bool
+	Holding, Unclear []string
+	// Servers are what API servers said last, of the CA that the phase is about.
+	Servers []v1alpha1.APIServerStatus
 	// Permitted says that the signer has been told what the spec says now.
 	Permitted bool
 }
@@ -138,6 +147,9 @@ func (m *machine) run() {
 	if m.bookkeeping() {
 		return
 	}
+	if m.unaccounted() {
+		return
+	}
 	switch m.s.Phase {
 	case v1alpha1.New:
 		m.begin()
@@ -166,6 +178,16 @@ func (m *machine) bookkeeping() bool {
 		m.s.TakenOperation = ""
 		return false
 	}
+}
+
+// unaccounted counts what signs as adopted, once nobody can say any more what was issued by it.
+func (m *machine) unaccounted() bool {
+	if !m.f.Unaccounted || !m.f.Ring.Signing.is(m.s.Signing) {
+		return false
+	}
+	m.s.Signing.AdoptedAt, m.s.Signing.AttestedAt = m.now(), nil
+	m.act(Open)
+	return true
 }
 
 // act notes the intent of action, which Next returns again until its result is seen.

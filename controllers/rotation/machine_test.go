@@ -121,6 +121,13 @@ var rows = []row{
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Candidate.Fingerprint == "old" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt != nil
 		}},
+	{name: "what is brought has ended", facts: good(RingFacts{TLS: ended("old")}), phase: v1alpha1.New, waits: "it has ended"},
+	{name: "what is brought has retired here", facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.New, waits: "has retired here"},
+	{name: "the status is lost before anything signs", facts: good(RingFacts{TLS: fact("new"), Candidate: fact("new")}), phase: v1alpha1.Preparing,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt != nil }},
+	{name: "its owner thinks better of it", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 1, Candidate: noted("old")},
+		facts: good(RingFacts{TLS: fact("mine"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.Fingerprint == "mine" }},
 	{name: "what is brought can't be used", facts: good(RingFacts{TLSProblem: "the key is encrypted"}), phase: v1alpha1.New, waits: "the key is encrypted"},
 	{name: "the status is lost, with a candidate", facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Signing.AdoptedAt != nil && s.Candidate.Fingerprint == "new" && s.Generation == 2
@@ -145,6 +152,9 @@ var rows = []row{
 	{name: "those who can't be asked", state: preparing(), spec: serving, facts: good(both), phase: v1alpha1.Preparing, waits: "operation trust-confirmed"},
 	{name: "trust-confirmed", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed)), phase: v1alpha1.Preparing, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.TrustConfirmedAt != nil }},
+	{name: "trust-confirmed before there is anything to trust", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed), unpublished), phase: v1alpha1.Preparing, take: true, refused: "not published yet"},
+	{name: "the ledger is lost", state: preparing(), facts: good(both, func(f *Facts) { f.Unaccounted = true }), phase: v1alpha1.Preparing, action: Open,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AdoptedAt != nil }},
 	{name: "the switch is seen", state: preparing(), facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Candidate == nil && s.Intent == ""
 	}},
@@ -182,6 +192,9 @@ var rows = []row{
 	{name: "roll back", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "roll back to what is not trusted any more", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback), func(f *Facts) { f.RetiringTrusted = Proof{Missing: []string{"10.0.0.8:6443"}} }),
 		phase: v1alpha1.Prepared, take: true, refused: "10.0.0.8:6443"},
+	{name: "roll back to what has ended", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback), func(f *Facts) { f.Now = noon.Add(10001 * time.Hour) }),
+		phase: v1alpha1.Prepared, take: true, refused: "the CA old has ended"},
+	{name: "roll back while the ledger is closed", state: prepared(), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: Unseal},
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
 	{name: "rolled back", state: intent(prepared(), SwapBack), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new" && s.Intent == ""
@@ -204,11 +217,15 @@ var rows = []row{
 	{name: "kept for aggregated API servers", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Kept = true }), phase: v1alpha1.Completing, action: Prune},
 	{name: "kept while one still accepts it", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Kept, f.RetiringRefused = true, Proof{Missing: []string{"x"}} }), phase: v1alpha1.Completing, waits: "x"},
 	{name: "an aggregated one holds it", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Holding = []string{"v1.example.com"} }), phase: v1alpha1.Completing, waits: "v1.example.com"},
+	{name: "one still accepts it, for a signer that has left", state: completing(true), spec: serving, facts: good(switched, sealed, func(f *Facts) {
+		f.RetiringSigners, f.RetiringRefused = []string{certificatesv1.KubeAPIServerClientSignerName}, Proof{Missing: []string{"10.0.0.9:6443"}}
+	}), phase: v1alpha1.Completing, waits: "10.0.0.9:6443"},
+	{name: "of an aggregated one nobody knows", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Unclear = []string{"metrics"} }), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "refused by all", state: completing(true), facts: good(switched, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "shared with another authority", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Sharing, f.RetiringRefused = []string{"other"}, Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "a CA that has ended proves nothing", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Now, f.RetiringRefused = noon.Add(10001*time.Hour), Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "destroyed", state: intent(completing(true), DestroyRetiring), facts: good(oldGone, sealed), phase: v1alpha1.Completed, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
-		return s.Retiring == nil && s.CompletedAt != nil && s.UnpublishedAt == nil
+		return s.Retiring == nil && s.LastRetired.Fingerprint == "old" && s.CompletedAt != nil && s.UnpublishedAt == nil
 	}},
 	{name: "no way back", state: completing(true), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completing, take: true, refused: "no way back"},
 
@@ -225,6 +242,7 @@ var rows = []row{
 		return s.Candidate.Fingerprint == "mine" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt == nil
 	}},
 	{name: "an owner's CA with the same key", state: completed(), facts: good(RingFacts{TLS: sameKey("mine", "old"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "the key that signs"},
+	{name: "an owner's CA that has retired here", state: completed(), facts: good(ownCA, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "an owner's CA that has ended", state: completed(), facts: good(RingFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
 	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
 	{name: "the Secret is gone", state: completed(), facts: good(RingFacts{}), phase: v1alpha1.Completed, waits: "from a backup"},

@@ -19,7 +19,10 @@ func (m *machine) begin() {
 	case ring.Candidate != nil:
 		m.s.Generation = max(m.s.Generation, 1)
 		m.s.Candidate = m.noteCA(ring.Candidate, m.s.Generation)
+		m.s.Candidate.AdoptedAt = m.now() // whoever has made it
 		m.enter(v1alpha1.Preparing)
+	case ring.TLS != nil && m.unusable() != "":
+		m.wait("another CA in tls.crt and tls.key of the Secret: %s", m.unusable())
 	case ring.TLS != nil:
 		m.adopt()
 	case ring.TLSProblem != "":
@@ -47,7 +50,7 @@ func (m *machine) resume() {
 	switch {
 	case ring.Candidate != nil:
 		m.s.Generation++
-		m.s.Candidate = m.noteCA(ring.Candidate, m.s.Generation)
+		m.s.Candidate = adopted(ring.Candidate)
 		m.enter(v1alpha1.Preparing)
 	case ring.Retiring != nil:
 		m.s.Retiring = adopted(ring.Retiring)
@@ -97,23 +100,41 @@ func (m *machine) start() {
 
 // prepare has a candidate trusted, and then switches.
 func (m *machine) prepare() {
-	ring := m.f.Ring
 	switch {
-	case ring.Candidate == nil && ring.Signing.is(m.s.Candidate):
+	case m.f.Ring.Candidate == nil && m.f.Ring.Signing.is(m.s.Candidate):
 		m.switched()
+	case m.reconsidered():
+		m.adopt()
 	case m.lost():
-	case ring.Candidate == nil && m.s.Candidate != nil && ring.TLS.is(m.s.Candidate):
-		m.act(TakeCandidate)
-	case ring.Candidate == nil:
-		m.s.Candidate = nil // it was never trusted with anything
-		m.act(MakeCandidate)
-	case !ring.Candidate.is(m.s.Candidate):
-		m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""
+	case m.candidate():
 	case m.preparing():
 	case m.edited():
 	default:
 		m.prove()
 	}
+}
+
+// reconsidered says whether the owner has put another CA into the Secret before any has signed.
+func (m *machine) reconsidered() bool {
+	ring := m.f.Ring
+	return m.s.Signing == nil && ring.Signing == nil && ring.TLS != nil && !ring.TLS.is(m.s.Candidate) && m.unusable() == ""
+}
+
+// candidate sees to it that there is one, and that it is the one that is noted.
+func (m *machine) candidate() bool {
+	ring := m.f.Ring
+	switch {
+	case ring.Candidate.is(m.s.Candidate):
+		return false
+	case ring.Candidate != nil:
+		m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""
+	case m.s.Candidate != nil && ring.TLS.is(m.s.Candidate):
+		m.act(TakeCandidate)
+	default:
+		m.s.Candidate = nil // it was never trusted with anything
+		m.act(MakeCandidate)
+	}
+	return true
 }
 
 // switched notes that the candidate signs.
@@ -133,6 +154,10 @@ func (m *machine) preparing() bool {
 	case "":
 		return false
 	case v1alpha1.TrustConfirmed:
+		if !m.f.Published {
+			m.refuse("the candidate is not published yet")
+			break
+		}
 		m.s.Candidate.TrustConfirmedAt = m.now()
 		m.take()
 	case v1alpha1.AdoptionAttested:
@@ -175,7 +200,13 @@ func (m *machine) prove() {
 
 // trusted waits for the API servers, if they verify what any of the signers issues.
 func (m *machine) trusted(proof Proof) {
-	if !AsksAPIServers(m.spec.Signers) || proof.Proven {
+	if AsksAPIServers(m.spec.Signers) {
+		m.unproven(proof)
+	}
+}
+
+func (m *machine) unproven(proof Proof) {
+	if proof.Proven {
 		return
 	}
 	if len(proof.Missing) == 0 {

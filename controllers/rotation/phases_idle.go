@@ -87,8 +87,18 @@ func (m *machine) unfit() string {
 		return "a rotation is under way"
 	case ring.TLS.KeyID == m.s.Signing.KeyID:
 		return "it has the key that signs: who leaves a CA needs another key"
-	case !ring.TLS.NotAfter.After(m.f.Now):
+	default:
+		return m.unusable()
+	}
+}
+
+// unusable says why the CA in tls.crt and tls.key can't become one that signs, or nothing.
+func (m *machine) unusable() string {
+	switch {
+	case !m.f.Ring.TLS.NotAfter.After(m.f.Now):
 		return "it has ended"
+	case m.f.TLSRetired:
+		return "it has retired here before, so those who left it would trust it again"
 	default:
 		return ""
 	}

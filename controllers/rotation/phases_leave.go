@@ -24,12 +24,12 @@ func (m *machine) prepared() {
 	case m.s.Retiring == nil:
 		m.enter(v1alpha1.Completed)
 	case m.lost():
+	case m.f.Sealed: // before anything else: it may be gone back to
+		m.act(Unseal)
 	case m.preparedOperation():
 	case m.s.Intent == string(SwapBack):
 		m.act(SwapBack)
 	case m.edited():
-	case m.f.Sealed:
-		m.act(Unseal)
 	case !m.f.Permitted:
 		m.act(Permit)
 	case m.published():
@@ -56,6 +56,10 @@ func (m *machine) preparedOperation() bool {
 	case v1alpha1.RotateRollback:
 		if missing := m.missing(m.f.RetiringTrusted); m.f.Ring.Retiring == nil || len(missing) > 0 {
 			m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", m.s.Retiring.KeyID, strings.Join(missing, "; "))
+			break
+		}
+		if !m.s.Retiring.NotAfter.After(m.f.Now) {
+			m.refuse("the CA %s has ended", m.s.Retiring.KeyID)
 			break
 		}
 		m.take()
@@ -162,7 +166,10 @@ func (m *machine) complete() {
 	}
 	switch {
 	case m.s.Retiring == nil || m.f.Ring.Retiring == nil && m.s.Intent == string(DestroyRetiring):
-		m.s.Retiring = nil
+		m.s.LastRetired, m.s.Retiring = m.s.Retiring, nil
+		if m.s.LastRetired != nil {
+			m.s.LastRetired.Certificate = ""
+		}
 		m.enter(v1alpha1.Completed)
 	case m.lost():
 	case m.edited():
@@ -189,7 +196,7 @@ func (m *machine) unpublish() {
 // refused waits until every API server refuses the retiring CA, and destroys it.
 func (m *machine) refused() {
 	if m.provable() {
-		m.trusted(m.f.RetiringRefused)
+		m.unproven(m.f.RetiringRefused)
 		if m.f.Kept && len(m.step.Waiting) == 0 {
 			m.act(Prune)
 			return
@@ -206,5 +213,10 @@ func (m *machine) refused() {
 // provable says whether a refusal would prove anything: a CA that has ended is refused by everybody, and one that another
 // authority signs with must be trusted further on.
 func (m *machine) provable() bool {
-	return m.f.Ring.Retiring != nil && m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && AsksAPIServers(m.spec.Signers)
+	return m.f.Ring.Retiring != nil && m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
+}
+
+// askedToRefuse says whether API servers have verified what the retiring CA has issued, be it for signers that have left.
+func askedToRefuse(signers []string, f Facts) bool {
+	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
 }

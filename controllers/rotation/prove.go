@@ -3,6 +3,7 @@ package rotation
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -96,14 +97,13 @@ func (r *Reconciler) askings(obj *v1alpha1.SigningAuthority, s *seen) []asking {
 // ask asks every API server what the phase needs to know.
 func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) {
 	var all []asking
-	if AsksAPIServers(obj.Spec.Signers) {
+	if AsksAPIServers(obj.Spec.Signers) || obj.Status.UnpublishedAt != nil && askedToRefuse(obj.Spec.Signers, s.Facts) {
 		all = r.askings(obj, s)
 	}
 	trackers := r.watches.keep(obj.Name, all)
 	if len(all) == 0 {
 		return
 	}
-	obj.Status.APIServers = nil
 	targets, err := r.targets(ctx, obj)
 	for _, each := range all {
 		if err != nil {
@@ -118,7 +118,7 @@ func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s 
 		}
 		each.proof.Proven, each.proof.Missing = tracker.Proven(r.settleFor(obj), r.Clock.Now())
 		if each.shown {
-			obj.Status.APIServers = standings(tracker)
+			s.Servers = standings(tracker)
 		}
 	}
 }
@@ -151,21 +151,23 @@ func standings(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
 	return all[:min(len(all), longest)]
 }
 
-// holding names the aggregated API servers that are not known to refuse what retires.
-func (r *Reconciler) holding(ctx context.Context, k *keys) ([]string, error) {
+// aggregated asks the aggregated API servers whether they accept what retires.
+func (r *Reconciler) aggregated(ctx context.Context, s *seen) error {
 	targets, unknown, err := probe.Aggregated(ctx, r.Live)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var all []string
-	for name, answer := range unknown {
-		all = append(all, fmt.Sprintf("%s (%s)", name, answer.Evidence))
-	}
-	for name, answer := range r.prober.Refuse(ctx, k.retiring, k.signing, targets).Answers {
-		if answer.Trust != probe.Refused {
-			all = append(all, fmt.Sprintf("%s (%s)", name, answer.Evidence))
+	answers := r.prober.Refuse(ctx, s.keys.retiring, s.keys.signing, targets).Answers
+	maps.Copy(answers, unknown)
+	for _, name := range slices.Sorted(maps.Keys(answers)) {
+		said := fmt.Sprintf("%s (%s)", name, answers[name].Evidence)
+		switch answers[name].Trust {
+		case probe.Recognised:
+			s.Holding = append(s.Holding, said)
+		case probe.Unknown:
+			s.Unclear = append(s.Unclear, said)
+		case probe.Refused:
 		}
 	}
-	slices.Sort(all)
-	return all, nil
+	return nil
 }

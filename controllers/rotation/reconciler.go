@@ -3,6 +3,7 @@ package rotation
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -68,27 +71,36 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	}
 	seen, err := r.look(ctx, obj)
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("look at what there is: %w", err)
+		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
 	}
 	step := Next(&obj.Spec, &obj.Status, seen.Facts)
 	again := obj.Status.Intent == string(step.Action)
 	busy, err := r.note(ctx, obj, step, seen.Facts)
-	if err != nil {
-		return reconcile.Result{}, quiet(err)
+	if err == nil && step.Action != None {
+		err = r.take(ctx, obj, step.Action, seen, again)
 	}
-	if step.Action != None {
-		if !again {
-			r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, step.Action))
-		}
-		if err := r.act(ctx, obj, step.Action, seen); err != nil {
-			return reconcile.Result{}, quiet(fmt.Errorf("%s: %w", step.Action, err))
-		}
-		log.FromContext(ctx).Info("Took a step of a rotation", "action", step.Action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
-	}
-	if busy || step.Action != None {
+	switch {
+	case apierrors.IsConflict(err): // somebody else has written: it is looked at anew, without a word
+		return reconcile.Result{RequeueAfter: r.every(obj)}, nil
+	case err != nil:
+		return reconcile.Result{}, err
+	case busy || step.Action != None && !again: // what somebody else undoes is not done again at once
 		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
+	default:
+		return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
 	}
-	return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
+}
+
+// take takes action, and records that once.
+func (r *Reconciler) take(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, seen *seen, again bool) error {
+	if !again {
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, action))
+	}
+	if err := r.act(ctx, obj, action, seen); err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	log.FromContext(ctx).Info("Took a step of a rotation", "action", action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
+	return nil
 }
 
 // recordOf names the CA that action is about: the one that is to sign, or to go.
@@ -138,9 +150,26 @@ func (r *Reconciler) note(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 	}
 	r.tell(ctx, obj, before, step)
 	if step.Take {
+		if step.Refused == "" && before.TakenOperation == "" {
+			r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, Action(obj.Status.TakenOperation)))
+		}
 		return true, r.takeOperation(ctx, obj)
 	}
 	return decided(before) != decided(&obj.Status), nil
+}
+
+// unready says in the status why nothing can be decided, and returns err.
+func (r *Reconciler) unready(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
+	before := obj.Status.DeepCopy()
+	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Unknown", Message: err.Error(),
+		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.Clock.Now()),
+	})
+	if equality.Semantic.DeepEqual(*before, obj.Status) {
+		return err
+	}
+	r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationStuck", err.Error())
+	return errors.Join(err, r.Client.Status().Update(ctx, obj))
 }
 
 // decided is what of a status a next step depends on, and not the time alone.
@@ -195,12 +224,4 @@ func sentence(status *v1alpha1.SigningAuthorityStatus) string {
 	default:
 		return fmt.Sprintf("signing with %s, and nothing else is trusted", key(status.Signing))
 	}
-}
-
-// quiet turns a write that lost against another one into nothing: the watch brings it, or the next look.
-func quiet(err error) error {
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

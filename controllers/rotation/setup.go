@@ -44,7 +44,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&v1alpha1.SigningAuthority{}).
+		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
 		WithOptions(options).
 		Complete(r)
 }
