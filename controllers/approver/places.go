@@ -63,7 +63,8 @@ func (p *places) get(name string) (traits, bool) {
 	return last.(traits), true
 }
 
-// superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer.
+// superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer. It
+// counts when it has been decided, or deleted, since: who made it waits for obj no more.
 func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool {
 	about := p.of(obj)
 	p.mu.Lock()
