@@ -33,6 +33,9 @@ type places struct {
 	mu     sync.Mutex
 	seen   *lru.Cache // name → traits
 	newest *lru.Cache // flow → creation of its newest request
+	// waiting are those of seen that may be woken, so that a wake-up costs nothing for what has long been decided, and no
+	// more for a node with thousands of requests than for one with ten.
+	waiting map[flow]*newest
 }
 
 // of returns the traits of obj.
@@ -43,6 +46,7 @@ func (p *places) of(obj *certificatesv1.CertificateSigningRequest) traits {
 	read := readTraits(obj)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.forget(obj.Name)
 	p.seen.Add(obj.Name, read)
 	if last, known := p.newest.Get(read.flow); !known || last.(time.Time).Before(read.created) {
 		p.newest.Add(read.flow, read.created)
@@ -54,7 +58,7 @@ func (p *places) get(name string) (traits, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.seen == nil {
-		p.seen, p.newest = lru.New(placed), lru.New(placed)
+		p.seen, p.newest, p.waiting = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(placed), map[flow]*newest{}
 	}
 	last, known := p.seen.Get(name)
 	if !known {
@@ -63,14 +67,84 @@ func (p *places) get(name string) (traits, bool) {
 	return last.(traits), true
 }
 
-// superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer. It
-// counts when it has been decided, or deleted, since: who made it waits for obj no more.
+// wait has obj woken from now on.
+func (p *places) wait(obj *certificatesv1.CertificateSigningRequest) {
+	about := p.of(obj)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	requests, known := p.waiting[about.flow]
+	if !known {
+		requests = &newest{}
+		p.waiting[about.flow] = requests
+	}
+	if key := keyOf(obj.Name); requests.index(key, about.created) < 0 {
+		requests.add(key, about.created)
+	}
+}
+
+// leave has the request of that name woken no more.
+func (p *places) leave(name string) {
+	if _, known := p.get(name); known {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.forget(name)
+	}
+}
+
+// forget is leave, with mu held.
+func (p *places) forget(name string) {
+	if last, known := p.seen.Get(name); known {
+		p.evicted(name, last)
+	}
+}
+
+func (p *places) evicted(name lru.Key, last any) {
+	about := last.(traits)
+	requests, known := p.waiting[about.flow]
+	if !known {
+		return
+	}
+	requests.remove(keyOf(name.(string)), about.created)
+	if len(requests.items) == 0 {
+		delete(p.waiting, about.flow)
+	}
+}
+
+// woken are the newest that wait, so many of each requester for each node, of those about which waits says so.
+func (p *places) woken(most int, waits func(traits) bool) []reconcile.Request {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var found []reconcile.Request
+	for _, requests := range p.waiting {
+		for _, item := range requests.items[max(0, len(requests.items)-most):] {
+			if about, known := p.seen.Get(item.key.Name); known && waits(about.(traits)) {
+				found = append(found, item.key)
+			}
+		}
+	}
+	return found
+}
+
+func keyOf(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
+}
+
+// superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer, or
+// obj is not among the newest that wait, as of those of one second, which is all that the API server notes, all would be.
+// A newer one counts when it has been decided, or deleted, since: who made it waits for obj no more.
 func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool {
 	about := p.of(obj)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	last, known := p.newest.Get(about.flow)
-	return known && last.(time.Time).After(about.created)
+	if last, known := p.newest.Get(about.flow); known && last.(time.Time).After(about.created) {
+		return true
+	}
+	requests, known := p.waiting[about.flow]
+	if !known {
+		return false
+	}
+	at := requests.index(keyOf(obj.Name), about.created)
+	return at >= 0 && at < len(requests.items)-mostWoken
 }
 
 // named is the place of a request that has been looked at: a queue asks while it is locked, when nothing may be read. It

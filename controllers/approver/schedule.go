@@ -120,3 +120,20 @@ func (n *newest) take() reconcile.Request {
 	n.items = n.items[:last]
 	return key
 }
+
+// index is where an item is, or -1.
+func (n *newest) index(key reconcile.Request, created time.Time) int {
+	at, _ := slices.BinarySearchFunc(n.items, created, func(item aged, created time.Time) int { return item.created.Compare(created) })
+	for ; at < len(n.items) && n.items[at].created.Equal(created); at++ {
+		if n.items[at].key == key {
+			return at
+		}
+	}
+	return -1
+}
+
+func (n *newest) remove(key reconcile.Request, created time.Time) {
+	if at := n.index(key, created); at >= 0 {
+		n.items = slices.Delete(n.items, at, at+1)
+	}
+}

@@ -7,13 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
-
-func keyOf(name string) reconcile.Request {
-	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
-}
 
 // inPlaces is a schedule of requests whose names say where they stand: requester/node/age in seconds.
 func inPlaces() *schedule {

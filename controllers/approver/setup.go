@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -81,21 +82,40 @@ func (p pool) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.R
 func (r *Reconciler) controller(mgr manager.Manager, name string, options controller.Options) *builder.Builder {
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(r.queues))).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
 		WithOptions(options)
 	if r.BlockList != nil {
 		// It changes seldom: whatever may wait for it is looked at.
 		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			r.enqueueUndecided(ctx, queue, func(*Rule, traits) bool { return true })
+			r.enqueueUndecided(ctx, queue)
 		}))
 	}
 	return ctrl
 }
 
+// queued are the events that queue a request.
+func (r *Reconciler) queued() predicate.Predicate {
+	events := predicate.NewPredicateFuncs(r.queues)
+	events.DeleteFunc = func(gone event.DeleteEvent) bool {
+		queues := r.queues(gone.Object)
+		r.places.leave(gone.Object.GetName())
+		return queues
+	}
+	return events
+}
+
 // queues says whether obj is queued. Where in the order is found out now, as nothing may be read while a queue is locked.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-	if !ok || r.rule(request) == nil && (!r.DryRun || !r.ours(request)) {
+	switch {
+	case !ok:
+		return false
+	case r.rule(request) != nil:
+		r.places.wait(request)
+		return true
+	}
+	r.places.leave(request.Name)
+	if !r.DryRun || !r.ours(request) {
 		return false
 	}
 	r.places.of(request)

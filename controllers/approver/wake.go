@@ -7,7 +7,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -106,53 +105,44 @@ func (w wakers) free(sans []inventory.SAN) {
 }
 
 // enqueueNodes enqueues the undecided requests for nodes, of rules that look things up.
-func (r *Reconciler) enqueueNodes(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], nodes map[string]bool) {
-	r.enqueueUndecided(ctx, queue, func(rule *Rule, about traits) bool {
-		return rule.looksUp() && (nodes[""] || nodes[about.node])
-	})
+func (r *Reconciler) enqueueNodes(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], nodes map[string]bool) {
+	r.enqueueWaiting(queue, func(about traits) bool { return nodes[""] || nodes[about.node] })
 }
 
 // enqueueFreed enqueues the undecided requests that ask for one of freed.
-func (r *Reconciler) enqueueFreed(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], freed map[uint64]bool) {
-	r.enqueueUndecided(ctx, queue, func(rule *Rule, about traits) bool {
-		return rule.looksUp() && slices.ContainsFunc(about.sans, func(san uint64) bool { return freed[san] })
+func (r *Reconciler) enqueueFreed(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], freed map[uint64]bool) {
+	r.enqueueWaiting(queue, func(about traits) bool {
+		return slices.ContainsFunc(about.sans, func(san uint64) bool { return freed[san] })
 	})
 }
 
 // mostWoken is how many requests of one requester for one node are woken, the newest, as a kubelet waits for its last one
-// only: a node that keeps thousands pending would otherwise have them all looked at whenever it says something new. The
-// others are looked at within a minute.
-const mostWoken = 10
+// only: a node that keeps thousands pending would otherwise have them all looked at, and told of in the log, whenever it says
+// something new. The others are looked at within a minute.
+const mostWoken = 3
 
-// waiting is a request that may be woken.
-type waiting struct {
-	name string
-	traits
+// enqueueWaiting enqueues the undecided requests of rules that look things up, if they wait for what has changed.
+func (r *Reconciler) enqueueWaiting(queue workqueue.TypedRateLimitingInterface[reconcile.Request], waits func(traits) bool) {
+	looksUp := map[string]bool{}
+	for _, rule := range r.Rules {
+		looksUp[rule.SignerName] = rule.looksUp()
+	}
+	for _, key := range r.places.woken(mostWoken, func(about traits) bool { return looksUp[about.signer] && waits(about) }) {
+		queue.Add(key)
+	}
 }
 
-// enqueueUndecided enqueues the undecided requests that wait for what has changed.
-func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], waits func(*Rule, traits) bool) {
+// enqueueUndecided enqueues all undecided requests.
+func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "List requests that wait for a change") // they are looked at again within a minute
 		return
 	}
-	var found []waiting
 	for i := range requests.Items {
-		obj := &requests.Items[i]
-		rule := r.rule(obj)
-		if rule == nil {
-			continue
-		}
-		if about := r.places.of(obj); waits(rule, about) {
-			found = append(found, waiting{obj.Name, about})
-		}
-	}
-	slices.SortStableFunc(found, func(a, b waiting) int { return b.created.Compare(a.created) })
-	woken := map[flow]int{}
-	for _, each := range found {
-		if woken[each.flow]++; woken[each.flow] <= mostWoken {
-			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: each.name}})
+		if obj := &requests.Items[i]; r.rule(obj) != nil {
+			r.places.of(obj)
+			queue.Add(keyOf(obj.Name))
 		}
 	}
 }

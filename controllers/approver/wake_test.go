@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
@@ -36,7 +37,11 @@ func holding(t *testing.T, objs ...*request) *Reconciler {
 	for _, obj := range objs {
 		builder.WithObjects(obj)
 	}
-	return &Reconciler{Client: builder.Build(), Rules: []Rule{NodeClient(), {SignerName: servingSigner, Judge: newKnown().judge}}}
+	r := &Reconciler{Client: builder.Build(), Rules: []Rule{NodeClient(), {SignerName: servingSigner, Judge: newKnown().judge}}}
+	for _, obj := range objs {
+		r.queues(obj)
+	}
+	return r
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -110,6 +115,51 @@ func TestWhoHasThousandsPending(t *testing.T) {
 	}
 	if got := woken(q); got != want {
 		t.Errorf("woken are %q, want %q", got, want)
+	}
+}
+
+// A wake-up looks at as much of a node's requests, however many it has, and at none that are decided or gone.
+func TestAWakeUpLooksAtLittle(t *testing.T) {
+	t.Parallel()
+	r := holding(t)
+	var last *request
+	for i := range 2000 {
+		last = of(t, "hostile")
+		named(fmt.Sprintf("hostile-%04d", i))(last)
+		r.queues(last)
+		r.queues(last) // as a resync does
+	}
+	looks := func() (count int) {
+		r.places.woken(mostWoken, func(traits) bool { count++; return true })
+		return count
+	}
+	if got := looks(); got != mostWoken {
+		t.Errorf("%d of 2000 are looked at, want %d", got, mostWoken)
+	}
+	first := of(t, "hostile")
+	named("hostile-0000")(first)
+	if !r.places.superseded(first) || r.places.superseded(last) {
+		t.Error("of 2000 of one second, not the newest alone are looked at again before a minute has passed")
+	}
+	events := r.queued()
+	for i := range 1998 {
+		obj := of(t, "hostile")
+		named(fmt.Sprintf("hostile-%04d", i))(obj)
+		if i%2 == 0 {
+			with("Approved")(obj)
+			events.Update(event.UpdateEvent{ObjectNew: obj})
+		} else {
+			events.Delete(event.DeleteEvent{Object: obj})
+		}
+	}
+	if got := looks(); got != 2 {
+		t.Errorf("%d are looked at when two are left", got)
+	}
+	again := last.DeepCopy()
+	again.UID, again.Spec.Username = "another", "system:node:other"
+	events.Create(event.CreateEvent{Object: again})
+	if got := looks(); got != 2 {
+		t.Errorf("%d are looked at when one of two is made anew", got)
 	}
 }
 
