@@ -46,6 +46,8 @@ func TestConfirm(t *testing.T) {
 	}{
 		"no Node, and the token is there":      {cached: nodeNone, who: by(token, ""), objects: []client.Object{good}},
 		"a Node that the cache does not have":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}, want: "NodeAlive not known to be dead"},
+		"a dead lease without a Node":          {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now)}},
+		"one that has moved unseen":            {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
 		"a lease that has stood still":         {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now)}},
 		"a lease that has moved unseen":        {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
 		"a lease that is gone":                 {cached: nodeDead, who: by(token, ""), objects: []client.Object{good}, want: "InventoryUnavailable lease of a"},

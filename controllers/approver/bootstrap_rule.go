@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
@@ -92,6 +94,15 @@ func (b Bootstrap) confirm(ctx context.Context, req *csr.Request, facts *bootstr
 		var exists bool
 		if exists, err = live.HasNode(ctx, name); exists {
 			facts.node = nodeUnknown
+		}
+		if !facts.renewed.IsZero() { // its lease is left, and was dead
+			renewed, leaseErr := live.Renewed(ctx, name)
+			if leaseErr == nil && !renewed.Equal(facts.renewed) {
+				facts.node = nodeUnknown
+			}
+			if !apierrors.IsNotFound(leaseErr) {
+				err = errors.Join(err, leaseErr)
+			}
 		}
 	case nodeDead:
 		var renewed time.Time

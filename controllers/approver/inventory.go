@@ -49,8 +49,13 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, woken 
 	if err := mgr.Add(cluster); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
+	// What a source says of a node may cost it its claim to what it reports.
+	changed := func(node string) {
+		woken.node(node)
+		woken.free(cluster.Reported(node))
+	}
 	for _, build := range i.Sources {
-		source, err := build(mgr, cluster, woken.node)
+		source, err := build(mgr, cluster, changed)
 		if err != nil {
 			return err
 		}

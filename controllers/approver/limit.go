@@ -24,7 +24,21 @@ type limiter struct {
 	clock clock.PassiveClock
 
 	mu   sync.Mutex
-	seen *lru.Cache // flow → flowcontrol.PassiveRateLimiter
+	seen *lru.Cache // flow → *allowance
+}
+
+// allowance is what one flow may have.
+type allowance struct {
+	flowcontrol.PassiveRateLimiter
+	unused int // approvals that were taken and have come to nothing
+}
+
+func (a *allowance) take() bool {
+	if a.unused > 0 {
+		a.unused--
+		return true
+	}
+	return a.TryAccept()
 }
 
 // flow is who asks whom for what.
@@ -39,15 +53,9 @@ func (l *limiter) check(req *csr.Request) (Decision, bool) {
 	if l == nil || l.limit == (Limit{}) {
 		return Decision{}, true
 	}
-	key := flow{req.SignerName, req.Requester.Username, req.NodeName()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entry, known := l.seen.Get(key)
-	if !known {
-		entry = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(l.limit.PerHour)/3600, l.limit.Burst, l.clock)
-		l.seen.Add(key, entry)
-	}
-	if entry.(flowcontrol.PassiveRateLimiter).TryAccept() {
+	if l.of(req).take() {
 		return Decision{}, true
 	}
 	return Decision{
@@ -55,4 +63,25 @@ func (l *limiter) check(req *csr.Request) (Decision, bool) {
 		Message: fmt.Sprintf("user %q has had %d or more certificates of signer %s for node %q approved in a short time, and gets %d an hour: the newest request is approved when the next one is due; find out why so many are asked for",
 			csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour),
 	}, false
+}
+
+// giveBack is that the approval that was taken for req last could not be written.
+func (l *limiter) giveBack(req *csr.Request) {
+	if l == nil || l.limit == (Limit{}) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.of(req).unused++
+}
+
+// of is called with mu held.
+func (l *limiter) of(req *csr.Request) *allowance {
+	key := flow{req.SignerName, req.Requester.Username, req.NodeName()}
+	if known, found := l.seen.Get(key); found {
+		return known.(*allowance)
+	}
+	fresh := &allowance{PassiveRateLimiter: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(l.limit.PerHour)/3600, l.limit.Burst, l.clock)}
+	l.seen.Add(key, fresh)
+	return fresh
 }

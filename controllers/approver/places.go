@@ -131,6 +131,7 @@ func keyOf(name string) reconcile.Request {
 
 // superseded says whether a newer request than obj has been seen, of the same requester for the same node and signer, or
 // obj is not among the newest that wait, as of those of one second, which is all that the API server notes, all would be.
+// A newer one counts when it has been decided, or deleted, since: who made it waits for obj no more.
 func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool {
 	about := p.of(obj)
 	p.mu.Lock()

@@ -152,6 +152,9 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	obj = obj.DeepCopy()
 	csr.AddCondition(obj, kind, decision.Reason, decision.Message, time.Time{})
 	if err := r.Client.SubResource("approval").Update(ctx, obj); err != nil {
+		if decision.Verdict == Approve {
+			r.limiter.giveBack(req)
+		}
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return reconcile.Result{}, nil // the watch brings what changed
 		}

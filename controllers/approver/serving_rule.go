@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -42,7 +41,8 @@ func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) 
 	return judgeServing(req, facts), nil
 }
 
-// facts looks up what judgeServing needs to know. What can't be found out is a fact too.
+// facts looks up what judgeServing needs to know. What can't be found out is a fact too. Others' claims are weighed last,
+// and only if nothing else stands against the request: that takes longest.
 func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, error) {
 	node := req.NodeName()
 	found, err := s.Inventory.lookup(ctx, node, req)
@@ -58,12 +58,12 @@ func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, err
 		if each.taken, err = s.taken(ctx, node, found.Entry, san); err != nil {
 			facts.unavailable = err.Error()
 		}
-		if facts.unavailable == "" && found.Entry != nil && found.Owns(san) {
-			if err := s.weigh(ctx, req, found, &each); err != nil {
-				facts.unavailable = err.Error()
-			}
-		}
 		facts.names = append(facts.names, each)
+	}
+	if len(judgeNames(node, facts)) == 0 {
+		if err := s.weigh(ctx, req, found, facts.names); err != nil {
+			facts.unavailable = err.Error()
+		}
 	}
 	return facts, nil
 }
@@ -81,42 +81,4 @@ func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry,
 		return service, nil
 	}
 	return endpoint, nil
-}
-
-// weigh finds out whether the node has the best claim to what its source gives it.
-func (s Serving) weigh(ctx context.Context, req *csr.Request, found inventory.Found, each *sanFacts) error {
-	node, err := s.Inventory.cluster.Node(ctx, req.NodeName())
-	if err != nil {
-		return fmt.Errorf("look for Node %s: %w", csr.Shorten(req.NodeName()), err)
-	}
-	holders, err := s.Inventory.cluster.Holders(ctx, each.san)
-	if err != nil {
-		return fmt.Errorf("look for %s among Nodes: %w", each.san, err)
-	}
-	ours := claimOf(found, each.san, node)
-	each.unpublished = ours.shared && !slices.ContainsFunc(holders, func(holder corev1.Node) bool { return holder.Name == req.NodeName() })
-	if each.contested, err = s.Inventory.sources.Owner(each.san, ours.stronger()); err == nil && each.contested == "" {
-		each.contested, err = s.rival(ctx, req, each.san, ours, holders)
-	}
-	return err
-}
-
-// rival names the first other one of holders, which report san, whose claim is better than ours.
-func (s Serving) rival(ctx context.Context, req *csr.Request, san inventory.SAN, ours claim, holders []corev1.Node) (string, error) {
-	for i := range holders {
-		holder := &holders[i]
-		if holder.Name == req.NodeName() {
-			continue
-		}
-		// Weaker sources could give it no better claim, and are not waited for.
-		theirs, err := s.Inventory.sources[:ours.rank+1].Lookup(ctx, holder.Name, req)
-		if err != nil {
-			return "", err
-		}
-		// It may report what a stronger source does not give it.
-		if theirs.Entry != nil && theirs.Owns(san) && claimOf(theirs, san, holder).beats(ours) {
-			return "Node " + holder.Name, nil
-		}
-	}
-	return "", nil
 }

@@ -45,6 +45,7 @@ type Cluster struct {
 	cache    cache.Cache
 	services bool
 	synced   atomic.Bool
+	faults   faults
 }
 
 var _ Source = &Cluster{}
@@ -52,7 +53,9 @@ var _ Source = &Cluster{}
 // NewCluster returns a Cluster with a cache of its own; Start fills it. httpClient may be nil. Without services it reads
 // Nodes only, and Taken has no answer.
 func NewCluster(config *rest.Config, httpClient *http.Client, services bool) (*Cluster, error) {
-	caches, err := cache.New(config, cache.Options{
+	c := &Cluster{services: services}
+	var err error
+	c.cache, err = cache.New(config, cache.Options{
 		HTTPClient:       httpClient,
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
@@ -63,11 +66,15 @@ func NewCluster(config *rest.Config, httpClient *http.Client, services bool) (*C
 				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiServerService}),
 			},
 		},
+		DefaultWatchErrorHandler: func(ctx context.Context, r *toolscache.Reflector, err error) {
+			c.faults.note(r.TypeDescription(), err)
+			toolscache.DefaultWatchErrorHandler(ctx, r, err)
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read Nodes and Services: %w", err)
 	}
-	return &Cluster{cache: caches, services: services}, nil
+	return c, nil
 }
 
 // stripNode keeps what is looked at: a Node holds kilobytes of images and conditions.
@@ -100,6 +107,11 @@ func (c *Cluster) Start(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}
+		go func() {
+			if toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+				c.faults.note(fmt.Sprintf("%T", each.object), nil)
+			}
+		}()
 		if _, err := informer.AddEventHandler(c.handler(each.sans, each.named)); err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}
@@ -154,19 +166,29 @@ func (c *Cluster) Lookup(ctx context.Context, name string, _ *csr.Request) (*Ent
 	return &Entry{Source: fmt.Sprintf("Node %s", name), SANs: nodeSANs(node), Bound: name, Created: node.CreationTimestamp.Time}, nil
 }
 
-// Node returns the Node of that name, or nil when there is none.
+// Node returns the Node of that name, or nil when there is none. It is the cache's own, to be read only: a node may report
+// tens of thousands of addresses, and a copy for each look would cost seconds.
 func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	if !c.synced.Load() {
-		return nil, errNotRead
+		return nil, c.faults.unread()
 	}
 	node := &corev1.Node{}
-	if err := c.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+	if err := c.cache.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
 	return node, nil
 }
 
-// Holders returns the Nodes that report san, by name.
+// Reported is what the Node of that name reports, as far as it is known.
+func (c *Cluster) Reported(node string) []SAN {
+	obj, err := c.Node(context.Background(), node) //nolint:forbidigo // nothing is waited for: it is in memory
+	if obj == nil || err != nil {
+		return nil
+	}
+	return nodeSANs(obj)
+}
+
+// Holders returns the Nodes that report san, by name, to be read only like Node.
 func (c *Cluster) Holders(ctx context.Context, san SAN) ([]corev1.Node, error) {
 	nodes := &corev1.NodeList{}
 	err := c.having(ctx, san, nodes)
@@ -191,9 +213,10 @@ func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string,
 	return service, endpoint, nil
 }
 
+// having lists, without copies, what has san.
 func (c *Cluster) having(ctx context.Context, san SAN, list client.ObjectList) error {
 	if !c.synced.Load() {
-		return errNotRead
+		return c.faults.unread()
 	}
-	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())})
+	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())}, client.UnsafeDisableDeepCopy)
 }

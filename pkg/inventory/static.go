@@ -112,12 +112,16 @@ func (s *Static) Owner(san SAN) (string, error) {
 func (s *Static) index(node string) {
 	entry := s.lookup(node)
 	for _, san := range entry.SANs {
-		short, _, _ := strings.Cut(san.Name, ".")
-		for _, owned := range []SAN{san, {Name: short}} {
-			if entry.lists(owned) && s.owners[owned] == "" {
-				s.owners[owned] = node
-			}
+		s.own(san, node)
+		if short, _, found := strings.Cut(san.Name, "."); found && entry.ShortNames {
+			s.own(SAN{Name: short}, node)
 		}
+	}
+}
+
+func (s *Static) own(san SAN, node string) {
+	if s.owners[san] == "" {
+		s.owners[san] = node
 	}
 }
 

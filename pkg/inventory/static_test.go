@@ -1,10 +1,12 @@
 package inventory
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -259,4 +261,27 @@ func FuzzParseStatic(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestStaticOfMany has a row of 40,000 addresses: each is looked at once.
+func TestStaticOfMany(t *testing.T) {
+	row, began := Row{Name: "a", DNSNames: []string{"a.example.org"}, ShortNames: true}, time.Now()
+	for i := range 40_000 {
+		row.Addresses = append(row.Addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
+	}
+	source, err := NewStatic([]Row{row, {Name: "b", Addresses: row.Addresses[:1], DNSNames: []string{"b.example.org", "c"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	for text, want := range map[string]string{
+		row.Addresses[0]: "row 1 of configuration (node a)", row.Addresses[39_999]: "row 1 of configuration (node a)",
+		"a": "row 1 of configuration (node a)", "b": "", "b.example.org": "row 2 of configuration (node b)", "c": "row 2 of configuration (node b)",
+	} {
+		if got, err := source.Owner(ParseSAN(text)); got != want || err != nil {
+			t.Errorf("%s: %q, %v, want %q", text, got, err, want)
+		}
+	}
 }

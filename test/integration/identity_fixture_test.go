@@ -245,11 +245,33 @@ func isPending(t *testing.T, obj *request) {
 // issuedSoon changes something, and checks that obj is issued within a second of it.
 func issuedSoon(t *testing.T, obj *request, change func()) {
 	t.Helper()
-	time.Sleep(3 * time.Second) // so long that looking again by itself would take longer than a second
+	awaitPause(t, obj)
 	change()
 	began := time.Now()
 	reaches(t, obj, csr.Issued)
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("request %s was issued after %s", obj.Name, took)
+	}
+}
+
+// awaitPause waits until obj, which waits since it was made, has just been looked at, and will be again no sooner than in
+// a second and a half: what happens within a second then, a wake-up has done.
+func awaitPause(t *testing.T, obj *request) {
+	t.Helper()
+	at, known := made.Load(obj.UID)
+	if !known {
+		t.Fatalf("request %s was not made by createRequest", obj.Name)
+	}
+	// The API server counts age from a whole second.
+	created := obj.CreationTimestamp.Time
+	const settled = 200 * time.Millisecond
+	look := at.(time.Time)
+	for {
+		next := look.Add(csr.Pause(look.Sub(created)))
+		if begin := look.Add(settled); next.Sub(begin) > 1500*time.Millisecond && time.Until(next) > 1500*time.Millisecond {
+			time.Sleep(time.Until(begin))
+			return
+		}
+		look = next
 	}
 }

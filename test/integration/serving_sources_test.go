@@ -45,6 +45,15 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 		machines.apply(t, machineIn(clusterAPI, "m-own", "status: {nodeRef: {name: claims-c}, addresses: [{type: InternalIP, address: 192.0.2.83}]}"))
 	})
 	isPending(t, claims("claims-d", "192.0.2.84", "m-unreadable"))
+
+	// Another Node that reports it turns out to be a machine that does not have it.
+	newNode(t, "claims-rival", "192.0.2.85")
+	newNode(t, "claims-second", "192.0.2.85")
+	waiting = createRequest(t, kubeletOf(t, "claims-second"), servingRequest(t, "claims-second", "192.0.2.85"))
+	hasEvent(t, waiting, "SANContested", "Node claims-rival")
+	issuedSoon(t, waiting, func() {
+		machines.apply(t, machineIn(clusterAPI, "m-rival", "status: {nodeRef: {name: claims-rival}, addresses: [{type: InternalIP, address: 192.0.2.86}]}"))
+	})
 	checkStop(t, p)
 }
 

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -151,22 +150,11 @@ func TestServingWakes(t *testing.T) {
 	waiting := createRequest(t, kubeletOf(t, "wakes-a"), servingRequest(t, "wakes-a", "192.0.2.10"))
 	hasEvent(t, waiting, "NodeNotFound", `"wakes-a"`)
 	node := newNode(t, "wakes-a")
-	time.Sleep(3 * time.Second) // so long that looking again by itself would take longer than a second
-	soon := func(what string, obj *request, change func()) {
-		t.Helper()
-		change()
-		start := time.Now()
-		reaches(t, obj, csr.Issued)
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("%s: approved after %s", what, took)
-		}
-	}
-	soon("addresses are published", waiting, func() { publish(t, node, "192.0.2.10", "192.0.2.12") })
+	issuedSoon(t, waiting, func() { publish(t, node, "192.0.2.10", "192.0.2.12") })
 
 	// Another node holds it: when that one goes, it is free.
 	newNode(t, "wakes-b", "192.0.2.11", "192.0.2.12")
 	contested := createRequest(t, kubeletOf(t, "wakes-b"), servingRequest(t, "wakes-b", "192.0.2.11", "192.0.2.12"))
 	hasEvent(t, contested, "SANContested", "Node wakes-a")
-	time.Sleep(3 * time.Second)
-	soon("the other node gives it up", contested, func() { publish(t, node, "192.0.2.10") })
+	issuedSoon(t, contested, func() { publish(t, node, "192.0.2.10") })
 }
