@@ -195,6 +195,7 @@ var rows = []row{
 	{name: "roll back to what has ended", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback), func(f *Facts) { f.Now = noon.Add(10001 * time.Hour) }),
 		phase: v1alpha1.Prepared, take: true, refused: "the CA old has ended"},
 	{name: "roll back while the ledger is closed", state: prepared(), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: Unseal},
+	{name: "roll back twice", state: rolledBack(prepared()), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "signs again already"},
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
 	{name: "rolled back", state: intent(prepared(), SwapBack), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new" && s.Intent == ""
@@ -254,6 +255,11 @@ var rows = []row{
 
 func generation(want int64) func(*v1alpha1.SigningAuthorityStatus) bool {
 	return func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Generation == want && s.InitiatedAt != nil }
+}
+
+func rolledBack(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	s.Signing.Generation, s.Retiring.Generation = 1, 2
+	return s
 }
 
 func isUnpublished(s *v1alpha1.SigningAuthorityStatus) bool {

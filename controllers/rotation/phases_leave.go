@@ -54,6 +54,10 @@ func (m *machine) preparedOperation() bool {
 	case v1alpha1.RotateComplete:
 		m.startCompletion()
 	case v1alpha1.RotateRollback:
+		if m.s.Signing.Generation < m.s.Retiring.Generation {
+			m.refuse("the CA %s signs again already; rotate-complete leaves %s", m.s.Signing.KeyID, m.s.Retiring.KeyID)
+			break
+		}
 		if missing := m.missing(m.f.RetiringTrusted); m.f.Ring.Retiring == nil || len(missing) > 0 {
 			m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", m.s.Retiring.KeyID, strings.Join(missing, "; "))
 			break
