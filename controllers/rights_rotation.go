@@ -32,7 +32,6 @@ func (r *rights) rotation(c *config.Configuration) error {
 	r.add(need, discoveryv1.GroupName, "endpointslices", "", "", "list")
 	r.add(need, "apiregistration.k8s.io", "apiservices", "", "", "list")
 	r.add(need, "", "services", "", "", "get")
-	r.add(need, "", "nodes", "", "", "list")
 	r.add(need, "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
 	r.events(need, metav1.NamespaceDefault)
 	for _, source := range append([]config.Signer{{CA: c.Signing.CA}}, c.Signing.Signers...) {

@@ -64,6 +64,7 @@ type SigningAuthoritySpec struct {
 	Verification Verification `json:"verification,omitempty"`
 	// RotateAfter starts a rotation by itself when the CA has signed for so long. Unset is never.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	RotateAfter *metav1.Duration `json:"rotateAfter,omitempty"`
 }
 
@@ -85,6 +86,7 @@ type NewCA struct {
 	KeyAlgorithm string `json:"keyAlgorithm,omitempty"`
 	// Duration that it is valid for. Unset is ten years.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('24h')",message="must be 24h or more"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 }
 
@@ -93,10 +95,12 @@ type Lifetimes struct {
 	// OldCap is the longest that certificates live which the old CA issues while a new one waits to be trusted. Unset is the
 	// manager's rotation.oldLifetimeCap.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('5m')",message="must be 5m or more"
 	OldCap *metav1.Duration `json:"oldCap,omitempty"`
 	// Adopted is the longest lifetime of what others have issued from a CA that was not made here: so long after its
 	// adoption it counts as outstanding. Unset is one year, kube-controller-manager's and kubeadm's.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	Adopted *metav1.Duration `json:"adopted,omitempty"`
 }
 
@@ -111,11 +115,16 @@ type Trust struct {
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }
 
-// ConfigMapKey is one entry of a ConfigMap.
+// ConfigMapKey is one entry of a ConfigMap. It is none of those that the manager and the API servers keep their own in.
+//
+// +kubebuilder:validation:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write that one, with what they trust"
+// +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.matches('-nodes-0[0-9a-f]$')",message="what is issued is noted in ConfigMaps of such names"
 type ConfigMapKey struct {
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// Key in its data. Unset is ca.crt.
 	// +optional
@@ -133,5 +142,6 @@ type Verification struct {
 	ServerName string `json:"serverName,omitempty"`
 	// SettleFor is how long all of them must give the same answer. Unset is the manager's rotation.settleFor.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be 1s or more"
 	SettleFor *metav1.Duration `json:"settleFor,omitempty"`
 }

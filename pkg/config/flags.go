@@ -89,7 +89,7 @@ func (f *flags) own() {
 func (f *flags) generic(c *Configuration, meta *meta) {
 	f.group("Generic")
 	f.string(&meta.file, "config", "", "`file` with the configuration; flags override it")
-	f.list(&c.Controllers, "controllers", "controllers", "`list` of controllers to run, separated by commas: approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner); * is all, a leading - leaves one out (default *)")
+	f.list(&c.Controllers, "controllers", "controllers", "`list` of controllers to run, separated by commas: approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner), rotation; * is all, a leading - leaves one out (default *)")
 	f.list(&c.DryRun, "dry-run", "dryRun", "`list` of controllers, separated by commas, that only say what they would do, and write to no request")
 	f.string(&c.NodeBlockList, "node-block-list", "nodeBlockList", "`namespace/name` of a ConfigMap with the names of nodes for which nothing is approved or signed")
 	f.string(&c.Kubeconfig, "kubeconfig", "kubeconfig", "`file` to reach the API server with; without it the usual places, then the Pod's ServiceAccount")

@@ -21,7 +21,7 @@ const (
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Controllers to run: approver, signer, cleaner, or kube-controller-manager's names for them; * is all, and a
+	// Controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's names for them; * is all, and a
 	// leading - leaves one out.
 	Controllers []string `json:"controllers"`
 	// DryRun are the controllers, named as above, that only say what they would do, and write to no request.

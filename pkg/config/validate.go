@@ -33,13 +33,13 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 func (c *Configuration) validateGeneric() field.ErrorList {
 	var errs field.ErrorList
 	running := false
-	for _, controller := range []Controller{ApproverController, SignerController, CleanerController} {
+	for _, controller := range []Controller{ApproverController, SignerController, CleanerController, RotationController} {
 		running = running || c.Enabled(controller)
 	}
 	path := field.NewPath("controllers")
 	for _, entry := range c.Controllers {
 		if _, known := controllerNames[strings.TrimPrefix(entry, "-")]; !known && entry != "*" {
-			errs = append(errs, field.Invalid(path, entry, "no such controller: want approver, signer or cleaner"))
+			errs = append(errs, field.Invalid(path, entry, "no such controller: want approver, signer, cleaner or rotation"))
 		}
 	}
 	if !running && len(errs) == 0 {

@@ -6,6 +6,7 @@ package keyring
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"slices"
 	"time"
@@ -23,6 +24,9 @@ const (
 	permitKey                   = "authority.json"
 )
 
+// rootsKey is where such a Secret may have the CAs in which the chain of tls.crt ends. Who brings a CA may have put them there.
+const rootsKey = "ca.crt"
+
 // Pair is a CA in PEM: certificates of which one belongs to the key, and the key.
 type Pair struct{ Cert, Key []byte }
 
@@ -36,6 +40,29 @@ func (p Pair) Equal(other Pair) bool {
 
 // Load makes p an Authority, see ca.Load.
 func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
+
+// under is p with the certificates of roots, the content of ca.crt, that its chain goes on with, so that it takes them along
+// wherever it is put. If the chain does not end in there, they are of a CA that was here before: p stays as it is.
+func (p Pair) under(roots []byte) Pair {
+	if len(roots) == 0 {
+		return p
+	}
+	authority, err := ca.Load(p.Cert, p.Key, roots)
+	if err != nil {
+		return p
+	}
+	certs, _ := ca.ParseCertificates(p.Cert) // Load has parsed both
+	above, _ := ca.ParseCertificates(roots)
+	for _, cert := range above {
+		// Another certificate for the key that signs could be taken for the one that does.
+		if bytes.Equal(cert.RawSubjectPublicKeyInfo, authority.Certificate().RawSubjectPublicKeyInfo) || slices.ContainsFunc(certs, cert.Equal) {
+			continue
+		}
+		block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
+		p.Cert = slices.Concat(bytes.TrimRight(p.Cert, "\n"), []byte("\n"), block)
+	}
+	return p
+}
 
 // Permit is what the signing pair may be used for. The zero value permits nothing.
 type Permit struct {
@@ -67,10 +94,10 @@ type Ring struct {
 	Permit Permit
 }
 
-// Parse reads the data of a Secret. What is missing stays empty.
+// Parse reads the data of a Secret. What is missing stays empty. TLS has what its chain needs of ca.crt.
 func Parse(data map[string][]byte) (Ring, error) {
 	ring := Ring{
-		TLS:       Pair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]},
+		TLS:       Pair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}.under(data[rootsKey]),
 		Signing:   Pair{data[signingCert], data[signingKey]},
 		Candidate: Pair{data[candidateCert], data[candidateKey]},
 		Retiring:  Pair{data[retiringCert], data[retiringKey]},
@@ -83,7 +110,8 @@ func Parse(data map[string][]byte) (Ring, error) {
 	return ring, nil
 }
 
-// WriteTo makes data hold what r says, and leaves keys that are not ours.
+// WriteTo makes data hold what r says, and leaves keys that are not ours. A ca.crt in which the chain of TLS does not end goes:
+// who reads the Secret without a guard would refuse the pair for it.
 func (r Ring) WriteTo(data map[string][]byte) error {
 	permit, err := json.Marshal(r.Permit)
 	if err != nil {
@@ -106,6 +134,11 @@ func (r Ring) WriteTo(data map[string][]byte) error {
 	}
 	// A Secret of this type must have both, if only empty.
 	data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey] = orEmpty(r.TLS.Cert), orEmpty(r.TLS.Key)
+	if roots := data[rootsKey]; len(roots) > 0 {
+		if _, err := ca.Load(r.TLS.Cert, r.TLS.Key, roots); err != nil {
+			delete(data, rootsKey)
+		}
+	}
 	return nil
 }
 

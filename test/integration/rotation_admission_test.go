@@ -89,14 +89,16 @@ func TestRotationAdmission(t *testing.T) {
 	}
 }
 
-// unapplyAdmission takes the policy away, so that no other test meets it.
+// unapplyAdmission takes the policies away, so that no other test meets them.
 func unapplyAdmission(t *testing.T) {
 	for _, kind := range []string{"ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy"} {
-		obj := &unstructured.Unstructured{}
-		obj.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
-		obj.SetName("csr-rotation-operations")
-		if err := admin.Delete(context.Background(), obj); err != nil {
-			t.Error(err)
+		for _, name := range []string{"csr-rotation-operations", "csr-rotation-spec"} {
+			obj := &unstructured.Unstructured{}
+			obj.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
+			obj.SetName(name)
+			if err := admin.Delete(context.Background(), obj); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }

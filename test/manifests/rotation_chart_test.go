@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
 const rotated = "--set=config.rotation.enabled=true"
@@ -67,6 +69,14 @@ func TestRotationChartSplit(t *testing.T) {
 	pod := deployment.Spec.Template.Spec
 	if pod.ServiceAccountName != name || !slices.Contains(pod.Containers[0].Args, "--controllers=rotation") || all["ServiceAccount "+systemNamespace+"/"+name] == nil {
 		t.Errorf("pod: %+v", pod)
+	}
+	for deployment, loaded := range load(t, all) { // which fails the test if one of them would not start
+		if loaded.Enabled(config.RotationController) != (deployment == name) {
+			t.Errorf("%s rotates: %t", deployment, deployment != name)
+		}
+	}
+	if _, found := load(t, helm(t, "--set=split=true", rotated, "--set=config.dryRun={*}"))[name]; found {
+		t.Error("there is one in a dry run, which it has not")
 	}
 }
 

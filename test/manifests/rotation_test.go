@@ -96,7 +96,7 @@ var rotationQuestions = []question{
 	{"update", "certificates.k8s.io", "clustertrustbundles", "", "", []string{"controller"}},
 	{"attest", "certificates.k8s.io", "signers", "", kubelet, []string{"controller"}},
 	{"attest", "certificates.k8s.io", "signers", "", "example.com/web", nil},
-	{"list", "", "nodes", "", "", []string{"controller", "operator"}},
+	{"list", "", "nodes", "", "", []string{"operator"}},
 	{"list", "apiregistration.k8s.io", "apiservices", "", "", []string{"controller"}},
 	{"list", "events.k8s.io", "events", "default", "", []string{"operator"}},
 	{"*", "*", "*", "", "", nil},

@@ -16,7 +16,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 - {name: csr-approver, component: approver}
 - {name: csr-signer, component: signer}
 - {name: csr-cleaner, component: cleaner}
-{{- if include "csr.rotation" . }}
+{{- if and (include "csr.rotation" .) (not (include "csr.dry" (list . "rotation"))) }}
 - {name: csr-rotation, component: rotation}
 {{- end }}
 {{- else -}}
@@ -145,6 +145,7 @@ app.kubernetes.io/component: {{ . }}
   "approver" (list "*" "approver" "csrapproving" "certificatesigningrequest-approving-controller")
   "signer" (list "*" "signer" "csrsigning" "certificatesigningrequest-signing-controller")
   "cleaner" (list "*" "cleaner" "csrcleaner" "certificatesigningrequest-cleaner-controller")
+  "rotation" (list "*" "rotation")
 -}}
 {{- range (index . 0).Values.config.dryRun -}}
 {{- if has . (index $names (index $ 1)) -}}dry{{- end -}}
