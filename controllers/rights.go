@@ -147,11 +147,9 @@ func (r *rights) signer(all *config.Configuration) error {
 	return nil
 }
 
-// ledger is what is issued by the CA in a Secret. What is to be created has no name that a role could name.
+// ledger is what is issued by the CA in a Secret. The rotation makes it.
 func (r *rights) ledger(namespace, secret string) {
-	const need = "ledger"
-	r.add(need, "", "configmaps", namespace, "", "create")
-	r.add(need, "", "configmaps", namespace, ledger.BookName(secret), "get", "update")
+	r.add("ledger", "", "configmaps", namespace, ledger.BookName(secret), "get", "update")
 }
 
 func (r *rights) leaderElection(namespace, name string) {

@@ -2,10 +2,13 @@ package signer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 // sign issues the certificate and stores it. Where a ledger is kept, what is to be issued is noted there before.
@@ -14,8 +17,7 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 	profile := signer.Profile.Within(judged.LifetimeCap)
 	notAfter := judged.Authority.NotAfterOf(profile, judged.Request.Cert, now)
 	if err := signer.KeyPair.cover(ctx, judged.Authority.KeyID(), obj.Spec.SignerName, notAfter); err != nil {
-		r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Wait, Reason: "LedgerUnavailable",
-			Message: fmt.Sprintf("nothing is signed that the ledger of the CA does not know of: %v", err)})
+		r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Wait, Reason: "LedgerUnavailable", Message: notCovered(err)})
 		return err
 	}
 	issued, err := judged.Authority.Issue(profile, judged.Request.Cert, now)
@@ -23,4 +25,14 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 		return fmt.Errorf("issue certificate: %w", err)
 	}
 	return r.store(ctx, obj.DeepCopy(), judged, issued)
+}
+
+// notCovered says why nothing is signed, and what to do if it is not what err says already.
+func notCovered(err error) string {
+	message := fmt.Sprintf("nothing is signed that the ledger of the CA does not know of: %v", err)
+	if errors.Is(err, ledger.ErrNoAccount) {
+		message += "; it was deleted, or is not yet made: the rotation controller makes it, and then takes what was issued before for outstanding, " +
+			"so only see that this controller runs (kubectl get signingauthorities -o wide)"
+	}
+	return message
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -24,6 +26,9 @@ type Account struct {
 	// Sealed means that nothing more is covered.
 	Sealed bool `json:"sealed,omitempty"`
 }
+
+// SignerNames are those that have an entry, sorted.
+func (a Account) SignerNames() []string { return slices.Sorted(maps.Keys(a.Signers)) }
 
 // Outstanding are the entries of which a certificate may be valid at now.
 func (a Account) Outstanding(now time.Time) map[string]Entry {
@@ -58,13 +63,16 @@ func wholeSecond(at time.Time) time.Time {
 }
 
 // accountIn reads the account of keyID from data, and refuses what it would not write back as it was. One that is not
-// there is empty.
+// there is not empty but unknown: ErrNoAccount.
 func accountIn(data map[string]string, keyID string) (Account, error) {
 	account := Account{}
-	if text, found := data[keyID]; found {
-		if err := strictly(text, &account); err != nil {
-			return Account{}, fmt.Errorf("read the account of key %s: %w", keyID, err)
-		}
+	text, found := data[keyID]
+	err := ErrNoAccount
+	if found {
+		err = strictly(text, &account)
+	}
+	if err != nil {
+		return Account{}, fmt.Errorf("read the account of key %s: %w", keyID, err)
 	}
 	if account.Signers == nil {
 		account.Signers = map[string]Entry{}
@@ -75,6 +83,14 @@ func accountIn(data map[string]string, keyID string) (Account, error) {
 		}
 	}
 	return account, nil
+}
+
+// openIn makes the account of keyID in data, unless there is one.
+func openIn(data map[string]string, keyID string) (made bool, err error) {
+	if _, found := data[keyID]; found {
+		return false, nil
+	}
+	return true, encode(data, keyID, Account{Signers: map[string]Entry{}})
 }
 
 func strictly(text string, into any) error {

@@ -16,8 +16,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// ErrSealed is what Cover returns, wrapped, for a key that nothing may be issued by any more.
-var ErrSealed = errors.New("its account is closed")
+var (
+	// ErrSealed is what Cover returns, wrapped, for a key that nothing may be issued by any more.
+	ErrSealed = errors.New("its account is closed")
+	// ErrNoAccount is what is returned, wrapped, for a key without an account. If the key has signed, then the account is
+	// lost, and one that began anew would say that nothing else was issued: only who knows otherwise may Open it.
+	ErrNoAccount = errors.New("there is none")
+)
 
 const (
 	// block is how many certificates are reserved at a time.
@@ -29,7 +34,8 @@ const (
 )
 
 // Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each key.
-// Several may work on the same ConfigMap, in several processes. It is safe for concurrent use; NewBook makes one.
+// Only Open and Import make an account; whatever else changes one returns ErrNoAccount, wrapped, where there is none, and
+// writes nothing. Several may work on the same ConfigMap, in several processes. It is safe for concurrent use; NewBook makes one.
 type Book struct {
 	store store
 	clock clock.PassiveClock
@@ -64,7 +70,8 @@ func BookName(secret string) string { return secret + "-ledger" }
 
 // Cover returns nil when it is stored that signerName may issue one more certificate by the key keyID that lives until
 // notAfter: then it may be signed. It returns an error that wraps ErrSealed when the key's account is closed. Those who
-// call it at the same time share one write, and ctx ends the waiting of its caller only.
+// call it at the same time share one write, and ctx ends the waiting of its caller only. That an account is gone is seen by
+// the next write: what was reserved is used until then, and what was stored is stored again once there is an account.
 func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	key := entryKey{keyID, signerName}
 	b.mu.Lock()
@@ -105,14 +112,11 @@ func (b *Book) take(key entryKey, notAfter time.Time) bool {
 	return true
 }
 
-// Open makes an account for keyID, so that from then on having none means that the ledger is lost.
+// Open makes an empty account for keyID: before it signs, so that from then on having none means that the ledger is lost,
+// or when it is lost, and what was issued is accounted for elsewhere. It changes no account that there is: one that is
+// closed stays so.
 func (b *Book) Open(ctx context.Context, keyID string) error {
-	return b.store.update(ctx, func(data map[string]string) (bool, error) {
-		if _, found := data[keyID]; found {
-			return false, nil
-		}
-		return true, encode(data, keyID, Account{Signers: map[string]Entry{}})
-	})
+	return b.store.update(ctx, func(data map[string]string) (bool, error) { return openIn(data, keyID) })
 }
 
 // Seal closes the account of keyID. What Read returns after it is all that will ever have been covered: a Book that has
@@ -125,7 +129,7 @@ func (b *Book) Seal(ctx context.Context, keyID string) error {
 	})
 }
 
-// Unseal opens the account of keyID again.
+// Unseal takes back Seal.
 func (b *Book) Unseal(ctx context.Context, keyID string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		changed := account.Sealed
@@ -135,58 +139,35 @@ func (b *Book) Unseal(ctx context.Context, keyID string) error {
 }
 
 // Raise notes a certificate of keyID that was issued without Cover, by another signer say. It goes for a closed account
-// too. It costs nothing when the mark is known to be as late.
+// too. It writes only when the mark that is stored is less, and never trusts that it was stored once.
 func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
-	key := entryKey{keyID, signerName}
-	b.mu.Lock()
-	known := b.entries[key]
-	noted := known != nil && !known.NotAfter.Before(notAfter)
-	b.mu.Unlock()
-	if noted {
-		return nil
-	}
-	var stored Entry
-	err := b.change(ctx, keyID, func(account *Account) bool {
-		stored = account.Signers[signerName]
-		changed := stored.NotAfter.Before(notAfter)
-		if changed {
-			account.raise(signerName, Entry{Count: stored.Count + 1, NotAfter: notAfter})
-			stored = account.Signers[signerName]
-		}
-		return changed
-	})
-	if err == nil {
-		b.mu.Lock()
-		b.learn(key, stored)
-		b.mu.Unlock()
-	}
-	return err
-}
-
-// learn keeps what is stored at least. The caller holds mu.
-func (b *Book) learn(key entryKey, stored Entry) *reserve {
-	known := b.entries[key]
-	if known == nil {
-		known = &reserve{}
-		b.entries[key] = known
-	}
-	known.Count = max(known.Count, stored.Count)
-	if stored.NotAfter.After(known.NotAfter) {
-		known.NotAfter = stored.NotAfter
-	}
-	return known
-}
-
-// Import makes the account of keyID say at least what from, of another ledger, says of signerNames.
-func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNames []string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
-		changed := false
-		for _, signerName := range signerNames {
-			if entry, found := from.Signers[signerName]; found && account.raise(signerName, entry) {
-				changed = true
-			}
+		stored := account.Signers[signerName]
+		return stored.NotAfter.Before(notAfter) && account.raise(signerName, Entry{Count: stored.Count + 1, NotAfter: notAfter})
+	})
+}
+
+// Import makes the account of keyID, if there is none, and has it say at least what from, of another ledger, says of
+// signerNames. The zero Account, which Read has of a key without one, is refused with ErrNoAccount, wrapped.
+func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNames []string) error {
+	if from.Signers == nil {
+		return fmt.Errorf("take over the account of key %s: %w", keyID, ErrNoAccount)
+	}
+	return b.store.update(ctx, func(data map[string]string) (bool, error) {
+		made, err := openIn(data, keyID)
+		if err != nil {
+			return false, err
 		}
-		return changed
+		raised, err := b.changeIn(data, keyID, func(account *Account) bool {
+			changed := false
+			for _, signerName := range signerNames {
+				if entry, found := from.Signers[signerName]; found && account.raise(signerName, entry) {
+					changed = true
+				}
+			}
+			return changed
+		})
+		return made || raised, err
 	})
 }
 
@@ -222,14 +203,16 @@ func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
 
 // change has one account changed, and stores it, unless there is nothing to change.
 func (b *Book) change(ctx context.Context, keyID string, change func(*Account) bool) error {
-	return b.store.update(ctx, func(data map[string]string) (bool, error) {
-		account, err := accountIn(data, keyID)
-		if err != nil {
-			return false, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
-		}
-		if !change(&account) {
-			return false, nil
-		}
-		return true, encode(data, keyID, account)
-	})
+	return b.store.update(ctx, func(data map[string]string) (bool, error) { return b.changeIn(data, keyID, change) })
+}
+
+func (b *Book) changeIn(data map[string]string, keyID string, change func(*Account) bool) (changed bool, err error) {
+	account, err := accountIn(data, keyID)
+	if err != nil {
+		return false, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
+	}
+	if !change(&account) {
+		return false, nil
+	}
+	return true, encode(data, keyID, account)
 }

@@ -83,6 +83,15 @@ func stored(data map[string]string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca-ledger"}, Data: data}
 }
 
+// empty is a ledger with accounts that say nothing.
+func empty(keyIDs ...string) *corev1.ConfigMap {
+	data := map[string]string{}
+	for _, keyID := range keyIDs {
+		data[keyID] = `{"signers":{}}`
+	}
+	return stored(data)
+}
+
 func succeed(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -93,7 +102,7 @@ func succeed(t testing.TB, err error) {
 // TestCover: the mark is written ahead by a sixteenth of the lifetime, between a minute and a day, and counts by 64.
 func TestCover(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key))
 	book := s.book()
 	for _, step := range []struct {
 		what      string
@@ -127,7 +136,7 @@ func TestCover(t *testing.T) {
 // TestBurst has the 20 workers of the signer issue 5,000 certificates: a write for each 64, and a few more.
 func TestBurst(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key))
 	book := s.book()
 	work := make(chan int)
 	var workers sync.WaitGroup
@@ -158,7 +167,7 @@ func TestBurst(t *testing.T) {
 
 // BenchmarkCover is the cost of one certificate, with an API server that answers at once.
 func BenchmarkCover(b *testing.B) {
-	s := newServer()
+	s := newServer(empty(key))
 	book := s.book()
 	for b.Loop() {
 		succeed(b, book.Cover(b.Context(), key, node, now.Add(time.Hour)))
@@ -178,7 +187,7 @@ func TestSeal(t *testing.T) {
 // TestSealedAndOpenedAgain: the account is looked at anew each time, as another process may have opened it.
 func TestSealedAndOpenedAgain(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key, other))
 	book := s.book()
 	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
 	succeed(t, s.book().Seal(t.Context(), key))
@@ -193,6 +202,10 @@ func TestSealedAndOpenedAgain(t *testing.T) {
 	}
 	succeed(t, book.Cover(t.Context(), other, web, now.Add(time.Hour)))
 	succeed(t, s.book().Raise(t.Context(), key, web, now.Add(72*time.Hour))) // a fact, closed or not
+	succeed(t, s.book().Open(t.Context(), key))                              // which is for one that is not there
+	if !s.stored(t)[key].Sealed {
+		t.Error("Open has unsealed it")
+	}
 	succeed(t, s.book().Unseal(t.Context(), key))
 	succeed(t, book.Cover(t.Context(), key, web, now.Add(48*time.Hour)))
 	want := ledger.Account{Signers: map[string]ledger.Entry{web: {Count: 64 + 1 + 64, NotAfter: now.Add(72 * time.Hour)}}}
@@ -210,12 +223,12 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newServer(stored(map[string]string{key: text}))
+			s := newServer(stored(map[string]string{key: text, other: "{}"}))
 			book := s.book()
 			for what, err := range map[string]error{
 				"cover": book.Cover(t.Context(), key, web, now), "seal": book.Seal(t.Context(), key),
 				"unseal": book.Unseal(t.Context(), key), "raise": book.Raise(t.Context(), key, web, now),
-				"import": book.Import(t.Context(), key, ledger.Account{}, nil),
+				"import": book.Import(t.Context(), key, ledger.Account{Signers: map[string]ledger.Entry{}}, nil),
 			} {
 				if err == nil || !strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key) {
 					t.Errorf("%s: %v", what, err)
@@ -234,16 +247,21 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 	}
 }
 
-// TestNeverLowered: what was stored once is stored again when somebody has deleted the ConfigMap or written less.
+// TestNeverLowered: what was stored once is stored again when the account was lost and made anew, by somebody else.
 func TestNeverLowered(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key))
 	book := s.book()
 	succeed(t, book.Cover(t.Context(), key, web, now.Add(1600*time.Hour)))
 	succeed(t, s.Delete(t.Context(), stored(nil)))
-	for range 64 { // one more than there were left
+	for range 63 { // as many as there were left
 		succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
 	}
+	if err := book.Cover(t.Context(), key, web, now.Add(time.Hour)); !errors.Is(err, ledger.ErrNoAccount) {
+		t.Errorf("one more: %v", err)
+	}
+	succeed(t, s.book().Open(t.Context(), key))
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
 	want := ledger.Entry{Count: 128, NotAfter: now.Add(1624 * time.Hour)}
 	if diff := cmp.Diff(want, s.stored(t)[key].Signers[web]); diff != "" {
 		t.Error(diff)
@@ -253,7 +271,7 @@ func TestNeverLowered(t *testing.T) {
 // TestCancellation: one who gives up takes nobody along, even if the write is under way for it.
 func TestCancellation(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key))
 	writing, release := make(chan struct{}), make(chan struct{})
 	s.before = sync.OnceValue(func() error { close(writing); <-release; return nil })
 	book := s.book()
@@ -285,7 +303,7 @@ func TestRetriesAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newServer()
+			s := newServer(empty(key))
 			s.before = func() error { return test.err }
 			book := s.book()
 			if err := book.Cover(t.Context(), key, web, now); !errors.Is(err, test.err) {
@@ -302,7 +320,7 @@ func TestRetriesAreBounded(t *testing.T) {
 
 func TestRaiseImportForget(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key))
 	book := s.book()
 	until := func(hours int) time.Time { return now.Add(time.Duration(hours) * time.Hour) }
 	succeed(t, book.Raise(t.Context(), key, web, until(2).Add(time.Millisecond))) // rounded up
@@ -326,6 +344,9 @@ func TestRaiseImportForget(t *testing.T) {
 	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
 		t.Error(diff)
 	}
+	if diff := cmp.Diff([]string{web, node}, want[key].SignerNames()); diff != "" {
+		t.Error(diff)
+	}
 	if diff := cmp.Diff(map[string]ledger.Entry{node: {Count: 1, NotAfter: until(5)}}, want[key].Outstanding(until(3))); diff != "" {
 		t.Error(diff)
 	}
@@ -335,6 +356,7 @@ func TestRaiseImportForget(t *testing.T) {
 	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
 		t.Error(diff)
 	}
+	succeed(t, book.Open(t.Context(), key))
 	succeed(t, book.Raise(t.Context(), key, web, until(1)))
 	if got := s.stored(t)[key].Signers[web].NotAfter; !got.Equal(until(1)) {
 		t.Errorf("a key that came back is noted until %s", got)
@@ -344,12 +366,13 @@ func TestRaiseImportForget(t *testing.T) {
 // TestAKeyThatComesBack is not covered by what was reserved before its account was removed.
 func TestAKeyThatComesBack(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	s := newServer(empty(key, other))
 	book := s.book()
 	for _, keyID := range []string{key, other} {
 		succeed(t, book.Cover(t.Context(), keyID, web, now.Add(time.Hour)))
 	}
 	succeed(t, s.book().Forget(t.Context(), key))
+	succeed(t, s.book().Open(t.Context(), key))
 	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
 	if got := s.stored(t)[key].Signers[web].Count; got != 64 {
 		t.Errorf("counted %d", got)

@@ -52,8 +52,8 @@ func (b *Book) serve(wanted map[entryKey]*demand) {
 	}
 }
 
-// known is what must be stored at least for the entries of wanted, even if somebody has deleted the ConfigMap. The caller
-// holds mu.
+// known is what must be stored at least for the entries of wanted, even if their account was lost and made anew. The
+// caller holds mu.
 func (b *Book) known(wanted map[entryKey]*demand) map[entryKey]Entry {
 	known := map[entryKey]Entry{}
 	for key := range wanted {
@@ -118,6 +118,9 @@ func stride(lifetime time.Duration) time.Duration {
 func (b *Book) answer(key entryKey, one *demand, stored reserve, err error) {
 	defer close(one.done)
 	if err != nil {
+		if errors.Is(err, ErrNoAccount) {
+			b.unreserve(key.keyID)
+		}
 		one.err = fmt.Errorf("note what is to be issued: %w", err)
 		return
 	}
@@ -128,4 +131,27 @@ func (b *Book) answer(key entryKey, one *demand, stored reserve, err error) {
 		known.left = 0
 		one.err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
 	}
+}
+
+// unreserve leaves nothing to take for keyID without a write; what was stored once is remembered. The caller holds mu.
+func (b *Book) unreserve(keyID string) {
+	for key, known := range b.entries {
+		if key.keyID == keyID {
+			known.left = 0
+		}
+	}
+}
+
+// learn keeps what is stored at least. The caller holds mu.
+func (b *Book) learn(key entryKey, stored Entry) *reserve {
+	known := b.entries[key]
+	if known == nil {
+		known = &reserve{}
+		b.entries[key] = known
+	}
+	known.Count = max(known.Count, stored.Count)
+	if stored.NotAfter.After(known.NotAfter) {
+		known.NotAfter = stored.NotAfter
+	}
+	return known
 }

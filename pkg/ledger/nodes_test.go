@@ -187,7 +187,7 @@ func TestRecognize(t *testing.T) {
 // TestRecorder: what was seen raises the mark with one write, and what can't be stored is kept.
 func TestRecorder(t *testing.T) {
 	t.Parallel()
-	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
+	s, clock := newServer(empty(key)), clocktesting.NewFakePassiveClock(now)
 	recorder := &ledger.Recorder{Book: s.book(), Nodes: s.nodes(clock)}
 	for n := range 100 {
 		recorder.Note(certificateOf("a", kubelet, key, 0, time.Duration(n)*time.Hour))

@@ -39,7 +39,8 @@ func (r *Recorder) noteEnd(key entryKey, notAfter time.Time) {
 }
 
 // Flush stores what has been noted; what can't be stored is kept for the next one. After it, without an error, Book.Read
-// knows of all that was noted before.
+// knows of all that was noted before. That a key has no account is no error: then what was noted of it waits for one, and
+// Read has none of it either.
 func (r *Recorder) Flush(ctx context.Context) error {
 	r.flushing.Lock()
 	defer r.flushing.Unlock()
@@ -50,7 +51,9 @@ func (r *Recorder) Flush(ctx context.Context) error {
 	var errs []error
 	for key, notAfter := range noted {
 		if err := r.Book.Raise(ctx, key.keyID, key.signerName, notAfter); err != nil {
-			errs = append(errs, err)
+			if !errors.Is(err, ErrNoAccount) {
+				errs = append(errs, err)
+			}
 			r.mu.Lock()
 			r.noteEnd(key, notAfter)
 			r.mu.Unlock()

@@ -40,7 +40,7 @@ func (s *store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 }
 
 // update has change work on the data that is stored, and stores that, unless there is nothing to change. change is called
-// again with newer data when somebody else wrote, or when it found nothing to do in data that may be old.
+// again with newer data when somebody else wrote, or when it failed or found nothing to do in data that may be old.
 func (s *store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -81,10 +81,10 @@ func (s *store) once(ctx context.Context, change func(map[string]string) (bool, 
 	}
 	changed, err := change(obj.Data)
 	switch {
+	case (err != nil || !changed) && !fresh:
+		return s.once(ctx, change)
 	case err != nil:
 		return false, err
-	case !changed && !fresh:
-		return s.once(ctx, change)
 	case !changed:
 		s.last = known
 		return true, nil

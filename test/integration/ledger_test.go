@@ -53,13 +53,17 @@ func TestGuardedSigner(t *testing.T) {
 	if err := admin.Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
+	hasEvent(t, waiting, "LedgerUnavailable", "there is none")
+	book := books.NewBook(admin, admin, client.ObjectKeyFromObject(secret), clock.RealClock{})
+	if err := book.Open(t.Context(), load(t, made).KeyID()); err != nil {
+		t.Fatal(err)
+	}
 	issued := reaches(t, waiting, csr.Issued)
 	issuedBy(t, issued, made)
 	certificate := leaf(t, issued)
 	if left := time.Until(certificate.NotAfter); left > time.Hour {
 		t.Errorf("it lives for %s", left)
 	}
-	book := books.NewBook(admin, admin, client.ObjectKeyFromObject(secret), clock.RealClock{})
 	accounts, err := book.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -48,6 +48,9 @@ func (t *tally) within(account ledger.Account) error {
 // Whatever they cover before, during and after must be within what was read right after the seal.
 func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book) {
 	t.Helper()
+	if err := newBook().Open(t.Context(), keyID); err != nil {
+		t.Fatal(err)
+	}
 	issued := &tally{issued: map[string]ledger.Entry{}}
 	var workers sync.WaitGroup
 	half := make(chan struct{}) // closed when enough was issued for the seal to come in the middle
