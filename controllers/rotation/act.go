@@ -7,6 +7,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 // act takes one action. All of them may be taken again.
@@ -17,7 +18,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case Open:
 		return r.ledger(obj).Open(ctx, obj.Status.Signing.KeyID)
 	case Seal:
-		return r.ledger(obj).Seal(ctx, obj.Status.Retiring.KeyID)
+		return r.seal(ctx, obj)
 	case Unseal:
 		return r.ledger(obj).Unseal(ctx, obj.Status.Retiring.KeyID)
 	case Prune:
@@ -38,6 +39,19 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	default:
 		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
 	}
+}
+
+// seal closes the account of what retires; one that is lost, which its owner has accepted, is closed empty.
+func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	book, key := r.ledger(obj), obj.Status.Retiring.KeyID
+	err := book.Seal(ctx, key)
+	if !errors.Is(err, ledger.ErrNoAccount) || obj.Status.Retiring.OutstandingAcceptedAt == nil {
+		return err
+	}
+	if err := book.Open(ctx, key); err != nil {
+		return err
+	}
+	return book.Seal(ctx, key)
 }
 
 func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {

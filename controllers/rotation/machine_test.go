@@ -209,6 +209,7 @@ var rows = []row{
 
 	// Completing.
 	{name: "the ledger is closed first", state: completing(false), facts: good(switched), phase: v1alpha1.Completing, action: Seal},
+	{name: "something was issued before the ledger is closed", state: completing(false), facts: good(switched, outstanding), phase: v1alpha1.Prepared, refused: "completion stops"},
 	{name: "something was issued meanwhile", state: completing(false), facts: good(switched, sealed, outstanding), phase: v1alpha1.Prepared, refused: "completion stops"},
 	{name: "something was issued, and is accepted", state: accepted(completing(false)), facts: good(switched, sealed, outstanding), phase: v1alpha1.Completing, also: isUnpublished},
 	{name: "nothing is left", state: completing(false), facts: good(switched, sealed), phase: v1alpha1.Completing, also: isUnpublished},

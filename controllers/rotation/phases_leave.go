@@ -185,13 +185,14 @@ func (m *machine) complete() {
 	}
 }
 
+// unpublish asks before and after the ledger is closed, as only then nothing is added to it any more.
 func (m *machine) unpublish() {
 	switch left := m.left(); {
-	case !m.f.Sealed:
-		m.act(Seal)
 	case len(left) > 0 && m.s.Retiring.OutstandingAcceptedAt == nil: // issued after it was asked for
 		m.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(left, "; ")
 		m.enter(v1alpha1.Prepared)
+	case !m.f.Sealed:
+		m.act(Seal)
 	default:
 		m.s.UnpublishedAt, m.s.Intent = m.now(), ""
 	}
