@@ -162,13 +162,13 @@ func (r *Reconciler) note(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 func (r *Reconciler) unready(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
 	before := obj.Status.DeepCopy()
 	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Unknown", Message: err.Error(),
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "RotationStuck", Message: err.Error(),
 		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.Clock.Now()),
 	})
 	if equality.Semantic.DeepEqual(*before, obj.Status) {
 		return err
 	}
-	r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationStuck", err.Error())
+	r.event(obj, corev1.EventTypeWarning, "RotationStuck", err.Error())
 	return errors.Join(err, r.Client.Status().Update(ctx, obj))
 }
 
@@ -194,16 +194,21 @@ func (r *Reconciler) takeOperation(ctx context.Context, obj *v1alpha1.SigningAut
 // tell writes Events about what an owner wants to know.
 func (r *Reconciler) tell(ctx context.Context, obj *v1alpha1.SigningAuthority, before *v1alpha1.SigningAuthorityStatus, step Step) {
 	if step.Refused != "" {
-		r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
+		r.event(obj, corev1.EventTypeWarning, "RotationRefused", step.Refused)
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
 	}
 	if before.Phase != obj.Status.Phase {
-		r.Reporter.Object(obj, corev1.EventTypeNormal, "Rotate", "Rotation"+string(obj.Status.Phase), sentence(&obj.Status))
+		reached := "Rotation" + string(obj.Status.Phase)
+		r.event(obj, corev1.EventTypeNormal, reached, sentence(&obj.Status))
 	}
 	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
 	}
 	measure(obj)
+}
+
+func (r *Reconciler) event(obj *v1alpha1.SigningAuthority, eventType, reason, message string) {
+	r.Reporter.Object(obj, eventType, "Rotate", reason, message)
 }
 
 // sentence says what a phase means.

@@ -49,7 +49,7 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 		grantGroup(t, csr.NodeGroup, mayJoin)
 		node := kubeletOf(t, "rule-2")
 		eventually(t, "permission to ask", func(ctx context.Context) error { return node.Create(ctx, nodeRequest(t, "rule-2"), client.DryRunAll) })
-		refused(t, createRequest(t, node, nodeRequest(t, "rule-2")), "NotAuthorized", `user "system:node:rule-2" is none of those who may bootstrap`)
+		refused(t, createRequest(t, node, nodeRequest(t, "rule-2")), "NotAuthorized", `asks for subject "CN=system:node:rule-2,O=system:nodes" but may not`)
 	})
 	t.Run("3: not the node bootstrapper", func(t *testing.T) {
 		openshiftMachine(t, "rule-3")

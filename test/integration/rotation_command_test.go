@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -65,6 +66,12 @@ func operator(t *testing.T) *rest.Config {
 	t.Helper()
 	installRBAC(t)
 	apply(t, "rotation")
+	t.Cleanup(func() { // it lets the manager read the Secret, which others try to take away
+		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-rotation"}}
+		if err := client.IgnoreNotFound(admin.Delete(context.Background(), binding)); err != nil {
+			t.Error(err)
+		}
+	})
 	grant(t, "stranger", "csr-rotation-operator")
 	return tokenConfig("stranger")
 }
