@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -33,8 +34,17 @@ func slice(name, service, namespace, port string, number int32, ready bool, addr
 	return made
 }
 
+// ownScheme is one that a fake client may write to, as it does for kinds that it does not know, beside other tests.
+func ownScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		panic(err)
+	}
+	return scheme
+}
+
 func reader(objects ...client.Object) client.Reader {
-	return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).Build()
+	return fake.NewClientBuilder().WithScheme(ownScheme()).WithObjects(objects...).Build()
 }
 
 func TestEndpoints(t *testing.T) {
@@ -199,7 +209,7 @@ func TestAggregated(t *testing.T) {
 	if len(unknown) != 3 {
 		t.Errorf("unknown are %v", unknown)
 	}
-	if _, _, err := Aggregated(t.Context(), fake.NewClientBuilder().WithInterceptorFuncs(unreadable).Build()); err == nil {
+	if _, _, err := Aggregated(t.Context(), fake.NewClientBuilder().WithScheme(ownScheme()).WithInterceptorFuncs(unreadable).Build()); err == nil {
 		t.Error("no error when they can't be listed")
 	}
 }
