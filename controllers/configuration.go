@@ -131,9 +131,6 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 	})
 }
 
-// defaultCALifetime is that of a CA that is made.
-const defaultCALifetime = 10 * 365 * 24 * time.Hour
-
 func keyPair(c config.CA, rotated bool) *signer.KeyPair {
 	var source signer.Source = signer.Files{Cert: c.CertFile, Key: c.KeyFile}
 	if namespace, name := c.SecretName(); name != "" && rotated {
@@ -144,7 +141,7 @@ func keyPair(c config.CA, rotated bool) *signer.KeyPair {
 	pair := signer.NewKeyPair(source)
 	pair.Chain = c.Chain
 	if c.CreateIfMissing {
-		pair.Create = &signer.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, defaultCALifetime)}
+		pair.Create = &signer.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, ca.DefaultAuthorityLifetime)}
 	}
 	return pair
 }

@@ -1,5 +1,10 @@
 package v1alpha1
 
+import (
+	"cmp"
+	"strings"
+)
+
 // Allowed are the operations that an owner can ask for in phase. Where there are none, there is nothing but to wait. The
 // ValidatingAdmissionPolicy in config/rotation/admission says the same, which a test compares.
 func Allowed(phase Phase) []Operation {
@@ -17,15 +22,9 @@ func Allowed(phase Phase) []Operation {
 
 // AllowedText says so to people.
 func AllowedText(phase Phase) string {
-	text := ""
-	for i, operation := range Allowed(phase) {
-		if i > 0 {
-			text += ", "
-		}
-		text += string(operation)
+	var names []string
+	for _, operation := range Allowed(phase) {
+		names = append(names, string(operation))
 	}
-	if text == "" {
-		return "nothing but to wait"
-	}
-	return text
+	return cmp.Or(strings.Join(names, ", "), "nothing but to wait")
 }

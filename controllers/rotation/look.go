@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -173,7 +172,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if !found { // it had one since it began to sign
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
 	}
-	s.Sealed, s.RetiringSigners = account.Sealed, slices.Sorted(maps.Keys(account.Signers))
+	s.Sealed, s.RetiringSigners = account.Sealed, account.SignerNames()
 	for _, signer := range s.RetiringSigners {
 		issued := account.Signers[signer]
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})

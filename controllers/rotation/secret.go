@@ -1,12 +1,12 @@
 package rotation
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -99,7 +99,7 @@ func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthori
 		}
 		return nil // what else is there by now is looked at next
 	}
-	if maps.EqualFunc(changed.Data, k.object.Data, func(a, b []byte) bool { return string(a) == string(b) }) {
+	if maps.EqualFunc(changed.Data, k.object.Data, bytes.Equal) {
 		return nil
 	}
 	if err := r.Client.Update(ctx, changed); err != nil {
@@ -119,13 +119,10 @@ func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority) keyring.Permit {
 // shortestCap keeps certificates from being due for renewal the moment that they are issued.
 const shortestCap = 2 * ca.ShortestLifetime
 
-// defaultLifetime of a CA is kubeadm's.
-const defaultLifetime = 10 * 365 * 24 * time.Hour
-
 // newPair makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
 // another.
 func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (keyring.Pair, error) {
-	lifetime := defaultLifetime
+	lifetime := ca.DefaultAuthorityLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
 	}

@@ -31,6 +31,9 @@ const (
 // Algorithms are all of them, the default first.
 func Algorithms() []Algorithm { return []Algorithm{ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519} }
 
+// DefaultAuthorityLifetime is that of a CA that is made where nobody says otherwise: ten years, as kubeadm's.
+const DefaultAuthorityLifetime = 10 * 365 * 24 * time.Hour
+
 // maxCommonName is X.520's bound, in letters (RFC 5280 appendix A.1, ub-common-name).
 const maxCommonName = 64
 

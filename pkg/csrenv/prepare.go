@@ -21,15 +21,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// caLifetime is longer than any test.
-const caLifetime = 10 * 365 * 24 * time.Hour
-
 // CA is a signing certificate and its key, in PEM.
 type CA struct{ CertPEM, KeyPEM []byte }
 
 // NewCA makes a self-signed CA.
 func NewCA() (*CA, error) {
-	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv", Lifetime: caLifetime}, time.Now())
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +56,7 @@ func Prepare(env *envtest.Environment) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	users, usersKey, err := ca.New(ca.NewOptions{CommonName: "csrenv-users", Lifetime: caLifetime}, time.Now())
+	users, usersKey, err := ca.New(ca.NewOptions{CommonName: "csrenv-users", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
 	if err != nil {
 		return nil, err
 	}
