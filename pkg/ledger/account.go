@@ -30,17 +30,6 @@ type Account struct {
 // SignerNames are those that have an entry, sorted.
 func (a Account) SignerNames() []string { return slices.Sorted(maps.Keys(a.Signers)) }
 
-// Outstanding are the entries of which a certificate may be valid at now.
-func (a Account) Outstanding(now time.Time) map[string]Entry {
-	alive := map[string]Entry{}
-	for signerName, entry := range a.Signers {
-		if entry.NotAfter.After(now) {
-			alive[signerName] = entry
-		}
-	}
-	return alive
-}
-
 // raise makes the entry of signerName at least that, and says whether it was less.
 func (a Account) raise(signerName string, least Entry) bool {
 	entry, found := a.Signers[signerName]

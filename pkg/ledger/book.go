@@ -31,7 +31,13 @@ const (
 	// completion waits only a little longer than it must.
 	strideOf             = 16
 	minStride, maxStride = time.Minute, 24 * time.Hour
+	// reserveFor is how long what is reserved may be used without another look at the account, which may be closed by then.
+	reserveFor = 5 * time.Second
 )
+
+// QuietAfter is how long after Seal nothing is covered any more, by whatever Book: what they have reserved has ended, and
+// what was on its way has arrived. What was covered is signed and stored at once, unless the process stands still in between.
+const QuietAfter = reserveFor + timeout + 5*time.Second
 
 // Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each key.
 // Only Open and Import make an account; whatever else changes one returns ErrNoAccount, wrapped, where there is none, and
@@ -49,11 +55,18 @@ type Book struct {
 
 type entryKey struct{ keyID, signerName string }
 
-// reserve is what is stored at least for an entry, and how many certificates of it nobody has used yet.
+// reserve is what is stored at least for an entry, and how many certificates of it nobody has used yet: they may be until
+// the instant until.
 type reserve struct {
 	Entry
 	left   int
+	until  time.Time
 	sealed bool
+}
+
+// covers says whether count more certificates that live until notAfter need no look at the account at now.
+func (r *reserve) covers(count int, notAfter, now time.Time) bool {
+	return r != nil && !r.sealed && r.left >= count && !r.NotAfter.Before(notAfter) && now.Before(r.until)
 }
 
 // NewBook returns the ledger of the Secret secret. It writes with writer, and reads with reader, which must not be a cache.
@@ -70,8 +83,8 @@ func BookName(secret string) string { return secret + "-ledger" }
 
 // Cover returns nil when it is stored that signerName may issue one more certificate by the key keyID that lives until
 // notAfter: then it may be signed. It returns an error that wraps ErrSealed when the key's account is closed. Those who
-// call it at the same time share one write, and ctx ends the waiting of its caller only. That an account is gone is seen by
-// the next write: what was reserved is used until then, and what was stored is stored again once there is an account.
+// call it at the same time share one write, and ctx ends the waiting of its caller only. That an account is closed or gone is
+// seen within seconds: what was reserved is used until then, and what was stored is stored again once there is an account.
 func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	key := entryKey{keyID, signerName}
 	b.mu.Lock()
@@ -105,7 +118,7 @@ func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter tim
 // take uses one of what is reserved. The caller holds mu.
 func (b *Book) take(key entryKey, notAfter time.Time) bool {
 	known := b.entries[key]
-	if known == nil || known.sealed || known.left == 0 || known.NotAfter.Before(notAfter) {
+	if !known.covers(1, notAfter, b.clock.Now()) {
 		return false
 	}
 	known.left--
@@ -119,8 +132,9 @@ func (b *Book) Open(ctx context.Context, keyID string) error {
 	return b.store.update(ctx, func(data map[string]string) (bool, error) { return openIn(data, keyID) })
 }
 
-// Seal closes the account of keyID. What Read returns after it is all that will ever have been covered: a Book that has
-// reserved before may go on to cover, within those counts and ends.
+// Seal closes the account of keyID, for good once the key is destroyed: by that a CA that has retired is known when it comes
+// back. What Read returns after it is all that will ever have been covered: a Book that has reserved before may go on to
+// cover, within those counts and ends, until QuietAfter.
 func (b *Book) Seal(ctx context.Context, keyID string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		changed := !account.Sealed
@@ -174,18 +188,6 @@ func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNam
 // drop makes nothing known of keyID. The caller holds mu.
 func (b *Book) drop(keyID string) {
 	maps.DeleteFunc(b.entries, func(key entryKey, _ *reserve) bool { return key.keyID == keyID })
-}
-
-// Forget removes the account of keyID, whose key is destroyed.
-func (b *Book) Forget(ctx context.Context, keyID string) error {
-	b.mu.Lock()
-	b.drop(keyID)
-	b.mu.Unlock()
-	return b.store.update(ctx, func(data map[string]string) (bool, error) {
-		_, found := data[keyID]
-		delete(data, keyID)
-		return found, nil
-	})
 }
 
 // Read returns the accounts by key id, as they are stored now.

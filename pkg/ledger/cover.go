@@ -30,7 +30,7 @@ func (b *Book) write(ctx context.Context) {
 		b.waiting = map[entryKey]*demand{}
 		b.serve(wanted)
 		b.writing = len(wanted) > 0
-		known := b.known(wanted)
+		known := b.claim(wanted)
 		b.mu.Unlock()
 		if len(wanted) == 0 {
 			return
@@ -43,7 +43,7 @@ func (b *Book) write(ctx context.Context) {
 func (b *Book) serve(wanted map[entryKey]*demand) {
 	for key, one := range wanted {
 		known := b.entries[key]
-		if known == nil || known.sealed || known.left < one.count || known.NotAfter.Before(one.notAfter) {
+		if !known.covers(one.count, one.notAfter, b.clock.Now()) {
 			continue
 		}
 		known.left -= one.count
@@ -52,20 +52,21 @@ func (b *Book) serve(wanted map[entryKey]*demand) {
 	}
 }
 
-// known is what must be stored at least for the entries of wanted, even if their account was lost and made anew. The
-// caller holds mu.
-func (b *Book) known(wanted map[entryKey]*demand) map[entryKey]Entry {
-	known := map[entryKey]Entry{}
+// claim is what must be stored at least for the entries of wanted, even if their account was lost and made anew, with what
+// is left of it, which nobody else uses meanwhile. The caller holds mu.
+func (b *Book) claim(wanted map[entryKey]*demand) map[entryKey]reserve {
+	claimed := map[entryKey]reserve{}
 	for key := range wanted {
 		if one := b.entries[key]; one != nil {
-			known[key] = one.Entry
+			claimed[key] = *one
+			one.left = 0
 		}
 	}
-	return known
+	return claimed
 }
 
-// commit stores what covers wanted, with one write, and answers it.
-func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, known map[entryKey]Entry) {
+// commit stores what covers wanted, with one write, or none if what is left is enough, and answers it.
+func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, claimed map[entryKey]reserve) {
 	now := b.clock.Now()
 	var stored map[entryKey]reserve
 	var broken map[string]error
@@ -82,7 +83,11 @@ func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, known ma
 				stored[key] = reserve{sealed: true}
 				continue
 			}
-			stored[key] = one.reserveIn(account, key.signerName, known[key], now)
+			reserved, more := one.reserveIn(account, key.signerName, claimed[key], now)
+			stored[key] = reserved
+			if !more {
+				continue
+			}
 			if err := encode(data, key.keyID, account); err != nil {
 				return false, err
 			}
@@ -93,42 +98,46 @@ func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, known ma
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for key, one := range wanted {
-		b.answer(key, one, stored[key], errors.Join(err, broken[key.keyID]))
+		b.answer(key, one, stored[key], claimed[key].left, errors.Join(err, broken[key.keyID]))
 	}
 }
 
-// reserveIn adds what d wants, and some more, to the entry of account.
-func (d *demand) reserveIn(account Account, signerName string, known Entry, now time.Time) reserve {
-	account.raise(signerName, known)
-	entry := account.Signers[signerName]
-	more := max(d.count, block)
-	entry.Count += more
+// reserveIn has the entry of account cover what d wants, and says whether it is more now: then by some more than that, for
+// who comes next.
+func (d *demand) reserveIn(account Account, signerName string, claimed reserve, now time.Time) (reserved reserve, changed bool) {
+	changed = account.raise(signerName, claimed.Entry)
+	entry, left := account.Signers[signerName], claimed.left
+	if short := d.count - left; short > 0 {
+		entry.Count += max(short, block)
+		left += max(short, block)
+		changed = true
+	}
 	if entry.NotAfter.Before(d.notAfter) {
 		entry.NotAfter = wholeSecond(d.notAfter.Add(stride(d.notAfter.Sub(now))))
+		changed = true
 	}
 	account.Signers[signerName] = entry
-	return reserve{Entry: entry, left: more - d.count}
+	return reserve{Entry: entry, left: left - d.count, until: now.Add(reserveFor)}, changed
 }
 
 func stride(lifetime time.Duration) time.Duration {
 	return min(max(lifetime/strideOf, minStride), maxStride)
 }
 
-// answer tells who waits for one, and keeps what is left for the next. The caller holds mu.
-func (b *Book) answer(key entryKey, one *demand, stored reserve, err error) {
+// answer tells who waits for one, and keeps what is left for the next: of what was claimed, if nothing was stored. The
+// caller holds mu.
+func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, err error) {
 	defer close(one.done)
 	if err != nil {
+		b.entry(key).left += claimed
 		if errors.Is(err, ErrNoAccount) {
 			b.unreserve(key.keyID)
 		}
 		one.err = fmt.Errorf("note what is to be issued: %w", err)
 		return
 	}
-	known := b.learn(key, stored.Entry)
-	known.sealed = stored.sealed
-	known.left += stored.left
+	b.learn(key, stored)
 	if stored.sealed {
-		known.left = 0
 		one.err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
 	}
 }
@@ -142,16 +151,20 @@ func (b *Book) unreserve(keyID string) {
 	}
 }
 
-// learn keeps what is stored at least. The caller holds mu.
-func (b *Book) learn(key entryKey, stored Entry) *reserve {
-	known := b.entries[key]
-	if known == nil {
-		known = &reserve{}
-		b.entries[key] = known
-	}
+// learn keeps what is stored at least, and what is left of it. The caller holds mu.
+func (b *Book) learn(key entryKey, stored reserve) {
+	known := b.entry(key)
 	known.Count = max(known.Count, stored.Count)
 	if stored.NotAfter.After(known.NotAfter) {
 		known.NotAfter = stored.NotAfter
 	}
-	return known
+	known.left, known.until, known.sealed = stored.left, stored.until, stored.sealed
+}
+
+// entry is what is known of key, which may be nothing. The caller holds mu.
+func (b *Book) entry(key entryKey) *reserve {
+	if b.entries[key] == nil {
+		b.entries[key] = &reserve{}
+	}
+	return b.entries[key]
 }
