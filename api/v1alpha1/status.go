@@ -94,6 +94,9 @@ type SigningAuthorityStatus struct {
 	CompletionInitiatedAt *metav1.Time `json:"completionInitiatedAt,omitempty"`
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
+	// LedgerClosedAt is when, while completing, the ledger of the retiring CA was seen closed.
+	// +optional
+	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
 	// UnpublishedAt is when, while completing, the retiring CA began to leave everything published: from then on there is
 	// no way back.
 	// +optional

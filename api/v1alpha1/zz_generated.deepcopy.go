@@ -283,6 +283,10 @@ func (in *SigningAuthorityStatus) DeepCopyInto(out *SigningAuthorityStatus) {
 		in, out := &in.CompletedAt, &out.CompletedAt
 		*out = (*in).DeepCopy()
 	}
+	if in.LedgerClosedAt != nil {
+		in, out := &in.LedgerClosedAt, &out.LedgerClosedAt
+		*out = (*in).DeepCopy()
+	}
 	if in.UnpublishedAt != nil {
 		in, out := &in.UnpublishedAt, &out.UnpublishedAt
 		*out = (*in).DeepCopy()

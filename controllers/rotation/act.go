@@ -20,7 +20,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case Seal:
 		return r.seal(ctx, obj)
 	case Unseal:
-		return r.ledger(obj).Unseal(ctx, obj.Status.Retiring.KeyID)
+		return r.unseal(ctx, obj, s)
 	case Prune:
 		return r.publisher.Prune(ctx, s.keys.retiring.Certificate())
 	case MakeCandidate:
@@ -54,14 +54,27 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) e
 	return book.Seal(ctx, key)
 }
 
+// unseal opens the accounts of what signs and of what retires, those of them that are closed.
+func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	var errs []error
+	if s.SigningSealed {
+		errs = append(errs, r.ledger(obj).Unseal(ctx, obj.Status.Signing.KeyID))
+	}
+	if s.Sealed {
+		errs = append(errs, r.ledger(obj).Unseal(ctx, obj.Status.Retiring.KeyID))
+	}
+	return errors.Join(errs...)
+}
+
 func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	wanted, err := wanted(obj, r.Clock.Now())
 	if err != nil {
 		return err
 	}
+	wanted.Current = func(ctx context.Context) error { return r.current(ctx, obj) }
 	var errs []error
 	for _, problem := range r.publisher.Publish(ctx, wanted).Problems {
-		errs = append(errs, errors.New(problem.String()))
+		errs = append(errs, problem)
 	}
 	return errors.Join(errs...)
 }

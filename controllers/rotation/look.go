@@ -45,10 +45,13 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (
 		state := r.publisher.Published(ctx, wanted)
 		s.Published = state.Published()
 		for _, problem := range state.Problems {
-			s.Unpublished = append(s.Unpublished, problem.String())
+			s.Unpublished = append(s.Unpublished, problem.Error())
 		}
 	}
 	r.ask(ctx, obj, s)
+	if err := r.above(ctx, obj, s); err != nil {
+		return nil, err
+	}
 	return s, r.kept(ctx, obj, s)
 }
 
@@ -158,8 +161,8 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
 	}
 	if s.Ring.Signing != nil {
-		_, found := accounts[s.Ring.Signing.KeyID]
-		s.Unaccounted = !found
+		account, found := accounts[s.Ring.Signing.KeyID]
+		s.Unaccounted, s.SigningSealed = !found, account.Sealed && s.Ring.Signing.is(obj.Status.Signing)
 	}
 	retiring := obj.Status.Retiring
 	if retiring == nil {
@@ -178,6 +181,22 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
 	}
 	return nil
+}
+
+// above looks for CAs by which API servers would go on to accept the retiring one. One that is self-signed has none above it.
+func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	if obj.Status.Phase != v1alpha1.Prepared || s.keys.retiring == nil || !askedToRefuse(obj.Spec.Signers, s.Facts) {
+		return nil
+	}
+	chain, err := ca.ParseCertificates(s.keys.retiring.AppendedPEM())
+	if err != nil || len(chain) == 0 {
+		return err
+	}
+	certs, err := r.publisher.Above(ctx, chain, s.Now)
+	for _, one := range certs {
+		s.Above = append(s.Above, fmt.Sprintf("%q", one.Subject.String()))
+	}
+	return err
 }
 
 // kept looks for those who hold what was published before.

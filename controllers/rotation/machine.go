@@ -43,75 +43,13 @@ const (
 	Permit Action = "Permit"
 	// Seal closes the ledger for the retiring CA: nothing can be issued by it that the ledger does not name.
 	Seal Action = "Seal"
-	// Unseal opens it again.
+	// Unseal opens it again, and for what signs.
 	Unseal Action = "Unseal"
 	// Prune removes the retiring CA from the ConfigMap extension-apiserver-authentication.
 	Prune Action = "Prune"
 	// DestroyRetiring destroys its key.
 	DestroyRetiring Action = "DestroyRetiring"
 )
-
-// Facts are what is seen at one moment.
-type Facts struct {
-	Now time.Time
-	// Operation that the owner asks for.
-	Operation v1alpha1.Operation
-	Ring      RingFacts
-	// From is what signs for spec.from; nil if that does not sign yet.
-	From *v1alpha1.CAStatus
-	// Published says that the CAs of Trusted are published, everywhere and nothing else; Unpublished why they can't be.
-	Published   bool
-	Unpublished []string
-	// Candidate, Signing and Retiring are what the API servers make of that CA.
-	Candidate, Signing Proof
-	// RetiringTrusted and RetiringRefused are two different questions about one CA.
-	RetiringTrusted, RetiringRefused Proof
-	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it.
-	Outstanding []v1alpha1.Outstanding
-	Sealed      bool
-	// Unaccounted says that the ledger has lost what was issued by the signing CA, TLSRetired that it is closed for the CA in
-	// tls.crt: that one has retired here. RetiringSigners are those that the retiring one has issued for.
-	Unaccounted, TLSRetired bool
-	RetiringSigners         []string
-	// Sharing are other authorities that have the retiring CA too.
-	Sharing []string
-	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers accept it,
-	// Unclear of which that is not known: those nobody waits for, as there are such as can't be asked at all.
-	Kept             bool
-	Holding, Unclear []string
-	// Servers are what API servers said last, of the CA that the phase is about.
-	Servers []v1alpha1.APIServerStatus
-	// Permitted says that the signer has been told what the spec says now.
-	Permitted bool
-}
-
-// RingFacts are what the Secret holds. A CA that is not there, or can't be used, is nil.
-type RingFacts struct {
-	TLS, Signing, Candidate, Retiring *CAFacts
-	// TLSProblem is why what is in tls.crt and tls.key can't be used, if something is.
-	TLSProblem string
-}
-
-// CAFacts tell one CA from another.
-type CAFacts struct {
-	KeyID, Fingerprint string
-	Certificate        string // PEM
-	NotAfter           time.Time
-}
-
-func (c *CAFacts) is(noted *v1alpha1.CAStatus) bool {
-	return c != nil && noted != nil && c.Fingerprint == noted.Fingerprint
-}
-
-func (c *CAFacts) same(other *CAFacts) bool {
-	return c != nil && other != nil && c.Fingerprint == other.Fingerprint
-}
-
-// Proof is an answer of all API servers, that was the same for long enough, or why it is none. The zero value proves nothing.
-type Proof struct {
-	Proven  bool
-	Missing []string // sentences that name who stands in the way
-}
 
 // Step is what to do about an authority: note Status, remove the operation if it is taken, then act. Without an Action, and
 // with the status as it was, it waits.
@@ -150,6 +88,10 @@ func (m *machine) run() {
 	if m.unaccounted() {
 		return
 	}
+	if m.f.SigningSealed && m.s.Phase != v1alpha1.New { // by who led before, and was late
+		m.act(Unseal)
+		return
+	}
 	switch m.s.Phase {
 	case v1alpha1.New:
 		m.begin()
@@ -166,7 +108,7 @@ func (m *machine) run() {
 	}
 }
 
-// bookkeeping removes an operation that has been noted before.
+// bookkeeping removes an operation that has been noted before. Who asks for the same again in that moment has asked once.
 func (m *machine) bookkeeping() bool {
 	switch {
 	case m.s.TakenOperation == "":

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 var (
@@ -172,7 +174,6 @@ var rows = []row{
 	{name: "started twice", state: preparing(), facts: good(both, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, refused: "waits to be trusted"},
 	{name: "an edit meanwhile", state: preparing(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreTLS, refused: "a rotation is under way"},
 	{name: "the candidate put there once more", state: preparing(), facts: good(RingFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
-	{name: "the signing pair is lost", state: preparing(), facts: good(RingFacts{Candidate: fact("new")}), phase: v1alpha1.Preparing, waits: "put back"},
 
 	// Prepared.
 	{name: "outstanding", state: prepared(), facts: good(switched, outstanding), phase: v1alpha1.Prepared, waits: "up to 3 certificates of s by the CA old live until 2026-03-01T13:00:00Z"},
@@ -183,7 +184,12 @@ var rows = []row{
 	{name: "complete with an adopted CA", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true, refused: "that others have issued by the CA old live until 2027-03-01T11:00:00Z"},
 	{name: "complete with what was accepted", state: accepted(adopted(prepared())), facts: good(switched, asked(v1alpha1.RotateComplete), outstanding), phase: v1alpha1.Completing, take: true},
 	{name: "complete while one does not trust", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted), phase: v1alpha1.Prepared, take: true, refused: "10.0.0.7:6443"},
-	{name: "complete while not published", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), unpublished), phase: v1alpha1.Prepared, take: true, refused: "not published"},
+	{name: "complete while not published, as after a rollback", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), unpublished), phase: v1alpha1.Prepared, action: Publish},
+	{name: "complete while it can't be published", state: intent(prepared(), Publish), facts: good(switched, asked(v1alpha1.RotateComplete), unpublished, func(f *Facts) { f.Unpublished = []string{"ConfigMap a/b: forbidden"} }),
+		phase: v1alpha1.Prepared, take: true, refused: "not published; ConfigMap a/b: forbidden"},
+	{name: "an API server trusts what is above", state: prepared(), facts: good(switched, above), phase: v1alpha1.Prepared, waits: "take CN=root out of"},
+	{name: "complete while one trusts what is above", state: prepared(), facts: good(switched, above, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true, refused: "take CN=root out of"},
+	{name: "complete where nobody is asked to refuse", state: prepared(), facts: good(switched, above, asked(v1alpha1.RotateComplete), func(f *Facts) { f.Sharing = []string{"other"} }), phase: v1alpha1.Completing, take: true},
 	{name: "accept", state: prepared(), facts: good(switched, asked(v1alpha1.OutstandingAccepted)), phase: v1alpha1.Prepared, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Retiring.OutstandingAcceptedAt != nil }},
 	{name: "attest", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.AdoptionAttested)), phase: v1alpha1.Prepared, take: true,
@@ -211,7 +217,13 @@ var rows = []row{
 	{name: "the ledger is closed first", state: completing(false), facts: good(switched), phase: v1alpha1.Completing, action: Seal},
 	{name: "something was issued before the ledger is closed", state: completing(false), facts: good(switched, outstanding), phase: v1alpha1.Prepared, refused: "completion stops"},
 	{name: "something was issued meanwhile", state: completing(false), facts: good(switched, sealed, outstanding), phase: v1alpha1.Prepared, refused: "completion stops"},
-	{name: "something was issued, and is accepted", state: accepted(completing(false)), facts: good(switched, sealed, outstanding), phase: v1alpha1.Completing, also: isUnpublished},
+	{name: "something was issued, and is accepted", state: accepted(completing(false)), facts: good(switched, outstanding), phase: v1alpha1.Completing, action: Seal},
+	{name: "what was reserved may be issued yet", state: accepted(completing(false)), facts: good(switched, sealed, outstanding), phase: v1alpha1.Completing, waits: "every signer to have seen",
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.LedgerClosedAt.Time.Equal(noon) && s.UnpublishedAt == nil
+		}},
+	{name: "what was reserved may be issued for a second", state: closed(accepted(completing(false)), ledger.QuietAfter-time.Second), facts: good(switched, sealed, outstanding), phase: v1alpha1.Completing, waits: "every signer to have seen"},
+	{name: "what was reserved has ended", state: closed(accepted(completing(false)), ledger.QuietAfter), facts: good(switched, sealed, outstanding), phase: v1alpha1.Completing, also: isUnpublished},
 	{name: "nothing is left", state: completing(false), facts: good(switched, sealed), phase: v1alpha1.Completing, also: isUnpublished},
 	{name: "it leaves what is published", state: completing(true), facts: good(switched, sealed, unpublished), phase: v1alpha1.Completing, action: Publish},
 	{name: "one still accepts it", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.RetiringRefused = Proof{Missing: []string{"10.0.0.9:6443"}} }), phase: v1alpha1.Completing, waits: "10.0.0.9:6443"},
@@ -247,8 +259,6 @@ var rows = []row{
 	{name: "an owner's CA that has retired here", state: completed(), facts: good(ownCA, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "an owner's CA that has ended", state: completed(), facts: good(RingFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
 	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
-	{name: "the Secret is gone", state: completed(), facts: good(RingFacts{}), phase: v1alpha1.Completed, waits: "from a backup"},
-	{name: "the Secret is back", state: completed(), facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Completed, action: RestoreSigning},
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "a phase of another version", state: v1alpha1.SigningAuthorityStatus{Phase: "Sleeping"}, facts: good(onlyOld), phase: "Sleeping", waits: "none that this version knows"},
@@ -260,6 +270,15 @@ func generation(want int64) func(*v1alpha1.SigningAuthorityStatus) bool {
 
 func rolledBack(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
 	s.Signing.Generation, s.Retiring.Generation = 1, 2
+	return s
+}
+
+func above(f *Facts) { f.Above = []string{"CN=root"} }
+
+// closed is s, whose ledger was closed that long before noon.
+func closed(s v1alpha1.SigningAuthorityStatus, before time.Duration) v1alpha1.SigningAuthorityStatus {
+	at := metav1.NewTime(noon.Add(-before))
+	s.LedgerClosedAt = &at
 	return s
 }
 
@@ -301,7 +320,7 @@ func aged(after time.Duration) v1alpha1.SigningAuthoritySpec {
 }
 
 func TestNext(t *testing.T) {
-	for _, row := range rows {
+	for _, row := range slices.Concat(rows, lostRows) {
 		t.Run(row.name, func(t *testing.T) {
 			if row.spec.Signers == nil {
 				row.spec.Signers = []string{certificatesv1.KubeAPIServerClientKubeletSignerName}

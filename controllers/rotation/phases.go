@@ -14,6 +14,8 @@ import (
 func (m *machine) begin() {
 	ring := m.f.Ring
 	switch {
+	case m.f.Operation != "":
+		m.refuse("the first CA does not sign yet")
 	case ring.Signing != nil:
 		m.resume()
 	case ring.Candidate != nil:
@@ -61,7 +63,7 @@ func (m *machine) resume() {
 }
 
 func (m *machine) enter(phase v1alpha1.Phase) {
-	m.s.Phase, m.s.Intent = phase, ""
+	m.s.Phase, m.s.Intent, m.s.LedgerClosedAt = phase, "", nil
 	switch phase {
 	case v1alpha1.Preparing:
 		m.s.InitiatedAt, m.s.PreparedAt, m.s.CompletionInitiatedAt, m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil, nil, nil, nil
@@ -114,10 +116,10 @@ func (m *machine) prepare() {
 	}
 }
 
-// reconsidered says whether the owner has put another CA into the Secret before any has signed.
+// reconsidered says whether the owner has put another CA into the Secret while none signs.
 func (m *machine) reconsidered() bool {
 	ring := m.f.Ring
-	return m.s.Signing == nil && ring.Signing == nil && ring.TLS != nil && !ring.TLS.is(m.s.Candidate) && m.unusable() == ""
+	return ring.Signing == nil && ring.TLS != nil && !ring.TLS.is(m.s.Candidate) && !ring.TLS.is(m.s.Signing) && m.unusable() == ""
 }
 
 // candidate sees to it that there is one, and that it is the one that is noted.
@@ -163,7 +165,7 @@ func (m *machine) preparing() bool {
 	case v1alpha1.AdoptionAttested:
 		m.attest()
 	case v1alpha1.RotateRollback:
-		if m.s.Signing == nil {
+		if m.f.Ring.Signing == nil {
 			m.refuse("there is no CA to go back to")
 			break
 		}

@@ -21,6 +21,8 @@ func (m *machine) idle() {
 		m.adopt()
 	case m.edited():
 	case m.idling():
+	case m.gone():
+		m.waitForKey("rotate-start makes another, which signs as soon as it is trusted; what the lost one has issued stays trusted")
 	case !m.f.Permitted:
 		m.act(Permit)
 	case m.due():
@@ -50,24 +52,42 @@ func (m *machine) due() bool {
 		m.f.Now.Sub(m.s.Signing.SignsSince.Time) >= max(m.spec.RotateAfter.Duration, time.Hour)
 }
 
-// lost waits for a signing pair that has gone from the Secret: another one would be trusted by nobody.
+// gone says whether the pair that signs is not in the Secret any more.
+func (m *machine) gone() bool { return m.s.Signing != nil && !m.f.Ring.Signing.is(m.s.Signing) }
+
+// lost has a signing pair that is gone put back from tls.crt and tls.key, and does nothing while a strange one is in its place.
 func (m *machine) lost() bool {
 	ring := m.f.Ring
 	switch {
-	case m.s.Signing == nil || ring.Signing.is(m.s.Signing):
+	case !m.gone():
 		return false
 	case ring.Signing == nil && ring.TLS.is(m.s.Signing):
 		m.act(RestoreSigning)
+	case ring.Signing == nil:
+		return false
+	case m.f.Operation != "":
+		m.refuse("signing.crt of the Secret holds the CA %s, which is not the one that signs here, %s", ring.Signing.KeyID, m.s.Signing.KeyID)
 	default:
-		m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more", m.s.Signing.KeyID)
+		m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, and signing.crt and signing.key to be removed: they hold the CA %s, which does not sign here",
+			m.s.Signing.KeyID, ring.Signing.KeyID)
 	}
 	return true
+}
+
+// waitForKey waits for a signing pair that is gone; otherwise is what can be done without it.
+func (m *machine) waitForKey(otherwise string) {
+	instead := ""
+	if m.f.Ring.TLS != nil || m.f.Ring.TLSProblem != "" {
+		instead = "; what is there instead is not taken: " + m.unfit()
+	}
+	m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; without a backup, %s",
+		m.s.Signing.KeyID, instead, otherwise)
 }
 
 // edited puts back what signs, while there is no place for another CA.
 func (m *machine) edited() bool {
 	ring := m.f.Ring
-	if m.s.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
+	if m.s.Signing == nil || ring.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
 		return false
 	}
 	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()
@@ -82,7 +102,7 @@ func (m *machine) unfit() string {
 	case ring.TLSProblem != "":
 		return ring.TLSProblem
 	case ring.TLS == nil:
-		return "there was nothing"
+		return "there is nothing"
 	case m.s.Phase != v1alpha1.Completed:
 		return "a rotation is under way"
 	case ring.TLS.KeyID == m.s.Signing.KeyID:

@@ -17,7 +17,7 @@ const DefaultAdopted = 365 * 24 * time.Hour
 func (m *machine) prepared() {
 	ring := m.f.Ring
 	switch {
-	case ring.Signing.is(m.s.Retiring) && ring.Retiring.is(m.s.Signing):
+	case ring.Signing.is(m.s.Retiring) && (ring.Retiring == nil || ring.Retiring.is(m.s.Signing)):
 		m.s.Signing, m.s.Retiring = m.s.Retiring, m.s.Signing
 		m.s.Signing.SignsSince, m.s.Signing.OutstandingAcceptedAt = m.now(), nil
 		m.s.Intent = ""
@@ -30,11 +30,14 @@ func (m *machine) prepared() {
 	case m.s.Intent == string(SwapBack):
 		m.act(SwapBack)
 	case m.edited():
+	case m.gone():
+		m.waitForKey("rotate-rollback has the CA sign that retires")
 	case !m.f.Permitted:
 		m.act(Permit)
 	case m.published():
 		m.s.Intent = ""
 		m.trusted(m.f.Signing)
+		m.step.Waiting = append(m.step.Waiting, m.above()...)
 		m.outstanding()
 	}
 	m.retiringGone()
@@ -54,20 +57,7 @@ func (m *machine) preparedOperation() bool {
 	case v1alpha1.RotateComplete:
 		m.startCompletion()
 	case v1alpha1.RotateRollback:
-		if m.s.Signing.Generation < m.s.Retiring.Generation {
-			m.refuse("the CA %s signs again already; rotate-complete leaves %s", m.s.Signing.KeyID, m.s.Retiring.KeyID)
-			break
-		}
-		if missing := m.missing(m.f.RetiringTrusted); m.f.Ring.Retiring == nil || len(missing) > 0 {
-			m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", m.s.Retiring.KeyID, strings.Join(missing, "; "))
-			break
-		}
-		if !m.s.Retiring.NotAfter.After(m.f.Now) {
-			m.refuse("the CA %s has ended", m.s.Retiring.KeyID)
-			break
-		}
-		m.take()
-		m.act(SwapBack)
+		m.rollback()
 	case v1alpha1.OutstandingAccepted:
 		m.s.Retiring.OutstandingAcceptedAt = m.now()
 		m.take()
@@ -77,6 +67,24 @@ func (m *machine) preparedOperation() bool {
 		m.refuse("a rotation is under way")
 	}
 	return true
+}
+
+// rollback has the retiring CA sign again, if that breaks nothing.
+func (m *machine) rollback() {
+	retiring, missing := m.s.Retiring, m.missing(m.f.RetiringTrusted)
+	switch {
+	case m.s.Signing.Generation < retiring.Generation:
+		m.refuse("the CA %s signs again already; rotate-complete leaves %s", m.s.Signing.KeyID, retiring.KeyID)
+	case !m.f.Ring.Retiring.is(retiring):
+		m.refuse("the CA %s is not in the Secret any more", retiring.KeyID)
+	case len(missing) > 0:
+		m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", retiring.KeyID, strings.Join(missing, "; "))
+	case !retiring.NotAfter.After(m.f.Now):
+		m.refuse("the CA %s has ended", retiring.KeyID)
+	default:
+		m.take()
+		m.act(SwapBack)
+	}
 }
 
 // missing is what proof lacks, if API servers have a say.
@@ -89,11 +97,22 @@ func (m *machine) missing(proof Proof) []string {
 	return missing
 }
 
-// startCompletion leaves the old CA if nobody is left behind.
+// startCompletion leaves the old CA if nobody is left behind. A bundle that is not as it should be is published first, as it
+// is right after a rollback.
 func (m *machine) startCompletion() {
-	missing := m.missing(m.f.Signing)
+	if !m.f.Published && m.s.Intent != string(Publish) {
+		m.act(Publish)
+		return
+	}
+	missing := m.above()
+	switch {
+	case !m.gone():
+		missing = append(missing, m.missing(m.f.Signing)...)
+	case m.f.Ring.Retiring != nil:
+		missing = append(missing, fmt.Sprintf("the CA %s is not in the Secret any more: put it back, or have %s sign by %s", m.s.Signing.KeyID, m.s.Retiring.KeyID, v1alpha1.RotateRollback))
+	}
 	if !m.f.Published {
-		missing = append(missing, "the bundle is not published")
+		missing = append(append(missing, "the bundle is not published"), m.f.Unpublished...)
 	}
 	if m.s.Retiring.OutstandingAcceptedAt == nil {
 		missing = append(missing, m.left()...)
@@ -104,6 +123,15 @@ func (m *machine) startCompletion() {
 	}
 	m.enter(v1alpha1.Completing)
 	m.take()
+}
+
+// above names the CAs that must leave first what API servers trust: below them the retiring one would never be refused.
+func (m *machine) above() []string {
+	if len(m.f.Above) == 0 || !m.provable() {
+		return nil
+	}
+	return []string{fmt.Sprintf("API servers to trust no CA above the retiring %s, as they would never refuse it: take %s out of their client CA files, and then out of ConfigMap kube-system/extension-apiserver-authentication",
+		m.s.Retiring.KeyID, strings.Join(m.f.Above, ", "))}
 }
 
 // outstanding waits for what still lives on the retiring CA.
@@ -159,69 +187,4 @@ func Outstanding(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatu
 		add(v1alpha1.Outstanding{Until: metav1.NewTime(retiring.AdoptedAt.Add(longest))})
 	}
 	return all
-}
-
-// complete makes sure that nobody trusts the old CA, and then destroys its key. Its order is the promise: the ledger is
-// closed, then nothing may be outstanding, then it leaves what is published, then it is refused, then it is gone.
-func (m *machine) complete() {
-	if m.f.Operation != "" {
-		m.refuse("the old CA is leaving, and there is no way back")
-		return
-	}
-	switch {
-	case m.s.Retiring == nil || m.f.Ring.Retiring == nil && m.s.Intent == string(DestroyRetiring):
-		m.s.LastRetired, m.s.Retiring = m.s.Retiring, nil
-		if m.s.LastRetired != nil {
-			m.s.LastRetired.Certificate = ""
-		}
-		m.enter(v1alpha1.Completed)
-	case m.lost():
-	case m.edited():
-	case m.s.UnpublishedAt == nil:
-		m.unpublish()
-	case !m.published():
-	default:
-		m.refused()
-	}
-}
-
-// unpublish asks before and after the ledger is closed, as only then nothing is added to it any more.
-func (m *machine) unpublish() {
-	switch left := m.left(); {
-	case len(left) > 0 && m.s.Retiring.OutstandingAcceptedAt == nil: // issued after it was asked for
-		m.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(left, "; ")
-		m.enter(v1alpha1.Prepared)
-	case !m.f.Sealed:
-		m.act(Seal)
-	default:
-		m.s.UnpublishedAt, m.s.Intent = m.now(), ""
-	}
-}
-
-// refused waits until every API server refuses the retiring CA, and destroys it.
-func (m *machine) refused() {
-	if m.provable() {
-		m.unproven(m.f.RetiringRefused)
-		if m.f.Kept && len(m.step.Waiting) == 0 {
-			m.act(Prune)
-			return
-		}
-		for _, server := range m.f.Holding {
-			m.wait("aggregated API server %s to refuse the retiring CA %s", server, m.s.Retiring.KeyID)
-		}
-	}
-	if len(m.step.Waiting) == 0 {
-		m.act(DestroyRetiring)
-	}
-}
-
-// provable says whether a refusal would prove anything: a CA that has ended is refused by everybody, and one that another
-// authority signs with must be trusted further on.
-func (m *machine) provable() bool {
-	return m.f.Ring.Retiring != nil && m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
-}
-
-// askedToRefuse says whether API servers have verified what the retiring CA has issued, be it for signers that have left.
-func askedToRefuse(signers []string, f Facts) bool {
-	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
 }

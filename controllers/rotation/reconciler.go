@@ -57,6 +57,8 @@ type Reconciler struct {
 	prober    *probe.Prober
 	watches   watches
 	records   records
+	secrets   secrets
+	group     group
 }
 
 // Reconcile looks at one authority, notes what is decided, and does one thing.
@@ -64,11 +66,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	obj := &v1alpha1.SigningAuthority{}
 	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
 		r.watches.forget(key.Name)
+		r.secrets.forget(key.Name)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
 		return reconcile.Result{}, nil
 	}
+	r.secrets.watch(obj)
 	seen, err := r.look(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
@@ -91,16 +95,31 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	}
 }
 
-// take takes action, and records that once.
+// take takes action, and records that once. Who led before may come to it late: the intent that is noted just before says that
+// nobody has gone on since what was seen; where it was noted before, that is asked.
 func (r *Reconciler) take(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, seen *seen, again bool) error {
 	if !again {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, action))
+	} else if err := r.current(ctx, obj); err != nil {
+		return err
 	}
 	if err := r.act(ctx, obj, action, seen); err != nil {
 		return fmt.Errorf("%s: %w", action, err)
 	}
 	log.FromContext(ctx).Info("Took a step of a rotation", "action", action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
 	return nil
+}
+
+// current returns a Conflict if obj has changed since it was read or written.
+func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	latest := &v1alpha1.SigningAuthority{}
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), latest); err != nil {
+		return err
+	}
+	if latest.UID == obj.UID && latest.ResourceVersion == obj.ResourceVersion {
+		return nil
+	}
+	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
 }
 
 // recordOf names the CA that action is about: the one that is to sign, or to go.

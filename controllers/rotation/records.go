@@ -26,8 +26,6 @@ const recordsName = Name + "-ledger"
 // records are the ledgers, by Secret, each of which stores what is noted every few seconds.
 type records struct {
 	mu       sync.Mutex
-	running  context.Context // nil until the manager runs
-	stopped  sync.WaitGroup
 	bySecret map[types.NamespacedName]*ledger.Recorder
 }
 
@@ -47,38 +45,14 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 		r.records.bySecret = map[types.NamespacedName]*ledger.Recorder{}
 	}
 	r.records.bySecret[name] = one
-	if r.records.running != nil {
-		r.records.run(name, one)
-	}
-	return one
-}
-
-// run has one store what it notes. The caller holds mu.
-func (r *records) run(name types.NamespacedName, one *ledger.Recorder) {
-	ctx := r.running
-	r.stopped.Go(func() {
+	r.group.Go(func(ctx context.Context) { // and once more when it ends
 		one.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Note what was issued", "secret", name) })
 	})
+	return one
 }
 
 // ledger is that of obj's Secret.
 func (r *Reconciler) ledger(obj *v1alpha1.SigningAuthority) *ledger.Book { return r.recorder(obj).Book }
-
-// Start lets the ledgers store what they note until ctx ends, and then once more.
-func (r *records) Start(ctx context.Context) error {
-	r.mu.Lock()
-	r.running = ctx
-	for name, one := range r.bySecret {
-		r.run(name, one)
-	}
-	r.mu.Unlock()
-	<-ctx.Done()
-	r.mu.Lock()
-	r.running = nil // nobody waits for one that comes now
-	r.mu.Unlock()
-	r.stopped.Wait()
-	return nil
-}
 
 // record notes the certificate that a request holds, whoever has issued it.
 func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {

@@ -4,14 +4,17 @@ import (
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
@@ -29,8 +32,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.fill(mgr); err != nil {
 		return err
 	}
-	if err := mgr.Add(&r.records); err != nil {
-		return fmt.Errorf("keep ledgers: %w", err)
+	if err := mgr.Add(&r.group); err != nil {
+		return fmt.Errorf("keep ledgers and watch Secrets: %w", err)
 	}
 	err := builder.ControllerManagedBy(mgr).
 		Named(recordsName).
@@ -45,6 +48,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+		WatchesRawSource(source.Channel(r.secrets.changed, &handler.EnqueueRequestForObject{})).
 		WithOptions(options).
 		Complete(r)
 }
@@ -77,6 +81,11 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	if r.SettleFor == 0 {
 		r.SettleFor = DefaultSettleFor
 	}
+	secrets, err := metadata.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("watch Secrets: %w", err)
+	}
+	r.secrets.metadata, r.secrets.group, r.secrets.changed = secrets, &r.group, make(chan event.GenericEvent)
 	publisher, err := trust.NewPublisher(rest.CopyConfig(mgr.GetConfig()))
 	if err != nil {
 		return fmt.Errorf("publish bundles: %w", err)

@@ -7,6 +7,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -28,24 +30,44 @@ const (
 
 // Holds says whether that ConfigMap has cert, or another certificate of the same CA.
 func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, error) {
+	certs, err := p.clientCAs(ctx)
+	return slices.ContainsFunc(certs, func(one *x509.Certificate) bool { return SameCA(one, cert) }), err
+}
+
+// Above returns those of the CAs in that ConfigMap, the CA of chain[0] itself left aside, by which chain[0] is accepted at
+// now: whoever trusts one of them can't refuse what chain[0] has signed. The rest of chain are the certificates that its
+// holders show with it.
+func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
+	certs, err := p.clientCAs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shown := x509.NewCertPool()
+	for _, one := range chain[1:] {
+		shown.AddCert(one)
+	}
+	return slices.DeleteFunc(certs, func(one *x509.Certificate) bool {
+		roots := x509.NewCertPool()
+		roots.AddCert(one)
+		_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: shown, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		return err != nil || SameCA(one, chain[0])
+	}), nil
+}
+
+func (p *Publisher) clientCAs(ctx context.Context) ([]*x509.Certificate, error) {
 	obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
 	if err != nil {
-		return false, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
+		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
 	}
 	data, _, err := unstructured.NestedString(obj.Object, "data", ExtensionKey)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	certs, err := ca.ParseCertificates([]byte(data))
 	if err != nil {
-		return false, fmt.Errorf("read %s of ConfigMap %s/%s: %w", ExtensionKey, ExtensionNamespace, ExtensionName, err)
+		return nil, fmt.Errorf("read %s of ConfigMap %s/%s: %w", ExtensionKey, ExtensionNamespace, ExtensionName, err)
 	}
-	for _, one := range certs {
-		if SameCA(one, cert) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return certs, nil
 }
 
 // Prune takes every certificate of the CA of old out of that ConfigMap, and leaves all else as it is. An API server whose

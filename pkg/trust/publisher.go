@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // ConfigMapKey is one entry of a ConfigMap.
@@ -28,6 +29,9 @@ type Wanted struct {
 	Authority string
 	// Signers have a ClusterTrustBundle each, if the API server serves them. Those of Authority for others are removed.
 	Signers []string
+	// Current, if set, is asked by Publish between the reading and the writing of each object, whose write then fails if
+	// somebody else has written since: an error says that this is not what is wanted any more.
+	Current func(context.Context) error
 }
 
 // Problem is why the bundle is not where it should be.
@@ -36,9 +40,14 @@ type Problem struct {
 	Where string
 	// Why is a sentence that says what is wrong, and what to do if a person must.
 	Why string
+	// Cause is what it comes from, if that is an error.
+	Cause error
 }
 
-func (p Problem) String() string { return p.Where + " " + p.Why }
+func (p Problem) Error() string { return p.Where + " " + p.Why }
+
+// Unwrap returns Cause.
+func (p Problem) Unwrap() error { return p.Cause }
 
 // State is what was found.
 type State struct {
@@ -75,7 +84,7 @@ func NewPublisher(config *rest.Config) (*Publisher, error) {
 
 // Publish makes everything as wanted, and writes nothing that is so already. What is left is in State, to be tried again.
 func (p *Publisher) Publish(ctx context.Context, wanted Wanted) State {
-	return p.each(ctx, wanted, p.write)
+	return p.each(ctx, wanted, func(ctx context.Context, t target) error { return p.write(ctx, t, wanted.Current) })
 }
 
 // Published looks whether everything is as wanted, and changes nothing.
@@ -108,7 +117,7 @@ var errDiffers = errors.New("is not as it should be")
 
 func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Context, target) error) State {
 	if len(wanted.Bundle) == 0 {
-		return State{Problems: []Problem{{"the bundle of " + wanted.Authority, "has no certificate that is still valid: nobody is told to trust nothing"}}}
+		return State{Problems: []Problem{{Where: "the bundle of " + wanted.Authority, Why: "has no certificate that is still valid: nobody is told to trust nothing"}}}
 	}
 	var targets []target
 	for _, key := range wanted.ConfigMaps {
@@ -117,7 +126,7 @@ func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Con
 	bundles, state := p.clusterTrustBundles(ctx, wanted)
 	for _, one := range append(targets, bundles...) {
 		if err := do(ctx, one); err != nil {
-			state.Problems = append(state.Problems, Problem{one.String(), one.why(err)})
+			state.Problems = append(state.Problems, Problem{one.String(), one.why(err), err})
 		}
 	}
 	return state
@@ -155,47 +164,50 @@ func (p *Publisher) compare(ctx context.Context, t target) error {
 }
 
 // write makes t as wanted: it writes what it has read and changed, and reads it again if somebody else has been faster.
-func (p *Publisher) write(ctx context.Context, t target) error {
-	on := p.on(t)
+func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error) error {
 	return retry.OnError(retry.DefaultRetry, raced, func() error {
-		obj, err := on.Get(ctx, t.name, metav1.GetOptions{})
+		obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
 		exists := err == nil
-		if err != nil && !apierrors.IsNotFound(err) {
-			return err
+		if client.IgnoreNotFound(err) != nil || t.gone && !exists {
+			return client.IgnoreNotFound(err)
+		}
+		if current != nil {
+			if err := current(ctx); err != nil {
+				return err
+			}
 		}
 		if t.gone {
 			return p.remove(ctx, t, obj)
 		}
-		if !exists {
-			obj = &unstructured.Unstructured{}
-			obj.SetAPIVersion(t.resource.GroupVersion().String())
-			obj.SetKind(t.kind)
-			obj.SetName(t.name)
-		}
-		changed, err := t.set(obj)
-		switch {
-		case err != nil || !changed:
-			return err
-		case exists:
-			_, err = on.Update(ctx, obj, metav1.UpdateOptions{})
-		default:
-			_, err = on.Create(ctx, obj, metav1.CreateOptions{})
-		}
-		return err
+		return p.store(ctx, t, obj, exists)
 	})
+}
+
+// store writes obj, as it was read if it exists, with what t sets.
+func (p *Publisher) store(ctx context.Context, t target, obj *unstructured.Unstructured, exists bool) error {
+	if !exists {
+		obj = &unstructured.Unstructured{}
+		obj.SetAPIVersion(t.resource.GroupVersion().String())
+		obj.SetKind(t.kind)
+		obj.SetName(t.name)
+	}
+	changed, err := t.set(obj)
+	switch {
+	case err != nil || !changed:
+		return err
+	case exists:
+		_, err = p.on(t).Update(ctx, obj, metav1.UpdateOptions{})
+	default:
+		_, err = p.on(t).Create(ctx, obj, metav1.CreateOptions{})
+	}
+	return err
 }
 
 // remove deletes obj, as it was read, unless it is gone.
 func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured) error {
-	if obj == nil {
-		return nil
-	}
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
 	err := p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return client.IgnoreNotFound(err)
 }
 
 // raced says whether somebody else has written between a read and a write.

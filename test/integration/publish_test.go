@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -59,7 +60,7 @@ func wantState(t *testing.T, what string, state trust.State, parts ...string) {
 		t.Fatalf("%s: problems are %q, want %q", what, state.Problems, parts)
 	}
 	for i, part := range parts {
-		if got := state.Problems[i].String(); !strings.Contains(got, part) {
+		if got := state.Problems[i].Error(); !strings.Contains(got, part) {
 			t.Errorf("%s: problem %q, want %q", what, got, part)
 		}
 	}
@@ -153,6 +154,36 @@ func TestPublishAtTheSameTime(t *testing.T) {
 	obj := &corev1.ConfigMap{}
 	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace.Name, Name: "trusted"}, obj); err != nil || len(obj.Data) != writers {
 		t.Errorf("it holds %d keys, error %v", len(obj.Data), err)
+	}
+}
+
+// TestPublishIsNotLate: who publishes what is not wanted any more writes over nothing that came after it.
+func TestPublishIsNotLate(t *testing.T) {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
+	create(t, admin, namespace)
+	at := []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}, {Namespace: namespace.Name, Name: "second", Key: "ca.crt"}}
+	outdated := errors.New("somebody has gone on")
+	for name, there := range map[string]string{"made": "", "changed": string(newCA(t).CertPEM)} {
+		t.Run(name, func(t *testing.T) {
+			p, latest := publisher(t, shared.Config), trust.Wanted{Bundle: newCA(t).CertPEM, ConfigMaps: at}
+			if there != "" {
+				wantState(t, "before", p.Publish(t.Context(), trust.Wanted{Bundle: []byte(there), ConfigMaps: at}))
+			}
+			asked := 0
+			late := trust.Wanted{Bundle: newCA(t).CertPEM, ConfigMaps: at[:1], Current: func(context.Context) error {
+				if asked++; asked > 1 {
+					return outdated
+				}
+				wantState(t, "meanwhile", p.Publish(t.Context(), latest))
+				return nil
+			}}
+			state := p.Publish(t.Context(), late)
+			wantState(t, "late", state, "somebody has gone on")
+			if !errors.Is(state.Problems[0], outdated) {
+				t.Errorf("it comes from %v", state.Problems[0].Cause)
+			}
+			wantState(t, "after", p.Published(t.Context(), latest))
+		})
 	}
 }
 

@@ -6,13 +6,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
@@ -23,7 +18,7 @@ func TestAuthorities(t *testing.T) {
 	r := startRotating(t)
 	r.feed(t)
 	for name, test := range map[string]func(*testing.T, *rotating){
-		"made": testMade, "brought": testBrought, "lost": testLost, "rolled-back": testRolledBack,
+		"made": testMade, "brought": testBrought, "lost": testLost, "no-backup": testNoBackup, "rolled-back": testRolledBack,
 		"serving": testServing, "outstanding": testOutstanding, "moved-out": testMovedOut,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, r) })
@@ -41,17 +36,6 @@ func (r *rotating) adopted(t *testing.T, name string, change func(*v1alpha1.Sign
 	return brought
 }
 
-// look has the manager look now at an authority that nothing is going on with, and not within half a minute.
-func (r *rotating) look(t *testing.T, name string) {
-	t.Helper()
-	obj := r.get(t, name)
-	patch := client.MergeFrom(obj.DeepCopy())
-	metav1.SetMetaDataAnnotation(&obj.ObjectMeta, "example.com/look", time.Now().Format(time.RFC3339Nano))
-	if err := r.admin.Patch(t.Context(), obj, patch); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // edit changes the Secret, as an owner does.
 func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 	t.Helper()
@@ -60,7 +44,6 @@ func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 	if err := r.admin.Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
-	r.look(t, name)
 }
 
 // testMade has a CA made where there is none, which signs once it is trusted.
@@ -96,31 +79,6 @@ func testBrought(t *testing.T, r *rotating) {
 		t.Errorf("what signs is not the CA that was brought: %+v", signing)
 	}
 	r.isTakenFor(t, r.user(t, "bruno", prepared.Status.Signing), "bruno")
-}
-
-// testLost deletes the Secret: no other CA takes its place.
-func testLost(t *testing.T, r *rotating) {
-	r.run(t, everything(t, time.Hour, clientSigners("lost")))
-	old := r.adopted(t, "lost", nil)
-	if err := r.admin.Delete(t.Context(), r.secret(t, "lost")); err != nil {
-		t.Fatal(err)
-	}
-	r.look(t, "lost")
-	r.reaches(t, "lost", v1alpha1.Completed, func(obj *v1alpha1.SigningAuthority) bool {
-		return strings.Contains(strings.Join(obj.Status.WaitingFor, " "), "put back")
-	})
-	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: signingNamespace, Name: "lost"}, &corev1.Secret{}); client.IgnoreNotFound(err) != nil || err == nil {
-		t.Errorf("there is a Secret again, error %v", err)
-	}
-	r.bring(t, "lost", old)
-	r.look(t, "lost")
-	eventually(t, "what is put back signs", func(context.Context) error {
-		if data := r.secret(t, "lost").Data; !bytes.Equal(data["signing.key"], old.KeyPEM) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	r.isTakenFor(t, r.user(t, "lotte", r.get(t, "lost").Status.Signing), "lotte")
 }
 
 // testRolledBack goes back from Prepared, and leaves the CA that was new.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	books "github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
@@ -192,7 +193,7 @@ func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation)
 func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthority) bool) *v1alpha1.SigningAuthority {
 	t.Helper()
 	obj := &v1alpha1.SigningAuthority{}
-	eventually(t, fmt.Sprintf("%s is %s", name, phase), func(ctx context.Context) error {
+	within(t, patience+books.QuietAfter, fmt.Sprintf("%s is %s", name, phase), func(ctx context.Context) error {
 		if err := r.admin.Get(ctx, client.ObjectKey{Name: name}, obj); err != nil {
 			return fmt.Errorf("%w; before: %+v", err, obj.Status)
 		}

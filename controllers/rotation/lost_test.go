@@ -1,0 +1,56 @@
+package rotation
+
+import (
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+var (
+	noKeys   = RingFacts{}
+	onlyNew  = RingFacts{Candidate: fact("new")}
+	onlyLeft = RingFacts{Retiring: fact("old")} // of what was prepared
+	strange  = RingFacts{TLS: fact("older"), Signing: fact("older")}
+)
+
+func retired(f *Facts) { f.TLSRetired = true }
+
+// lostRows are about a signing pair that has gone from the Secret: what it has issued stays trusted, it signs again as soon as
+// it is back, and without a backup there is a way on.
+var lostRows = []row{
+	{name: "the Secret is gone", state: completed(), facts: good(noKeys), phase: v1alpha1.Completed, waits: "from a backup: it is not there any more; without a backup, rotate-start"},
+	{name: "the Secret is back", state: completed(), facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "the Secret is back in the middle", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreSigning},
+	{name: "no backup", state: completed(), facts: good(noKeys, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, action: MakeCandidate,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Signing.Fingerprint == "old" && len(Trusted(s)) == 1
+		}},
+	{name: "no backup, and an owner's CA", state: completed(), facts: good(RingFacts{TLS: fact("mine")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Signing.Fingerprint == "old" && s.Candidate.Fingerprint == "mine" && s.Candidate.TrustConfirmedAt == nil
+		}},
+	{name: "a backup that is too old", state: completed(), facts: good(RingFacts{TLS: fact("older")}, retired), phase: v1alpha1.Completed, waits: "not taken: it has retired here before"},
+	{name: "a backup that is too old, as a whole", state: completed(), facts: good(strange, retired), phase: v1alpha1.Completed, waits: "they hold the CA older, which does not sign here"},
+	{name: "started beside a backup that is too old", state: completed(), facts: good(strange, retired, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "holds the CA older"},
+	{name: "lost while a candidate waits", state: preparing(), facts: good(onlyNew), phase: v1alpha1.Preparing, action: Switch},
+	{name: "lost with the candidate", state: preparing(), facts: good(noKeys), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "lost, and nobody trusts the candidate", state: preparing(), facts: good(onlyNew, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server"},
+	{name: "lost, and rolled back", state: preparing(), facts: good(onlyNew, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "no CA to go back to"},
+	{name: "lost, and an owner's CA instead of the candidate", state: preparing(), facts: good(RingFacts{TLS: fact("mine"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.Fingerprint == "mine" }},
+	{name: "the switch without what was lost", state: preparing(), facts: good(oldGone), phase: v1alpha1.Prepared,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Retiring.Fingerprint == "old" && len(Trusted(s)) == 2
+		}},
+	{name: "lost while prepared", state: prepared(), facts: good(onlyLeft), phase: v1alpha1.Prepared, waits: "rotate-rollback has the CA sign that retires"},
+	{name: "lost while prepared, and complete", state: prepared(), facts: good(onlyLeft, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true, refused: "put it back, or have old sign by rotate-rollback"},
+	{name: "lost while prepared, and rolled back", state: prepared(), facts: good(onlyLeft, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
+	{name: "rolled back without what was lost", state: intent(prepared(), SwapBack), facts: good(onlyOld), phase: v1alpha1.Prepared,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
+		}, waits: "nobody can be shown"},
+	{name: "rolled back to what was put there by another", state: prepared(), facts: good(RingFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "the CA old is not in the Secret"},
+	{name: "both lost, and complete", state: prepared(), facts: good(noKeys, untrusted, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Completing, take: true},
+	{name: "both lost while completing", state: completing(true), facts: good(noKeys, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
+	{name: "lost while completing", state: completing(true), facts: good(onlyLeft, sealed), phase: v1alpha1.Completing, waits: "no way on but to remove retiring.crt"},
+	{name: "asked before anything signs", facts: good(noKeys, asked(v1alpha1.RotateStart)), phase: v1alpha1.New, take: true, refused: "does not sign yet"},
+	{name: "the ledger was closed by who led before", state: completed(), facts: good(onlyOld, func(f *Facts) { f.SigningSealed = true }), phase: v1alpha1.Completed, action: Unseal},
+}

@@ -1,0 +1,86 @@
+package rotation
+
+import (
+	"strings"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+)
+
+// complete makes sure that nobody trusts the old CA, and then destroys its key. Its order is the promise: the ledger is
+// closed, then nothing may be outstanding, then it leaves what is published, then it is refused, then it is gone.
+func (m *machine) complete() {
+	if m.f.Operation != "" {
+		m.refuse("the old CA is leaving, and there is no way back")
+		return
+	}
+	switch {
+	case m.s.Retiring == nil || m.f.Ring.Retiring == nil && m.s.Intent == string(DestroyRetiring):
+		m.s.LastRetired, m.s.Retiring = m.s.Retiring, nil
+		if m.s.LastRetired != nil {
+			m.s.LastRetired.Certificate = ""
+		}
+		m.enter(v1alpha1.Completed)
+	case m.lost():
+	case m.gone() && m.f.Ring.Retiring != nil: // a refusal is shown beside a certificate that is accepted
+		m.waitForKey("there is no way on but to remove retiring.crt and retiring.key from the Secret")
+	case m.edited():
+	case m.s.UnpublishedAt == nil:
+		m.unpublish()
+	case !m.published():
+	default:
+		m.refused()
+	}
+}
+
+// unpublish asks before and after the ledger is closed, as only then nothing is added to it any more.
+func (m *machine) unpublish() {
+	switch left := m.left(); {
+	case len(left) > 0 && m.s.Retiring.OutstandingAcceptedAt == nil: // issued after it was asked for
+		m.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(left, "; ")
+		m.enter(v1alpha1.Prepared)
+	case !m.f.Sealed:
+		m.act(Seal)
+	case len(left) > 0 && !m.quiet():
+		m.wait("every signer to have seen that the ledger of the CA %s is closed", m.s.Retiring.KeyID)
+	default:
+		m.s.UnpublishedAt, m.s.Intent = m.now(), ""
+	}
+}
+
+// quiet says whether nothing more is issued of what was reserved in the ledger. Where nothing is left, what was reserved has
+// ended too, and nobody waits.
+func (m *machine) quiet() bool {
+	if m.s.LedgerClosedAt == nil {
+		m.s.LedgerClosedAt = m.now()
+	}
+	return !m.s.LedgerClosedAt.Add(ledger.QuietAfter).After(m.f.Now)
+}
+
+// refused waits until every API server refuses the retiring CA, and destroys it.
+func (m *machine) refused() {
+	if m.provable() {
+		m.unproven(m.f.RetiringRefused)
+		if m.f.Kept && len(m.step.Waiting) == 0 {
+			m.act(Prune)
+			return
+		}
+		for _, server := range m.f.Holding {
+			m.wait("aggregated API server %s to refuse the retiring CA %s", server, m.s.Retiring.KeyID)
+		}
+	}
+	if len(m.step.Waiting) == 0 {
+		m.act(DestroyRetiring)
+	}
+}
+
+// provable says whether a refusal would prove anything: a CA that has ended is refused by everybody, and one that another
+// authority signs with must be trusted further on.
+func (m *machine) provable() bool {
+	return m.f.Ring.Retiring != nil && m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
+}
+
+// askedToRefuse says whether API servers have verified what the retiring CA has issued, be it for signers that have left.
+func askedToRefuse(signers []string, f Facts) bool {
+	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
+}

@@ -1,0 +1,105 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// testLost deletes the Secret: no other CA takes its place.
+func testLost(t *testing.T, r *rotating) {
+	r.run(t, everything(t, time.Hour, clientSigners("lost")))
+	old := r.adopted(t, "lost", nil)
+	if err := r.admin.Delete(t.Context(), r.secret(t, "lost")); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, "that is seen when it happens", func(context.Context) error {
+		if waiting := r.get(t, "lost").Status.WaitingFor; !strings.Contains(strings.Join(waiting, " "), "put back") {
+			return fmt.Errorf("it waits for %q", waiting)
+		}
+		return nil
+	})
+	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: signingNamespace, Name: "lost"}, &corev1.Secret{}); client.IgnoreNotFound(err) != nil || err == nil {
+		t.Errorf("there is a Secret again, error %v", err)
+	}
+	r.bring(t, "lost", old)
+	eventually(t, "what is put back signs", func(context.Context) error {
+		if data := r.secret(t, "lost").Data; !bytes.Equal(data["signing.key"], old.KeyPEM) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	r.isTakenFor(t, r.user(t, "lotte", r.get(t, "lost").Status.Signing), "lotte")
+}
+
+// testNoBackup deletes the Secret for good: another CA is made when its owner asks for one, and what the lost one has issued
+// is trusted until it has been left.
+func testNoBackup(t *testing.T, r *rotating) {
+	const name = "no-backup"
+	r.run(t, everything(t, time.Hour, clientSigners(name)))
+	r.adopted(t, name, nil)
+	lost := r.get(t, name).Status.Signing
+	before := r.user(t, "before", lost)
+	if err := r.admin.Delete(t.Context(), r.secret(t, name)); err != nil {
+		t.Fatal(err)
+	}
+	r.waitsFor(t, name, v1alpha1.Completed, "without a backup, rotate-start")
+	r.ask(t, name, v1alpha1.RotateStart)
+	prepared := r.waitsFor(t, name, v1alpha1.Prepared, "certificates of kubernetes.io/kube-apiserver-client by the CA "+lost.KeyID)
+	if prepared.Status.Retiring.KeyID != lost.KeyID || prepared.Status.Generation != 2 {
+		t.Errorf("what retires is not what was lost: %+v", prepared.Status)
+	}
+	after := r.user(t, "after", prepared.Status.Signing)
+	for user, pair := range map[string]tls.Certificate{"before": before, "after": after} {
+		r.isTakenFor(t, pair, user)
+	}
+	r.leaves(t, name)
+	for user, pair := range map[string]tls.Certificate{"": before, "after": after} {
+		r.isTakenFor(t, pair, user)
+	}
+}
+
+// TestRootAboveIsNamed: while an API server trusts a CA above the one that retires, the completion is refused, as it would never
+// end.
+func TestRootAboveIsNamed(t *testing.T) {
+	r := startRotating(t)
+	root := intermediateOf(t, newCA(t)) // which may have CAs below it
+	first, second := intermediateOf(t, root), intermediateOf(t, root)
+	if err := r.trust(root.CertPEM); err != nil {
+		t.Fatal(err)
+	}
+	const name = "below"
+	r.run(t, everything(t, 10*time.Minute, clientSigners(name)))
+	r.bring(t, name, first)
+	r.authority(t, name, name, nil)
+	r.reaches(t, name, v1alpha1.Completed, nil)
+	r.does(t, name, v1alpha1.AdoptionAttested)
+	before := r.user(t, "before", r.get(t, name).Status.Signing)
+	r.edit(t, name, second.CertPEM, second.KeyPEM)
+	subject := fmt.Sprintf("%q", certificate(t, root).Subject)
+	r.waitsFor(t, name, v1alpha1.Prepared, "take "+subject+" out of")
+	r.does(t, name, v1alpha1.OutstandingAccepted)
+	r.does(t, name, v1alpha1.RotateComplete)
+	r.tells(t, name, "RotationRefused", "take "+subject+" out of")
+	r.isTakenFor(t, before, "before")
+
+	// Its owner follows that, in both places.
+	r.feed(t)
+	r.waitsFor(t, name, v1alpha1.Prepared, "take "+subject+" out of") // it stays in the ConfigMap
+	eventually(t, "the API server trusts the bundle, and not the root", func(context.Context) error {
+		return publisher(t, r.Config).Prune(t.Context(), certificate(t, root))
+	})
+	r.completes(t, name)
+	r.reaches(t, name, v1alpha1.Completed, func(obj *v1alpha1.SigningAuthority) bool { return obj.Status.Retiring == nil })
+	r.isTakenFor(t, before, "")
+}
