@@ -120,7 +120,8 @@ lint: ## golangci-lint, of the image's module too
 generate: ## roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code
 	$(TOOL) controller-gen object paths=./api/...
 	$(TOOL) controller-gen crd paths=./api/... output:crd:dir=config/crd
-	cp config/crd/csr-controller-manager.io_signingauthorities.yaml config/rotation/cluster_role.yaml config/rotation/people.yaml \
+	cp config/crd/csr-controller-manager.io_signingauthorities.yaml config/rotation/spec_policy.yaml config/rotation/cluster_role.yaml \
+	  config/rotation/people.yaml \
 	  charts/csr-controller-manager/files/rotation/
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \

@@ -16,8 +16,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// TestRotationAdmission asks for every operation, and some that are none, in every phase: the policy that is shipped says
-// what api/v1alpha1 does.
+// TestRotationAdmission asks for every operation, and some that are none, in every phase: the policy in config/rotation/admission
+// says what api/v1alpha1 does.
 func TestRotationAdmission(t *testing.T) {
 	api := authorities(t)
 	apply(t, "rotation/admission")
@@ -89,16 +89,14 @@ func TestRotationAdmission(t *testing.T) {
 	}
 }
 
-// unapplyAdmission takes the policies away, so that no other test meets them.
+// unapplyAdmission takes the policy away, so that no other test meets it.
 func unapplyAdmission(t *testing.T) {
 	for _, kind := range []string{"ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy"} {
-		for _, name := range []string{"csr-rotation-operations", "csr-rotation-spec"} {
-			obj := &unstructured.Unstructured{}
-			obj.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
-			obj.SetName(name)
-			if err := admin.Delete(context.Background(), obj); err != nil {
-				t.Error(err)
-			}
+		obj := &unstructured.Unstructured{}
+		obj.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
+		obj.SetName("csr-rotation-operations")
+		if err := admin.Delete(context.Background(), obj); err != nil {
+			t.Error(err)
 		}
 	}
 }

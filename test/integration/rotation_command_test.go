@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -62,24 +61,16 @@ func statuses() (completed, preparing, prepared, completing, moved v1alpha1.Sign
 }
 
 // operator is a user with the shipped role for those who rotate, and nothing else.
-func operator(t *testing.T) *rest.Config {
+func operator(t *testing.T) (api client.Client, user *rest.Config) {
 	t.Helper()
-	installRBAC(t)
-	apply(t, "rotation")
-	t.Cleanup(func() { // it lets the manager read the Secret, which others try to take away
-		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-rotation"}}
-		if err := client.IgnoreNotFound(admin.Delete(context.Background(), binding)); err != nil {
-			t.Error(err)
-		}
-	})
+	api = installRotation(t)
 	grant(t, "stranger", "csr-rotation-operator")
-	return tokenConfig("stranger")
+	return api, tokenConfig("stranger")
 }
 
 // TestRotationCommand goes through a rotation as an operator, against a manager that plays its part.
 func TestRotationCommand(t *testing.T) {
-	api := authorities(t)
-	user := operator(t)
+	api, user := operator(t)
 	completed, preparing, prepared, completing, moved := statuses()
 	accepted := *prepared.DeepCopy()
 	accepted.Retiring.OutstandingAcceptedAt = &metav1.Time{Time: time.Now().Truncate(time.Second)}
@@ -142,8 +133,7 @@ func TestRotationCommandRefusedUnseen(t *testing.T) {
 
 // TestRotationCommandStatus reads as an operator, and as somebody who may see SigningAuthorities alone.
 func TestRotationCommandStatus(t *testing.T) {
-	api := authorities(t)
-	user := operator(t)
+	api, user := operator(t)
 	_, _, prepared, _, _ := statuses()
 	obj := newAuthority(t, api, "csr-signer", prepared) // the Secret that the shipped roles are for
 	create(t, admin, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rotation-status-unknown"}})

@@ -1,0 +1,237 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+const (
+	refusedPatch = "to patch it is for the annotation " + v1alpha1.OperationAnnotation + " alone"
+	setOperation = `{"metadata":{"annotations":{"` + v1alpha1.OperationAnnotation + `":"rotate-start"}}}`
+	publishMine  = `{"spec":{"trust":{"configMaps":[{"namespace":"default","name":"mine"}]}}}`
+)
+
+// installRotation applies config/rotation as it is shipped, and returns a client for what is in it.
+func installRotation(t *testing.T) client.Client {
+	t.Helper()
+	api := authorities(t)
+	installRBAC(t)
+	apply(t, "rotation")
+	t.Cleanup(func() { // it lets the manager read the Secret, which others try to take away
+		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-rotation"}}
+		if err := client.IgnoreNotFound(admin.Delete(context.Background(), binding)); err != nil {
+			t.Error(err)
+		}
+	})
+	return api
+}
+
+// patches are tried as one user on one authority.
+type patches struct {
+	obj *v1alpha1.SigningAuthority
+	as  client.Client
+}
+
+// patchesOf are those of who has that configuration.
+func patchesOf(t *testing.T, obj *v1alpha1.SigningAuthority, config *rest.Config, scheme *runtime.Scheme) patches {
+	t.Helper()
+	as, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return patches{obj, as}
+}
+
+func userConfig(user string) *rest.Config {
+	config := rest.CopyConfig(shared.Config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	return config
+}
+
+func (p patches) merge(ctx context.Context, patch string) error {
+	return p.as.Patch(ctx, p.obj.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)), client.DryRunAll)
+}
+
+func (p patches) json(ctx context.Context, patch string) error {
+	return p.as.Patch(ctx, p.obj.DeepCopy(), client.RawPatch(types.JSONPatchType, []byte(patch)), client.DryRunAll)
+}
+
+// serverSide applies what is in fields, by its name.
+func (p patches) serverSide(ctx context.Context, name, fields string) error {
+	patch := fmt.Sprintf(`{"apiVersion":%q,"kind":"SigningAuthority",%s`, v1alpha1.GroupVersion, strings.TrimPrefix(fields, "{"))
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	return p.as.Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, []byte(patch)), client.DryRunAll, client.ForceOwnership, client.FieldOwner("test"))
+}
+
+// TestRotationAdmissionOfPatches has who has an operator's role try to change more than the annotation, in each way that
+// there is to patch.
+func TestRotationAdmissionOfPatches(t *testing.T) {
+	api := installRotation(t)
+	grant(t, "rotation-patcher", "csr-rotation-operator")
+	obj := newAuthority(t, api, "rotation-patch", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
+	change := func(ctx context.Context, patch string) error {
+		return api.Patch(ctx, obj, client.RawPatch(types.MergePatchType, []byte(patch)))
+	}
+	operation := `"` + v1alpha1.OperationAnnotation + `":"trust-confirmed"`
+	if err := change(t.Context(), `{"metadata":{"finalizers":["example.com/kept"],"annotations":{"kept":"a",`+operation+`}}}`); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := change(context.Background(), `{"metadata":{"finalizers":null}}`); err != nil {
+			t.Error(err)
+		}
+	})
+	p := patchesOf(t, obj, userConfig("rotation-patcher"), api.Scheme())
+	p.awaitPolicy(t)
+	for what, patch := range map[string]string{
+		"who is asked":            `{"spec":{"verification":{"apiServers":["192.0.2.1:443"]}}}`,
+		"how long":                `{"spec":{"lifetimes":{"adopted":"1h"}}}`,
+		"with an operation":       strings.TrimSuffix(setOperation, "}") + "," + strings.TrimPrefix(publishMine, "{"),
+		"an owner, to be deleted": `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Namespace","name":"gone","uid":"1"}]}}`,
+		"a finalizer":             `{"metadata":{"finalizers":["example.com/kept","example.com/mine"]}}`,
+		"no finalizer":            `{"metadata":{"finalizers":null}}`,
+		"a label":                 `{"metadata":{"labels":{"app.kubernetes.io/instance":"mine"}}}`,
+		"another annotation":      `{"metadata":{"annotations":{"argocd.argoproj.io/tracking-id":"mine"}}}`,
+		"changes one":             `{"metadata":{"annotations":{"kept":"b"}}}`,
+		"takes one away":          `{"metadata":{"annotations":{"kept":null}}}`,
+		"takes all away":          `{"metadata":{"annotations":null}}`,
+	} {
+		forbidden(t, what, p.merge(t.Context(), patch), true)
+	}
+	forbidden(t, "JSON patch", p.json(t.Context(), `[{"op":"add","path":"/spec/verification","value":{"apiServers":["192.0.2.1:443"]}}]`), true)
+	forbidden(t, "server-side apply", p.serverSide(t.Context(), obj.Name, publishMine), true)
+	p.wantOperations(t)
+	p.wantRBAC(t)
+}
+
+// awaitPolicy waits until the API server knows the policy, and the role.
+func (p patches) awaitPolicy(t *testing.T) {
+	t.Helper()
+	eventually(t, "the policy holds, and the role", func(ctx context.Context) error {
+		if err := p.merge(ctx, publishMine); err == nil || !strings.Contains(err.Error(), refusedPatch) {
+			return errors.Join(errors.New("want it refused by the policy"), err)
+		}
+		return nil
+	})
+}
+
+// forbidden wants what was tried refused, by the policy or else by RBAC.
+func forbidden(t *testing.T, what string, err error, policy bool) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), refusedPatch) != policy {
+		t.Errorf("%s: %v, want it forbidden, by the policy: %t", what, err, policy)
+	}
+}
+
+// wantOperations has the annotation come, change and go.
+func (p patches) wantOperations(t *testing.T) {
+	t.Helper()
+	for what, err := range map[string]error{
+		"another operation":       p.merge(t.Context(), setOperation),
+		"none":                    p.merge(t.Context(), `{"metadata":{"annotations":{"`+v1alpha1.OperationAnnotation+`":null}}}`),
+		"by JSON patch":           p.json(t.Context(), `[{"op":"remove","path":"/metadata/annotations/`+strings.ReplaceAll(v1alpha1.OperationAnnotation, "/", "~1")+`"}]`),
+		"by server-side apply":    p.serverSide(t.Context(), p.obj.Name, setOperation),
+		"what is there, as it is": p.merge(t.Context(), `{"metadata":{"annotations":{"kept":"a"},"finalizers":["example.com/kept"]}}`),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// wantRBAC has refused what the policy does not look at.
+func (p patches) wantRBAC(t *testing.T) {
+	t.Helper()
+	const made = `{"metadata":{"name":"rotation-patch-new"},"spec":{"secret":{"namespace":"default","name":"new"},"signers":["example.com/new"]}}`
+	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"phase":"Prepared"}}`))
+	forbidden(t, "made by server-side apply", p.serverSide(t.Context(), "rotation-patch-new", made), false)
+	forbidden(t, "the status", p.as.Status().Patch(t.Context(), p.obj.DeepCopy(), status), false)
+	forbidden(t, "replaced", p.as.Update(t.Context(), p.obj.DeepCopy()), false)
+	forbidden(t, "deleted", p.as.Delete(t.Context(), p.obj.DeepCopy()), false)
+}
+
+// TestRotationAdmissionOfUpdates has who may update as well change what he likes, in each way.
+func TestRotationAdmissionOfUpdates(t *testing.T) {
+	api := installRotation(t)
+	const owner = "rotation-owner"
+	grantAuthorities(t, owner, "patch", "update")
+	obj := newAuthority(t, api, "rotation-update", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
+	p := patchesOf(t, obj, userConfig(owner), api.Scheme())
+	eventually(t, "the role holds", func(ctx context.Context) error { return p.merge(ctx, publishMine) })
+	changed := obj.DeepCopy()
+	changed.Spec.Verification.APIServers = []string{"192.0.2.1:443"}
+	changed.Labels = map[string]string{"a": "b"}
+	for what, err := range map[string]error{
+		"update":            p.as.Update(t.Context(), changed, client.DryRunAll),
+		"label":             p.merge(t.Context(), `{"metadata":{"labels":{"a":"b"}}}`),
+		"server-side apply": p.serverSide(t.Context(), obj.Name, publishMine),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestRotationAdmissionOfTheManager has the manager's identity do what it does, and nothing to the spec.
+func TestRotationAdmissionOfTheManager(t *testing.T) {
+	api := installRotation(t)
+	obj := newAuthority(t, api, "rotation-manager", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
+	p := patchesOf(t, obj, serviceAccountConfig(t), api.Scheme())
+	p.awaitPolicy(t)
+	patch := client.MergeFrom(obj.DeepCopy())
+	metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(v1alpha1.RotateStart))
+	if err := api.Patch(t.Context(), obj, patch); err != nil {
+		t.Fatal(err)
+	}
+	obj.Status.TakenOperation = v1alpha1.RotateStart
+	obj.Spec.Verification.APIServers = []string{"192.0.2.1:443"} // which a status does not take along
+	if err := p.as.Status().Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	patch = client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	delete(obj.Annotations, v1alpha1.OperationAnnotation)
+	if err := p.as.Patch(t.Context(), obj, patch); err != nil {
+		t.Fatal(err)
+	}
+	if obj.Status.TakenOperation != v1alpha1.RotateStart || len(obj.Annotations) > 0 || len(obj.Spec.Verification.APIServers) > 0 {
+		t.Errorf("%+v", obj)
+	}
+}
+
+// grantAuthorities lets user do that with every SigningAuthority.
+func grantAuthorities(t *testing.T, user string, verbs ...string) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Name: user}
+	for _, obj := range []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"signingauthorities"}, Verbs: verbs,
+		}}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		},
+	} {
+		if err := admin.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), obj); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
