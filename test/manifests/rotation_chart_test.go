@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -54,6 +55,22 @@ func TestRotationChart(t *testing.T) {
 				t.Errorf("%s %s (-component +chart):\n%s", options, name, diff)
 			}
 		}
+	}
+}
+
+// TestRotationChartVersions: where the API has no policy to keep the spec from who may patch, there is no rotation.
+func TestRotationChartVersions(t *testing.T) {
+	t.Parallel()
+	if helm(t, rotated, "--kube-version=1.30.0")["ValidatingAdmissionPolicyBinding /csr-rotation-spec"] == nil {
+		t.Error("no policy")
+	}
+	helm(t, "--kube-version=1.29.9")
+	args := helmCommand(t, rotated, "--kube-version=1.29.9")
+	command := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	command.Dir = root
+	const want = "config.rotation.enabled: needs Kubernetes 1.30 or later"
+	if output, err := command.CombinedOutput(); err == nil || !strings.Contains(string(output), want) {
+		t.Errorf("error %v, want %q in:\n%s", err, want, output)
 	}
 }
 
