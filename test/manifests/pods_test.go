@@ -2,7 +2,6 @@ package manifests
 
 import (
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +27,10 @@ var installs = map[string]map[string][]config.Controller{
 	"overlays/split": {
 		"csr-approver": {config.ApproverController}, "csr-signer": {config.SignerController}, "csr-cleaner": {config.CleanerController},
 	},
+	splitRotation: {
+		"csr-approver": {config.ApproverController}, "csr-signer": {config.SignerController}, "csr-cleaner": {config.CleanerController},
+		"csr-rotation": {config.RotationController},
+	},
 }
 
 // accept has the API server look at all objects, as if they were created.
@@ -50,7 +53,7 @@ func accept(t *testing.T, all objects) {
 
 func TestAccepted(t *testing.T) {
 	t.Parallel()
-	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", "overlays/static-pod", "overlays/static-pod/pod"} {
+	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", "overlays/static-pod", "overlays/static-pod/pod", splitRotation} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
 			accept(t, kustomize(t, folder))
@@ -61,7 +64,7 @@ func TestAccepted(t *testing.T) {
 // TestPodSecurity creates each install's pods in a namespace with the labels of its own.
 func TestPodSecurity(t *testing.T) {
 	t.Parallel()
-	for folder, level := range map[string]string{"default": "restricted", "overlays/split": "restricted", "overlays/control-plane": "privileged"} {
+	for folder, level := range map[string]string{"default": "restricted", "overlays/split": "restricted", splitRotation: "restricted", "overlays/control-plane": "privileged"} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
 			all := kustomize(t, folder)
@@ -111,7 +114,7 @@ func TestConfigurationIsTaken(t *testing.T) {
 				if got == nil {
 					t.Fatalf("no Deployment %s", name)
 				}
-				for _, each := range []config.Controller{config.ApproverController, config.SignerController, config.CleanerController} {
+				for _, each := range []config.Controller{config.ApproverController, config.SignerController, config.CleanerController, config.RotationController} {
 					if want := slices.Contains(controllers, each); got.Enabled(each) != want {
 						t.Errorf("%s runs the %s: %t, want %t", name, each, !want, want)
 					}
@@ -135,35 +138,6 @@ func TestConfigurationIsTaken(t *testing.T) {
 	if pod == nil {
 		t.Error("no static pod")
 	}
-}
-
-// load returns the configuration of each Deployment.
-func load(t *testing.T, all objects) map[string]*config.Configuration {
-	t.Helper()
-	configs := typed[corev1.ConfigMap](t, all, "ConfigMap")
-	found := map[string]*config.Configuration{}
-	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
-		pod := deployment.Spec.Template.Spec
-		container := pod.Containers[0]
-		source := configs[pod.Volumes[0].ConfigMap.Name]
-		if source == nil || container.VolumeMounts[0].Name != pod.Volumes[0].Name {
-			t.Fatalf("%s mounts %q, and there is %v", name, pod.Volumes[0].ConfigMap.Name, configs)
-		}
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		var args []string
-		for _, arg := range container.Args {
-			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))
-		}
-		loaded, err := config.Load(args, os.Stderr)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		found[name] = loaded
-	}
-	return found
 }
 
 // TestPods looks at what an API server takes and a user would suffer from.

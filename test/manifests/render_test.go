@@ -12,9 +12,13 @@ import (
 	"sync"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
 const chart = "charts/csr-controller-manager"
@@ -111,6 +115,35 @@ func typed[T any](t *testing.T, all objects, kind string) map[string]*T {
 			t.Fatalf("%s: %v", name, err)
 		}
 		found[obj.GetName()] = into
+	}
+	return found
+}
+
+// load returns the configuration of each Deployment.
+func load(t *testing.T, all objects) map[string]*config.Configuration {
+	t.Helper()
+	configs := typed[corev1.ConfigMap](t, all, "ConfigMap")
+	found := map[string]*config.Configuration{}
+	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
+		pod := deployment.Spec.Template.Spec
+		container := pod.Containers[0]
+		source := configs[pod.Volumes[0].ConfigMap.Name]
+		if source == nil || container.VolumeMounts[0].Name != pod.Volumes[0].Name {
+			t.Fatalf("%s mounts %q, and there is %v", name, pod.Volumes[0].ConfigMap.Name, configs)
+		}
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var args []string
+		for _, arg := range container.Args {
+			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))
+		}
+		loaded, err := config.Load(args, os.Stderr)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		found[name] = loaded
 	}
 	return found
 }
