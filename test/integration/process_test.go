@@ -42,6 +42,16 @@ func installRBAC(t *testing.T) {
 // apply creates the objects of a folder of config that are not there.
 func apply(t *testing.T, folder string) {
 	t.Helper()
+	for _, obj := range rendered(t, folder) {
+		if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// rendered are the objects of a folder of config.
+func rendered(t *testing.T, folder string) (all []*unstructured.Unstructured) {
+	t.Helper()
 	render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", folder))
 	render.Stderr = os.Stderr
 	data, err := render.Output()
@@ -52,13 +62,11 @@ func apply(t *testing.T, folder string) {
 	for {
 		obj := &unstructured.Unstructured{}
 		if err := documents.Decode(obj); errors.Is(err, io.EOF) {
-			return
+			return all
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
-		}
+		all = append(all, obj)
 	}
 }
 
