@@ -40,7 +40,7 @@ func (r *rights) rotation(c *config.Configuration) error {
 			continue
 		}
 		r.add(need, "", "secrets", namespace, "", "create")
-		r.add(need, "", "secrets", namespace, name, "get", "update")
+		r.add(need, "", "secrets", namespace, name, "get", "list", "watch", "update")
 		r.add(need, "", "configmaps", namespace, "", "create")
 		for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
 			r.add(need, "", "configmaps", namespace, each, "get", "update")

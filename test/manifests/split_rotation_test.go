@@ -41,7 +41,7 @@ var fourOfThem = []string{approver, signer, cleaner, rotator}
 // splitRotationQuestions have those of the four who may.
 var splitRotationQuestions = []question{
 	{"get", "", "secrets", systemNamespace, "csr-signer", []string{signer, rotator}},
-	{"watch", "", "secrets", systemNamespace, "csr-signer", []string{signer}},
+	{"watch", "", "secrets", systemNamespace, "csr-signer", []string{signer, rotator}},
 	{"update", "", "secrets", systemNamespace, "csr-signer", []string{rotator}},
 	{"patch", "", "secrets", systemNamespace, "csr-signer", nil},
 	{"delete", "", "secrets", systemNamespace, "csr-signer", nil},
