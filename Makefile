@@ -48,7 +48,7 @@ test: ## all tests, with the race detector, on a real control plane and against 
 
 .PHONY: fleet
 fleet: ## a CA is rotated under 200 certificate managers of client-go, until nothing of the old one is left
-	$(CONTROL_PLANE) ROTATION_FLEET=200 go test -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/integration
+	$(CONTROL_PLANE) go test -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/integration
 
 .PHONY: test-monitoring
 test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
@@ -108,7 +108,7 @@ bench-quick: build ## a burst of requests through ours and through kube-controll
 
 .PHONY: nightly
 nightly: ## what takes too long for every change
-	$(MAKE) test-matrix fleet parity-mutants bench-quick e2e-nightly
+	$(MAKE) test-matrix parity-mutants bench-quick e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

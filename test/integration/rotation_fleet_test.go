@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,10 +27,8 @@ import (
 )
 
 const (
-	// fleetVariable is how many certificate managers there are. With it the test waits until the ledger has nothing left of
-	// the old CA; else its owner says that what is left may break, once everybody has moved.
-	fleetVariable = "ROTATION_FLEET"
-	fewMembers    = 40
+	// fleetSize is how many certificate managers there are.
+	fleetSize = 200
 	// A member renews when 70 to 90 % of fleetLifetime and of the five minutes before it are over: 0 to 86 s after it was
 	// issued.
 	fleetLifetime = ca.ShortestLifetime + time.Second
@@ -56,15 +53,9 @@ type member struct {
 	known   atomic.Int64 // how often the API server knew it
 }
 
-// TestFleet has client-go's certificate managers talk to the API server while its client CA is replaced.
+// TestFleet has client-go's certificate managers talk to the API server while its client CA is replaced, until nothing of the old
+// one is left.
 func TestFleet(t *testing.T) {
-	size, whole := fewMembers, os.Getenv(fleetVariable) != ""
-	if whole {
-		var err error
-		if size, err = strconv.Atoi(os.Getenv(fleetVariable)); err != nil {
-			t.Fatal(err)
-		}
-	}
 	r := startRotating(t)
 	r.feed(t)
 	stolen := signedBy(t, load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
@@ -72,7 +63,7 @@ func TestFleet(t *testing.T) {
 	r.authority(t, "cluster", "signing-ca", nil)
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
 	r.isTakenFor(t, stolen, "stolen")
-	f := r.startFleet(t, size)
+	f := r.startFleet(t)
 	f.allBy(t, adopted.Status.Signing, joined)
 	f.eachKnown(t)
 
@@ -81,8 +72,8 @@ func TestFleet(t *testing.T) {
 	prepared := r.reaches(t, "cluster", v1alpha1.Prepared, nil)
 	t.Logf("the new CA signs %s after rotate-start", time.Since(began).Round(time.Second))
 	f.allBy(t, prepared.Status.Signing, allRenewed)
-	t.Logf("all %d have moved %s after rotate-start", size, time.Since(began).Round(time.Second))
-	f.complete(t, whole)
+	t.Logf("all %d have moved %s after rotate-start", fleetSize, time.Since(began).Round(time.Second))
+	f.complete(t)
 	t.Logf("the old CA is gone %s after rotate-start", time.Since(began).Round(time.Second))
 
 	f.eachKnown(t)
@@ -92,26 +83,22 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// complete completes the rotation, whole if nothing of the old CA may be left.
-func (f *fleet) complete(t *testing.T, whole bool) {
+// complete completes the rotation when the ledger has nothing left of the old CA.
+func (f *fleet) complete(t *testing.T) {
 	t.Helper()
 	f.does(t, "cluster", v1alpha1.AdoptionAttested)
-	if whole {
-		within(t, fleetLifetime+markAhead+2*patience, "nothing is outstanding", func(context.Context) error {
-			if obj := f.get(t, "cluster"); len(obj.Status.Outstanding) > 0 {
-				return fmt.Errorf("there is %+v", obj.Status.Outstanding)
-			}
-			return nil
-		})
-	} else {
-		f.does(t, "cluster", v1alpha1.OutstandingAccepted)
-	}
+	within(t, fleetLifetime+markAhead+2*patience, "nothing is outstanding", func(context.Context) error {
+		if obj := f.get(t, "cluster"); len(obj.Status.Outstanding) > 0 {
+			return fmt.Errorf("there is %+v", obj.Status.Outstanding)
+		}
+		return nil
+	})
 	f.completes(t, "cluster")
 	f.reaches(t, "cluster", v1alpha1.Completed, nil)
 }
 
-// startFleet has size members join with a token, and talk until the test ends.
-func (r *rotating) startFleet(t *testing.T, size int) *fleet {
+// startFleet has the members join with a token, and talk until the test ends.
+func (r *rotating) startFleet(t *testing.T) *fleet {
 	t.Helper()
 	r.allow(t, mayCreate, rbacv1.UserKind, "joiner")
 	r.allow(t, mayJoin, rbacv1.UserKind, "joiner")
@@ -126,7 +113,7 @@ func (r *rotating) startFleet(t *testing.T, size int) *fleet {
 		stop()
 		talking.Wait()
 	})
-	for i := range size {
+	for i := range fleetSize {
 		m := &member{name: fmt.Sprintf("%sfleet-%03d", csr.NodeUserPrefix, i)}
 		m.manager = r.certificateManager(t, m.name)
 		m.manager.Start()
