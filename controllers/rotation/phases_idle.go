@@ -70,9 +70,14 @@ func (m *machine) edited() bool {
 	if m.s.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
 		return false
 	}
-	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()
+	m.replaced()
 	m.act(RestoreTLS)
 	return true
+}
+
+// replaced says so of what is in tls.crt and tls.key.
+func (m *machine) replaced() {
+	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()
 }
 
 // unfit says why what is in tls.crt and tls.key can't be the candidate, or nothing.
