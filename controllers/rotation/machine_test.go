@@ -208,6 +208,8 @@ var rows = []row{
 	}},
 	{name: "start again too early", state: prepared(), facts: good(switched, asked(v1alpha1.RotateStart)), phase: v1alpha1.Prepared, take: true, refused: "a rotation is under way"},
 	{name: "the ledger was closed", state: prepared(), facts: good(switched, sealed), phase: v1alpha1.Prepared, action: Unseal},
+	{name: "the ledger was closed, and it has left what is published", state: prepared(), facts: good(switched, sealed, unpublished), phase: v1alpha1.Prepared, action: Publish},
+	{name: "roll back to what has left what is published", state: prepared(), facts: good(switched, sealed, unpublished, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "not published yet"},
 	{name: "the cap is still on", state: prepared(), facts: good(switched, unpermitted), phase: v1alpha1.Prepared, action: Permit},
 	{name: "put right what was published", state: prepared(), facts: good(switched, unpublished), phase: v1alpha1.Prepared, action: Publish},
 	{name: "the retiring key is lost", state: prepared(), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more"},

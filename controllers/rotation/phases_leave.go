@@ -24,7 +24,7 @@ func (m *machine) prepared() {
 	case m.s.Retiring == nil:
 		m.enter(v1alpha1.Completed)
 	case m.lost():
-	case m.f.Sealed: // before anything else: it may be gone back to
+	case m.f.Sealed && m.f.Published: // before anything else: it may be gone back to
 		m.act(Unseal)
 	case m.preparedOperation():
 	case m.s.Intent == string(SwapBack):
@@ -60,6 +60,10 @@ func (m *machine) preparedOperation() bool {
 		}
 		if missing := m.missing(m.f.RetiringTrusted); m.f.Ring.Retiring == nil || len(missing) > 0 {
 			m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", m.s.Retiring.KeyID, strings.Join(missing, "; "))
+			break
+		}
+		if m.f.Sealed {
+			m.refuse("the CA %s is not published yet", m.s.Retiring.KeyID)
 			break
 		}
 		if !m.s.Retiring.NotAfter.After(m.f.Now) {
