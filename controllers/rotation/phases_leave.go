@@ -95,8 +95,11 @@ func (m *machine) missing(proof Proof) []string {
 
 // startCompletion leaves the old CA if nobody is left behind.
 func (m *machine) startCompletion() {
-	missing := m.missing(m.f.Signing)
-	if !m.f.Published {
+	var missing []string
+	if m.s.Retiring.NotAfter.After(m.f.Now) { // else there is nothing to go back to
+		missing = m.missing(m.f.Signing)
+	}
+	if !m.f.Published && !m.allEnded() {
 		missing = append(missing, "the bundle is not published")
 	}
 	if m.s.Retiring.OutstandingAcceptedAt == nil {
