@@ -141,6 +141,8 @@ var rows = []row{
 	{name: "from another authority", spec: fromOther, facts: good(RingFacts{}, func(f *Facts) { f.From = noted("old") }), phase: v1alpha1.New, action: CopyFrom},
 	{name: "what came from another authority has its past", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
 		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt == nil }},
+	{name: "what came from another authority is confirmed if it was there", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
+		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.TrustConfirmedAt == nil }},
 
 	// Preparing.
 	{name: "all trust it", state: preparing(), facts: good(both), phase: v1alpha1.Preparing, action: Switch},

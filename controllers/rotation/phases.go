@@ -83,8 +83,8 @@ func (m *machine) adopt() {
 	m.s.Candidate.AdoptedAt = m.now()
 	if m.s.Signing == nil {
 		m.s.Candidate.TrustConfirmedAt = m.now()
-		if m.f.From != nil && m.f.Ring.TLS.is(m.f.From) { // its ledger has come with it
-			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt = m.f.From.AdoptedAt, m.f.From.AttestedAt
+		if from := m.f.From; m.f.Ring.TLS.is(from) { // its ledger has come with it
+			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt, m.s.Candidate.TrustConfirmedAt = from.AdoptedAt, from.AttestedAt, from.TrustConfirmedAt
 		}
 	}
 	m.act(TakeCandidate)
