@@ -157,6 +157,9 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if s.Ring.TLS != nil {
 		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
 	}
+	if s.Ring.Candidate != nil {
+		s.CandidateRetired = accounts[s.Ring.Candidate.KeyID].Sealed
+	}
 	if s.Ring.Signing != nil {
 		_, found := accounts[s.Ring.Signing.KeyID]
 		s.Unaccounted = !found

@@ -70,9 +70,10 @@ type Facts struct {
 	Outstanding []v1alpha1.Outstanding
 	Sealed      bool
 	// Unaccounted says that the ledger has lost what was issued by the signing CA, TLSRetired that it is closed for the CA in
-	// tls.crt: that one has retired here. RetiringSigners are those that the retiring one has issued for.
-	Unaccounted, TLSRetired bool
-	RetiringSigners         []string
+	// tls.crt: that one has retired here. CandidateRetired says so of the candidate. RetiringSigners are those that the
+	// retiring one has issued for.
+	Unaccounted, TLSRetired, CandidateRetired bool
+	RetiringSigners                           []string
 	// Sharing are other authorities that have the retiring CA too.
 	Sharing []string
 	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers accept it,

@@ -133,6 +133,8 @@ var rows = []row{
 	{name: "the status is lost, with a candidate", facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Signing.AdoptedAt != nil && s.Candidate.Fingerprint == "new" && s.Generation == 2
 	}},
+	{name: "the status is lost, with a candidate that has retired here", facts: good(both, func(f *Facts) { f.CandidateRetired = true }), phase: v1alpha1.Completed},
+	{name: "the status is lost, with what signs as the candidate", facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Completed},
 	{name: "the status is lost, with one that retires", facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Retiring.AdoptedAt != nil
 	}},
@@ -172,6 +174,9 @@ var rows = []row{
 		phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Candidate.Fingerprint == "other" && s.Candidate.TrustConfirmedAt == nil
 		}},
+	{name: "the candidate is what signs, from a backup", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "the candidate has retired here, and is from a backup", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}, func(f *Facts) { f.CandidateRetired = true }),
+		phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "the candidate has ended", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: ended("new")}), phase: v1alpha1.Preparing, waits: "has ended"},
 	{name: "rollback", state: preparing(), facts: good(both, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completed, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate == nil }},

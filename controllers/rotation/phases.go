@@ -16,7 +16,7 @@ func (m *machine) begin() {
 	switch {
 	case ring.Signing != nil:
 		m.resume()
-	case ring.Candidate != nil:
+	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Generation = max(m.s.Generation, 1)
 		m.s.Candidate = m.noteCA(ring.Candidate, m.s.Generation)
 		m.s.Candidate.AdoptedAt = m.now() // whoever has made it
@@ -48,7 +48,7 @@ func (m *machine) resume() {
 	m.s.Signing = adopted(ring.Signing)
 	m.s.Signing.SignsSince = m.now()
 	switch {
-	case ring.Candidate != nil:
+	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Generation++
 		m.s.Candidate = adopted(ring.Candidate)
 		m.enter(v1alpha1.Preparing)
@@ -126,7 +126,7 @@ func (m *machine) candidate() bool {
 	switch {
 	case ring.Candidate.is(m.s.Candidate):
 		return false
-	case ring.Candidate != nil:
+	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""
 	case m.s.Candidate != nil && ring.TLS.is(m.s.Candidate):
 		m.act(TakeCandidate)

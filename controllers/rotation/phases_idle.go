@@ -108,3 +108,15 @@ func (m *machine) unusable() string {
 		return ""
 	}
 }
+
+// misplaced says why the candidate in the Secret, which comes from a backup then, can't become one that signs, or nothing.
+func (m *machine) misplaced() string {
+	switch {
+	case m.s.Signing != nil && m.f.Ring.Candidate.KeyID == m.s.Signing.KeyID:
+		return "it has the key that signs"
+	case m.f.CandidateRetired:
+		return "it has retired here before"
+	default:
+		return ""
+	}
+}
