@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
@@ -41,17 +42,23 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	}
 }
 
-// seal closes the account of what retires; one that is lost, which its owner has accepted, is closed empty.
+// seal closes the account of what retires; one that is lost is closed empty, if it may be.
 func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	book, key := r.ledger(obj), obj.Status.Retiring.KeyID
 	err := book.Seal(ctx, key)
-	if !errors.Is(err, ledger.ErrNoAccount) || obj.Status.Retiring.OutstandingAcceptedAt == nil {
+	if !errors.Is(err, ledger.ErrNoAccount) || !sealsLost(obj.Status.Retiring, r.Clock.Now()) {
 		return err
 	}
 	if err := book.Open(ctx, key); err != nil {
 		return err
 	}
 	return book.Seal(ctx, key)
+}
+
+// sealsLost says whether an account of what retires that is lost may be closed empty: its owner has accepted that, or nothing
+// lives on the CA, as it has ended.
+func sealsLost(retiring *v1alpha1.CAStatus, now time.Time) bool {
+	return retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(now)
 }
 
 func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
