@@ -166,6 +166,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	}
 	retiring := obj.Status.Retiring
 	if retiring == nil {
+		s.Sealed = s.Ring.Retiring != nil && accounts[s.Ring.Retiring.KeyID].Sealed
 		return nil
 	}
 	if flushed != nil && !s.Unaccounted { // which is why

@@ -31,6 +31,8 @@ const (
 	RestoreTLS Action = "RestoreTLS"
 	// RestoreSigning makes what is in tls.crt and tls.key sign, which has been proven before.
 	RestoreSigning Action = "RestoreSigning"
+	// RestoreBoth does too, and makes what signs there, in a Secret from a backup, retire.
+	RestoreBoth Action = "RestoreBoth"
 	// Publish makes what is published the CAs of Trusted.
 	Publish Action = "Publish"
 	// Switch makes the candidate sign and what has signed retire, in one write.
@@ -66,7 +68,7 @@ type Facts struct {
 	Candidate, Signing Proof
 	// RetiringTrusted and RetiringRefused are two different questions about one CA.
 	RetiringTrusted, RetiringRefused Proof
-	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it.
+	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it, be it noted or not.
 	Outstanding []v1alpha1.Outstanding
 	Sealed      bool
 	// Unaccounted says that the ledger has lost what was issued by the signing CA, TLSRetired that it is closed for the CA in

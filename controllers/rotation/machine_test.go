@@ -221,6 +221,7 @@ var rows = []row{
 	{name: "roll back to what has left what is published", state: prepared(), facts: good(switched, sealed, unpublished, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "not published yet"},
 	{name: "the cap is still on", state: prepared(), facts: good(switched, unpermitted), phase: v1alpha1.Prepared, action: Permit},
 	{name: "put right what was published", state: prepared(), facts: good(switched, unpublished), phase: v1alpha1.Prepared, action: Publish},
+	{name: "the Secret of before the switch is back, and what signs", state: prepared(), facts: good(RingFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared, action: RestoreBoth},
 	{name: "the retiring key is lost", state: prepared(), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more"},
 	{name: "an edit while prepared", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "under way"},
 
@@ -267,6 +268,8 @@ var rows = []row{
 	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
 	{name: "the Secret is gone", state: completed(), facts: good(RingFacts{}), phase: v1alpha1.Completed, waits: "from a backup"},
 	{name: "the Secret is back", state: completed(), facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "another Secret is back, and what signs", state: completed(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("older")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "a Secret is back with one that has left", state: completed(), facts: good(back, sealed), phase: v1alpha1.Completed, action: DestroyRetiring},
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "a phase of another version", state: v1alpha1.SigningAuthorityStatus{Phase: "Sleeping"}, facts: good(onlyOld), phase: "Sleeping", waits: "none that this version knows"},

@@ -13,6 +13,8 @@ func (m *machine) idle() {
 	case m.lost():
 	case ring.Candidate != nil:
 		m.act(DropCandidate)
+	case ring.Retiring != nil && m.f.Sealed: // it has left, and is from a backup
+		m.act(DestroyRetiring)
 	case ring.Retiring != nil: // it is not known what lives on it
 		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
 		m.s.Retiring.AdoptedAt = m.now()
@@ -56,7 +58,9 @@ func (m *machine) lost() bool {
 	switch {
 	case m.s.Signing == nil || ring.Signing.is(m.s.Signing):
 		return false
-	case ring.Signing == nil && ring.TLS.is(m.s.Signing):
+	case ring.TLS.is(m.s.Signing) && ring.Signing.is(m.s.Retiring):
+		m.act(RestoreBoth)
+	case ring.TLS.is(m.s.Signing):
 		m.act(RestoreSigning)
 	default:
 		m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more", m.s.Signing.KeyID)
