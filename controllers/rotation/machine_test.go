@@ -212,6 +212,10 @@ var rows = []row{
 	{name: "roll back while the ledger is closed", state: prepared(), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: Unseal},
 	{name: "roll back twice", state: rolledBack(prepared()), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "signs again already"},
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
+	{name: "roll back, intent noted, and an edit", state: intent(prepared(), SwapBack), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: SwapBack, refused: "is not taken"},
+	{name: "roll back, and an edit", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "is not taken"},
+	{name: "roll back, intent noted, and the key is gone", state: intent(prepared(), SwapBack), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more",
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == "" }},
 	{name: "rolled back", state: intent(prepared(), SwapBack), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new" && s.Intent == ""
 	}},

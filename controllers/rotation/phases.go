@@ -194,10 +194,7 @@ func (m *machine) prove() {
 			m.s.Candidate.KeyID, strings.Join(unasked(m.spec.Signers), ", "), v1alpha1.TrustConfirmed)
 	}
 	if len(m.step.Waiting) == 0 {
-		if ring := m.f.Ring; m.s.Signing == nil && (ring.TLSProblem != "" || ring.TLS != nil && !ring.TLS.is(m.s.Candidate)) {
-			m.replaced()
-		}
-		m.act(Switch)
+		m.overwrites(Switch)
 	}
 }
 

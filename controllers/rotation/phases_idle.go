@@ -79,6 +79,15 @@ func (m *machine) edited() bool {
 	return true
 }
 
+// overwrites takes an action that writes tls.crt and tls.key too, and says so if an edit goes that was not looked at.
+func (m *machine) overwrites(action Action) {
+	ring := m.f.Ring
+	if ring.TLSProblem != "" || ring.TLS != nil && !ring.TLS.same(ring.Signing) && !ring.TLS.same(ring.Candidate) && !ring.TLS.same(ring.Retiring) {
+		m.replaced()
+	}
+	m.act(action)
+}
+
 // replaced says so of what is in tls.crt and tls.key.
 func (m *machine) replaced() {
 	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()

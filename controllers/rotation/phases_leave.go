@@ -26,10 +26,10 @@ func (m *machine) prepared() {
 	case m.lost():
 	case m.f.Sealed && m.f.Published: // before anything else: it may be gone back to
 		m.act(Unseal)
-	case m.preparedOperation():
-	case m.s.Intent == string(SwapBack):
-		m.act(SwapBack)
+	case m.s.Intent == string(SwapBack) && ring.Retiring.is(m.s.Retiring):
+		m.overwrites(SwapBack)
 	case m.edited():
+	case m.preparedOperation():
 	case !m.f.Permitted:
 		m.act(Permit)
 	case m.published():
