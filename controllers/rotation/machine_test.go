@@ -211,6 +211,7 @@ var rows = []row{
 		phase: v1alpha1.Prepared, take: true, refused: "the CA old has ended"},
 	{name: "roll back while the ledger is closed", state: prepared(), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: Unseal},
 	{name: "roll back twice", state: rolledBack(prepared()), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "signs again already"},
+	{name: "roll back twice, as what signs again has ended", state: endsAtNoon(rolledBack(prepared())), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
 	{name: "roll back, intent noted, and an edit", state: intent(prepared(), SwapBack), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: SwapBack, refused: "is not taken"},
 	{name: "roll back, and an edit", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "is not taken"},
@@ -285,6 +286,11 @@ func generation(want int64) func(*v1alpha1.SigningAuthorityStatus) bool {
 
 func rolledBack(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
 	s.Signing.Generation, s.Retiring.Generation = 1, 2
+	return s
+}
+
+func endsAtNoon(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	s.Signing.NotAfter = metav1.NewTime(noon)
 	return s
 }
 

@@ -54,7 +54,7 @@ func (m *machine) preparedOperation() bool {
 	case v1alpha1.RotateComplete:
 		m.startCompletion()
 	case v1alpha1.RotateRollback:
-		if m.s.Signing.Generation < m.s.Retiring.Generation {
+		if m.s.Signing.Generation < m.s.Retiring.Generation && m.s.Signing.NotAfter.After(m.f.Now) {
 			m.refuse("the CA %s signs again already; rotate-complete leaves %s", m.s.Signing.KeyID, m.s.Retiring.KeyID)
 			break
 		}
