@@ -3,6 +3,8 @@ package rotation
 import (
 	"testing"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 // TestALostAccountIsClosed only where nobody asks what was in it.
@@ -12,5 +14,21 @@ func TestALostAccountIsClosed(t *testing.T) {
 	over.NotAfter.Time = noon
 	if sealsLost(alive, noon) || !sealsLost(over, noon) || !sealsLost(accepted(prepared()).Retiring, noon.Add(-time.Hour)) {
 		t.Error("got it wrong")
+	}
+}
+
+// TestOnlyWhoPublishesACAHasIt: of two authorities that let it go at once, one at least must ask whether it is refused.
+func TestOnlyWhoPublishesACAHasIt(t *testing.T) {
+	t.Parallel()
+	for name, each := range map[string]struct {
+		status v1alpha1.SigningAuthorityStatus
+		want   bool
+	}{
+		"signs": {completed(), true}, "waits": {v1alpha1.SigningAuthorityStatus{Candidate: noted("old")}, true},
+		"retires": {prepared(), true}, "leaves": {completing(true), false}, "has left": {v1alpha1.SigningAuthorityStatus{Signing: noted("new")}, false},
+	} {
+		if got := has(&v1alpha1.SigningAuthority{Status: each.status}, noted("old")); got != each.want {
+			t.Errorf("where it %s: %t", name, got)
+		}
 	}
 }

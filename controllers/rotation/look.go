@@ -79,11 +79,9 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 	return reserved(append(list.Items, *obj), obj)
 }
 
-// has says whether other has the CA too.
+// has says whether other has the CA too, and goes on to publish it. Of two that both let it go each asks whether it is refused.
 func has(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
-	return one != nil && slices.ContainsFunc([]*v1alpha1.CAStatus{other.Status.Signing, other.Status.Candidate, other.Status.Retiring}, func(theirs *v1alpha1.CAStatus) bool {
-		return theirs != nil && theirs.KeyID == one.KeyID
-	})
+	return one != nil && slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
 }
 
 // sharedKey names a ConfigMap of which both want the same entry.
