@@ -135,6 +135,9 @@ func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error)
 		certs = append(certs, parsed[0])
 	}
 	w := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
+	if len(w.Bundle) == 0 { // so that what has left is not trusted: nobody can be told to trust nothing, and one that has ended is nothing
+		w.Bundle = trust.Bundle(time.Time{}, certs...)
+	}
 	for _, at := range obj.Spec.Trust.ConfigMaps {
 		w.ConfigMaps = append(w.ConfigMaps, configMapKey(at))
 	}

@@ -198,7 +198,7 @@ var rows = []row{
 	{name: "complete with what was accepted", state: accepted(adopted(prepared())), facts: good(switched, asked(v1alpha1.RotateComplete), outstanding), phase: v1alpha1.Completing, take: true},
 	{name: "complete while one does not trust", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted), phase: v1alpha1.Prepared, take: true, refused: "10.0.0.7:6443"},
 	{name: "complete while not published", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), unpublished), phase: v1alpha1.Prepared, take: true, refused: "not published"},
-	{name: "complete when both have ended", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted, unpublished, late), phase: v1alpha1.Completing, take: true},
+	{name: "complete when both have ended", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted, late), phase: v1alpha1.Completing, take: true},
 	{name: "accept", state: prepared(), facts: good(switched, asked(v1alpha1.OutstandingAccepted)), phase: v1alpha1.Prepared, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Retiring.OutstandingAcceptedAt != nil }},
 	{name: "attest", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.AdoptionAttested)), phase: v1alpha1.Prepared, take: true,
@@ -249,7 +249,6 @@ var rows = []row{
 	{name: "refused by all", state: completing(true), facts: good(switched, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "shared with another authority", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Sharing, f.RetiringRefused = []string{"other"}, Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "a CA that has ended proves nothing", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Now, f.RetiringRefused = noon.Add(10001*time.Hour), Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
-	{name: "both have ended, so nothing is published", state: completing(true), facts: good(switched, sealed, unpublished, late), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "destroyed", state: intent(completing(true), DestroyRetiring), facts: good(oldGone, sealed), phase: v1alpha1.Completed, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Retiring == nil && s.LastRetired.Fingerprint == "old" && s.CompletedAt != nil && s.UnpublishedAt == nil
 	}},

@@ -227,16 +227,8 @@ func unasked(signers []string) []string {
 	})
 }
 
-// allEnded says whether nobody can trust what would be published: then nobody is told to trust nothing.
-func (m *machine) allEnded() bool {
-	return !slices.ContainsFunc(Trusted(m.s), func(one *v1alpha1.CAStatus) bool { return one.NotAfter.After(m.f.Now) })
-}
-
-// published has the bundle published first, if anything is left to publish.
+// published has the bundle published first.
 func (m *machine) published() bool {
-	if m.allEnded() {
-		return true
-	}
 	if !m.f.Published {
 		m.step.Waiting = append(m.step.Waiting, m.f.Unpublished...)
 		m.act(Publish)

@@ -99,7 +99,7 @@ func (m *machine) startCompletion() {
 	if m.s.Retiring.NotAfter.After(m.f.Now) { // else there is nothing to go back to
 		missing = m.missing(m.f.Signing)
 	}
-	if !m.f.Published && !m.allEnded() {
+	if !m.f.Published {
 		missing = append(missing, "the bundle is not published")
 	}
 	if m.s.Retiring.OutstandingAcceptedAt == nil {
