@@ -169,14 +169,14 @@ func (w *world) checkAct(step Step, f Facts) {
 func (w *world) checkTrusted(pair keyring.Pair, action Action) {
 	name := string(pair.Cert)
 	switch {
-	case AsksAPIServers(w.spec.Signers) && w.cluster.accepted(w.servers, name) != len(w.servers):
+	case AsksAPIServers(w.spec.Signers) && w.accepted(w.servers, name) != len(w.servers):
 		w.fail(false, "%s to %s, which not every API server trusts", action, name)
 	case w.ledger.sealed(name):
 		w.fail(false, "%s to %s, for which the ledger is closed", action, name)
 	case w.left[name]:
 		w.fail(false, "%s to %s, which has retired here", action, name)
 	case len(unasked(w.spec.Signers)) == 0 || w.excused[name]:
-	case w.cluster.accepted(w.verifiers, name) != len(w.verifiers):
+	case w.accepted(w.verifiers, name) != len(w.verifiers):
 		w.fail(false, "%s to %s, which not every verifier of serving certificates trusts", action, name)
 	}
 }

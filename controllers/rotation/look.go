@@ -155,16 +155,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	if s.Ring.TLS != nil {
-		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
-	}
-	if s.Ring.Candidate != nil {
-		s.CandidateRetired = accounts[s.Ring.Candidate.KeyID].Sealed
-	}
-	if s.Ring.Signing != nil {
-		_, found := accounts[s.Ring.Signing.KeyID]
-		s.Unaccounted = !found
-	}
+	s.remembers(accounts)
 	retiring := obj.Status.Retiring
 	if retiring == nil {
 		s.Sealed = s.Ring.Retiring != nil && accounts[s.Ring.Retiring.KeyID].Sealed
@@ -183,6 +174,20 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
 	}
 	return nil
+}
+
+// remembers is what the ledger knows of the CAs in the Secret.
+func (s *seen) remembers(accounts map[string]ledger.Account) {
+	if s.Ring.TLS != nil {
+		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
+	}
+	if s.Ring.Candidate != nil {
+		s.CandidateRetired = accounts[s.Ring.Candidate.KeyID].Sealed
+	}
+	if s.Ring.Signing != nil {
+		_, found := accounts[s.Ring.Signing.KeyID]
+		s.Unaccounted = !found
+	}
 }
 
 // kept looks for those who hold what was published before.

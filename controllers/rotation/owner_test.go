@@ -41,7 +41,7 @@ func (w *world) asks() {
 		if operation == v1alpha1.RotateRollback {
 			one = w.status.Retiring
 		}
-		if one == nil || w.cluster.accepted(w.verifiers, one.Certificate) == len(w.verifiers) {
+		if one == nil || w.accepted(w.verifiers, one.Certificate) == len(w.verifiers) {
 			break
 		}
 		if !lies {

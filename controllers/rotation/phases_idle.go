@@ -11,14 +11,7 @@ func (m *machine) idle() {
 	ring := m.f.Ring
 	switch {
 	case m.lost():
-	case ring.Candidate != nil:
-		m.act(DropCandidate)
-	case ring.Retiring != nil && m.f.Sealed: // it has left, and is from a backup
-		m.act(DestroyRetiring)
-	case ring.Retiring != nil: // it is not known what lives on it
-		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
-		m.s.Retiring.AdoptedAt = m.now()
-		m.enter(v1alpha1.Prepared)
+	case m.leftOver():
 	case !ring.TLS.same(ring.Signing) && m.unfit() == "":
 		m.adopt()
 	case m.edited():
@@ -30,6 +23,24 @@ func (m *machine) idle() {
 	case m.published():
 		m.s.Intent = ""
 	}
+}
+
+// leftOver sees to what should not be in the Secret while no rotation is under way.
+func (m *machine) leftOver() bool {
+	ring := m.f.Ring
+	switch {
+	case ring.Candidate != nil:
+		m.act(DropCandidate)
+	case ring.Retiring == nil:
+		return false
+	case m.f.Sealed: // it has left, and is from a backup
+		m.act(DestroyRetiring)
+	default: // it is not known what lives on it
+		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
+		m.s.Retiring.AdoptedAt = m.now()
+		m.enter(v1alpha1.Prepared)
+	}
+	return true
 }
 
 func (m *machine) idling() bool {

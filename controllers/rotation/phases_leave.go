@@ -24,10 +24,7 @@ func (m *machine) prepared() {
 	case m.s.Retiring == nil:
 		m.enter(v1alpha1.Completed)
 	case m.lost():
-	case m.f.Sealed && m.f.Published: // before anything else: it may be gone back to
-		m.act(Unseal)
-	case m.s.Intent == string(SwapBack) && ring.Retiring.is(m.s.Retiring):
-		m.overwrites(SwapBack)
+	case m.goingBack():
 	case m.edited():
 	case m.preparedOperation():
 	case !m.f.Permitted:
@@ -38,6 +35,19 @@ func (m *machine) prepared() {
 		m.outstanding()
 	}
 	m.retiringGone()
+}
+
+// goingBack opens the ledger of what may be gone back to, once it is published, and goes back where that was noted.
+func (m *machine) goingBack() bool {
+	switch {
+	case m.f.Sealed && m.f.Published:
+		m.act(Unseal)
+	case m.s.Intent == string(SwapBack) && m.f.Ring.Retiring.is(m.s.Retiring):
+		m.overwrites(SwapBack)
+	default:
+		return false
+	}
+	return true
 }
 
 // retiringGone says that what should retire is not there: what it has issued is still trusted as long as it is published.
@@ -54,24 +64,7 @@ func (m *machine) preparedOperation() bool {
 	case v1alpha1.RotateComplete:
 		m.startCompletion()
 	case v1alpha1.RotateRollback:
-		if m.s.Signing.Generation < m.s.Retiring.Generation && m.s.Signing.NotAfter.After(m.f.Now) {
-			m.refuse("the CA %s signs again already; rotate-complete leaves %s", m.s.Signing.KeyID, m.s.Retiring.KeyID)
-			break
-		}
-		if missing := m.missing(m.f.RetiringTrusted); m.f.Ring.Retiring == nil || len(missing) > 0 {
-			m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", m.s.Retiring.KeyID, strings.Join(missing, "; "))
-			break
-		}
-		if m.f.Sealed {
-			m.refuse("the CA %s is not published yet", m.s.Retiring.KeyID)
-			break
-		}
-		if !m.s.Retiring.NotAfter.After(m.f.Now) {
-			m.refuse("the CA %s has ended", m.s.Retiring.KeyID)
-			break
-		}
-		m.take()
-		m.act(SwapBack)
+		m.rollBack()
 	case v1alpha1.OutstandingAccepted:
 		m.s.Retiring.OutstandingAcceptedAt = m.now()
 		m.take()
@@ -81,6 +74,25 @@ func (m *machine) preparedOperation() bool {
 		m.refuse("a rotation is under way")
 	}
 	return true
+}
+
+// rollBack has the retiring CA sign again, if it may.
+func (m *machine) rollBack() {
+	retiring, signing := m.s.Retiring, m.s.Signing
+	missing := m.missing(m.f.RetiringTrusted)
+	switch {
+	case signing.Generation < retiring.Generation && signing.NotAfter.After(m.f.Now):
+		m.refuse("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
+	case m.f.Ring.Retiring == nil || len(missing) > 0:
+		m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", retiring.KeyID, strings.Join(missing, "; "))
+	case m.f.Sealed:
+		m.refuse("the CA %s is not published yet", retiring.KeyID)
+	case !retiring.NotAfter.After(m.f.Now):
+		m.refuse("the CA %s has ended", retiring.KeyID)
+	default:
+		m.take()
+		m.act(SwapBack)
+	}
 }
 
 // missing is what proof lacks, if API servers have a say.

@@ -194,11 +194,11 @@ func (w *world) askServers(f *Facts) {
 }
 
 func (w *world) prove(before streak, what, name string) (streak, Proof) {
-	want, control := 0, w.cluster.accepted(w.servers, string(w.ring.Signing.Cert))
+	want, control := 0, w.accepted(w.servers, string(w.ring.Signing.Cert))
 	if what == doTrust {
 		want, control = len(w.servers), len(w.servers)
 	}
-	if w.cluster.accepted(w.servers, name) != want || control != len(w.servers) {
+	if w.accepted(w.servers, name) != want || control != len(w.servers) {
 		return streak{}, Proof{Missing: []string{fmt.Sprintf("not every API server %s %s", what, name)}}
 	}
 	if before.servers != len(w.servers) || w.now.Sub(before.last) > patience {
