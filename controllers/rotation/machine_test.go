@@ -213,6 +213,8 @@ var rows = []row{
 	{name: "roll back twice", state: rolledBack(prepared()), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "signs again already"},
 	{name: "roll back twice, as what signs again has ended", state: endsAtNoon(rolledBack(prepared())), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
+	{name: "roll back, intent noted, and one has come that does not trust it", state: intent(prepared(), SwapBack), facts: good(switched, func(f *Facts) { f.RetiringTrusted = Proof{Missing: []string{"10.0.0.8:6443"}} }),
+		phase: v1alpha1.Prepared, waits: "10.0.0.8:6443", also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == string(SwapBack) }},
 	{name: "roll back, intent noted, and an edit", state: intent(prepared(), SwapBack), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: SwapBack, refused: "is not taken"},
 	{name: "roll back, and an edit", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "is not taken"},
 	{name: "roll back, intent noted, and the key is gone", state: intent(prepared(), SwapBack), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more",

@@ -42,10 +42,12 @@ func (m *machine) goingBack() bool {
 	switch {
 	case m.f.Sealed && m.f.Published:
 		m.act(Unseal)
-	case m.s.Intent == string(SwapBack) && m.f.Ring.Retiring.is(m.s.Retiring):
-		m.overwrites(SwapBack)
-	default:
+	case m.s.Intent != string(SwapBack) || !m.f.Ring.Retiring.is(m.s.Retiring) || m.f.Operation != "":
 		return false
+	case len(m.missing(m.f.RetiringTrusted)) > 0: // it was proven before the process died
+		m.trusted(m.f.RetiringTrusted)
+	default:
+		m.overwrites(SwapBack)
 	}
 	return true
 }
