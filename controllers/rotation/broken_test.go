@@ -187,7 +187,9 @@ func (w *world) checkRefused(f Facts) {
 	if name == "" {
 		return
 	}
-	w.left[name] = true
+	if w.ledger.sealed(name) { // else it was lost after the seal
+		w.left[name] = true
+	}
 	for _, other := range w.worlds {
 		if other != w && slices.Contains(other.published, name) {
 			w.saw("a CA goes that another authority publishes")

@@ -66,6 +66,9 @@ func (w *world) asks() {
 func (w *world) adoptedAndLeft() []string {
 	var names []string
 	for _, cert := range w.issued {
+		if cert.foreign { // its CA may be noted as adopted before this is heard
+			names = append(names, cert.ca)
+		}
 		for _, one := range []*v1alpha1.CAStatus{w.status.Candidate, w.status.Signing, w.status.Retiring} {
 			if one != nil && one.AdoptedAt != nil && cert.ca == one.Certificate && !cert.at.After(one.AdoptedAt.Time) {
 				names = append(names, cert.ca)
