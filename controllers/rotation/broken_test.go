@@ -72,11 +72,6 @@ func (w *world) excuses(cert certificate) bool {
 	})
 }
 
-// late says whether the certificate was covered by a reserve that the ledger did not name any more.
-func (w *world) late(cert certificate) bool {
-	return w.ledger.sealed(cert.ca) || w.ledger[cert.ca] == nil
-}
-
 // promised notes what the owner has promised by what was noted just now.
 func (w *world) promised(before v1alpha1.SigningAuthorityStatus, f Facts) {
 	s := &w.status

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	seeds, workers = 400, 2
+	seeds, workers = 320, 2
 	clientSigner   = certificatesv1.KubeAPIServerClientSignerName
 	kubeletSigner  = certificatesv1.KubeAPIServerClientKubeletSignerName
 	servingSigner  = certificatesv1.KubeletServingSignerName

@@ -192,3 +192,8 @@ func (w *world) record() {
 func (w *world) early(cert certificate) bool {
 	return w.status.Signing == nil || cert.foreign && w.status.Signing.Certificate != cert.ca && (w.status.Retiring == nil || w.status.Retiring.Certificate != cert.ca)
 }
+
+// late says whether the certificate was covered by a reserve that the ledger did not name any more.
+func (w *world) late(cert certificate) bool {
+	return w.ledger.sealed(cert.ca) || w.ledger[cert.ca] == nil
+}
