@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
@@ -41,11 +45,23 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	}
 }
 
-// seal closes the account of what retires; one that is lost, which its owner has accepted, is closed empty.
+// current returns a Conflict if obj has changed since it was read or written.
+func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	latest := &v1alpha1.SigningAuthority{}
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), latest); err != nil {
+		return err
+	}
+	if latest.UID == obj.UID && latest.ResourceVersion == obj.ResourceVersion {
+		return nil
+	}
+	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
+}
+
+// seal closes the account of what retires; one that is lost is closed empty, if it may be.
 func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	book, key := r.ledger(obj), obj.Status.Retiring.KeyID
 	err := book.Seal(ctx, key)
-	if !errors.Is(err, ledger.ErrNoAccount) || obj.Status.Retiring.OutstandingAcceptedAt == nil {
+	if !errors.Is(err, ledger.ErrNoAccount) || !sealsLost(obj.Status.Retiring, r.Clock.Now()) {
 		return err
 	}
 	if err := book.Open(ctx, key); err != nil {
@@ -64,6 +80,12 @@ func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority,
 		errs = append(errs, r.ledger(obj).Unseal(ctx, obj.Status.Retiring.KeyID))
 	}
 	return errors.Join(errs...)
+}
+
+// sealsLost says whether an account of what retires that is lost may be closed empty: its owner has accepted that, or nothing
+// lives on the CA, as it has ended.
+func sealsLost(retiring *v1alpha1.CAStatus, now time.Time) bool {
+	return retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(now)
 }
 
 func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {

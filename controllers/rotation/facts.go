@@ -21,14 +21,14 @@ type Facts struct {
 	Candidate, Signing Proof
 	// RetiringTrusted and RetiringRefused are two different questions about one CA.
 	RetiringTrusted, RetiringRefused Proof
-	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it.
+	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it, be it noted or not.
 	Outstanding []v1alpha1.Outstanding
 	Sealed      bool
 	// Unaccounted says that the ledger has lost what was issued by the signing CA, SigningSealed that it is closed for it,
-	// TLSRetired that it is closed for the CA in tls.crt: that one has retired here. RetiringSigners are those that the retiring
-	// one has issued for.
-	Unaccounted, SigningSealed, TLSRetired bool
-	RetiringSigners                        []string
+	// TLSRetired that it is closed for the CA in tls.crt: that one has retired here. CandidateRetired says so of the candidate.
+	// RetiringSigners are those that the retiring one has issued for.
+	Unaccounted, SigningSealed, TLSRetired, CandidateRetired bool
+	RetiringSigners                                          []string
 	// Above are the CAs by which API servers accept the retiring one although it is not among what they trust.
 	Above []string
 	// Sharing are other authorities that have the retiring CA too.

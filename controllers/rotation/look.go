@@ -82,11 +82,9 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 	return reserved(append(list.Items, *obj), obj)
 }
 
-// has says whether other has the CA too.
+// has says whether other has the CA too, and goes on to publish it. Of two that both let it go each asks whether it is refused.
 func has(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
-	return one != nil && slices.ContainsFunc([]*v1alpha1.CAStatus{other.Status.Signing, other.Status.Candidate, other.Status.Retiring}, func(theirs *v1alpha1.CAStatus) bool {
-		return theirs != nil && theirs.KeyID == one.KeyID
-	})
+	return one != nil && slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
 }
 
 // sharedKey names a ConfigMap of which both want the same entry.
@@ -140,6 +138,9 @@ func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error)
 		certs = append(certs, parsed[0])
 	}
 	w := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
+	if len(w.Bundle) == 0 { // so that what has left is not trusted: nobody can be told to trust nothing, and one that has ended is nothing
+		w.Bundle = trust.Bundle(time.Time{}, certs...)
+	}
 	for _, at := range obj.Spec.Trust.ConfigMaps {
 		w.ConfigMaps = append(w.ConfigMaps, configMapKey(at))
 	}
@@ -157,15 +158,10 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	if s.Ring.TLS != nil {
-		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
-	}
-	if s.Ring.Signing != nil {
-		account, found := accounts[s.Ring.Signing.KeyID]
-		s.Unaccounted, s.SigningSealed = !found, account.Sealed && s.Ring.Signing.is(obj.Status.Signing)
-	}
+	s.remembers(accounts, obj.Status.Signing)
 	retiring := obj.Status.Retiring
 	if retiring == nil {
+		s.Sealed = s.Ring.Retiring != nil && accounts[s.Ring.Retiring.KeyID].Sealed
 		return nil
 	}
 	if flushed != nil && !s.Unaccounted { // which is why
@@ -197,6 +193,20 @@ func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, 
 		s.Above = append(s.Above, fmt.Sprintf("%q", one.Subject.String()))
 	}
 	return err
+}
+
+// remembers is what the ledger knows of the CAs in the Secret.
+func (s *seen) remembers(accounts map[string]ledger.Account, signing *v1alpha1.CAStatus) {
+	if s.Ring.TLS != nil {
+		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
+	}
+	if s.Ring.Candidate != nil {
+		s.CandidateRetired = accounts[s.Ring.Candidate.KeyID].Sealed
+	}
+	if s.Ring.Signing != nil {
+		account, found := accounts[s.Ring.Signing.KeyID]
+		s.Unaccounted, s.SigningSealed = !found, account.Sealed && s.Ring.Signing.is(signing)
+	}
 }
 
 // kept looks for those who hold what was published before.

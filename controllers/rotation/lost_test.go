@@ -11,6 +11,11 @@ var (
 	strange  = RingFacts{TLS: fact("older"), Signing: fact("older")}
 )
 
+func lastRetired(s v1alpha1.SigningAuthorityStatus, name string) v1alpha1.SigningAuthorityStatus {
+	s.LastRetired = noted(name)
+	return s
+}
+
 func retired(f *Facts) { f.TLSRetired = true }
 
 // lostRows are about a signing pair that has gone from the Secret: what it has issued stays trusted, it signs again as soon as
@@ -28,8 +33,15 @@ var lostRows = []row{
 			return s.Signing.Fingerprint == "old" && s.Candidate.Fingerprint == "mine" && s.Candidate.TrustConfirmedAt == nil
 		}},
 	{name: "a backup that is too old", state: completed(), facts: good(RingFacts{TLS: fact("older")}, retired), phase: v1alpha1.Completed, waits: "not taken: it has retired here before"},
-	{name: "a backup that is too old, as a whole", state: completed(), facts: good(strange, retired), phase: v1alpha1.Completed, waits: "they hold the CA older, which does not sign here"},
-	{name: "started beside a backup that is too old", state: completed(), facts: good(strange, retired, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "holds the CA older"},
+	{name: "a backup that is too old, as a whole", state: completed(), facts: good(strange, retired), phase: v1alpha1.Completed, waits: "signing.crt holds the CA older, which does not sign here"},
+	{name: "started beside a backup that is too old", state: completed(), facts: good(strange, retired, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "the CA old, which signs here, is not in signing.crt"},
+	{name: "a backup of when it was the candidate", state: preparing(), facts: good(RingFacts{Candidate: fact("old")}), phase: v1alpha1.Preparing, waits: "in the place of another"},
+	{name: "started beside a backup of when it was the candidate", state: completed(), facts: good(RingFacts{Candidate: fact("old")}, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "is not in signing.crt"},
+	{name: "a backup of before the switch", state: prepared(), facts: good(onlyOld), phase: v1alpha1.Prepared,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
+		}, waits: "nobody can be shown"},
+	{name: "what has retired last comes back to a lost ledger", state: lastRetired(completed(), "mine"), facts: good(ownCA), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "lost while a candidate waits", state: preparing(), facts: good(onlyNew), phase: v1alpha1.Preparing, action: Switch},
 	{name: "lost with the candidate", state: preparing(), facts: good(noKeys), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "lost, and nobody trusts the candidate", state: preparing(), facts: good(onlyNew, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server"},

@@ -31,6 +31,8 @@ const (
 	RestoreTLS Action = "RestoreTLS"
 	// RestoreSigning makes what is in tls.crt and tls.key sign, which has been proven before.
 	RestoreSigning Action = "RestoreSigning"
+	// RestoreBoth does too, and makes what signs there, in a Secret from a backup, retire.
+	RestoreBoth Action = "RestoreBoth"
 	// Publish makes what is published the CAs of Trusted.
 	Publish Action = "Publish"
 	// Switch makes the candidate sign and what has signed retire, in one write.

@@ -77,6 +77,7 @@ func asked(operation v1alpha1.Operation) func(*Facts) {
 }
 
 func sealed(f *Facts)      { f.Sealed = true }
+func late(f *Facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all have ended
 func unpublished(f *Facts) { f.Published = false }
 func unpermitted(f *Facts) { f.Permitted = false }
 func untrusted(f *Facts)   { f.Signing = Proof{Missing: []string{"10.0.0.7:6443"}} }
@@ -134,6 +135,8 @@ var rows = []row{
 	{name: "the status is lost, with a candidate", facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Signing.AdoptedAt != nil && s.Candidate.Fingerprint == "new" && s.Generation == 2
 	}},
+	{name: "the status is lost, with a candidate that has retired here", facts: good(both, func(f *Facts) { f.CandidateRetired = true }), phase: v1alpha1.Completed},
+	{name: "the status is lost, with what signs as the candidate", facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Completed},
 	{name: "the status is lost, with one that retires", facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Retiring.AdoptedAt != nil
 	}},
@@ -142,11 +145,19 @@ var rows = []row{
 	{name: "from another authority", spec: fromOther, facts: good(RingFacts{}, func(f *Facts) { f.From = noted("old") }), phase: v1alpha1.New, action: CopyFrom},
 	{name: "what came from another authority has its past", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
 		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt == nil }},
+	{name: "what came from another authority is confirmed if it was there", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
+		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.TrustConfirmedAt == nil }},
 
 	// Preparing.
 	{name: "all trust it", state: preparing(), facts: good(both), phase: v1alpha1.Preparing, action: Switch},
 	{name: "one does not", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }), phase: v1alpha1.Preparing, waits: "10.0.0.7:6443"},
 	{name: "nobody was found to ask", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server to be asked"},
+	{name: "the first is trusted, and an edit can't be used", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
+		facts: good(RingFacts{TLSProblem: "no key", Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch, refused: "no key"},
+	{name: "the first is trusted, and an edit has ended", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
+		facts: good(RingFacts{TLS: ended("mine"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch, refused: "is not taken"},
+	{name: "the first is trusted", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
+		facts: good(RingFacts{Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
 	{name: "not published", state: preparing(), facts: good(both, unpublished), phase: v1alpha1.Preparing, action: Publish},
 	{name: "it is published, and one does not trust it", state: intent(preparing(), Publish), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }),
 		phase: v1alpha1.Preparing, waits: "10.0.0.7:6443", also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == "" }},
@@ -165,6 +176,9 @@ var rows = []row{
 		phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Candidate.Fingerprint == "other" && s.Candidate.TrustConfirmedAt == nil
 		}},
+	{name: "the candidate is what signs, from a backup", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "the candidate has retired here, and is from a backup", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}, func(f *Facts) { f.CandidateRetired = true }),
+		phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "the candidate has ended", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: ended("new")}), phase: v1alpha1.Preparing, waits: "has ended"},
 	{name: "rollback", state: preparing(), facts: good(both, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completed, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate == nil }},
@@ -190,6 +204,7 @@ var rows = []row{
 	{name: "an API server trusts what is above", state: prepared(), facts: good(switched, above), phase: v1alpha1.Prepared, waits: "take CN=root out of"},
 	{name: "complete while one trusts what is above", state: prepared(), facts: good(switched, above, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true, refused: "take CN=root out of"},
 	{name: "complete where nobody is asked to refuse", state: prepared(), facts: good(switched, above, asked(v1alpha1.RotateComplete), func(f *Facts) { f.Sharing = []string{"other"} }), phase: v1alpha1.Completing, take: true},
+	{name: "complete when both have ended", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted, late), phase: v1alpha1.Completing, take: true},
 	{name: "accept", state: prepared(), facts: good(switched, asked(v1alpha1.OutstandingAccepted)), phase: v1alpha1.Prepared, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Retiring.OutstandingAcceptedAt != nil }},
 	{name: "attest", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.AdoptionAttested)), phase: v1alpha1.Prepared, take: true,
@@ -202,14 +217,24 @@ var rows = []row{
 		phase: v1alpha1.Prepared, take: true, refused: "the CA old has ended"},
 	{name: "roll back while the ledger is closed", state: prepared(), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: Unseal},
 	{name: "roll back twice", state: rolledBack(prepared()), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "signs again already"},
+	{name: "roll back twice, as what signs again has ended", state: endsAtNoon(rolledBack(prepared())), facts: good(switched, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
+	{name: "roll back, intent noted, and one has come that does not trust it", state: intent(prepared(), SwapBack), facts: good(switched, func(f *Facts) { f.RetiringTrusted = Proof{Missing: []string{"10.0.0.8:6443"}} }),
+		phase: v1alpha1.Prepared, waits: "10.0.0.8:6443", also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == string(SwapBack) }},
+	{name: "roll back, intent noted, and an edit", state: intent(prepared(), SwapBack), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: SwapBack, refused: "is not taken"},
+	{name: "roll back, and an edit", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "is not taken"},
+	{name: "roll back, intent noted, and the key is gone", state: intent(prepared(), SwapBack), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more",
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == "" }},
 	{name: "rolled back", state: intent(prepared(), SwapBack), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new" && s.Intent == ""
 	}},
 	{name: "start again too early", state: prepared(), facts: good(switched, asked(v1alpha1.RotateStart)), phase: v1alpha1.Prepared, take: true, refused: "a rotation is under way"},
 	{name: "the ledger was closed", state: prepared(), facts: good(switched, sealed), phase: v1alpha1.Prepared, action: Unseal},
+	{name: "the ledger was closed, and it has left what is published", state: prepared(), facts: good(switched, sealed, unpublished), phase: v1alpha1.Prepared, action: Publish},
+	{name: "roll back to what has left what is published", state: prepared(), facts: good(switched, sealed, unpublished, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "not published yet"},
 	{name: "the cap is still on", state: prepared(), facts: good(switched, unpermitted), phase: v1alpha1.Prepared, action: Permit},
 	{name: "put right what was published", state: prepared(), facts: good(switched, unpublished), phase: v1alpha1.Prepared, action: Publish},
+	{name: "the Secret of before the switch is back, and what signs", state: prepared(), facts: good(RingFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared, action: RestoreBoth},
 	{name: "the retiring key is lost", state: prepared(), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more"},
 	{name: "an edit while prepared", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "under way"},
 
@@ -259,6 +284,8 @@ var rows = []row{
 	{name: "an owner's CA that has retired here", state: completed(), facts: good(ownCA, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "an owner's CA that has ended", state: completed(), facts: good(RingFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
 	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
+	{name: "another Secret is back, and what signs", state: completed(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("older")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "a Secret is back with one that has left", state: completed(), facts: good(back, sealed), phase: v1alpha1.Completing, also: isUnpublished},
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "a phase of another version", state: v1alpha1.SigningAuthorityStatus{Phase: "Sleeping"}, facts: good(onlyOld), phase: "Sleeping", waits: "none that this version knows"},
@@ -279,6 +306,11 @@ func above(f *Facts) { f.Above = []string{"CN=root"} }
 func closed(s v1alpha1.SigningAuthorityStatus, before time.Duration) v1alpha1.SigningAuthorityStatus {
 	at := metav1.NewTime(noon.Add(-before))
 	s.LedgerClosedAt = &at
+	return s
+}
+
+func endsAtNoon(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	s.Signing.NotAfter = metav1.NewTime(noon)
 	return s
 }
 

@@ -12,13 +12,19 @@ import (
 // begin finds or makes the first CA. It is a candidate like any other; with one that its owner has brought, the owner has
 // said that those trust it who can't be asked.
 func (m *machine) begin() {
+	if m.f.Operation != "" {
+		m.refuse("the first CA does not sign yet")
+		return
+	}
+	m.first()
+}
+
+func (m *machine) first() {
 	ring := m.f.Ring
 	switch {
-	case m.f.Operation != "":
-		m.refuse("the first CA does not sign yet")
 	case ring.Signing != nil:
 		m.resume()
-	case ring.Candidate != nil:
+	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Generation = max(m.s.Generation, 1)
 		m.s.Candidate = m.noteCA(ring.Candidate, m.s.Generation)
 		m.s.Candidate.AdoptedAt = m.now() // whoever has made it
@@ -50,7 +56,7 @@ func (m *machine) resume() {
 	m.s.Signing = adopted(ring.Signing)
 	m.s.Signing.SignsSince = m.now()
 	switch {
-	case ring.Candidate != nil:
+	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Generation++
 		m.s.Candidate = adopted(ring.Candidate)
 		m.enter(v1alpha1.Preparing)
@@ -85,8 +91,8 @@ func (m *machine) adopt() {
 	m.s.Candidate.AdoptedAt = m.now()
 	if m.s.Signing == nil {
 		m.s.Candidate.TrustConfirmedAt = m.now()
-		if m.f.From != nil && m.f.Ring.TLS.is(m.f.From) { // its ledger has come with it
-			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt = m.f.From.AdoptedAt, m.f.From.AttestedAt
+		if from := m.f.From; m.f.Ring.TLS.is(from) { // its ledger has come with it
+			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt, m.s.Candidate.TrustConfirmedAt = from.AdoptedAt, from.AttestedAt, from.TrustConfirmedAt
 		}
 	}
 	m.act(TakeCandidate)
@@ -105,9 +111,9 @@ func (m *machine) prepare() {
 	switch {
 	case m.f.Ring.Candidate == nil && m.f.Ring.Signing.is(m.s.Candidate):
 		m.switched()
+	case m.lost():
 	case m.reconsidered():
 		m.adopt()
-	case m.lost():
 	case m.candidate():
 	case m.preparing():
 	case m.edited():
@@ -128,7 +134,7 @@ func (m *machine) candidate() bool {
 	switch {
 	case ring.Candidate.is(m.s.Candidate):
 		return false
-	case ring.Candidate != nil:
+	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""
 	case m.s.Candidate != nil && ring.TLS.is(m.s.Candidate):
 		m.act(TakeCandidate)
@@ -196,7 +202,7 @@ func (m *machine) prove() {
 			m.s.Candidate.KeyID, strings.Join(unasked(m.spec.Signers), ", "), v1alpha1.TrustConfirmed)
 	}
 	if len(m.step.Waiting) == 0 {
-		m.act(Switch)
+		m.overwrites(Switch)
 	}
 }
 

@@ -15,7 +15,7 @@ func (m *machine) complete() {
 		return
 	}
 	switch {
-	case m.s.Retiring == nil || m.f.Ring.Retiring == nil && m.s.Intent == string(DestroyRetiring):
+	case m.destroyed():
 		m.s.LastRetired, m.s.Retiring = m.s.Retiring, nil
 		if m.s.LastRetired != nil {
 			m.s.LastRetired.Certificate = ""
@@ -31,6 +31,10 @@ func (m *machine) complete() {
 	default:
 		m.refused()
 	}
+}
+
+func (m *machine) destroyed() bool {
+	return m.s.Retiring == nil || m.f.Ring.Retiring == nil && m.s.Intent == string(DestroyRetiring)
 }
 
 // unpublish asks before and after the ledger is closed, as only then nothing is added to it any more.

@@ -15,21 +15,17 @@ const DefaultAdopted = 365 * 24 * time.Hour
 
 // prepared has both CAs trusted, until its owner goes on or back.
 func (m *machine) prepared() {
-	ring := m.f.Ring
 	switch {
-	case ring.Signing.is(m.s.Retiring) && (ring.Retiring == nil || ring.Retiring.is(m.s.Signing)):
+	case m.swapped():
 		m.s.Signing, m.s.Retiring = m.s.Retiring, m.s.Signing
 		m.s.Signing.SignsSince, m.s.Signing.OutstandingAcceptedAt = m.now(), nil
 		m.s.Intent = ""
 	case m.s.Retiring == nil:
 		m.enter(v1alpha1.Completed)
 	case m.lost():
-	case m.f.Sealed: // before anything else: it may be gone back to
-		m.act(Unseal)
-	case m.preparedOperation():
-	case m.s.Intent == string(SwapBack):
-		m.act(SwapBack)
+	case m.goingBack():
 	case m.edited():
+	case m.preparedOperation():
 	case m.gone():
 		m.waitForKey("rotate-rollback has the CA sign that retires")
 	case !m.f.Permitted:
@@ -41,6 +37,27 @@ func (m *machine) prepared() {
 		m.outstanding()
 	}
 	m.retiringGone()
+}
+
+// swapped says whether the retiring CA signs again, be it by a Secret from a backup.
+func (m *machine) swapped() bool {
+	ring := m.f.Ring
+	return ring.Signing.is(m.s.Retiring) && (ring.Retiring.is(m.s.Signing) || ring.Retiring == nil && !ring.TLS.is(m.s.Signing))
+}
+
+// goingBack opens the ledger of what may be gone back to, once it is published, and goes back where that was noted.
+func (m *machine) goingBack() bool {
+	switch {
+	case m.f.Sealed && m.f.Published:
+		m.act(Unseal)
+	case m.s.Intent != string(SwapBack) || !m.f.Ring.Retiring.is(m.s.Retiring) || m.f.Operation != "":
+		return false
+	case len(m.missing(m.f.RetiringTrusted)) > 0: // it was proven before the process died
+		m.trusted(m.f.RetiringTrusted)
+	default:
+		m.overwrites(SwapBack)
+	}
+	return true
 }
 
 // retiringGone says that what should retire is not there: what it has issued is still trusted as long as it is published.
@@ -57,7 +74,7 @@ func (m *machine) preparedOperation() bool {
 	case v1alpha1.RotateComplete:
 		m.startCompletion()
 	case v1alpha1.RotateRollback:
-		m.rollback()
+		m.rollBack()
 	case v1alpha1.OutstandingAccepted:
 		m.s.Retiring.OutstandingAcceptedAt = m.now()
 		m.take()
@@ -69,16 +86,18 @@ func (m *machine) preparedOperation() bool {
 	return true
 }
 
-// rollback has the retiring CA sign again, if that breaks nothing.
-func (m *machine) rollback() {
-	retiring, missing := m.s.Retiring, m.missing(m.f.RetiringTrusted)
+// rollBack has the retiring CA sign again, if that breaks nothing.
+func (m *machine) rollBack() {
+	retiring, signing, missing := m.s.Retiring, m.s.Signing, m.missing(m.f.RetiringTrusted)
 	switch {
-	case m.s.Signing.Generation < retiring.Generation:
-		m.refuse("the CA %s signs again already; rotate-complete leaves %s", m.s.Signing.KeyID, retiring.KeyID)
+	case signing.Generation < retiring.Generation && signing.NotAfter.After(m.f.Now):
+		m.refuse("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
 	case !m.f.Ring.Retiring.is(retiring):
 		m.refuse("the CA %s is not in the Secret any more", retiring.KeyID)
 	case len(missing) > 0:
 		m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", retiring.KeyID, strings.Join(missing, "; "))
+	case m.f.Sealed:
+		m.refuse("the CA %s is not published yet", retiring.KeyID)
 	case !retiring.NotAfter.After(m.f.Now):
 		m.refuse("the CA %s has ended", retiring.KeyID)
 	default:
@@ -106,6 +125,7 @@ func (m *machine) startCompletion() {
 	}
 	missing := m.above()
 	switch {
+	case !m.s.Retiring.NotAfter.After(m.f.Now): // there is nothing to go back to
 	case !m.gone():
 		missing = append(missing, m.missing(m.f.Signing)...)
 	case m.f.Ring.Retiring != nil:

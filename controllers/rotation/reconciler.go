@@ -72,7 +72,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
 		return reconcile.Result{}, nil
 	}
-	r.secrets.watch(obj)
+	r.secrets.watch(ctx, obj)
 	seen, err := r.look(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
@@ -108,18 +108,6 @@ func (r *Reconciler) take(ctx context.Context, obj *v1alpha1.SigningAuthority, a
 	}
 	log.FromContext(ctx).Info("Took a step of a rotation", "action", action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
 	return nil
-}
-
-// current returns a Conflict if obj has changed since it was read or written.
-func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	latest := &v1alpha1.SigningAuthority{}
-	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), latest); err != nil {
-		return err
-	}
-	if latest.UID == obj.UID && latest.ResourceVersion == obj.ResourceVersion {
-		return nil
-	}
-	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
 }
 
 // recordOf names the CA that action is about: the one that is to sign, or to go.

@@ -18,7 +18,11 @@ var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 	},
 	DropCandidate:  func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
 	RestoreTLS:     func(ring *keyring.Ring, _ keyring.Pair) { ring.TLS = ring.Signing },
-	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) { ring.Signing = ring.TLS },
+	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) { restore(ring) },
+	RestoreBoth: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Retiring = ring.Signing
+		restore(ring)
+	},
 	Switch: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keyring.Pair{}
 	},
@@ -27,6 +31,16 @@ var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 	},
 	Permit:          func(*keyring.Ring, keyring.Pair) {},
 	DestroyRetiring: func(ring *keyring.Ring, _ keyring.Pair) { ring.Retiring = keyring.Pair{} },
+}
+
+// restore makes what is in tls.crt and tls.key sign, and be nothing else.
+func restore(ring *keyring.Ring) {
+	ring.Signing = ring.TLS
+	for _, one := range []*keyring.Pair{&ring.Candidate, &ring.Retiring} {
+		if one.Equal(ring.Signing) {
+			*one = keyring.Pair{}
+		}
+	}
 }
 
 // turn is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.

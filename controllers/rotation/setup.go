@@ -81,6 +81,11 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	if r.SettleFor == 0 {
 		r.SettleFor = DefaultSettleFor
 	}
+	return r.connect(mgr)
+}
+
+// connect makes the clients that are not the manager's.
+func (r *Reconciler) connect(mgr manager.Manager) error {
 	secrets, err := metadata.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("watch Secrets: %w", err)

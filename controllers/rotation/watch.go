@@ -36,7 +36,7 @@ type watched struct {
 }
 
 // watch has obj woken when its Secret changes.
-func (s *secrets) watch(obj *v1alpha1.SigningAuthority) {
+func (s *secrets) watch(ctx context.Context, obj *v1alpha1.SigningAuthority) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := secretName(obj)
@@ -48,7 +48,7 @@ func (s *secrets) watch(obj *v1alpha1.SigningAuthority) {
 	if s.watched == nil {
 		s.watched = map[string]watched{}
 	}
-	stopped, stop := context.WithCancel(context.Background())
+	stopped, stop := context.WithCancel(context.WithoutCancel(ctx)) // it goes on when this look has ended
 	s.watched[obj.Name] = watched{name, stop}
 	authority := obj.Name
 	s.group.Go(func(ctx context.Context) {

@@ -3,239 +3,223 @@ package rotation
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
-// world is a cluster in memory: the Secret, what is published, API servers that follow it late, and a signer that sees the
-// Secret late. Its rules are those of the real parts; what is tried with it is Next, and the order of notes and acts.
+// world is one authority in memory: its Secret, what it publishes, its ledger, and signers that see the Secret late. Its rules
+// are those of the real parts; what is tried with it is Next, turn, and the order of notes and acts.
 type world struct {
-	now    time.Time
+	*cluster
+	name   string
 	spec   v1alpha1.SigningAuthoritySpec
 	status v1alpha1.SigningAuthorityStatus
-	// operation is the annotation.
-	operation v1alpha1.Operation
-	ring      keyring.Ring
-	published []string
-	// servers are the API servers, by what each trusts.
-	servers [][]string
-	kept    []string
-	marks   map[string]time.Time
-	sealed  map[string]bool
-	// view is what the signer knows of the Secret.
-	view    keyring.Ring
-	issued  []certificate
-	ends    map[string]time.Time
-	made    int
-	refused []string
-	taken   []Action
-	// accepted are the CAs whose certificates may break, as their owner said.
-	accepted map[string]bool
-	wrong    string
-	// crash, if set, says before each write whether the process dies there.
-	crash func() bool
+	// operation is the annotation; asked counts them, and heard is the last one that was followed or refused.
+	operation    v1alpha1.Operation
+	asked, heard int
+	ring         keyring.Ring
+	backups      []keyring.Ring
+	published    []string
+	ledger       accounts
+	signers      []*signer
+	issued       []certificate
+	recorded     int // so many of issued were seen by who notes them
+	streaks      map[string]streak
+	refused      []string
+	taken        []Action
+	// promises are what is excused, by what the owner has said or done.
+	promises
+	wrong string
 }
 
-type certificate struct {
-	ca       string
-	notAfter time.Time
-}
+const (
+	between  = 18 * time.Second // two looks
+	patience = 3 * between      // what is asked again later counts anew
+	oldCap   = 24 * time.Hour
+)
 
-func newWorld() *world {
-	return &world{
-		now:     time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
-		spec:    v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeAPIServerClientKubeletSignerName}},
-		servers: [][]string{nil, nil},
-		marks:   map[string]time.Time{}, sealed: map[string]bool{}, ends: map[string]time.Time{}, accepted: map[string]bool{},
-		crash: func() bool { return false },
+func (c *cluster) world(name string, signers ...string) *world {
+	w := &world{
+		cluster: c, name: name, spec: v1alpha1.SigningAuthoritySpec{Signers: signers},
+		ledger: accounts{}, streaks: map[string]streak{}, signers: []*signer{newSigner(), newSigner()},
+		promises: newPromises(),
 	}
+	w.spec.Lifetimes.Adopted = &metav1.Duration{Duration: adoptedFor}
+	c.worlds = append(c.worlds, w)
+	return w
 }
 
-// pair makes a CA.
-func (w *world) pair() keyring.Pair {
-	w.made++
-	name := "ca" + strconv.Itoa(w.made)
-	w.ends[name] = w.now.Add(10 * 365 * 24 * time.Hour)
-	return keyring.Pair{Cert: []byte(name), Key: []byte("key-" + name)}
-}
+// garbage can't be used.
+var garbage = keyring.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
 
-func (w *world) facts(pair keyring.Pair) *CAFacts {
-	if pair.Empty() {
+func (c *cluster) facts(pair keyring.Pair) *CAFacts {
+	if pair.Empty() || pair.Equal(garbage) {
 		return nil
 	}
 	name := string(pair.Cert)
-	return &CAFacts{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: w.ends[name]}
+	return &CAFacts{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: c.ends[name]}
 }
 
-func (w *world) trusted(name string, want bool) Proof {
-	proof := Proof{Proven: len(w.servers) > 0}
-	for i, trusts := range w.servers {
-		if slices.Contains(trusts, name) != want {
-			proof.Proven = false
-			proof.Missing = append(proof.Missing, fmt.Sprintf("server %d", i))
+// bundle is what is to be published: see wanted.
+func (w *world) bundle() []string {
+	var names, ended []string
+	for _, one := range Trusted(&w.status) {
+		if slices.Contains(names, one.Certificate) {
+			continue
+		}
+		if ended = append(ended, one.Certificate); w.alive(one.Certificate) {
+			names = append(names, one.Certificate)
 		}
 	}
-	return proof
-}
-
-func (w *world) wanted() []string {
-	var names []string
-	for _, one := range Trusted(&w.status) {
-		names = append(names, one.Certificate)
+	if len(names) == 0 {
+		return ended
 	}
 	return names
 }
 
 func (w *world) permit() keyring.Permit {
-	return keyring.Permit{Authority: "cluster", Signers: w.spec.Signers, LifetimeCap: 24 * time.Hour}
+	return keyring.Permit{Authority: w.name, Signers: w.spec.Signers, LifetimeCap: oldCap}
 }
 
+// look is Reconciler.look.
 func (w *world) look() Facts {
-	f := Facts{
-		Now: w.now, Operation: w.operation, Published: slices.Equal(w.published, w.wanted()),
-		Ring: RingFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)},
+	f := Facts{Now: w.now, Operation: w.operation, Published: true, Permitted: w.ring.Signing.Empty() || permitted(w.ring, w.permit())}
+	f.Ring = RingFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)}
+	if w.ring.TLS.Equal(garbage) {
+		f.Ring.TLSProblem = "garbage"
 	}
-	f.Permitted = permitted(w.ring, w.permit())
-	f.Candidate = w.trusted(string(w.ring.Candidate.Cert), true)
-	f.Signing = w.trusted(string(w.ring.Signing.Cert), true)
-	if retiring := string(w.ring.Retiring.Cert); retiring != "" {
-		f.RetiringTrusted, f.RetiringRefused = w.trusted(retiring, true), w.trusted(retiring, false)
-		f.Kept = slices.Contains(w.kept, retiring)
-		f.Sealed = w.sealed[retiring]
-		if mark := w.marks[retiring]; !mark.IsZero() {
-			f.Outstanding = []v1alpha1.Outstanding{{Signer: "s", Count: 1, Until: metav1.NewTime(mark)}}
+	w.others(&f)
+	w.readLedger(&f)
+	if len(Trusted(&w.status)) > 0 {
+		f.Published = slices.Equal(w.published, w.bundle())
+	}
+	w.askServers(&f)
+	if !w.ring.Retiring.Empty() && w.status.UnpublishedAt != nil && len(f.Sharing) == 0 && askedToRefuse(w.spec.Signers, f) {
+		retiring := string(w.ring.Retiring.Cert)
+		f.Kept = slices.Contains(w.kept, retiring) && w.alive(retiring)
+		if f.Holding = make([]string, w.accepted(w.aggregated, retiring)); len(f.Holding) > 0 {
+			w.seen["an aggregated API server holds what retires"]++
 		}
 	}
 	return f
 }
 
-// reconcile is one look at the world with what follows, each write of which the process may not live to see. It says
-// whether there was anything to do.
-func (w *world) reconcile() bool {
-	step := Next(&w.spec, &w.status, w.look())
-	busy := step.Take || step.Action != None || !equality.Semantic.DeepEqual(step.Status, w.status)
-	if w.crash() {
-		return true
-	}
-	w.status = step.Status
-	if step.Refused != "" {
-		w.refused = append(w.refused, step.Refused)
-	}
-	if w.status.Retiring != nil && w.status.Retiring.OutstandingAcceptedAt != nil {
-		w.accepted[w.status.Retiring.Certificate] = true
-	}
-	if w.crash() {
-		return true
-	}
-	if step.Take {
-		w.operation = ""
-	}
-	if step.Action != None && !w.crash() {
-		w.act(step.Action)
-	}
-	return busy
+func (w *world) object() *v1alpha1.SigningAuthority {
+	return &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: w.name}, Spec: w.spec, Status: w.status}
 }
 
-func (w *world) act(action Action) {
-	w.taken = append(w.taken, action)
-	retiring := string(w.ring.Retiring.Cert)
-	switch {
-	case action == Switch && !w.trusted(string(w.ring.Candidate.Cert), true).Proven:
-		w.wrong = "switched to a CA that not every API server trusts"
-	case action == DestroyRetiring && !w.trusted(retiring, false).Proven:
-		w.wrong = "destroyed a key that an API server still trusts"
-	}
-	switch {
-	case turning[action] != nil:
-		made := keyring.Pair{}
-		if action == MakeCandidate {
-			made = w.pair()
+// others is Reconciler.others.
+func (w *world) others(f *Facts) {
+	for _, other := range w.worlds {
+		if other == w {
+			continue
 		}
-		ring, err := turn(w.ring, action, made, w.permit())
-		if err != nil {
-			panic(err)
+		if other.name == w.spec.From && other.status.Signing != nil {
+			f.From = other.status.Signing
 		}
-		w.ring = ring
-	case action == Publish:
-		w.published = w.wanted()
-	case action == Seal:
-		w.sealed[retiring] = true
-	case action == Unseal:
-		w.sealed[retiring] = false
-	case action == Prune:
-		w.kept = slices.DeleteFunc(w.kept, func(name string) bool { return name == retiring })
-	default:
-		panic("what is " + action)
+		if has(other.object(), w.status.Retiring) {
+			f.Sharing = append(f.Sharing, other.name)
+		}
 	}
 }
 
-// sign is the signer's work: by the Secret as it knows it, and by the ledger as that is.
-func (w *world) sign(lifetime time.Duration) {
-	name := string(w.view.Signing.Cert)
-	if name == "" {
+// readLedger is Reconciler.readLedger.
+func (w *world) readLedger(f *Facts) {
+	w.record()
+	if f.Ring.TLS != nil {
+		f.TLSRetired = w.ledger.sealed(f.Ring.TLS.KeyID) && !f.Ring.TLS.same(f.Ring.Signing) && !f.Ring.TLS.same(f.Ring.Retiring)
+	}
+	if f.Ring.Candidate != nil {
+		f.CandidateRetired = w.ledger.sealed(f.Ring.Candidate.KeyID)
+	}
+	if f.Ring.Signing != nil {
+		f.Unaccounted = w.ledger[f.Ring.Signing.KeyID] == nil
+		f.SigningSealed = w.ledger.sealed(f.Ring.Signing.KeyID) && f.Ring.Signing.is(w.status.Signing)
+	}
+	retiring := w.status.Retiring
+	if retiring == nil {
+		f.Sealed = f.Ring.Retiring != nil && w.ledger.sealed(f.Ring.Retiring.KeyID)
 		return
 	}
-	if longest := w.view.Permit.LifetimeCap; longest > 0 {
-		lifetime = min(lifetime, longest)
+	account, found := w.ledger[retiring.KeyID]
+	if !found {
+		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{Signer: anySigner, Until: retiring.NotAfter})
+		account = &ledger.Account{}
 	}
-	notAfter := w.now.Add(lifetime)
-	if notAfter.After(w.marks[name]) {
-		if w.sealed[name] {
-			return
-		}
-		w.marks[name] = notAfter.Add(lifetime / 16)
+	f.Sealed, f.RetiringSigners = account.Sealed, account.SignerNames()
+	for _, signer := range f.RetiringSigners {
+		issued := account.Signers[signer]
+		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
 	}
-	w.issued = append(w.issued, certificate{name, notAfter})
 }
 
-// broken says what must never be.
-func (w *world) broken() string {
-	if w.wrong != "" {
-		return w.wrong
+// seenOnce is what a proof lacks at first.
+const seenOnce = "it has been seen once only"
+
+// streak is how often all API servers have given an answer without a break: see probe.Tracker.
+type streak struct {
+	last           time.Time
+	servers, looks int
+}
+
+// askServers is Reconciler.ask, and askings.
+func (w *world) askServers(f *Facts) {
+	before := w.streaks
+	w.streaks = map[string]streak{}
+	if !AsksAPIServers(w.spec.Signers) && (w.status.UnpublishedAt == nil || !askedToRefuse(w.spec.Signers, *f)) {
+		return
 	}
-	for _, cert := range w.issued {
-		if cert.notAfter.After(w.now) && !w.accepted[cert.ca] && !slices.Contains(w.published, cert.ca) {
-			return fmt.Sprintf("a certificate of %s lives until %s, and %v is published", cert.ca, cert.notAfter, w.published)
+	add := func(what string, pair keyring.Pair, proof *Proof) {
+		if !pair.Empty() {
+			w.streaks[what+string(pair.Cert)], *proof = w.prove(before[what+string(pair.Cert)], what, string(pair.Cert))
 		}
 	}
-	if s := w.status.Signing; s != nil && string(w.ring.Signing.Cert) != s.Certificate && string(w.ring.Retiring.Cert) != s.Certificate {
-		return fmt.Sprintf("the key of %s, which signs, is lost: %s", s.Certificate, w)
+	switch w.status.Phase {
+	case v1alpha1.Preparing:
+		add(doTrust, w.ring.Candidate, &f.Candidate)
+		add(doTrust, w.ring.Signing, &f.Signing)
+	case v1alpha1.Prepared:
+		add(doTrust, w.ring.Signing, &f.Signing)
+		add(doTrust, w.ring.Retiring, &f.RetiringTrusted)
+	case v1alpha1.Completing:
+		if w.status.UnpublishedAt != nil && len(f.Sharing) == 0 && !w.ring.Signing.Empty() {
+			add(refuses, w.ring.Retiring, &f.RetiringRefused)
+		}
+	case v1alpha1.New, v1alpha1.Completed:
 	}
-	if r := w.status.Retiring; r != nil && w.status.UnpublishedAt == nil && string(w.ring.Signing.Cert) != r.Certificate && string(w.ring.Retiring.Cert) != r.Certificate {
-		return fmt.Sprintf("the key of %s, which may sign again, is lost: %s", r.Certificate, w)
+}
+
+func (w *world) prove(before streak, what, name string) (streak, Proof) {
+	want, control := 0, w.accepted(w.servers, string(w.ring.Signing.Cert))
+	if what == doTrust {
+		want, control = len(w.servers), len(w.servers)
 	}
-	return ""
+	if w.accepted(w.servers, name) != want || control != len(w.servers) {
+		return streak{}, Proof{Missing: []string{fmt.Sprintf("not every API server %s %s", what, name)}}
+	}
+	if before.servers != len(w.servers) || w.now.Sub(before.last) > patience {
+		before.looks = 0
+	}
+	now := streak{w.now, len(w.servers), before.looks + 1}
+	if now.looks < 2 {
+		return now, Proof{Missing: []string{seenOnce}}
+	}
+	return now, Proof{Proven: true}
 }
 
 func (w *world) String() string {
-	return fmt.Sprintf("%s gen %d intent %q op %q tls %s signing %s candidate %s retiring %s published %v servers %v refused %s",
-		w.status.Phase, w.status.Generation, w.status.Intent, w.operation, w.ring.TLS.Cert, w.ring.Signing.Cert, w.ring.Candidate.Cert,
-		w.ring.Retiring.Cert, w.published, w.servers, strings.Join(w.refused, " | "))
-}
-
-// follow has every API server and the signer see what is there.
-func (w *world) follow() {
-	for i := range w.servers {
-		w.servers[i] = slices.Clone(w.published)
-	}
-	w.view = w.ring
-}
-
-// settle goes on until there is nothing to do, with everybody following.
-func (w *world) settle() error {
-	for range 100 {
-		w.follow()
-		if !w.reconcile() {
-			return nil
+	show := func(one *v1alpha1.CAStatus) string {
+		if one == nil {
+			return "-"
 		}
+		return one.Certificate
 	}
-	return fmt.Errorf("never at rest: %s", w)
+	return fmt.Sprintf("%s %q gen %d intent %q op %q noted %s %s %s; tls %s signing %s candidate %s retiring %s; published %v servers %v verifiers %v kept %v ledger %s waits for %q",
+		w.name, w.status.Phase, w.status.Generation, w.status.Intent, w.operation, show(w.status.Signing), show(w.status.Candidate), show(w.status.Retiring),
+		w.ring.TLS.Cert, w.ring.Signing.Cert, w.ring.Candidate.Cert, w.ring.Retiring.Cert, w.published, w.servers, w.verifiers, w.kept, w.ledger, w.status.WaitingFor)
 }
