@@ -80,7 +80,8 @@ func (r *records) Start(ctx context.Context) error {
 	return nil
 }
 
-// record notes the certificate that a request holds, whoever has issued it.
+// record notes the certificate that a request holds, whoever has issued it. Where authorities share the CA, as spec.from has
+// them do, it is of those that serve its signer; if none does, it is not known who follows which bundle, and it is of all.
 func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
@@ -90,9 +91,17 @@ func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconci
 	if err := r.Client.List(ctx, all); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err)
 	}
+	found := map[*v1alpha1.SigningAuthority]ledger.Certificate{}
+	served := false
 	for i := range all.Items {
 		obj := &all.Items[i]
 		if cert, ours := ledger.Recognize(request, certificates(obj)); ours {
+			found[obj] = cert
+			served = served || slices.Contains(obj.Spec.Signers, cert.Signer)
+		}
+	}
+	for obj, cert := range found {
+		if !served || slices.Contains(obj.Spec.Signers, cert.Signer) {
 			r.recorder(obj).Note(cert)
 		}
 	}
@@ -119,13 +128,14 @@ func holdsCertificate(obj client.Object) bool {
 	return ok && len(request.Status.Certificate) > 0
 }
 
-// otherCAs is that an authority has CAs that it did not have.
+// otherCAs is that an authority has other CAs, or serves other signers, than before: what was noted for it may now be of
+// another one.
 var otherCAs = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
-		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal)
+		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal) ||
+			!slices.Equal(before.Spec.Signers, after.Spec.Signers)
 	},
-	DeleteFunc: func(event.DeleteEvent) bool { return false },
 }
 
 // allIssued are the requests that hold a certificate.
