@@ -73,7 +73,7 @@ type Facts struct {
 	// tls.crt: that one has retired here. RetiringSigners are those that the retiring one has issued for.
 	Unaccounted, TLSRetired bool
 	RetiringSigners         []string
-	// Sharing are other authorities that have the retiring CA too.
+	// Sharing are other authorities for whose clients API servers accept the retiring CA further on.
 	Sharing []string
 	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers accept it,
 	// Unclear of which that is not known: those nobody waits for, as there are such as can't be asked at all.
