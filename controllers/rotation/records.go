@@ -91,21 +91,24 @@ func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconci
 	if err := r.Client.List(ctx, all); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err)
 	}
-	found := map[*v1alpha1.SigningAuthority]ledger.Certificate{}
-	served := false
 	for i := range all.Items {
 		obj := &all.Items[i]
-		if cert, ours := ledger.Recognize(request, certificates(obj)); ours {
-			found[obj] = cert
-			served = served || slices.Contains(obj.Spec.Signers, cert.Signer)
-		}
-	}
-	for obj, cert := range found {
-		if !served || slices.Contains(obj.Spec.Signers, cert.Signer) {
+		cert, ours := ledger.Recognize(request, certificates(obj))
+		serves := func(one v1alpha1.SigningAuthority) bool { return issues(&one, cert) }
+		if ours && (serves(*obj) || !slices.ContainsFunc(all.Items, serves)) {
 			r.recorder(obj).Note(cert)
 		}
 	}
 	return reconcile.Result{}, nil
+}
+
+// issues says whether obj serves the signer of cert, and has its CA, or has just left it, when all of that is settled.
+func issues(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
+	status := &obj.Status
+	return slices.Contains(obj.Spec.Signers, cert.Signer) &&
+		slices.ContainsFunc([]*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring, status.LastRetired}, func(one *v1alpha1.CAStatus) bool {
+			return one != nil && one.KeyID == cert.KeyID
+		})
 }
 
 // certificates are those of the CAs that obj has now.

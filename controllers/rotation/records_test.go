@@ -44,7 +44,8 @@ func TestALedgerThatComesLateIsNotRun(t *testing.T) {
 }
 
 // TestWhoseLedger has two authorities with one CA, as spec.from makes them: what is issued for a signer is of who serves it,
-// and would else keep the other one from ever leaving that CA. What nobody serves lives on the CA of both.
+// and would else keep the other one from ever leaving that CA, also when the first one has left it. What nobody serves lives
+// on the CA of both.
 func TestWhoseLedger(t *testing.T) {
 	t.Parallel()
 	made, cert := issued(t)
@@ -52,13 +53,15 @@ func TestWhoseLedger(t *testing.T) {
 		sharing("users", made, certificatesv1.KubeAPIServerClientSignerName),
 		sharing("kubelets", made, certificatesv1.KubeletServingSignerName),
 	}
+	left := sharing("nodes", made, certificatesv1.KubeAPIServerClientKubeletSignerName)
+	left.Status.Signing, left.Status.LastRetired = nil, left.Status.Signing
 	signers := []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeletServingSignerName, "example.com/others"}
-	for _, signer := range signers {
+	for _, signer := range append(signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
 		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: path.Base(signer)}}
 		obj.Spec.SignerName, obj.Status.Certificate = signer, cert
 		objects = append(objects, obj)
 	}
-	r := reconciler(t, objects...)
+	r := reconciler(t, append(objects, left)...)
 	for _, obj := range objects[:2] {
 		if err := r.ledger(obj.(*v1alpha1.SigningAuthority)).Open(t.Context(), made.KeyID()); err != nil {
 			t.Fatal(err)
