@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -23,8 +24,9 @@ Usage: csr-controller-manager write-trust --from FILE --to FILE [flags]
 
 // trustFileOptions are the flags of write-trust.
 type trustFileOptions struct {
-	from, also, to string
-	interval       time.Duration
+	from, to string
+	also     []string
+	interval time.Duration
 }
 
 // WriteTrust copies a bundle of CAs to a file whenever it changes.
@@ -47,7 +49,10 @@ func trustFileFlags(args []string, out io.Writer) (trustFileOptions, error) {
 	set := flag.NewFlagSet("write-trust", flag.ContinueOnError)
 	set.StringVar(&o.from, "from", "", "`file` with the bundle, of a volume from the ConfigMap that it is published in")
 	set.StringVar(&o.to, "to", "", "`file` to keep, in a folder that exists")
-	set.StringVar(&o.also, "also", "", "`file` with CAs to trust beside the bundle, if there are any")
+	set.Func("also", "`file` with CAs to trust beside the bundle, if there are any; may be given again", func(file string) error {
+		o.also = append(o.also, file)
+		return nil
+	})
 	set.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two looks; 0 is to look once")
 	rest, err := parse(set, args, writeTrustHelp, out)
 	if err != nil {
@@ -56,7 +61,7 @@ func trustFileFlags(args []string, out io.Writer) (trustFileOptions, error) {
 	problems := []error{atMost(0, rest)}
 	if o.from == "" || o.to == "" {
 		problems = append(problems, errors.New("--from and --to: say what to write, and where"))
-	} else if o.to == o.from || o.to == o.also {
+	} else if o.to == o.from || slices.Contains(o.also, o.to) {
 		problems = append(problems, errors.New("--to: is what is read"))
 	}
 	if o.interval < 0 {
@@ -82,11 +87,7 @@ func (o trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
 
 // once writes the file if it is not as it should be.
 func (o trustFileOptions) once(logger logr.Logger) error {
-	files := []string{o.from}
-	if o.also != "" {
-		files = append(files, o.also)
-	}
-	bundle, count, err := readBundles(files)
+	bundle, count, err := readBundles(slices.Concat([]string{o.from}, o.also))
 	if err != nil {
 		return err
 	}

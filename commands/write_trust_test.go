@@ -101,8 +101,8 @@ func TestWriteTrust(t *testing.T) {
 	once("b", "a")
 	// The old CA leaves; others stay.
 	put(t, o.from, b)
-	o.also = filepath.Join(filepath.Dir(o.from), "also.crt")
-	put(t, o.also, c, b)
+	o.also = []string{filepath.Join(filepath.Dir(o.from), "also.crt")}
+	put(t, o.also[0], c, b)
 	once("b", "c")
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(o.to), "*")); err != nil || len(left) != 1 {
 		t.Errorf("left %v, error %v", left, err)
@@ -132,8 +132,8 @@ func TestWriteTrustRefuses(t *testing.T) {
 		"a client's":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, bundled(t, "client", false)) }, "certificate 2, CN=client, is not a CA's"},
 		"too long":           {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, make([]byte, maxBundle)) }, "bytes are too many"},
 		"gone":               {func(t *testing.T, o *trustFileOptions) { o.from += "-not" }, "no such file"},
-		"the others are":     {func(t *testing.T, o *trustFileOptions) { o.also = o.from + "-not" }, "no such file"},
-		"the others are bad": {func(t *testing.T, o *trustFileOptions) { o.also = o.from + "-also"; put(t, o.also) }, "holds no certificate"},
+		"the others are":     {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-not"} }, "no such file"},
+		"the others are bad": {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-also"}; put(t, o.also[0]) }, "holds no certificate"},
 		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not made by write-trust"},
 		"an empty file":      {func(t *testing.T, o *trustFileOptions) { put(t, o.to) }, "was not made by write-trust"},
 		"a link": {func(t *testing.T, o *trustFileOptions) {

@@ -18,22 +18,6 @@ func TestALostAccountIsClosed(t *testing.T) {
 	}
 }
 
-// TestOnlyWhoPublishesACAHasIt: of two authorities that let it go at once, one at least must ask whether it is refused.
-func TestOnlyWhoPublishesACAHasIt(t *testing.T) {
-	t.Parallel()
-	for name, each := range map[string]struct {
-		status v1alpha1.SigningAuthorityStatus
-		want   bool
-	}{
-		"signs": {completed(), true}, "waits": {v1alpha1.SigningAuthorityStatus{Candidate: noted("old")}, true},
-		"retires": {prepared(), true}, "leaves": {completing(true), false}, "has left": {v1alpha1.SigningAuthorityStatus{Signing: noted("new")}, false},
-	} {
-		if got := has(&v1alpha1.SigningAuthority{Status: each.status}, noted("old")); got != each.want {
-			t.Errorf("where it %s: %t", name, got)
-		}
-	}
-}
-
 // TestWhatHasEndedIsPublishedAlone: beside another it is left out, and for want of one what has left would stay.
 func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 	t.Parallel()

@@ -179,7 +179,7 @@ func (w *world) checkRefused(f Facts) {
 		w.left[name] = true
 	}
 	for _, other := range w.worlds {
-		if other != w && (slices.Contains(other.published, name) || has(other.object(), w.status.Retiring)) {
+		if other != w && (slices.Contains(other.published, name) || keeps(other.object(), w.status.Retiring)) {
 			w.saw("a CA goes that another authority publishes")
 			return
 		}

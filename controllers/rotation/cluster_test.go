@@ -75,17 +75,22 @@ func (c *cluster) backup(name string) keyring.Pair {
 
 func (c *cluster) alive(name string) bool { return c.ends[name].After(c.now) }
 
-// published is what all authorities publish: one file holds their bundles, one after the other.
-func (c *cluster) published() []string {
+// bundles are what authorities publish for signers of one kind: one file holds them, one after the other.
+func (c *cluster) bundles(kind func(signer string) bool) []string {
 	var all []string
 	for _, w := range c.worlds {
-		all = append(all, w.published...)
+		if slices.ContainsFunc(w.began, kind) {
+			all = append(all, w.published...)
+		}
 	}
 	return all
 }
 
-// server has one API server read its file.
-func (c *cluster) server(i int) { c.servers[i] = c.published() }
+func forServers(signer string) bool { return signer == servingSigner }
+func forClients(signer string) bool { return signer != servingSigner }
+
+// server has one API server read its file of client CAs, in which nothing belongs that is for serving certificates alone.
+func (c *cluster) server(i int) { c.servers[i] = c.bundles(forClients) }
 
 // feed has one API server add what it trusts to what aggregated ones go by. It takes nothing away.
 func (c *cluster) feed(i int) {
@@ -96,7 +101,7 @@ func (c *cluster) feed(i int) {
 	}
 }
 
-func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.published(), c.also) }
+func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(forServers), c.also) }
 
 // accepted says how many of those that trust what they have accept a certificate of the CA.
 func (c *cluster) accepted(by [][]string, name string) int {

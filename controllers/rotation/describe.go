@@ -43,7 +43,7 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished", cmp.Or(strings.Join(f.Unpublished, "; "), "the bundle is being published"))
 	}
 	trusting(obj, f, set)
-	leaving(status, f, set)
+	leaving(obj, f, set)
 }
 
 type setCondition func(kind string, state metav1.ConditionStatus, reason, message string)
@@ -82,7 +82,8 @@ func trusting(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	}
 }
 
-func leaving(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
+func leaving(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+	status := &obj.Status
 	if status.Retiring == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionNothingOutstanding)
 		if status.Phase != v1alpha1.Completed {
@@ -99,12 +100,22 @@ func leaving(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition)
 		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionFalse, "Outstanding",
 			fmt.Sprintf("up to %d certificates live on the CA %s", status.OutstandingOnRetiring, status.Retiring.KeyID))
 	}
-	if status.UnpublishedAt == nil {
-		return
+	if status.UnpublishedAt != nil {
+		refusing(obj, f, set)
 	}
-	if f.RetiringRefused.Proven {
-		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused", fmt.Sprintf("every API server refuses certificates of the CA %s%s", status.Retiring.KeyID, unclear(f)))
-	} else {
+}
+
+// refusing says whether those who verify refuse what has left what is published.
+func refusing(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+	key := obj.Status.Retiring.KeyID
+	switch {
+	case f.RetiringRefused.Proven:
+		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused", fmt.Sprintf("every API server refuses certificates of the CA %s%s", key, unclear(f)))
+	case len(f.Sharing) > 0:
+		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "Shared", fmt.Sprintf("nobody is asked to refuse the CA %s: it is also that of %s", key, strings.Join(first(f.Sharing), ", ")))
+	case !askedToRefuse(obj.Spec.Signers, f):
+		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "NotAsked", fmt.Sprintf("those who verify certificates of the CA %s can't be asked whether they refuse them", key))
+	default:
 		set(v1alpha1.ConditionRefused, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(first(f.RetiringRefused.Missing), "; "), "not every API server was asked yet"))
 	}
 }

@@ -31,3 +31,27 @@ func TestTrusted(t *testing.T) {
 		}
 	}
 }
+
+// TestRefused: where nobody is to be asked, nobody is waited for.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name   string
+		signer string
+		facts  Facts
+		want   metav1.ConditionStatus
+	}{
+		{"all refuse it", certificatesv1.KubeAPIServerClientSignerName, Facts{RetiringRefused: Proof{Proven: true}}, metav1.ConditionTrue},
+		{"not all were asked", certificatesv1.KubeAPIServerClientSignerName, Facts{}, metav1.ConditionFalse},
+		{"it is another authority's too", certificatesv1.KubeAPIServerClientSignerName, Facts{Sharing: []string{"other"}}, metav1.ConditionUnknown},
+		{"those who verify can't be asked", certificatesv1.KubeletServingSignerName, Facts{}, metav1.ConditionUnknown},
+		{"it was for clients before", certificatesv1.KubeletServingSignerName, Facts{RetiringSigners: []string{certificatesv1.KubeAPIServerClientSignerName}}, metav1.ConditionFalse},
+	} {
+		obj := &v1alpha1.SigningAuthority{Status: completing(true)}
+		obj.Spec.Signers, row.facts.Now = []string{row.signer}, noon
+		describe(obj, row.facts)
+		if got := meta.FindStatusCondition(obj.Status.Conditions, v1alpha1.ConditionRefused); got == nil || got.Status != row.want {
+			t.Errorf("%s: %+v, want %s", row.name, got, row.want)
+		}
+	}
+}

@@ -31,7 +31,7 @@ type Facts struct {
 	RetiringSigners                                          []string
 	// Above are the CAs by which API servers accept the retiring one although it is not among what they trust.
 	Above []string
-	// Sharing are other authorities that have the retiring CA too.
+	// Sharing are other authorities for whose clients API servers accept the retiring CA further on.
 	Sharing []string
 	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers accept it,
 	// Unclear of which that is not known: those nobody waits for, as there are such as can't be asked at all.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -55,7 +56,7 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (
 	return s, r.kept(ctx, obj, s)
 }
 
-// others looks at the other authorities: which this one begins from, and which signs with what retires here.
+// others looks at the other authorities: which this one begins from, and which keeps what retires here.
 func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := r.Live.List(ctx, list); err != nil {
@@ -75,16 +76,19 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 		if other.Name == obj.Spec.From && other.Status.Signing != nil {
 			s.From, s.from = other.Status.Signing, other
 		}
-		if has(other, obj.Status.Retiring) {
+		if keeps(other, obj.Status.Retiring) {
 			s.Sharing = append(s.Sharing, other.Name)
 		}
 	}
 	return reserved(append(list.Items, *obj), obj)
 }
 
-// has says whether other has the CA too, and goes on to publish it. Of two that both let it go each asks whether it is refused.
-func has(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
-	return one != nil && slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
+// keeps says whether API servers have to accept certificates of one further on, for other: what it publishes they may trust
+// for clients, unless it is for kubelets' serving certificates alone, with which nobody is to be a client.
+func keeps(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
+	forClients := func(name string) bool { return name != certificatesv1.KubeletServingSignerName }
+	return one != nil && slices.ContainsFunc(other.Spec.Signers, forClients) &&
+		slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
 }
 
 // sharedKey names a ConfigMap of which both want the same entry.

@@ -79,7 +79,7 @@ func (m *machine) refused() {
 }
 
 // provable says whether a refusal would prove anything: a CA that has ended is refused by everybody, and one that another
-// authority signs with must be trusted further on.
+// authority keeps must be trusted further on.
 func (m *machine) provable() bool {
 	return m.f.Ring.Retiring != nil && m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
 }

@@ -54,7 +54,8 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 // ledger is that of obj's Secret.
 func (r *Reconciler) ledger(obj *v1alpha1.SigningAuthority) *ledger.Book { return r.recorder(obj).Book }
 
-// record notes the certificate that a request holds, whoever has issued it.
+// record notes the certificate that a request holds, whoever has issued it. Where authorities share the CA, as spec.from has
+// them do, it is of those that serve its signer; if none does, it is not known who follows which bundle, and it is of all.
 func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
@@ -66,11 +67,22 @@ func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconci
 	}
 	for i := range all.Items {
 		obj := &all.Items[i]
-		if cert, ours := ledger.Recognize(request, certificates(obj)); ours {
+		cert, ours := ledger.Recognize(request, certificates(obj))
+		serves := func(one v1alpha1.SigningAuthority) bool { return issues(&one, cert) }
+		if ours && (serves(*obj) || !slices.ContainsFunc(all.Items, serves)) {
 			r.recorder(obj).Note(cert)
 		}
 	}
 	return reconcile.Result{}, nil
+}
+
+// issues says whether obj serves the signer of cert, and has its CA, or has just left it, when all of that is settled.
+func issues(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
+	status := &obj.Status
+	return slices.Contains(obj.Spec.Signers, cert.Signer) &&
+		slices.ContainsFunc([]*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring, status.LastRetired}, func(one *v1alpha1.CAStatus) bool {
+			return one != nil && one.KeyID == cert.KeyID
+		})
 }
 
 // certificates are those of the CAs that obj has now.
@@ -93,13 +105,14 @@ func holdsCertificate(obj client.Object) bool {
 	return ok && len(request.Status.Certificate) > 0
 }
 
-// otherCAs is that an authority has CAs that it did not have.
+// otherCAs is that an authority has other CAs, or serves other signers, than before: what was noted for it may now be of
+// another one.
 var otherCAs = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
-		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal)
+		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal) ||
+			!slices.Equal(before.Spec.Signers, after.Spec.Signers)
 	},
-	DeleteFunc: func(event.DeleteEvent) bool { return false },
 }
 
 // allIssued are the requests that hold a certificate.

@@ -19,6 +19,7 @@ type world struct {
 	name   string
 	spec   v1alpha1.SigningAuthoritySpec
 	status v1alpha1.SigningAuthorityStatus
+	began  []string // the signers at first
 	// operation is the annotation; asked counts them, and heard is the last one that was followed or refused.
 	operation    v1alpha1.Operation
 	asked, heard int
@@ -45,7 +46,7 @@ const (
 
 func (c *cluster) world(name string, signers ...string) *world {
 	w := &world{
-		cluster: c, name: name, spec: v1alpha1.SigningAuthoritySpec{Signers: signers},
+		cluster: c, name: name, began: signers, spec: v1alpha1.SigningAuthoritySpec{Signers: signers},
 		ledger: accounts{}, streaks: map[string]streak{}, signers: []*signer{newSigner(), newSigner()},
 		promises: newPromises(),
 	}
@@ -122,7 +123,7 @@ func (w *world) others(f *Facts) {
 		if other.name == w.spec.From && other.status.Signing != nil {
 			f.From = other.status.Signing
 		}
-		if has(other.object(), w.status.Retiring) {
+		if keeps(other.object(), w.status.Retiring) {
 			f.Sharing = append(f.Sharing, other.name)
 		}
 	}

@@ -24,22 +24,22 @@ import (
 const reloads = "rest_client_transport_ca_reload_total{"
 
 // ask writes the annotation, as kubectl annotate does, and waits until it is taken.
-func (c *cluster) ask(t *testing.T, operation v1alpha1.Operation) {
+func (c *cluster) ask(t *testing.T, name string, operation v1alpha1.Operation) {
 	t.Helper()
-	c.kubectl(t, "annotate", "signingauthority", authorityName, v1alpha1.OperationAnnotation+"="+string(operation))
+	c.kubectl(t, "annotate", "signingauthority", name, v1alpha1.OperationAnnotation+"="+string(operation))
 	c.until(t, 30*time.Second, string(operation)+" is taken", func(ctx context.Context) (bool, error) {
 		obj := &v1alpha1.SigningAuthority{}
-		err := c.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj)
+		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, obj)
 		return obj.Annotations[v1alpha1.OperationAnnotation] == "", err
 	})
 }
 
 // reaches waits until the authority is in phase, and also says yes.
-func (c *cluster) reaches(t *testing.T, timeout time.Duration, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthorityStatus) bool) *v1alpha1.SigningAuthorityStatus {
+func (c *cluster) reaches(t *testing.T, name string, timeout time.Duration, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthorityStatus) bool) *v1alpha1.SigningAuthorityStatus {
 	t.Helper()
 	obj := &v1alpha1.SigningAuthority{}
-	c.until(t, timeout, fmt.Sprintf("the authority is %s", phase), func(ctx context.Context) (bool, error) {
-		if err := c.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj); err != nil {
+	c.until(t, timeout, fmt.Sprintf("the authority %s is %s", name, phase), func(ctx context.Context) (bool, error) {
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: name}, obj); err != nil {
 			return false, err
 		}
 		if obj.Status.Phase != phase || also != nil && !also(&obj.Status) {
@@ -51,7 +51,7 @@ func (c *cluster) reaches(t *testing.T, timeout time.Duration, phase v1alpha1.Ph
 }
 
 // toldRefused waits for an Event that refuses an operation.
-func (c *cluster) toldRefused(t *testing.T, part string) {
+func (c *cluster) toldRefused(t *testing.T, name, part string) {
 	t.Helper()
 	c.until(t, 30*time.Second, "an Event refuses the operation", func(ctx context.Context) (bool, error) {
 		events := &eventsv1.EventList{}
@@ -59,17 +59,15 @@ func (c *cluster) toldRefused(t *testing.T, part string) {
 			return false, err
 		}
 		return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
-			return event.Regarding.Name == authorityName && event.Reason == "RotationRefused" && strings.Contains(event.Note, part)
+			return event.Regarding.Name == name && event.Reason == "RotationRefused" && strings.Contains(event.Note, part)
 		}), nil
 	})
 }
 
-// reloaded waits until the API server has looked at the file of --kubelet-certificate-authority after the candidate got into
-// it. It does so when it talks to a kubelet, five minutes after the last time at the earliest.
+// reloaded waits until the API server has looked at the file of --kubelet-certificate-authority after what is in it now. It
+// does so when it talks to a kubelet, five minutes after the last time at the earliest.
 func (c *cluster) reloaded(t *testing.T) {
 	t.Helper()
-	status := c.reaches(t, time.Minute, v1alpha1.Preparing, nil)
-	c.trustsFile(t, status.Candidate)
 	begin, before := time.Now(), c.looks(t)
 	c.until(t, 6*time.Minute, "the API server has read the kubelets' CAs again", func(context.Context) (bool, error) {
 		_, err := c.tryKubectl("logs", "on-worker")
@@ -99,6 +97,9 @@ func (c *cluster) readySince(t *testing.T) string {
 	}
 	var all []string
 	for _, node := range list.Items {
+		if c.machines[node.Name] == nil {
+			continue
+		}
 		for _, one := range node.Status.Conditions {
 			if one.Type == corev1.NodeReady {
 				all = append(all, fmt.Sprintf("%s %s %s", node.Name, one.Status, one.LastTransitionTime))

@@ -5,13 +5,12 @@ package e2e
 import (
 	"context"
 	"crypto/x509"
-	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -20,33 +19,41 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// trustDir is what config/overlays/trust-files mounts. The name of the authority is that of manifests/trust-files.
-const trustDir = "/etc/kubernetes/pki/csr-trust"
+// The authority cluster, of manifests/trust-files, is at last for clients alone. The one of manifests/own-trust is for
+// kubelets' serving certificates.
+const servingAuthority, servingSecret = "kubelet-serving", "csr-kubelet-serving-ca"
 
-// TestCARotation is step 11: a CA for kubelets' client and serving certificates is replaced, and the API server is restarted
-// so that it reads the file of --kubelet-certificate-authority, as one before 1.36 must be.
+// bothAuthorities have their Secrets.
+var bothAuthorities = map[string]string{authorityName: signingSecret, servingAuthority: servingSecret}
+
+// TestCARotation is step 11: a CA for kubelets' client and serving certificates becomes two, and both are replaced. The API
+// server is restarted so that it reads the file of --kubelet-certificate-authority, as one before 1.36 must be.
 func TestCARotation(t *testing.T) {
-	rotateCA(t, func(c *cluster) {
-		if err := c.restartAPIServer(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}, func(c *cluster) {
-		c.ask(t, v1alpha1.OutstandingAccepted) // the nodes are seen to have moved
+	c := rotateCAs(t, func(c *cluster) { c.restarted(t) }, func(c *cluster, name string) {
+		c.ask(t, name, v1alpha1.OutstandingAccepted) // the nodes are seen to have moved
+	})
+	c.trustsFile(t, servingFile, func(file string) bool { return !strings.Contains(file, strings.TrimSpace(string(c.next.CertPEM))) })
+	c.restarted(t)
+	step(t, "11 kubelets' servers are known by their own CA alone", func(t *testing.T) {
+		c.wantServersOf(t, map[string]bool{"the old CA": false, "the clients' CA": false, "the servers' CA": true})
+		c.wantReachable(t, c.machines["worker"])
 	})
 }
 
-// TestCARotationUntouched is step 11 without a hand at the API server, and with patience for every old certificate to end.
+// TestCARotationUntouched is step 11 without a hand at the API server once it has both files, and with patience for every old
+// certificate to end.
 func TestCARotationUntouched(t *testing.T) {
-	rotateCA(t, func(c *cluster) { c.reloaded(t) }, func(c *cluster) {
-		c.reaches(t, 2*lifetime, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Outstanding) == 0 })
+	rotateCAs(t, func(c *cluster) { c.reloaded(t) }, func(c *cluster, name string) {
+		c.reaches(t, name, 2*lifetime, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Outstanding) == 0 })
 	})
 }
 
-// rotateCA has trust see to it that the API server trusts the new CA for serving certificates, and settle that nothing of the
+// rotateCAs has trust see to it that the API server has read by which CAs it knows kubelets, and settle that nothing of the
 // old one is needed.
-func rotateCA(t *testing.T, trust, settle func(*cluster)) {
+func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)) *cluster {
 	c := startCluster(t)
 	step(t, "11 rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
+	c.moveOut(t) // while the worker joins by the first one
 	worker := c.join(t, "worker", kubeletOptions{})
 	c.wantJoined(t, worker)
 	since, starts := c.readySince(t), worker.kubeletID(t)
@@ -54,126 +61,149 @@ func rotateCA(t *testing.T, trust, settle func(*cluster)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	step(t, "11 the API server knows the new CA's clients, and its owner is asked about the rest", func(t *testing.T) {
+	step(t, "11 serving certificates get an authority of their own", func(t *testing.T) { c.testMovingOut(t, worker) })
+	step(t, "11 the API server knows the new CA's clients, and its owner is asked about the servers' one", func(t *testing.T) {
 		c.testPreparing(t)
 		c.wantReachable(t, worker)
 	})
 	trust(c)
 	c.wantReachable(t, worker)
-	c.ask(t, v1alpha1.TrustConfirmed)
-	step(t, "11 the new CA signs, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
+	c.wantServersOf(t, map[string]bool{"the old CA": true, "the clients' CA": false, "the servers' next CA": true})
+	c.ask(t, servingAuthority, v1alpha1.TrustConfirmed)
+	step(t, "11 the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
 	if _, err := c.whoAmI(t.Context(), slices.Concat(stolen.cert, stolen.key)); err != nil {
 		t.Errorf("a certificate of the old CA is not good any more, before it leaves: %v", err)
 	}
-	settle(c)
-	step(t, "11 the old CA leaves", func(t *testing.T) { c.testLeaving(t, worker) })
+	settle(c, authorityName)
+	step(t, "11 the old CA leaves for clients", func(t *testing.T) { c.testLeaving(t, authorityName, worker) })
 	if who, err := c.whoAmI(t.Context(), slices.Concat(stolen.cert, stolen.key)); !apierrors.IsUnauthorized(err) {
 		t.Errorf("with a certificate of the old CA the API server takes one for %q: %v, want Unauthorized", who.Username, err)
 	}
+	settle(c, servingAuthority)
+	step(t, "11 the old CA leaves for servers", func(t *testing.T) { c.testLeaving(t, servingAuthority, worker) })
 	if now := c.readySince(t); now != since {
 		t.Errorf("nodes were not ready in between: they are since\n%s, and were since\n%s", now, since)
 	}
 	if starts != worker.kubeletID(t) {
 		t.Error("the kubelet is not the same process as before")
 	}
+	return c
+}
+
+// restarted restarts the API server.
+func (c *cluster) restarted(t *testing.T) {
+	t.Helper()
+	if err := c.restartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // testAdoption installs the manager, an authority for the CA in its Secret, and the DaemonSet that writes what the API server
 // trusts from then on.
 func (c *cluster) testAdoption(t *testing.T) {
-	plane := c.machines[firstNode]
-	if err := plane.write(trustDir+"/others.crt", c.ca.CertPEM); err != nil {
+	if err := c.machines[firstNode].write(trustDir+"/others.crt", c.ca.CertPEM); err != nil {
 		t.Fatal(err)
 	}
 	c.kubectl(t, "label", "node", firstNode, "node-role.kubernetes.io/control-plane=")
 	c.install(t, "manifests/rotation", c.next)
 	c.kubectl(t, "wait", "--for=condition=Established", "--timeout=30s", "crd/signingauthorities.csr-controller-manager.io")
 	c.kubectl(t, "apply", "-k", "manifests/trust-files")
-	adopted := c.reaches(t, time.Minute, v1alpha1.Completed, nil)
+	adopted := c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
 	if certOf(t, adopted.Signing); adopted.Signing.Certificate != string(c.next.CertPEM) {
 		t.Errorf("what signs is not the CA that was in the Secret:\n%s", adopted.Signing.Certificate)
 	}
 	c.deploymentsAvailable(t, "csr-controller-manager")
-	c.trustsFile(t, adopted.Signing)
-	file, link := c.path("pki/client-ca.crt"), c.path("pki/follow")
-	if err := errors.Join(os.Symlink(plane.file(trustDir+"/client-ca.crt"), link), os.Rename(link, file)); err != nil {
-		t.Fatal(err)
-	}
+	c.trustsFile(t, clientFile, holding(adopted.Signing))
+	c.follows(t, clientFile)
 	// What the CA has issued before is of this test, and what it knows of is in the ledger.
-	c.ask(t, v1alpha1.AdoptionAttested)
-	c.reaches(t, 30*time.Second, v1alpha1.Completed, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AttestedAt != nil })
+	c.ask(t, authorityName, v1alpha1.AdoptionAttested)
+	c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AttestedAt != nil })
 }
 
-// trustsFile waits until the DaemonSet has written a CA to the control plane's node.
-func (c *cluster) trustsFile(t *testing.T, one *v1alpha1.CAStatus) {
-	t.Helper()
-	c.until(t, 2*time.Minute, "the CA "+one.KeyID+" is in the file on the node", func(context.Context) (bool, error) {
-		data, err := os.ReadFile(c.machines[firstNode].file(trustDir + "/client-ca.crt"))
-		return strings.Contains(string(data), strings.TrimSpace(one.Certificate)), err
-	})
-}
-
-// testPreparing asks for a rotation.
+// testPreparing asks for both rotations. Clients' CA is proven, and signs; servers' waits for its owner.
 func (c *cluster) testPreparing(t *testing.T) {
-	c.ask(t, v1alpha1.RotateStart)
-	status := c.reaches(t, 2*time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool {
-		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted)
-	})
-	asked := status.APIServers
+	c.ask(t, authorityName, v1alpha1.RotateStart)
+	if status := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); status.Signing.Certificate != string(c.next.CertPEM) {
+		t.Error("the old CA does not sign any more, before the new one is proven")
+	}
+	c.ask(t, servingAuthority, v1alpha1.RotateStart)
+	asked := c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted) && len(s.APIServers) > 0
+	}).APIServers
 	if len(asked) != 1 || asked[0].Address != controlPlaneAddress+":443" || asked[0].Trust != "Recognised" {
 		t.Errorf("API servers that were asked: %+v, want the one endpoint of the Service kubernetes", asked)
 	}
-	if len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], string(v1alpha1.TrustConfirmed)) {
-		t.Errorf("it waits for %q, want for its owner alone", status.WaitingFor)
+	c.ask(t, authorityName, v1alpha1.RotateComplete) // while those of the old CA live
+	c.toldRefused(t, authorityName, "live until")
+	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate != nil })
+	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], string(v1alpha1.TrustConfirmed)) {
+		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", status.WaitingFor, status.APIServers)
 	}
 	if status.Signing.Certificate != string(c.next.CertPEM) {
-		t.Error("the old CA does not sign any more, before the new one is proven")
+		t.Error("the old CA does not sign servers' certificates any more, before the new one is confirmed")
 	}
+	c.trustsFile(t, servingFile, holding(status.Candidate))
+	c.wantNoClients(t, 1)
 }
 
-// testMoving waits until both kubelets live on the new CA, and reads a log all the time.
+// testMoving waits until both kubelets live on the new CAs, and reads a log all the time.
 func (c *cluster) testMoving(t *testing.T, worker *machine) {
-	now := c.reaches(t, time.Minute, v1alpha1.Prepared, nil)
-	moved := func(cert *x509.Certificate) bool { return cert.CheckSignatureFrom(certOf(t, now.Signing)) == nil }
-	c.ask(t, v1alpha1.RotateComplete)
-	c.toldRefused(t, "live until")
-	c.until(t, renewal, "the kubelets' certificates are of the new CA", func(context.Context) (bool, error) {
+	clients := certOf(t, c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing)
+	servers := certOf(t, c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing)
+	c.ask(t, servingAuthority, v1alpha1.RotateComplete)
+	c.toldRefused(t, servingAuthority, "live until")
+	c.wantNoClients(t, 1)
+	c.until(t, renewal, "the kubelets' certificates are of the new CAs", func(context.Context) (bool, error) {
 		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
 			t.Errorf("the log can't be read while kubelets move: %v", err)
 		}
-		all := []func() (*x509.Certificate, error){worker.certificate}
+		of := func(ca *x509.Certificate, cert *x509.Certificate, err error) bool {
+			return err == nil && cert.CheckSignatureFrom(ca) == nil
+		}
+		cert, err := worker.certificate()
+		moved := of(clients, cert, err)
 		for _, m := range c.machines {
-			all = append(all, func() (*x509.Certificate, error) { return c.servedBy(m) })
+			cert, err = c.servedBy(m)
+			moved = moved && of(servers, cert, err)
 		}
-		for _, each := range all {
-			if cert, err := each(); err != nil || !moved(cert) {
-				return false, err
-			}
-		}
-		return true, nil
+		return moved, err
 	})
 	file, cert := worker.current(t)
 	c.wantIdentity(t, worker, file, cert)
 	c.wantOurs(t, worker, c.served(t, worker))
 	c.wantReachable(t, worker)
+	status := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Prepared, nil)
+	for _, left := range status.Outstanding {
+		if left.Signer != certificatesv1.KubeletServingSignerName {
+			t.Errorf("serving certificates can't leave the old CA before those of %s have", left.Signer)
+		}
+	}
 }
 
-// testLeaving completes the rotation.
-func (c *cluster) testLeaving(t *testing.T, worker *machine) {
-	c.ask(t, v1alpha1.RotateComplete)
-	status := c.reaches(t, 3*time.Minute, v1alpha1.Completed, nil)
-	if !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionRefused) || status.Retiring != nil || status.Generation != 2 {
-		t.Errorf("completed, with %+v", status)
+// testLeaving completes the rotation of one. Clients' certificates of the old CA are refused, while servers' are good still.
+func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
+	c.ask(t, name, v1alpha1.RotateComplete)
+	status := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
+	if status.Retiring != nil || status.Generation != 2 {
+		t.Errorf("%s is completed, with %+v", name, status)
+	}
+	if name == authorityName && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionRefused) {
+		t.Errorf("nobody was asked whether clients of the old CA are refused: %+v", status.Conditions)
 	}
 	secret := &corev1.Secret{}
-	if err := c.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: signingSecret}, secret); err != nil {
+	if err := c.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: bothAuthorities[name]}, secret); err != nil {
 		t.Fatal(err)
 	}
 	for key, data := range secret.Data {
 		if strings.Contains(string(data), strings.TrimSpace(string(c.next.KeyPEM))) || strings.HasPrefix(key, "retiring") {
-			t.Errorf("the old CA's key is still in the Secret, in %s", key)
+			t.Errorf("the old CA's key is still in the Secret %s, in %s", secret.Name, key)
 		}
 	}
+	apart := 1
+	if name == authorityName {
+		apart = 2 // the old one now, too
+	}
+	c.wantNoClients(t, apart)
 	c.wantReachable(t, worker)
 	c.nodeReady(t, worker.name)
 }

@@ -39,15 +39,16 @@ type controlPlane struct {
 	address string // of the API server
 	// ca is the cluster's, which also signs the API server's certificate; next is one more that the API server trusts for
 	// clients.
-	ca, next *csrenv.CA
-	config   *rest.Config // an administrator's
+	ca, next  *csrenv.CA
+	config    *rest.Config // an administrator's
+	kubeletCA string       // the file by which the API server knows kubelets
 
 	processes []*process
 }
 
 // startControlPlane starts it in these namespaces, which have no addresses yet.
 func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
-	c := &controlPlane{dir: dir, address: controlPlaneAddress}
+	c := &controlPlane{dir: dir, address: controlPlaneAddress, kubeletCA: filepath.Join(dir, "pki/client-ca.crt")} // both CAs
 	if err := errors.Join(c.addresses(), c.certificates()); err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 // startAPIServer starts it, and waits until it is ready.
 func (c *controlPlane) startAPIServer(ctx context.Context) error {
 	err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
-		"--kubelet-certificate-authority="+c.path("pki/client-ca.crt"), // both CAs, as either may have signed
+		"--kubelet-certificate-authority="+c.kubeletCA,
 		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log")))
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func (c *cluster) served(t *testing.T, m *machine) *x509.Certificate {
 
 // servedBy connects as the API server does, with the CAs in its file.
 func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
-	file, err := os.ReadFile(c.path("pki/client-ca.crt"))
+	file, err := os.ReadFile(c.kubeletCA)
 	if err != nil {
 		return nil, err
 	}

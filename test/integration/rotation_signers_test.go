@@ -124,6 +124,13 @@ func testMovedOut(t *testing.T, r *rotating) {
 	r.ask(t, kubelets, v1alpha1.RotateStart)
 	own := r.reaches(t, kubelets, v1alpha1.Prepared, nil).Status.Signing
 	after := r.kubelet(t, "moves", own)
+	r.user(t, "ulla", shared)
+	r.leftOf(t, kubelets, certificatesv1.KubeAPIServerClientKubeletSignerName, before.Leaf.NotAfter)
+	for _, left := range r.get(t, kubelets).Status.Outstanding {
+		if left.Signer != certificatesv1.KubeAPIServerClientKubeletSignerName {
+			t.Errorf("kubelets can't leave while %s has certificates by the CA that signs for it", left.Signer)
+		}
+	}
 	r.leaves(t, kubelets)
 	if left := r.get(t, users).Status.Signing; left.KeyID != shared.KeyID {
 		t.Errorf("the users' CA is %+v", left)

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -63,6 +64,69 @@ func TestTrustFiles(t *testing.T) {
 	if len(typed[rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding")) > 0 {
 		t.Error("there is a right in the whole cluster")
 	}
+}
+
+// TestSecondTrustFile: the component's container may do no more than the first one, and keeps another file of another key.
+func TestSecondTrustFile(t *testing.T) {
+	t.Parallel()
+	pod := typed[appsv1.DaemonSet](t, overlay(t, "overlays/trust-files", "overlays/trust-files/kubelet-serving"), "DaemonSet")[trustFiles].Spec.Template.Spec
+	if len(pod.Containers) != 2 || pod.Containers[0].Name != "write-trust" {
+		t.Fatalf("containers: %+v", pod.Containers)
+	}
+	first, second := pod.Containers[0], pod.Containers[1]
+	if diff := cmp.Diff([]string{"write-trust", "--from=/published/kubelet-serving.crt", "--to=/kept/kubelet-serving-ca.crt"}, second.Args); diff != "" {
+		t.Errorf("arguments (-want +got):\n%s", diff)
+	}
+	second.Name, second.Args = first.Name, first.Args
+	if diff := cmp.Diff(first, second); diff != "" {
+		t.Errorf("beside name and arguments (-first +second):\n%s", diff)
+	}
+	items := []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}, {Key: "kubelet-serving.crt", Path: "kubelet-serving.crt"}}
+	if diff := cmp.Diff(items, pod.Volumes[0].ConfigMap.Items); diff != "" {
+		t.Errorf("items (-want +got):\n%s", diff)
+	}
+}
+
+// TestSecondAuthority: its roles are config/rotation's and the signer's, for another Secret.
+func TestSecondAuthority(t *testing.T) {
+	t.Parallel()
+	other := kustomize(t, "rotation/kubelet-serving")
+	accept(t, other)
+	roles, first := typed[rbacv1.Role](t, other, "Role"), typed[rbacv1.Role](t, overlay(t, "default", "rotation"), "Role")
+	bindings := typed[rbacv1.RoleBinding](t, other, "RoleBinding")
+	for name, want := range map[string][]rbacv1.PolicyRule{
+		"csr-kubelet-serving-ca":          append(first["csr-signing-secret"].Rules, first["csr-ledger"].Rules...),
+		"csr-kubelet-serving-ca-rotation": rulesOfRotation(t),
+	} {
+		rules := roles[name].Rules
+		for i := range rules {
+			for j, each := range rules[i].ResourceNames {
+				rules[i].ResourceNames[j] = strings.Replace(each, "csr-kubelet-serving-ca", "csr-signer", 1)
+			}
+		}
+		if diff := cmp.Diff(want, rules); diff != "" {
+			t.Errorf("%s (-csr-signer's +its):\n%s", name, diff)
+		}
+		if one := bindings[name]; one.RoleRef.Name != name || len(one.Subjects) != 1 || one.Subjects[0].Name != "csr-controller-manager" {
+			t.Errorf("%s: %+v", name, one)
+		}
+	}
+}
+
+// rulesOfRotation are those in the manager's namespace that name something.
+func rulesOfRotation(t *testing.T) (named []rbacv1.PolicyRule) {
+	t.Helper()
+	for _, obj := range kustomize(t, "rotation") {
+		if obj.GetKind() != "Role" || obj.GetName() != "csr-rotation" || obj.GetNamespace() != systemNamespace {
+			continue
+		}
+		for _, rule := range typed[rbacv1.Role](t, objects{"": obj}, "Role")["csr-rotation"].Rules {
+			if len(rule.ResourceNames) > 0 {
+				named = append(named, rule)
+			}
+		}
+	}
+	return named
 }
 
 // TestRotationAccepted has the API server look at what rotation needs.

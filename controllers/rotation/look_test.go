@@ -1,0 +1,53 @@
+package rotation
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// TestSharing: API servers are asked to refuse what retires, unless another authority has them trust it as a client CA.
+func TestSharing(t *testing.T) {
+	t.Parallel()
+	made, _ := issued(t)
+	noted := (&machine{}).noteCA(factsOf(made), 1)
+	leaving := sharing("leaving", made, certificatesv1.KubeAPIServerClientSignerName)
+	leaving.Status.Phase, leaving.Status.Signing, leaving.Status.Retiring = v1alpha1.Completing, nil, noted
+	retires := func(other *v1alpha1.SigningAuthority) { other.Status.Signing, other.Status.Retiring = nil, noted }
+	for name, test := range map[string]struct {
+		change func(other *v1alpha1.SigningAuthority)
+		want   []string
+	}{
+		"it signs for others": {nil, []string{"other"}},
+		"it signs for clients of a custom signer": {func(other *v1alpha1.SigningAuthority) {
+			other.Spec.Signers = []string{"example.com/users"}
+		}, []string{"other"}},
+		"it signs for kubelets' servers alone": {func(other *v1alpha1.SigningAuthority) {
+			other.Spec.Signers = []string{certificatesv1.KubeletServingSignerName}
+		}, nil},
+		"it retires there too": {retires, []string{"other"}},
+		"it waits there to be trusted": {func(other *v1alpha1.SigningAuthority) {
+			other.Status.Signing, other.Status.Candidate = nil, noted
+		}, []string{"other"}},
+		"it is published nowhere": {func(other *v1alpha1.SigningAuthority) {
+			retires(other)
+			other.Status.UnpublishedAt = &metav1.Time{Time: noon}
+		}, nil},
+	} {
+		other := sharing("other", made, certificatesv1.KubeAPIServerClientKubeletSignerName)
+		if test.change != nil {
+			test.change(other)
+		}
+		s := &seen{}
+		if err := reconciler(t, leaving.DeepCopy(), other).others(t.Context(), leaving, s); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(test.want, s.Sharing); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

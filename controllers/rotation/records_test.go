@@ -1,0 +1,112 @@
+package rotation
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"path"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// TestWhoseLedger has two authorities with one CA, as spec.from makes them: what is issued for a signer is of who serves it,
+// and would else keep the other one from ever leaving that CA, also when the first one has left it. What nobody serves lives
+// on the CA of both.
+func TestWhoseLedger(t *testing.T) {
+	t.Parallel()
+	made, cert := issued(t)
+	objects := []client.Object{
+		sharing("users", made, certificatesv1.KubeAPIServerClientSignerName),
+		sharing("kubelets", made, certificatesv1.KubeletServingSignerName),
+	}
+	left := sharing("nodes", made, certificatesv1.KubeAPIServerClientKubeletSignerName)
+	left.Status.Signing, left.Status.LastRetired = nil, left.Status.Signing
+	signers := []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeletServingSignerName, "example.com/others"}
+	for _, signer := range append(signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
+		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: path.Base(signer)}}
+		obj.Spec.SignerName, obj.Status.Certificate = signer, cert
+		objects = append(objects, obj)
+	}
+	r := reconciler(t, append(objects, left)...)
+	for _, obj := range objects[:2] {
+		if err := r.ledger(obj.(*v1alpha1.SigningAuthority)).Open(t.Context(), made.KeyID()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, obj := range objects[2:] {
+		if _, err := r.record(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range [][]string{{signers[2], signers[0]}, {signers[2], signers[1]}} {
+		recorder := r.recorder(objects[i].(*v1alpha1.SigningAuthority))
+		flushed := recorder.Flush(t.Context())
+		accounts, err := recorder.Book.Read(t.Context())
+		if err := errors.Join(flushed, err); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, accounts[made.KeyID()].SignerNames()); diff != "" {
+			t.Errorf("noted for %s (-want +got):\n%s", objects[i].GetName(), diff)
+		}
+	}
+}
+
+// sharing is an authority that signs with made.
+func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	obj.Spec.Secret, obj.Spec.Signers = v1alpha1.SecretReference{Namespace: "ns", Name: name}, signers
+	obj.Status.Phase, obj.Status.Signing = v1alpha1.Completed, (&machine{}).noteCA(factsOf(made), 1)
+	return obj
+}
+
+// reconciler is one whose API server has objects, and nothing else.
+func reconciler(t *testing.T, objects ...client.Object) *Reconciler {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	server := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
+	return &Reconciler{Clock: clock.RealClock{}, Client: server, Live: server}
+}
+
+// issued is a CA, and a certificate of it.
+func issued(t *testing.T) (*ca.Authority, []byte) {
+	t.Helper()
+	made, keyPEM, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent, err := tls.X509KeyPair(made.CertificatePEM(), keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent.Leaf, key.Public(), parent.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
