@@ -142,6 +142,9 @@ type CAStatus struct {
 	// AttestedAt is when its owner said that nothing is left of what others have issued from it.
 	// +optional
 	AttestedAt *metav1.Time `json:"attestedAt,omitempty"`
+	// Signers are those whose verifiers are known to trust it: they were asked, or its owner has said so.
+	// +optional
+	Signers []string `json:"signers,omitempty"`
 	// TrustConfirmedAt is when its owner said that those who can't be asked trust it.
 	// +optional
 	TrustConfirmedAt *metav1.Time `json:"trustConfirmedAt,omitempty"`

@@ -44,6 +44,11 @@ func (in *CAStatus) DeepCopyInto(out *CAStatus) {
 		in, out := &in.AttestedAt, &out.AttestedAt
 		*out = (*in).DeepCopy()
 	}
+	if in.Signers != nil {
+		in, out := &in.Signers, &out.Signers
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.TrustConfirmedAt != nil {
 		in, out := &in.TrustConfirmedAt, &out.TrustConfirmedAt
 		*out = (*in).DeepCopy()

@@ -24,6 +24,8 @@ type cluster struct {
 	// were given by hand. aggregated go by kept, the ConfigMap extension-apiserver-authentication.
 	servers, aggregated, verifiers [][]string
 	kept, also                     []string
+	// proven are the signers whose verifiers were seen to trust a CA when it was switched to.
+	proven map[string][]string
 	// destroyed are the CAs whose last key is destroyed, and has not come back.
 	destroyed map[string]bool
 	worlds    []*world
@@ -40,7 +42,7 @@ func newCluster(random *rand.Rand) *cluster {
 	return &cluster{
 		random: random, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 		servers: make([][]string, 2), aggregated: make([][]string, 2), verifiers: make([][]string, 2),
-		ends: map[string]time.Time{}, destroyed: map[string]bool{}, seen: map[string]int{},
+		ends: map[string]time.Time{}, proven: map[string][]string{}, destroyed: map[string]bool{}, seen: map[string]int{},
 		crash: func() bool { return false },
 	}
 }

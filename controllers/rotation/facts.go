@@ -46,6 +46,8 @@ type Facts struct {
 // RingFacts are what the Secret holds. A CA that is not there, or can't be used, is nil.
 type RingFacts struct {
 	TLS, Signing, Candidate, Retiring *CAFacts
+	// Told are the signers that what signs may sign for now.
+	Told []string
 	// TLSProblem is why what is in tls.crt and tls.key can't be used, if something is.
 	TLSProblem string
 }

@@ -34,7 +34,7 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (
 	if s.keys, s.Ring, err = r.readKeys(ctx, obj); err != nil {
 		return nil, err
 	}
-	s.Permitted = s.keys.ring.Signing.Empty() || permitted(s.keys.ring, r.permit(obj))
+	s.Permitted = s.keys.ring.Signing.Empty() || permitted(s.keys.ring, r.permit(obj, Permit))
 	if err := r.readLedger(ctx, obj, s); err != nil {
 		return nil, err
 	}

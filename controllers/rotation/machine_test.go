@@ -24,7 +24,10 @@ func fact(name string) *CAFacts {
 }
 
 func noted(name string) *v1alpha1.CAStatus {
-	return &v1alpha1.CAStatus{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: metav1.NewTime(noon.Add(10000 * time.Hour))}
+	return &v1alpha1.CAStatus{
+		KeyID: name, Fingerprint: name, Certificate: name, NotAfter: metav1.NewTime(noon.Add(10000 * time.Hour)),
+		Signers: []string{certificatesv1.KubeAPIServerClientKubeletSignerName},
+	}
 }
 
 // row is one state with facts, and what follows.
@@ -168,6 +171,9 @@ var rows = []row{
 	{name: "trust-confirmed before there is anything to trust", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed), unpublished), phase: v1alpha1.Preparing, take: true, refused: "not published yet"},
 	{name: "the ledger is lost", state: preparing(), facts: good(both, func(f *Facts) { f.Unaccounted = true }), phase: v1alpha1.Preparing, action: Open,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AdoptedAt != nil }},
+	{name: "a signer comes after trust-confirmed", state: confirmed(preparing()), spec: servingAnd("example.com/web"), facts: good(both), phase: v1alpha1.Preparing, waits: "(example.com/web): operation trust-confirmed"},
+	{name: "all signers are known", state: confirmed(preparing()), spec: servingAnd(certificatesv1.KubeAPIServerClientSignerName), facts: good(both), phase: v1alpha1.Preparing, action: Switch,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Candidate.Signers) == 2 }},
 	{name: "the switch is seen", state: preparing(), facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Candidate == nil && s.Intent == ""
 	}},
@@ -270,6 +276,9 @@ var rows = []row{
 
 	// Completed.
 	{name: "calm", state: completed(), facts: good(onlyOld), phase: v1alpha1.Completed},
+	{name: "a signer comes whose verifiers are not known", state: completed(), spec: servingAnd(certificatesv1.KubeAPIServerClientKubeletSignerName), facts: good(onlyOld), phase: v1alpha1.Completed,
+		waits: "the next CA, to sign for kubernetes.io/kubelet-serving too"},
+	{name: "a signer comes whose verifiers are", state: completed(), spec: aged(time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "start", state: completed(), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, action: MakeCandidate, also: generation(2)},
 	{name: "nonsense", state: completed(), facts: good(onlyOld, asked("rotate-now")), phase: v1alpha1.Completed, take: true, refused: "rotate-now is refused: no rotation is under way; allowed now: rotate-start"},
 	{name: "an operation already taken", state: taken(completed(), v1alpha1.RotateStart), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true},
@@ -330,9 +339,13 @@ func sameKey(name, key string) *CAFacts {
 	return f
 }
 
+func servingAnd(signer string) v1alpha1.SigningAuthoritySpec {
+	return v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeletServingSignerName, signer}}
+}
+
 func confirmed(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
 	at := metav1.NewTime(noon)
-	s.Candidate.TrustConfirmedAt = &at
+	s.Candidate.TrustConfirmedAt, s.Candidate.Signers = &at, []string{certificatesv1.KubeletServingSignerName}
 	return s
 }
 

@@ -67,6 +67,7 @@ var often = map[string]int{
 	"its owner lies of those who can't be asked": 12, "a certificate is taken over": 1, "a CA goes that another authority publishes": 7,
 	"its owner brings a CA that has retired": 2, "its owner brings garbage": 12, "its owner brings nothing": 12, "its owner brings what signs": 12, "its owner brings the candidate": 12,
 	"the Secret is lost": 5, "the Secret is put back from a backup": 10, "the status is lost": 5, "what signs is put back": 2, "gone back from what has ended": 1,
+	"a signer comes": 50, "what signs is not for all": 5,
 	"an aggregated API server holds what retires": 5, "an operation is dropped without a word": 1,
 }
 
@@ -110,7 +111,12 @@ func (c *cluster) step(w *world) {
 		case 2:
 			w.misfortune()
 		case 3:
-			w.spec.Signers = w.spec.Signers[:1]
+			if len(w.spec.Signers) < len(w.began) {
+				w.saw("a signer comes")
+				w.spec.Signers = w.began
+			} else {
+				w.spec.Signers = w.began[:1]
+			}
 		}
 	default:
 		if w.recorded < len(w.issued) && c.chance(2) {
@@ -200,7 +206,12 @@ func (w *world) complete() error {
 			return err
 		}
 	}
-	return w.obeys(v1alpha1.RotateComplete, v1alpha1.Completed)
+	generation := w.status.Generation
+	err := w.obeys(v1alpha1.RotateComplete, v1alpha1.Completed)
+	if err != nil && w.status.Phase == v1alpha1.Prepared && w.status.Generation > generation { // a CA that its owner has brought is next
+		return w.complete()
+	}
+	return err
 }
 
 // obeys wants operation, and that it leads to phase.

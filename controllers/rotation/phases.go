@@ -54,7 +54,7 @@ func (m *machine) resume() {
 		return one
 	}
 	m.s.Signing = adopted(ring.Signing)
-	m.s.Signing.SignsSince = m.now()
+	m.s.Signing.SignsSince, m.s.Signing.Signers = m.now(), slices.Clone(ring.Told)
 	switch {
 	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Generation++
@@ -90,9 +90,10 @@ func (m *machine) adopt() {
 	m.s.Candidate = m.noteCA(m.f.Ring.TLS, m.s.Generation)
 	m.s.Candidate.AdoptedAt = m.now()
 	if m.s.Signing == nil {
-		m.s.Candidate.TrustConfirmedAt = m.now()
+		m.confirm()
 		if from := m.f.From; m.f.Ring.TLS.is(from) { // its ledger has come with it
 			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt, m.s.Candidate.TrustConfirmedAt = from.AdoptedAt, from.AttestedAt, from.TrustConfirmedAt
+			m.s.Candidate.Signers = slices.Clone(from.Signers)
 		}
 	}
 	m.act(TakeCandidate)
@@ -166,7 +167,7 @@ func (m *machine) preparing() bool {
 			m.refuse("the candidate is not published yet")
 			break
 		}
-		m.s.Candidate.TrustConfirmedAt = m.now()
+		m.confirm()
 		m.take()
 	case v1alpha1.AdoptionAttested:
 		m.attest()
@@ -197,12 +198,27 @@ func (m *machine) prove() {
 		return
 	}
 	m.trusted(m.f.Candidate)
-	if m.asksOwner() && m.s.Candidate.TrustConfirmedAt == nil {
+	unconfirmed := slices.DeleteFunc(unasked(m.spec.Signers), func(name string) bool { return trustedFor(m.s.Candidate, name) })
+	if len(unconfirmed) > 0 {
 		m.wait("its owner to confirm that those who can't be asked trust the candidate %s (%s): operation %s",
-			m.s.Candidate.KeyID, strings.Join(unasked(m.spec.Signers), ", "), v1alpha1.TrustConfirmed)
+			m.s.Candidate.KeyID, strings.Join(unconfirmed, ", "), v1alpha1.TrustConfirmed)
 	}
 	if len(m.step.Waiting) == 0 {
+		m.s.Candidate.Signers = slices.Clone(m.spec.Signers)
 		m.overwrites(Switch)
+	}
+}
+
+// confirm notes that those who can't be asked trust the candidate, as its owner says: those of the signers that there are now.
+func (m *machine) confirm() {
+	m.s.Candidate.TrustConfirmedAt, m.s.Candidate.Signers = m.now(), unasked(m.spec.Signers)
+}
+
+// added waits for a CA that signs for signers that came when the one that signs was proven already.
+func (m *machine) added() {
+	added := slices.DeleteFunc(slices.Clone(m.spec.Signers), func(name string) bool { return trustedFor(m.s.Signing, name) })
+	if len(added) > 0 {
+		m.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust the CA %s", strings.Join(added, ", "), m.s.Signing.KeyID)
 	}
 }
 
@@ -224,15 +240,16 @@ func (m *machine) unproven(proof Proof) {
 }
 
 // AsksAPIServers says whether API servers verify what any of signers issues.
-func AsksAPIServers(signers []string) bool { return len(unasked(signers)) < len(signers) }
-
-func (m *machine) asksOwner() bool { return len(unasked(m.spec.Signers)) > 0 }
+func AsksAPIServers(signers []string) bool { return slices.ContainsFunc(signers, byAPIServers) }
 
 // unasked are the signers whose verifiers can't be asked.
 func unasked(signers []string) []string {
-	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool {
-		return name == certificatesv1.KubeAPIServerClientSignerName || name == certificatesv1.KubeAPIServerClientKubeletSignerName
-	})
+	return slices.DeleteFunc(slices.Clone(signers), byAPIServers)
+}
+
+// byAPIServers says whether API servers verify what signer issues.
+func byAPIServers(signer string) bool {
+	return signer == certificatesv1.KubeAPIServerClientSignerName || signer == certificatesv1.KubeAPIServerClientKubeletSignerName
 }
 
 // published has the bundle published first.

@@ -24,6 +24,7 @@ func (m *machine) idle() {
 		m.start()
 	case m.published():
 		m.s.Intent = ""
+		m.added()
 	}
 }
 

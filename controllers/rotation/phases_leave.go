@@ -35,6 +35,7 @@ func (m *machine) prepared() {
 		m.trusted(m.f.Signing)
 		m.step.Waiting = append(m.step.Waiting, m.above()...)
 		m.outstanding()
+		m.added()
 	}
 	m.retiringGone()
 }
@@ -101,6 +102,11 @@ func (m *machine) rollBack() {
 	case !retiring.NotAfter.After(m.f.Now):
 		m.refuse("the CA %s has ended", retiring.KeyID)
 	default:
+		for _, name := range m.spec.Signers { // as is proven just now
+			if byAPIServers(name) && !trustedFor(retiring, name) {
+				retiring.Signers = append(retiring.Signers, name)
+			}
+		}
 		m.take()
 		m.act(SwapBack)
 	}

@@ -2,7 +2,9 @@ package rotation
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
@@ -64,4 +66,22 @@ func turn(ring keyring.Ring, action Action, made keyring.Pair, permit keyring.Pe
 func permitted(ring keyring.Ring, permit keyring.Permit) bool {
 	told, err := turn(ring, Permit, keyring.Pair{}, permit)
 	return err == nil && ring.Permit.Equal(told.Permit)
+}
+
+// permittedSigners are those of spec that what signs after action may sign for: no CA does for one whose verifiers are not known
+// to trust it.
+func permittedSigners(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, action Action) []string {
+	signing := status.Signing
+	switch action {
+	case Switch:
+		signing = status.Candidate
+	case SwapBack:
+		signing = status.Retiring
+	}
+	return slices.DeleteFunc(slices.Clone(spec.Signers), func(name string) bool { return !trustedFor(signing, name) })
+}
+
+// trustedFor says whether the verifiers of signer are known to trust one: all that API servers verify, they verify alike.
+func trustedFor(one *v1alpha1.CAStatus, signer string) bool {
+	return one != nil && (slices.Contains(one.Signers, signer) || byAPIServers(signer) && AsksAPIServers(one.Signers))
 }

@@ -45,7 +45,7 @@ func (r *Reconciler) readKeys(ctx context.Context, obj *v1alpha1.SigningAuthorit
 	if k.ring, err = keyring.Parse(k.object.Data); err != nil {
 		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
 	}
-	var facts RingFacts
+	facts := RingFacts{Told: k.ring.Permit.Signers}
 	for _, each := range []struct {
 		pair   keyring.Pair
 		loaded **ca.Authority
@@ -82,7 +82,7 @@ func factsOf(authority *ca.Authority) *CAFacts {
 
 // writeKeys takes an action that changes the Secret, in one write that fails if somebody else has changed it since.
 func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthority, k *keys, action Action, made keyring.Pair) error {
-	ring, err := turn(k.ring, action, made, r.permit(obj))
+	ring, err := turn(k.ring, action, made, r.permit(obj, action))
 	if err != nil {
 		return err
 	}
@@ -108,12 +108,13 @@ func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthori
 	return nil
 }
 
-func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority) keyring.Permit {
+// permit is what the signer is told with action.
+func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keyring.Permit {
 	lifetime := r.OldLifetimeCap
 	if own := obj.Spec.Lifetimes.OldCap; own != nil {
 		lifetime = own.Duration
 	}
-	return keyring.Permit{Authority: obj.Name, Signers: obj.Spec.Signers, LifetimeCap: max(lifetime, shortestCap)}
+	return keyring.Permit{Authority: obj.Name, Signers: permittedSigners(&obj.Spec, &obj.Status, action), LifetimeCap: max(lifetime, shortestCap)}
 }
 
 // shortestCap keeps certificates from being due for renewal the moment that they are issued.

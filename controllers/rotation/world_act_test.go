@@ -115,7 +115,7 @@ func (w *world) act(step Step, f Facts) {
 // turn is Reconciler.writeKeys.
 func (w *world) turn(step Step, made keyring.Pair) {
 	before := w.ring
-	ring, err := turn(w.ring, step.Action, made, w.permit())
+	ring, err := turn(w.ring, step.Action, made, w.permit(step.Action))
 	if err != nil {
 		panic(err)
 	}
@@ -195,7 +195,7 @@ func (w *world) help() bool {
 	case s.Phase == v1alpha1.Prepared && !w.alive(s.Signing.Certificate) && w.alive(s.Retiring.Certificate):
 		w.saw("gone back from what has ended")
 		w.want(v1alpha1.RotateRollback)
-	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && s.Candidate.TrustConfirmedAt == nil && len(unasked(w.spec.Signers)) > 0:
+	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && slices.ContainsFunc(unasked(w.spec.Signers), func(name string) bool { return !trustedFor(s.Candidate, name) }):
 		w.want(v1alpha1.TrustConfirmed)
 	default:
 		return false

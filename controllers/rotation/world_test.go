@@ -83,14 +83,15 @@ func (w *world) bundle() []string {
 	return names
 }
 
-func (w *world) permit() keyring.Permit {
-	return keyring.Permit{Authority: w.name, Signers: w.spec.Signers, LifetimeCap: oldCap}
+func (w *world) permit(action Action) keyring.Permit {
+	return keyring.Permit{Authority: w.name, Signers: permittedSigners(&w.spec, &w.status, action), LifetimeCap: oldCap}
 }
 
 // look is Reconciler.look.
 func (w *world) look() Facts {
-	f := Facts{Now: w.now, Operation: w.operation, Published: true, Permitted: w.ring.Signing.Empty() || permitted(w.ring, w.permit())}
+	f := Facts{Now: w.now, Operation: w.operation, Published: true, Permitted: w.ring.Signing.Empty() || permitted(w.ring, w.permit(Permit))}
 	f.Ring = RingFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)}
+	f.Ring.Told = w.ring.Permit.Signers
 	if w.ring.TLS.Equal(garbage) {
 		f.Ring.TLSProblem = "garbage"
 	}

@@ -62,7 +62,7 @@ func TestGuarded(t *testing.T) {
 	oneID, twoID := keyID(t, one), keyID(t, two)
 	woken := pair.subscribe()
 	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by those who verify certificates of signer kubernetes.io/kubelet-serving: " +
-		"that signer must be among spec.signers of its SigningAuthority cluster"
+		"that signer must be among spec.signers of its SigningAuthority cluster before the CA begins to sign"
 	noPair := func(r *keyring.Ring) { r.Signing = keyring.Pair{} }
 	capped := func(r *keyring.Ring) { r.Permit.LifetimeCap = time.Hour }
 	both := func(r *keyring.Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }

@@ -84,7 +84,7 @@ func (k *KeyPair) authorityFor(signerName string, now time.Time) (*ca.Authority,
 	}
 	if k.guarded() && !slices.Contains(k.permit.Signers, signerName) {
 		return nil, 0, &Unavailable{Reason: "CANotProven", Message: fmt.Sprintf("the CA in %s is not proven to be trusted by those who verify certificates of signer %s: "+
-			"that signer must be among spec.signers of its SigningAuthority %s", k.name, signerName, k.permit.Authority)}
+			"that signer must be among spec.signers of its SigningAuthority %s before the CA begins to sign", k.name, signerName, k.permit.Authority)}
 	}
 	return authority, k.permit.LifetimeCap, nil
 }
