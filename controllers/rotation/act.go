@@ -20,7 +20,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case Publish:
 		return r.publish(ctx, obj)
 	case Open:
-		return r.ledger(obj).Open(ctx, obj.Status.Signing.KeyID)
+		return r.open(ctx, obj, s)
 	case Seal:
 		return r.seal(ctx, obj)
 	case Unseal:
@@ -32,12 +32,17 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 		if err != nil {
 			return err
 		}
-		return r.writeKeys(ctx, obj, s.keys, action, made)
+		if err := r.ledger(obj).Open(ctx, made.keyID); err != nil {
+			return err
+		}
+		return r.writeKeys(ctx, obj, s.keys, action, made.Pair)
 	case CopyFrom:
 		return r.copyFrom(ctx, obj, s)
-	case Switch:
-		if err := r.ledger(obj).Open(ctx, obj.Status.Candidate.KeyID); err != nil {
-			return err
+	case TakeCandidate:
+		if candidate := obj.Status.Candidate; candidate.AdoptedAt != nil { // else its account was taken over
+			if err := r.ledger(obj).Open(ctx, candidate.KeyID); err != nil {
+				return err
+			}
 		}
 		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
 	default:
@@ -57,6 +62,18 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
 }
 
+// open makes the accounts that are not there.
+func (r *Reconciler) open(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	var errs []error
+	if s.Unaccounted {
+		errs = append(errs, r.ledger(obj).Open(ctx, obj.Status.Signing.KeyID))
+	}
+	if s.CandidateUnaccounted {
+		errs = append(errs, r.ledger(obj).Open(ctx, obj.Status.Candidate.KeyID))
+	}
+	return errors.Join(errs...)
+}
+
 // seal closes the account of what retires; one that is lost is closed empty, if it may be.
 func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	book, key := r.ledger(obj), obj.Status.Retiring.KeyID
@@ -73,7 +90,7 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) e
 // unseal opens the accounts of what signs and of what retires, those of them that are closed.
 func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
 	var errs []error
-	if s.SigningSealed {
+	if s.SigningSealed && s.Ring.Signing.is(obj.Status.Signing) {
 		errs = append(errs, r.ledger(obj).Unseal(ctx, obj.Status.Signing.KeyID))
 	}
 	if s.Sealed {

@@ -24,6 +24,8 @@ type Facts struct {
 	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it, be it noted or not.
 	Outstanding []v1alpha1.Outstanding
 	Sealed      bool
+	// CandidateUnaccounted says that the ledger does not know the candidate, not even as one that has issued nothing.
+	CandidateUnaccounted bool
 	// Unaccounted says that the ledger has lost what was issued by the signing CA, SigningSealed that it is closed for it,
 	// TLSRetired that it is closed for the CA in tls.crt: that one has retired here. CandidateRetired says so of the candidate.
 	// RetiringSigners are those that the retiring one has issued for.

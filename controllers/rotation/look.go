@@ -162,7 +162,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	s.remembers(accounts, obj.Status.Signing)
+	s.remembers(accounts, &obj.Status)
 	retiring := obj.Status.Retiring
 	if retiring == nil {
 		s.Sealed = s.Ring.Retiring != nil && accounts[s.Ring.Retiring.KeyID].Sealed
@@ -200,16 +200,17 @@ func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, 
 }
 
 // remembers is what the ledger knows of the CAs in the Secret.
-func (s *seen) remembers(accounts map[string]ledger.Account, signing *v1alpha1.CAStatus) {
+func (s *seen) remembers(accounts map[string]ledger.Account, noted *v1alpha1.SigningAuthorityStatus) {
 	if s.Ring.TLS != nil {
 		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
 	}
 	if s.Ring.Candidate != nil {
-		s.CandidateRetired = accounts[s.Ring.Candidate.KeyID].Sealed
+		account, found := accounts[s.Ring.Candidate.KeyID]
+		s.CandidateUnaccounted, s.CandidateRetired = !found && s.Ring.Candidate.is(noted.Candidate), account.Sealed
 	}
 	if s.Ring.Signing != nil {
 		account, found := accounts[s.Ring.Signing.KeyID]
-		s.Unaccounted, s.SigningSealed = !found, account.Sealed && s.Ring.Signing.is(signing)
+		s.Unaccounted, s.SigningSealed = !found && s.Ring.Signing.is(noted.Signing), account.Sealed
 	}
 }
 

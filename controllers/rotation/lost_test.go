@@ -64,5 +64,7 @@ var lostRows = []row{
 	{name: "both lost while completing", state: completing(true), facts: good(noKeys, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "lost while completing", state: completing(true), facts: good(onlyLeft, sealed), phase: v1alpha1.Completing, waits: "no way on but to remove retiring.crt"},
 	{name: "asked before anything signs", facts: good(noKeys, asked(v1alpha1.RotateStart)), phase: v1alpha1.New, take: true, refused: "does not sign yet"},
+	{name: "the status is lost, and the Secret too old", facts: good(onlyOld, func(f *Facts) { f.SigningSealed = true }), phase: v1alpha1.New, waits: "has retired here before"},
+	{name: "the ledger was closed by who led before, and the bundle is not right", state: completed(), facts: good(onlyOld, unpublished, func(f *Facts) { f.SigningSealed = true }), phase: v1alpha1.Completed, action: Publish},
 	{name: "the ledger was closed by who led before", state: completed(), facts: good(onlyOld, func(f *Facts) { f.SigningSealed = true }), phase: v1alpha1.Completed, action: Unseal},
 }

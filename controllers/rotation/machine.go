@@ -39,7 +39,7 @@ const (
 	Switch Action = "Switch"
 	// SwapBack makes the retiring CA sign again, and the other one retire.
 	SwapBack Action = "SwapBack"
-	// Open makes an account in the ledger for what signs, which has none any more.
+	// Open makes an account in the ledger for what signs, and for the candidate, where they have none any more.
 	Open Action = "Open"
 	// Permit renews what the signer is told about the signing pair.
 	Permit Action = "Permit"
@@ -90,7 +90,7 @@ func (m *machine) run() {
 	if m.unaccounted() {
 		return
 	}
-	if m.f.SigningSealed && m.s.Phase != v1alpha1.New { // by who led before, and was late
+	if m.f.SigningSealed && m.f.Published && m.f.Ring.Signing.is(m.s.Signing) { // by who led before, and was late
 		m.act(Unseal)
 		return
 	}
@@ -124,14 +124,20 @@ func (m *machine) bookkeeping() bool {
 	}
 }
 
-// unaccounted counts what signs as adopted, once nobody can say any more what was issued by it.
+// unaccounted counts a CA as adopted, once nobody can say any more what was issued by it.
 func (m *machine) unaccounted() bool {
-	if !m.f.Unaccounted || !m.f.Ring.Signing.is(m.s.Signing) {
-		return false
+	var lost []*v1alpha1.CAStatus
+	if m.f.Unaccounted {
+		lost = append(lost, m.s.Signing)
 	}
-	m.s.Signing.AdoptedAt, m.s.Signing.AttestedAt = m.now(), nil
-	m.act(Open)
-	return true
+	if m.f.CandidateUnaccounted {
+		lost = append(lost, m.s.Candidate)
+	}
+	for _, one := range lost {
+		one.AdoptedAt, one.AttestedAt = m.now(), nil
+		m.act(Open)
+	}
+	return len(lost) > 0
 }
 
 // act notes the intent of action, which Next returns again until its result is seen.

@@ -174,6 +174,10 @@ var rows = []row{
 	{name: "a signer comes after trust-confirmed", state: confirmed(preparing()), spec: servingAnd("example.com/web"), facts: good(both), phase: v1alpha1.Preparing, waits: "(example.com/web): operation trust-confirmed"},
 	{name: "all signers are known", state: confirmed(preparing()), spec: servingAnd(certificatesv1.KubeAPIServerClientSignerName), facts: good(both), phase: v1alpha1.Preparing, action: Switch,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Candidate.Signers) == 2 }},
+	{name: "the ledger of the candidate is lost", state: preparing(), facts: good(both, func(f *Facts) { f.CandidateUnaccounted = true }), phase: v1alpha1.Preparing, action: Open,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+			return s.Signing.AdoptedAt == nil && s.Candidate.AdoptedAt != nil
+		}},
 	{name: "the switch is seen", state: preparing(), facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Candidate == nil && s.Intent == ""
 	}},

@@ -22,6 +22,8 @@ func (m *machine) begin() {
 func (m *machine) first() {
 	ring := m.f.Ring
 	switch {
+	case ring.Signing != nil && m.f.SigningSealed:
+		m.wait("another CA in signing.crt of the Secret, or none: %s has retired here before", ring.Signing.KeyID)
 	case ring.Signing != nil:
 		m.resume()
 	case ring.Candidate != nil && m.misplaced() == "":

@@ -120,9 +120,15 @@ func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keyri
 // shortestCap keeps certificates from being due for renewal the moment that they are issued.
 const shortestCap = 2 * ca.ShortestLifetime
 
+// newPair is a CA that was made just now.
+type newPair struct {
+	keyring.Pair
+	keyID string
+}
+
 // newPair makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
 // another.
-func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (keyring.Pair, error) {
+func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (newPair, error) {
 	lifetime := ca.DefaultAuthorityLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
@@ -134,9 +140,9 @@ func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (keyring.Pair, erro
 		Lifetime:   lifetime,
 	}, now)
 	if err != nil {
-		return keyring.Pair{}, fmt.Errorf("make a CA: %w", err)
+		return newPair{}, fmt.Errorf("make a CA: %w", err)
 	}
-	return keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, nil
+	return newPair{keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
 }
 
 // commonName fits into X.520's 64 letters.

@@ -85,7 +85,7 @@ func (w *world) act(step Step, f Facts) {
 	case action == Publish:
 		w.published = w.bundle()
 	case action == Open:
-		w.ledger.open(w.status.Signing.KeyID)
+		w.open(f)
 	case action == Seal:
 		w.seal()
 	case action == Unseal:
@@ -94,8 +94,10 @@ func (w *world) act(step Step, f Facts) {
 		w.kept = slices.DeleteFunc(w.kept, func(name string) bool { return name == string(w.ring.Retiring.Cert) })
 	case action == CopyFrom:
 		w.copyFrom(step, f)
-	case action == Switch:
-		w.ledger.open(w.status.Candidate.KeyID)
+	case action == TakeCandidate:
+		if w.status.Candidate.AdoptedAt != nil {
+			w.ledger.open(w.status.Candidate.KeyID)
+		}
 		if !w.dies() {
 			w.turn(step, keyring.Pair{})
 		}
@@ -104,7 +106,11 @@ func (w *world) act(step Step, f Facts) {
 		if !w.quiet && w.chance(4) {
 			lifetime = w.span(30*day, 400*day)
 		}
-		w.turn(step, w.pair(lifetime))
+		made := w.pair(lifetime)
+		w.ledger.open(string(made.Cert))
+		if !w.dies() {
+			w.turn(step, made)
+		}
 	case turning[action] != nil:
 		w.turn(step, keyring.Pair{})
 	default:
@@ -139,9 +145,19 @@ func (w *world) seal() {
 	w.ledger[retiring.KeyID].Sealed = true
 }
 
+// open is Reconciler.open.
+func (w *world) open(f Facts) {
+	if f.Unaccounted {
+		w.ledger.open(w.status.Signing.KeyID)
+	}
+	if f.CandidateUnaccounted {
+		w.ledger.open(w.status.Candidate.KeyID)
+	}
+}
+
 // unseal is Reconciler.unseal.
 func (w *world) unseal(f Facts) {
-	if f.SigningSealed {
+	if f.SigningSealed && f.Ring.Signing.is(w.status.Signing) {
 		w.ledger[w.status.Signing.KeyID].Sealed = false
 	}
 	if f.Sealed {
@@ -180,6 +196,9 @@ func (w *world) help() bool {
 	case s.Signing != nil && !w.facts(w.ring.Signing).is(s.Signing) && string(w.ring.TLS.Cert) != s.Signing.Certificate:
 		w.saw("what signs is put back")
 		w.ring.TLS = w.backup(s.Signing.Certificate)
+	case s.Phase == v1alpha1.New && w.ledger.sealed(string(w.ring.Signing.Cert)):
+		w.saw("what has retired is taken out of the place of what signs")
+		w.ring.Signing = keyring.Pair{}
 	case s.Phase == v1alpha1.New && (s.Signing == nil && !w.alive(string(w.ring.TLS.Cert)) || w.ledger.sealed(string(w.ring.TLS.Cert))):
 		w.ring.TLS = w.pair(10 * 365 * day)
 	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && !w.alive(s.Candidate.Certificate) && s.Signing == nil:

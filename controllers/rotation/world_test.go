@@ -137,11 +137,11 @@ func (w *world) readLedger(f *Facts) {
 		f.TLSRetired = w.ledger.sealed(f.Ring.TLS.KeyID) && !f.Ring.TLS.same(f.Ring.Signing) && !f.Ring.TLS.same(f.Ring.Retiring)
 	}
 	if f.Ring.Candidate != nil {
-		f.CandidateRetired = w.ledger.sealed(f.Ring.Candidate.KeyID)
+		f.CandidateUnaccounted, f.CandidateRetired = w.ledger[f.Ring.Candidate.KeyID] == nil && f.Ring.Candidate.is(w.status.Candidate), w.ledger.sealed(f.Ring.Candidate.KeyID)
 	}
 	if f.Ring.Signing != nil {
-		f.Unaccounted = w.ledger[f.Ring.Signing.KeyID] == nil
-		f.SigningSealed = w.ledger.sealed(f.Ring.Signing.KeyID) && f.Ring.Signing.is(w.status.Signing)
+		f.Unaccounted = w.ledger[f.Ring.Signing.KeyID] == nil && f.Ring.Signing.is(w.status.Signing)
+		f.SigningSealed = w.ledger.sealed(f.Ring.Signing.KeyID)
 	}
 	retiring := w.status.Retiring
 	if retiring == nil {
