@@ -28,23 +28,11 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case Prune:
 		return r.publisher.Prune(ctx, s.keys.retiring.Certificate())
 	case MakeCandidate:
-		made, err := r.newPair(obj)
-		if err != nil {
-			return err
-		}
-		if err := r.ledger(obj).Open(ctx, made.keyID); err != nil {
-			return err
-		}
-		return r.writeKeys(ctx, obj, s.keys, action, made.Pair)
+		return r.makeCandidate(ctx, obj, s)
 	case CopyFrom:
 		return r.copyFrom(ctx, obj, s)
 	case TakeCandidate:
-		if candidate := obj.Status.Candidate; candidate.AdoptedAt != nil { // else its account was taken over
-			if err := r.ledger(obj).Open(ctx, candidate.KeyID); err != nil {
-				return err
-			}
-		}
-		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
+		return r.takeCandidate(ctx, obj, s)
 	default:
 		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
 	}
@@ -60,6 +48,28 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 		return nil
 	}
 	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
+}
+
+// makeCandidate makes a CA, and before it is anywhere an account that says that it has issued nothing.
+func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	made, err := r.newPair(obj)
+	if err != nil {
+		return err
+	}
+	if err := r.ledger(obj).Open(ctx, made.keyID); err != nil {
+		return err
+	}
+	return r.writeKeys(ctx, obj, s.keys, MakeCandidate, made.Pair)
+}
+
+// takeCandidate takes what its owner has brought, or what was copied from another authority with its account.
+func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+	if candidate := obj.Status.Candidate; candidate.AdoptedAt != nil {
+		if err := r.ledger(obj).Open(ctx, candidate.KeyID); err != nil {
+			return err
+		}
+	}
+	return r.writeKeys(ctx, obj, s.keys, TakeCandidate, keyring.Pair{})
 }
 
 // open makes the accounts that are not there.
