@@ -20,7 +20,7 @@ type Recorder struct {
 	pending  map[entryKey]time.Time // the latest end
 }
 
-// Note keeps certificate for the next Flush.
+// Note keeps certificate for the next Flush, and for the Nodes.
 func (r *Recorder) Note(certificate Certificate) {
 	r.Nodes.Note(certificate)
 	r.mu.Lock()
@@ -38,9 +38,9 @@ func (r *Recorder) noteEnd(key entryKey, notAfter time.Time) {
 	}
 }
 
-// Flush stores what has been noted; what can't be stored is kept for the next one. After it, without an error, Book.Read
-// knows of all that was noted before. That a key has no account is no error: then what was noted of it waits for one, and
-// Read has none of it either.
+// Flush stores the ends that have been noted; what can't be stored is kept for the next one. After it, without an error,
+// Book.Read knows of all that was noted before. That a key has no account is no error: then what was noted of it waits for
+// one, and Read has none of it either. The Nodes, of which nothing is decided, keep nobody waiting: Run stores them.
 func (r *Recorder) Flush(ctx context.Context) error {
 	r.flushing.Lock()
 	defer r.flushing.Unlock()
@@ -59,10 +59,16 @@ func (r *Recorder) Flush(ctx context.Context) error {
 			r.mu.Unlock()
 		}
 	}
-	return errors.Join(append(errs, r.Nodes.Flush(ctx))...)
+	return errors.Join(errs...)
 }
 
-// Run flushes every few seconds until ctx ends, and then once more. tell is called with what could not be stored.
+// store stores all that has been noted.
+func (r *Recorder) store(ctx context.Context) error {
+	return errors.Join(r.Flush(ctx), r.Nodes.Flush(ctx))
+}
+
+// Run stores what has been noted every few seconds until ctx ends, and then once more. tell is called with what could not be
+// stored.
 func (r *Recorder) Run(ctx context.Context, tell func(error)) {
 	ticker := time.NewTicker(flushEvery)
 	defer ticker.Stop()
@@ -71,12 +77,12 @@ func (r *Recorder) Run(ctx context.Context, tell func(error)) {
 		case <-ctx.Done():
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 			defer cancel()
-			if err := r.Flush(last); err != nil {
+			if err := r.store(last); err != nil {
 				tell(err)
 			}
 			return
 		case <-ticker.C:
-			if err := r.Flush(ctx); err != nil && ctx.Err() == nil {
+			if err := r.store(ctx); err != nil && ctx.Err() == nil {
 				tell(err)
 			}
 		}
