@@ -18,8 +18,6 @@ const (
 	endedWhileCompleting = true
 	// sameOperationDropped: an operation that is asked for again before it is noted that the last one is gone is dropped.
 	sameOperationDropped = true
-	// completeRefusedOnce: rotate-complete right after a rollback, before the API servers were asked twice.
-	completeRefusedOnce = true
 )
 
 const (

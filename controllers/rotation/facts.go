@@ -71,6 +71,8 @@ func (c *CAFacts) same(other *CAFacts) bool {
 
 // Proof is an answer of all API servers, that was the same for long enough, or why it is none. The zero value proves nothing.
 type Proof struct {
-	Proven  bool
-	Missing []string // sentences that name who stands in the way
+	Proven bool
+	// Settling says that all have given the answer, and not for long enough yet.
+	Settling bool
+	Missing  []string // sentences that name who stands in the way
 }

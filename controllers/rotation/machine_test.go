@@ -84,6 +84,10 @@ func late(f *Facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all h
 func unpublished(f *Facts) { f.Published = false }
 func unpermitted(f *Facts) { f.Permitted = false }
 func untrusted(f *Facts)   { f.Signing = Proof{Missing: []string{"10.0.0.7:6443"}} }
+func settling(f *Facts) {
+	f.Signing = Proof{Settling: true, Missing: []string{"seen once"}}
+	f.RetiringTrusted = f.Signing
+}
 func outstanding(f *Facts) {
 	f.Outstanding = []v1alpha1.Outstanding{{Signer: "s", Count: 3, Until: metav1.NewTime(noon.Add(time.Hour))}}
 }
@@ -215,6 +219,9 @@ var rows = []row{
 	{name: "complete while one trusts what is above", state: prepared(), facts: good(switched, above, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true, refused: "take CN=root out of"},
 	{name: "complete where nobody is asked to refuse", state: prepared(), facts: good(switched, above, asked(v1alpha1.RotateComplete), func(f *Facts) { f.Sharing = []string{"other"} }), phase: v1alpha1.Completing, take: true},
 	{name: "complete when both have ended", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), untrusted, late), phase: v1alpha1.Completing, take: true},
+	{name: "complete before it has settled", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), settling), phase: v1alpha1.Prepared, waits: "to follow rotate-complete: seen once"},
+	{name: "complete before it has settled, and with something outstanding", state: prepared(), facts: good(switched, asked(v1alpha1.RotateComplete), settling, outstanding), phase: v1alpha1.Prepared, take: true, refused: "certificates of s"},
+	{name: "roll back before it has settled", state: prepared(), facts: good(switched, asked(v1alpha1.RotateRollback), settling), phase: v1alpha1.Prepared, waits: "to follow rotate-rollback: seen once"},
 	{name: "accept", state: prepared(), facts: good(switched, asked(v1alpha1.OutstandingAccepted)), phase: v1alpha1.Prepared, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Retiring.OutstandingAcceptedAt != nil }},
 	{name: "attest", state: adopted(prepared()), facts: good(switched, asked(v1alpha1.AdoptionAttested)), phase: v1alpha1.Prepared, take: true,

@@ -221,10 +221,6 @@ func (w *world) obeys(operation v1alpha1.Operation, phase v1alpha1.Phase) error 
 	if err := w.rest(); err != nil {
 		return err
 	}
-	if n := len(w.refused); completeRefusedOnce && n > refused && strings.Contains(w.refused[n-1], seenOnce) {
-		w.refused = w.refused[:refused]
-		return w.obeys(operation, phase)
-	}
 	if w.status.Phase != phase || w.operation != "" {
 		return fmt.Errorf("after %s want %s, refused %q", operation, phase, w.refused[refused:])
 	}

@@ -95,12 +95,13 @@ func (m *machine) rollBack() {
 		m.refuse("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
 	case !m.f.Ring.Retiring.is(retiring):
 		m.refuse("the CA %s is not in the Secret any more", retiring.KeyID)
+	case !retiring.NotAfter.After(m.f.Now):
+		m.refuse("the CA %s has ended", retiring.KeyID)
+	case m.settles(m.f.RetiringTrusted):
 	case len(missing) > 0:
 		m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", retiring.KeyID, strings.Join(missing, "; "))
 	case m.f.Sealed:
 		m.refuse("the CA %s is not published yet", retiring.KeyID)
-	case !retiring.NotAfter.After(m.f.Now):
-		m.refuse("the CA %s has ended", retiring.KeyID)
 	default:
 		for _, name := range m.spec.Signers { // as is proven just now
 			if byAPIServers(name) && !trustedFor(retiring, name) {
@@ -110,6 +111,15 @@ func (m *machine) rollBack() {
 		m.take()
 		m.act(SwapBack)
 	}
+}
+
+// settles leaves the operation where it is until all API servers have given the answer of proof for long enough, if they do.
+func (m *machine) settles(proof Proof) bool {
+	if !proof.Settling || !AsksAPIServers(m.spec.Signers) {
+		return false
+	}
+	m.wait("all API servers to give the same answer for long enough, to follow %s: %s", m.f.Operation, strings.Join(proof.Missing, "; "))
+	return true
 }
 
 // missing is what proof lacks, if API servers have a say.
@@ -132,8 +142,9 @@ func (m *machine) startCompletion() {
 	missing := m.above()
 	switch {
 	case !m.s.Retiring.NotAfter.After(m.f.Now): // there is nothing to go back to
-	case !m.gone():
+	case !m.gone() && !m.f.Signing.Settling:
 		missing = append(missing, m.missing(m.f.Signing)...)
+	case !m.gone():
 	case m.f.Ring.Retiring != nil:
 		missing = append(missing, fmt.Sprintf("the CA %s is not in the Secret any more: put it back, or have %s sign by %s", m.s.Signing.KeyID, m.s.Retiring.KeyID, v1alpha1.RotateRollback))
 	}
@@ -143,12 +154,14 @@ func (m *machine) startCompletion() {
 	if m.s.Retiring.OutstandingAcceptedAt == nil {
 		missing = append(missing, m.left()...)
 	}
-	if len(missing) > 0 {
+	switch {
+	case len(missing) > 0:
 		m.refuse("%s", strings.Join(missing, "; "))
-		return
+	case m.settles(m.f.Signing):
+	default:
+		m.enter(v1alpha1.Completing)
+		m.take()
 	}
-	m.enter(v1alpha1.Completing)
-	m.take()
 }
 
 // above names the CAs that must leave first what API servers trust: below them the retiring one would never be refused.

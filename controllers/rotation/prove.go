@@ -117,6 +117,7 @@ func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s 
 			tracker.Add(r.prober.Recognise(ctx, each.authority, targets))
 		}
 		each.proof.Proven, each.proof.Missing = tracker.Proven(r.settleFor(obj), r.Clock.Now())
+		each.proof.Settling = !each.proof.Proven && tracker.Settling()
 		if each.shown {
 			s.Servers = standings(tracker)
 		}

@@ -160,9 +160,6 @@ func (w *world) readLedger(f *Facts) {
 	}
 }
 
-// seenOnce is what a proof lacks at first.
-const seenOnce = "it has been seen once only"
-
 // streak is how often all API servers have given an answer without a break: see probe.Tracker.
 type streak struct {
 	last           time.Time
@@ -209,7 +206,7 @@ func (w *world) prove(before streak, what, name string) (streak, Proof) {
 	}
 	now := streak{w.now, len(w.servers), before.looks + 1}
 	if now.looks < 2 {
-		return now, Proof{Missing: []string{seenOnce}}
+		return now, Proof{Settling: true, Missing: []string{"it has been seen once only"}}
 	}
 	return now, Proof{Proven: true}
 }

@@ -104,6 +104,16 @@ func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, m
 	return len(missing) == 0, missing
 }
 
+// Settling says whether every server gives the wanted answer, be it not for long enough yet.
+func (t *Tracker) Settling() bool {
+	for _, one := range t.streaks {
+		if one.answer.Trust != t.want {
+			return false
+		}
+	}
+	return len(t.streaks) > 0
+}
+
 // Standing is what a server said last.
 type Standing struct {
 	Name string

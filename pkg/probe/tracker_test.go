@@ -187,3 +187,15 @@ func contradiction(played []Round, settle time.Duration, now time.Time) error {
 	}
 	return nil
 }
+
+// TestSettling: it takes time alone to be proven, and one that says otherwise, or nothing, changes that.
+func TestSettling(t *testing.T) {
+	t.Parallel()
+	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {
+		tracker := NewTracker(Recognised, every)
+		tracker.Add(Round{start, answers(letters)})
+		if got := tracker.Settling(); got != want {
+			t.Errorf("%q: %t", letters, got)
+		}
+	}
+}
