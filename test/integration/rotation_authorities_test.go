@@ -119,7 +119,7 @@ func (r *rotating) leaves(t *testing.T, name string) {
 	r.reaches(t, name, v1alpha1.Completed, nil)
 }
 
-// completes has the completion begin. It is refused until all API servers have been seen to trust what signs.
+// completes has the completion begin, as soon as the manager knows enough.
 func (r *rotating) completes(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, name+" begins to complete", func(context.Context) error {
