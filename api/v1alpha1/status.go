@@ -97,6 +97,9 @@ type SigningAuthorityStatus struct {
 	// LedgerClosedAt is when, while completing, the ledger of the retiring CA was seen closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
+	// PrunedAt is when, while completing, the retiring CA was last taken out of what API servers publish, or not found there.
+	// +optional
+	PrunedAt *metav1.Time `json:"prunedAt,omitempty"`
 	// UnpublishedAt is when, while completing, the retiring CA began to leave everything published: from then on there is
 	// no way back.
 	// +optional

@@ -292,6 +292,10 @@ func (in *SigningAuthorityStatus) DeepCopyInto(out *SigningAuthorityStatus) {
 		in, out := &in.LedgerClosedAt, &out.LedgerClosedAt
 		*out = (*in).DeepCopy()
 	}
+	if in.PrunedAt != nil {
+		in, out := &in.PrunedAt, &out.PrunedAt
+		*out = (*in).DeepCopy()
+	}
 	if in.UnpublishedAt != nil {
 		in, out := &in.UnpublishedAt, &out.UnpublishedAt
 		*out = (*in).DeepCopy()

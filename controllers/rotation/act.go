@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
@@ -26,7 +27,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case Unseal:
 		return r.unseal(ctx, obj, s)
 	case Prune:
-		return r.publisher.Prune(ctx, s.keys.retiring.Certificate())
+		return r.prune(ctx, obj)
 	case MakeCandidate:
 		return r.makeCandidate(ctx, obj, s)
 	case CopyFrom:
@@ -82,6 +83,14 @@ func (r *Reconciler) open(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 		errs = append(errs, r.ledger(obj).Open(ctx, obj.Status.Candidate.KeyID))
 	}
 	return errors.Join(errs...)
+}
+
+func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	certs, err := ca.ParseCertificates([]byte(obj.Status.Retiring.Certificate))
+	for _, cert := range certs {
+		err = errors.Join(err, r.publisher.Prune(ctx, cert))
+	}
+	return err
 }
 
 // seal closes the account of what retires; one that is lost is closed empty, if it may be.

@@ -52,6 +52,8 @@ func ready(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
 	switch signing := f.Ring.Signing; {
 	case signing == nil:
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven", "no CA signs yet: "+cmp.Or(strings.Join(status.WaitingFor, "; "), "one is being made"))
+	case !signing.is(status.Signing):
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven", fmt.Sprintf("signing.crt holds the CA %s, which does not sign here", signing.KeyID))
 	case !signing.NotAfter.After(f.Now):
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CAExpired", fmt.Sprintf("the CA %s has ended", signing.KeyID))
 	default:

@@ -31,6 +31,8 @@ type Facts struct {
 	// RetiringSigners are those that the retiring one has issued for.
 	Unaccounted, SigningSealed, TLSRetired, CandidateRetired bool
 	RetiringSigners                                          []string
+	// RetiringOpen says that the ledger has an account of the retiring CA that is not closed.
+	RetiringOpen bool
 	// Above are the CAs by which API servers accept the retiring one although it is not among what they trust.
 	Above []string
 	// Sharing are other authorities for whose clients API servers accept the retiring CA further on.
@@ -39,6 +41,8 @@ type Facts struct {
 	// Unclear of which that is not known: those nobody waits for, as there are such as can't be asked at all.
 	Kept             bool
 	Holding, Unclear []string
+	// SettleFor is how long an answer must be the same.
+	SettleFor time.Duration
 	// Servers are what API servers said last, of the CA that the phase is about.
 	Servers []v1alpha1.APIServerStatus
 	// Permitted says that the signer has been told what the spec says now.

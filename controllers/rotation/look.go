@@ -22,11 +22,13 @@ type seen struct {
 	Facts
 	keys *keys
 	from *v1alpha1.SigningAuthority
+	// cosigners are other authorities that have, or had, the CA that retires here.
+	cosigners []*v1alpha1.SigningAuthority
 }
 
 // look reads all that Next needs, none of it from a cache.
 func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
-	s := &seen{Facts: Facts{Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]), Published: true}}
+	s := &seen{Facts: Facts{Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]), Published: true, SettleFor: r.settleFor(obj)}}
 	if err := r.others(ctx, obj, s); err != nil {
 		return nil, err
 	}
@@ -76,6 +78,9 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 		if other.Name == obj.Spec.From && other.Status.Signing != nil {
 			s.From, s.from = other.Status.Signing, other
 		}
+		if had(other, obj.Status.Retiring) {
+			s.cosigners = append(s.cosigners, other)
+		}
 		if keeps(other, obj.Status.Retiring) {
 			s.Sharing = append(s.Sharing, other.Name)
 		}
@@ -89,6 +94,14 @@ func keeps(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
 	forClients := func(name string) bool { return name != certificatesv1.KubeletServingSignerName }
 	return one != nil && slices.ContainsFunc(other.Spec.Signers, forClients) &&
 		slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
+}
+
+// had says whether one signs for other, or is to, or has.
+func had(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
+	status := &other.Status
+	return one != nil && slices.ContainsFunc([]*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring, status.LastRetired}, func(theirs *v1alpha1.CAStatus) bool {
+		return theirs != nil && theirs.KeyID == one.KeyID
+	})
 }
 
 // sharedKey names a ConfigMap of which both want the same entry.
@@ -175,7 +188,12 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if !found { // it had one since it began to sign
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
 	}
-	s.Sealed, s.RetiringSigners = account.Sealed, account.SignerNames()
+	if found {
+		if err := r.fromCosigners(ctx, obj, s, account); err != nil {
+			return err
+		}
+	}
+	s.Sealed, s.RetiringOpen, s.RetiringSigners = account.Sealed, found && !account.Sealed, account.SignerNames()
 	for _, signer := range s.RetiringSigners {
 		issued := account.Signers[signer]
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
@@ -199,6 +217,24 @@ func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, 
 	return err
 }
 
+// fromCosigners adds to account what was issued elsewhere for signers that are served here by now: who verifies that goes by the
+// bundle of this authority.
+func (r *Reconciler) fromCosigners(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen, account ledger.Account) error {
+	for _, other := range s.cosigners {
+		accounts, err := r.ledger(other).Read(ctx)
+		if err != nil {
+			return fmt.Errorf("read what SigningAuthority %s has issued: %w", other.Name, err)
+		}
+		theirs := accounts[obj.Status.Retiring.KeyID]
+		for _, signer := range obj.Spec.Signers {
+			if issued, found := theirs.Signers[signer]; found && issued.NotAfter.After(account.Signers[signer].NotAfter) {
+				account.Signers[signer] = issued
+			}
+		}
+	}
+	return nil
+}
+
 // remembers is what the ledger knows of the CAs in the Secret.
 func (s *seen) remembers(accounts map[string]ledger.Account, noted *v1alpha1.SigningAuthorityStatus) {
 	if s.Ring.TLS != nil {
@@ -216,11 +252,15 @@ func (s *seen) remembers(accounts map[string]ledger.Account, noted *v1alpha1.Sig
 
 // kept looks for those who hold what was published before.
 func (r *Reconciler) kept(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	if obj.Status.UnpublishedAt == nil || s.keys.retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
+	retiring := obj.Status.Retiring
+	if obj.Status.UnpublishedAt == nil || retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
 		return nil
 	}
-	var err error
-	if s.Kept, err = r.publisher.Holds(ctx, s.keys.retiring.Certificate()); err != nil {
+	certs, err := ca.ParseCertificates([]byte(retiring.Certificate))
+	if err != nil || len(certs) != 1 {
+		return fmt.Errorf("the status has no certificate for the CA %s: %w", retiring.KeyID, err)
+	}
+	if s.Kept, err = r.publisher.Holds(ctx, certs[0]); err != nil || s.keys.retiring == nil {
 		return err
 	}
 	return r.aggregated(ctx, s)

@@ -1,7 +1,9 @@
 package rotation
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -49,5 +51,33 @@ func TestSharing(t *testing.T) {
 		if diff := cmp.Diff(test.want, s.Sharing); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
+	}
+}
+
+// TestASignerThatCameLater: what another authority has issued for it by the CA that both had is outstanding here.
+func TestASignerThatCameLater(t *testing.T) {
+	t.Parallel()
+	made, _ := issued(t)
+	until := noon.Add(8760 * time.Hour)
+	other := sharing("other", made, certificatesv1.KubeAPIServerClientSignerName)
+	leaving := sharing("leaving", made, certificatesv1.KubeletServingSignerName)
+	leaving.Status.Phase, leaving.Status.Signing, leaving.Status.Retiring = v1alpha1.Prepared, nil, leaving.Status.Signing
+	r := reconciler(t, other, leaving)
+	for _, obj := range []*v1alpha1.SigningAuthority{other, leaving} {
+		if err := r.ledger(obj).Open(t.Context(), made.KeyID()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, signer := range []string{certificatesv1.KubeletServingSignerName, certificatesv1.KubeAPIServerClientSignerName} {
+		if err := r.ledger(other).Raise(t.Context(), made.KeyID(), signer, until); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &seen{}
+	if err := errors.Join(r.others(t.Context(), leaving, s), r.readLedger(t.Context(), leaving, s)); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Outstanding) != 1 || s.Outstanding[0].Signer != certificatesv1.KubeletServingSignerName || !s.Outstanding[0].Until.Time.Equal(until) {
+		t.Errorf("outstanding is %+v", s.Outstanding)
 	}
 }

@@ -1,6 +1,10 @@
 package rotation
 
 import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
@@ -13,6 +17,36 @@ var (
 
 func lastRetired(s v1alpha1.SigningAuthorityStatus, name string) v1alpha1.SigningAuthorityStatus {
 	s.LastRetired = noted(name)
+	return s
+}
+
+func adoptedCandidate() v1alpha1.SigningAuthorityStatus {
+	s, at := preparing(), metav1.NewTime(noon)
+	s.Signing, s.Candidate.AdoptedAt = nil, &at
+	return s
+}
+
+// completedOf has the candidate of s be forgotten.
+func completedOf(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	s.Candidate = nil
+	return s
+}
+
+func twice() v1alpha1.SigningAuthorityStatus {
+	s := prepared()
+	s.Signing, s.Retiring = noted("old"), noted("old")
+	return s
+}
+
+func forNobody() v1alpha1.SigningAuthorityStatus {
+	s := completed()
+	s.Signing.Signers = nil
+	return s
+}
+
+func pruned(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	at := metav1.NewTime(noon.Add(-90 * time.Second))
+	s.PrunedAt = &at
 	return s
 }
 
@@ -60,8 +94,22 @@ var lostRows = []row{
 			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
 		}, waits: "nobody can be shown"},
 	{name: "rolled back to what was put there by another", state: prepared(), facts: good(RingFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "the CA old is not in the Secret"},
+	{name: "lost after a rollback, and rolled back", state: rolledBack(prepared()), facts: good(onlyLeft, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
+	{name: "a CA that is brought is lost before it signs", state: adoptedCandidate(), facts: good(noKeys), phase: v1alpha1.Preparing, waits: "the CA new to be put back",
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(Trusted(s)) == 1 }},
+	{name: "a CA that is brought is lost before it signs, and rolled back", state: adoptedCandidate(), facts: good(noKeys, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "not in the Secret"},
+	{name: "what signs is there twice", state: completed(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Retiring: withKeyOf("again", "old")}), phase: v1alpha1.Completed, action: RestoreTLS},
+	{name: "what signs is noted twice", state: twice(), facts: good(onlyOld), phase: v1alpha1.Completed},
+	{name: "a strange one beside the candidate", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new"), Retiring: fact("older")}), phase: v1alpha1.Preparing, waits: "retiring.crt and retiring.key to be removed"},
+	{name: "a candidate that somebody has put there", state: completedOf(preparing()), facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt != nil }},
+	{name: "nobody knows for whom it signs", state: forNobody(), facts: good(onlyOld, func(f *Facts) { f.Ring.Told = []string{"example.com/web"} }), phase: v1alpha1.Completed,
+		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Signing.Signers) == 1 }, waits: "the next CA"},
+	{name: "the key is lost, and API servers publish the CA", state: completing(true), facts: good(oldGone, sealed, func(f *Facts) { f.Kept = true }), phase: v1alpha1.Completing, action: Prune},
+	{name: "the key is lost, and API servers may publish the CA again", state: completing(true), facts: good(oldGone, sealed), phase: v1alpha1.Completing, waits: "not to publish the retiring CA old again, for 1m30s"},
+	{name: "the key is lost, and API servers do not publish the CA again", state: pruned(completing(true)), facts: good(oldGone, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
+	{name: "the ledger was opened by who led before", state: completing(true), facts: good(switched, func(f *Facts) { f.RetiringOpen = true }), phase: v1alpha1.Completing, action: Seal},
 	{name: "both lost, and complete", state: prepared(), facts: good(noKeys, untrusted, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Completing, take: true},
-	{name: "both lost while completing", state: completing(true), facts: good(noKeys, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
+	{name: "both lost while completing", state: pruned(completing(true)), facts: good(noKeys, sealed), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "lost while completing", state: completing(true), facts: good(onlyLeft, sealed), phase: v1alpha1.Completing, waits: "no way on but to remove retiring.crt"},
 	{name: "asked before anything signs", facts: good(noKeys, asked(v1alpha1.RotateStart)), phase: v1alpha1.New, take: true, refused: "does not sign yet"},
 	{name: "the status is lost, and the Secret too old", facts: good(onlyOld, func(f *Facts) { f.SigningSealed = true }), phase: v1alpha1.New, waits: "has retired here before"},

@@ -87,6 +87,7 @@ func (m *machine) run() {
 	if m.bookkeeping() {
 		return
 	}
+	m.remember()
 	if m.unaccounted() {
 		return
 	}
@@ -121,6 +122,13 @@ func (m *machine) bookkeeping() bool {
 	default:
 		m.s.TakenOperation = ""
 		return false
+	}
+}
+
+// remember notes of what signs for whom it may, where that was not noted yet.
+func (m *machine) remember() {
+	if s := m.s.Signing; s != nil && s.Signers == nil && m.f.Ring.Signing.is(s) {
+		s.Signers = slices.Clone(m.f.Ring.Told)
 	}
 }
 

@@ -68,7 +68,7 @@ func completed() v1alpha1.SigningAuthorityStatus {
 
 // good are facts in which nothing stands in the way; change changes some.
 func good(ring RingFacts, change ...func(*Facts)) Facts {
-	f := Facts{Now: noon, Ring: ring, Published: true, Permitted: true, Candidate: proven, Signing: proven, RetiringTrusted: proven, RetiringRefused: proven, Sealed: false}
+	f := Facts{Now: noon, Ring: ring, Published: true, Permitted: true, Candidate: proven, Signing: proven, RetiringTrusted: proven, RetiringRefused: proven, SettleFor: DefaultSettleFor}
 	for _, each := range change {
 		each(&f)
 	}
@@ -300,7 +300,7 @@ var rows = []row{
 	{name: "an owner's CA", state: completed(), facts: good(ownCA), phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Candidate.Fingerprint == "mine" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt == nil
 	}},
-	{name: "an owner's CA with the same key", state: completed(), facts: good(RingFacts{TLS: sameKey("mine", "old"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "the key that signs"},
+	{name: "an owner's CA with the same key", state: completed(), facts: good(RingFacts{TLS: withKeyOf("mine", "old"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "the key that signs"},
 	{name: "an owner's CA that has retired here", state: completed(), facts: good(ownCA, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "an owner's CA that has ended", state: completed(), facts: good(RingFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
 	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
@@ -344,7 +344,7 @@ func ended(name string) *CAFacts {
 	return f
 }
 
-func sameKey(name, key string) *CAFacts {
+func withKeyOf(name, key string) *CAFacts {
 	f := fact(name)
 	f.KeyID = key
 	return f

@@ -38,14 +38,28 @@ func (m *machine) candidate() bool {
 	case ring.Candidate.is(m.s.Candidate):
 		return false
 	case ring.Candidate != nil && m.misplaced() == "":
-		m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""
+		made := m.s.Intent == string(MakeCandidate)
+		if m.s.Candidate, m.s.Intent = m.noteCA(ring.Candidate, m.s.Generation), ""; !made {
+			m.s.Candidate.AdoptedAt = m.now() // whoever has put it there
+		}
 	case m.s.Candidate != nil && ring.TLS.is(m.s.Candidate):
 		m.act(TakeCandidate)
+	case m.s.Signing == nil && m.s.Candidate != nil && m.s.Candidate.AdoptedAt != nil: // others may have issued from it
+		m.away()
 	default:
 		m.s.Candidate = nil // it was never trusted with anything
 		m.act(MakeCandidate)
 	}
 	return true
+}
+
+// away waits for a candidate that its owner has brought, and which has gone before anything signed.
+func (m *machine) away() {
+	if m.f.Operation != "" {
+		m.refuse("the CA %s is not in the Secret any more", m.s.Candidate.KeyID)
+		return
+	}
+	m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, or another one: it is not there any more", m.s.Candidate.KeyID)
 }
 
 // switched notes that the candidate signs.
@@ -75,7 +89,7 @@ func (m *machine) preparing() bool {
 		m.attest()
 	case v1alpha1.RotateRollback:
 		if m.f.Ring.Signing == nil {
-			m.refuse("there is no CA to go back to")
+			m.refuse("there is no CA to go back to; another one in tls.crt and tls.key of the Secret takes the place of the candidate")
 			break
 		}
 		m.s.Candidate = nil
@@ -96,7 +110,10 @@ func (m *machine) prove() {
 	case !m.published():
 		return
 	case !m.f.Ring.Candidate.NotAfter.After(m.f.Now):
-		m.wait("another candidate: this one has ended; rotate-rollback")
+		m.wait("another candidate, as this one has ended: rotate-rollback, or if no CA signs yet another one in tls.crt and tls.key of the Secret")
+		return
+	case m.f.Ring.Retiring != nil:
+		m.wait("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no rotation has left there", m.f.Ring.Retiring.KeyID)
 		return
 	}
 	m.trusted(m.f.Candidate)

@@ -54,13 +54,14 @@ func (m *machine) resume() {
 		return one
 	}
 	m.s.Signing = adopted(ring.Signing)
-	m.s.Signing.SignsSince, m.s.Signing.Signers = m.now(), slices.Clone(ring.Told)
+	m.s.Signing.SignsSince = m.now()
+	m.remember()
 	switch {
 	case ring.Candidate != nil && m.misplaced() == "":
 		m.s.Generation++
 		m.s.Candidate = adopted(ring.Candidate)
 		m.enter(v1alpha1.Preparing)
-	case ring.Retiring != nil:
+	case ring.Retiring != nil && ring.Retiring.KeyID != ring.Signing.KeyID:
 		m.s.Retiring = adopted(ring.Retiring)
 		m.enter(v1alpha1.Prepared)
 	default:
@@ -69,7 +70,7 @@ func (m *machine) resume() {
 }
 
 func (m *machine) enter(phase v1alpha1.Phase) {
-	m.s.Phase, m.s.Intent, m.s.LedgerClosedAt = phase, "", nil
+	m.s.Phase, m.s.Intent, m.s.LedgerClosedAt, m.s.PrunedAt = phase, "", nil, nil
 	switch phase {
 	case v1alpha1.Preparing:
 		m.s.InitiatedAt, m.s.PreparedAt, m.s.CompletionInitiatedAt, m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil, nil, nil, nil

@@ -27,6 +27,8 @@ func (m *machine) complete() {
 	case m.edited():
 	case m.s.UnpublishedAt == nil:
 		m.unpublish()
+	case m.f.RetiringOpen: // by who led before, and was late
+		m.act(Seal)
 	case !m.published():
 	default:
 		m.refused()
@@ -44,6 +46,7 @@ func (m *machine) unpublish() {
 		m.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(left, "; ")
 		m.enter(v1alpha1.Prepared)
 	case !m.f.Sealed:
+		m.s.LedgerClosedAt = nil
 		m.act(Seal)
 	case len(left) > 0 && !m.quiet():
 		m.wait("every signer to have seen that the ledger of the CA %s is closed", m.s.Retiring.KeyID)
@@ -63,7 +66,11 @@ func (m *machine) quiet() bool {
 
 // refused waits until every API server refuses the retiring CA, and destroys it.
 func (m *machine) refused() {
-	if m.provable() {
+	switch {
+	case !m.provable():
+	case m.f.Ring.Retiring == nil:
+		m.unkept()
+	default:
 		m.unproven(m.f.RetiringRefused)
 		if m.f.Kept && len(m.step.Waiting) == 0 {
 			m.act(Prune)
@@ -73,15 +80,31 @@ func (m *machine) refused() {
 			m.wait("aggregated API server %s to refuse the retiring CA %s", server, m.s.Retiring.KeyID)
 		}
 	}
-	if len(m.step.Waiting) == 0 {
+	if len(m.step.Waiting) == 0 && m.step.Action == None {
 		m.act(DestroyRetiring)
+	}
+}
+
+// unkept waits until no API server publishes the retiring CA any more, whose key is lost, so that nobody can be shown a
+// certificate of it: what an API server's file still has, it puts back within a minute.
+func (m *machine) unkept() {
+	if m.f.Kept {
+		m.s.PrunedAt = m.now()
+		m.act(Prune)
+		return
+	}
+	if m.s.PrunedAt == nil {
+		m.s.PrunedAt = m.now()
+	}
+	if m.s.PrunedAt.Add(m.f.SettleFor).After(m.f.Now) {
+		m.wait("API servers not to publish the retiring CA %s again, for %s", m.s.Retiring.KeyID, m.f.SettleFor)
 	}
 }
 
 // provable says whether a refusal would prove anything: a CA that has ended is refused by everybody, and one that another
 // authority keeps must be trusted further on.
 func (m *machine) provable() bool {
-	return m.f.Ring.Retiring != nil && m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
+	return m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
 }
 
 // askedToRefuse says whether API servers have verified what the retiring CA has issued, be it for signers that have left.

@@ -36,6 +36,8 @@ func (m *machine) leftOver() bool {
 		m.act(DropCandidate)
 	case ring.Retiring == nil:
 		return false
+	case ring.Retiring.KeyID == ring.Signing.KeyID: // twice, by somebody's hand
+		m.overwrites(RestoreTLS)
 	case m.f.Sealed: // it has left, and is from a backup: again it goes only when it is refused
 		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
 		m.enter(v1alpha1.Completing)

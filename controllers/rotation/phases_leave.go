@@ -16,12 +16,13 @@ const DefaultAdopted = 365 * 24 * time.Hour
 // prepared has both CAs trusted, until its owner goes on or back.
 func (m *machine) prepared() {
 	switch {
+	case m.s.Retiring == nil || m.s.Retiring.KeyID == m.s.Signing.KeyID:
+		m.s.Retiring = nil
+		m.enter(v1alpha1.Completed)
 	case m.swapped():
 		m.s.Signing, m.s.Retiring = m.s.Retiring, m.s.Signing
 		m.s.Signing.SignsSince, m.s.Signing.OutstandingAcceptedAt = m.now(), nil
 		m.s.Intent = ""
-	case m.s.Retiring == nil:
-		m.enter(v1alpha1.Completed)
 	case m.lost():
 	case m.goingBack():
 	case m.edited():
@@ -91,7 +92,7 @@ func (m *machine) preparedOperation() bool {
 func (m *machine) rollBack() {
 	retiring, signing, missing := m.s.Retiring, m.s.Signing, m.missing(m.f.RetiringTrusted)
 	switch {
-	case signing.Generation < retiring.Generation && signing.NotAfter.After(m.f.Now):
+	case !m.gone() && signing.Generation < retiring.Generation && signing.NotAfter.After(m.f.Now):
 		m.refuse("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
 	case !m.f.Ring.Retiring.is(retiring):
 		m.refuse("the CA %s is not in the Secret any more", retiring.KeyID)

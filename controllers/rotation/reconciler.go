@@ -64,10 +64,12 @@ type Reconciler struct {
 // Reconcile looks at one authority, notes what is decided, and does one thing.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &v1alpha1.SigningAuthority{}
-	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
+	if err := r.Live.Get(ctx, key.NamespacedName, obj); apierrors.IsNotFound(err) {
 		r.watches.forget(key.Name)
 		r.secrets.forget(key.Name)
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, nil
+	} else if err != nil {
+		return reconcile.Result{}, err
 	}
 	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
 		return reconcile.Result{}, nil

@@ -78,11 +78,7 @@ func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconci
 
 // issues says whether obj serves the signer of cert, and has its CA, or has just left it, when all of that is settled.
 func issues(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
-	status := &obj.Status
-	return slices.Contains(obj.Spec.Signers, cert.Signer) &&
-		slices.ContainsFunc([]*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring, status.LastRetired}, func(one *v1alpha1.CAStatus) bool {
-			return one != nil && one.KeyID == cert.KeyID
-		})
+	return slices.Contains(obj.Spec.Signers, cert.Signer) && had(obj, &v1alpha1.CAStatus{KeyID: cert.KeyID})
 }
 
 // certificates are those of the CAs that obj has now.

@@ -18,12 +18,18 @@ var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 			ring.TLS = ring.Signing
 		}
 	},
-	DropCandidate:  func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
-	RestoreTLS:     func(ring *keyring.Ring, _ keyring.Pair) { ring.TLS = ring.Signing },
-	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) { restore(ring) },
+	DropCandidate: func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
+	RestoreTLS: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.TLS = ring.Signing
+		once(ring)
+	},
+	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Signing = ring.TLS
+		once(ring)
+	},
 	RestoreBoth: func(ring *keyring.Ring, _ keyring.Pair) {
-		ring.Retiring = ring.Signing
-		restore(ring)
+		ring.Retiring, ring.Signing = ring.Signing, ring.TLS
+		once(ring)
 	},
 	Switch: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keyring.Pair{}
@@ -35,14 +41,23 @@ var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 	DestroyRetiring: func(ring *keyring.Ring, _ keyring.Pair) { ring.Retiring = keyring.Pair{} },
 }
 
-// restore makes what is in tls.crt and tls.key sign, and be nothing else.
-func restore(ring *keyring.Ring) {
-	ring.Signing = ring.TLS
+// once has what signs be nothing else.
+func once(ring *keyring.Ring) {
 	for _, one := range []*keyring.Pair{&ring.Candidate, &ring.Retiring} {
-		if one.Equal(ring.Signing) {
+		if sameKey(*one, ring.Signing) {
 			*one = keyring.Pair{}
 		}
 	}
+}
+
+// sameKey says whether both have one key, however it is written.
+func sameKey(one, other keyring.Pair) bool {
+	first, err := one.Load()
+	second, otherErr := other.Load()
+	if err != nil || otherErr != nil {
+		return one.Equal(other)
+	}
+	return first.KeyID() == second.KeyID()
 }
 
 // turn is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.

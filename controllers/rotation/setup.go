@@ -48,7 +48,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
-		WatchesRawSource(source.Channel(r.secrets.changed, &handler.EnqueueRequestForObject{})).
+		WatchesRawSource(source.Channel(r.secrets.changed, wakes)).
 		WithOptions(options).
 		Complete(r)
 }

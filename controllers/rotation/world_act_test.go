@@ -91,7 +91,7 @@ func (w *world) act(step Step, f Facts) {
 	case action == Unseal:
 		w.unseal(f)
 	case action == Prune:
-		w.kept = slices.DeleteFunc(w.kept, func(name string) bool { return name == string(w.ring.Retiring.Cert) })
+		w.kept = slices.DeleteFunc(w.kept, func(name string) bool { return name == w.status.Retiring.Certificate })
 	case action == CopyFrom:
 		w.copyFrom(step, f)
 	case action == TakeCandidate:
@@ -196,6 +196,12 @@ func (w *world) help() bool {
 	case s.Signing != nil && !w.facts(w.ring.Signing).is(s.Signing) && string(w.ring.TLS.Cert) != s.Signing.Certificate:
 		w.saw("what signs is put back")
 		w.ring.TLS = w.backup(s.Signing.Certificate)
+	case s.Phase == v1alpha1.Preparing && s.Signing == nil && s.Candidate != nil && s.Candidate.AdoptedAt != nil && w.ring.Candidate.Empty() && string(w.ring.TLS.Cert) != s.Candidate.Certificate && w.alive(s.Candidate.Certificate):
+		w.saw("a candidate is put back")
+		w.ring.TLS = w.backup(s.Candidate.Certificate)
+	case s.Phase == v1alpha1.Preparing && !w.ring.Retiring.Empty():
+		w.saw("what no rotation has left is taken out")
+		w.ring.Retiring = keyring.Pair{}
 	case s.Phase == v1alpha1.New && w.ledger.sealed(string(w.ring.Signing.Cert)):
 		w.saw("what has retired is taken out of the place of what signs")
 		w.ring.Signing = keyring.Pair{}

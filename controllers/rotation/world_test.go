@@ -89,7 +89,7 @@ func (w *world) permit(action Action) keyring.Permit {
 
 // look is Reconciler.look.
 func (w *world) look() Facts {
-	f := Facts{Now: w.now, Operation: w.operation, Published: true, Permitted: w.ring.Signing.Empty() || permitted(w.ring, w.permit(Permit))}
+	f := Facts{Now: w.now, Operation: w.operation, Published: true, SettleFor: between, Permitted: w.ring.Signing.Empty() || permitted(w.ring, w.permit(Permit))}
 	f.Ring = RingFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)}
 	f.Ring.Told = w.ring.Permit.Signers
 	if w.ring.TLS.Equal(garbage) {
@@ -101,8 +101,8 @@ func (w *world) look() Facts {
 		f.Published = slices.Equal(w.published, w.bundle())
 	}
 	w.askServers(&f)
-	if !w.ring.Retiring.Empty() && w.status.UnpublishedAt != nil && len(f.Sharing) == 0 && askedToRefuse(w.spec.Signers, f) {
-		retiring := string(w.ring.Retiring.Cert)
+	if w.status.Retiring != nil && w.status.UnpublishedAt != nil && len(f.Sharing) == 0 && askedToRefuse(w.spec.Signers, f) {
+		retiring := w.status.Retiring.Certificate
 		f.Kept = slices.Contains(w.kept, retiring) && w.alive(retiring)
 		if f.Holding = make([]string, w.accepted(w.aggregated, retiring)); len(f.Holding) > 0 {
 			w.seen["an aggregated API server holds what retires"]++
@@ -153,7 +153,7 @@ func (w *world) readLedger(f *Facts) {
 		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{Signer: anySigner, Until: retiring.NotAfter})
 		account = &ledger.Account{}
 	}
-	f.Sealed, f.RetiringSigners = account.Sealed, account.SignerNames()
+	f.Sealed, f.RetiringOpen, f.RetiringSigners = account.Sealed, found && !account.Sealed, account.SignerNames()
 	for _, signer := range f.RetiringSigners {
 		issued := account.Signers[signer]
 		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})

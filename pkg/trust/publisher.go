@@ -165,15 +165,16 @@ func (p *Publisher) compare(ctx context.Context, t target) error {
 
 // write makes t as wanted: it writes what it has read and changed, and reads it again if somebody else has been faster.
 func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error) error {
-	return retry.OnError(retry.DefaultRetry, raced, func() error {
+	var outdated error // for which trying again is of no use
+	err := retry.OnError(retry.DefaultRetry, raced, func() error {
 		obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
 		exists := err == nil
 		if client.IgnoreNotFound(err) != nil || t.gone && !exists {
 			return client.IgnoreNotFound(err)
 		}
 		if current != nil {
-			if err := current(ctx); err != nil {
-				return err
+			if outdated = current(ctx); outdated != nil {
+				return nil
 			}
 		}
 		if t.gone {
@@ -181,6 +182,10 @@ func (p *Publisher) write(ctx context.Context, t target, current func(context.Co
 		}
 		return p.store(ctx, t, obj, exists)
 	})
+	if outdated != nil {
+		return outdated
+	}
+	return err
 }
 
 // store writes obj, as it was read if it exists, with what t sets.
