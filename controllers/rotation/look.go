@@ -9,7 +9,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -65,27 +64,38 @@ func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority,
 		return fmt.Errorf("list SigningAuthorities: %w", err)
 	}
 	for i := range list.Items {
-		other := &list.Items[i]
-		if other.Name == obj.Name {
-			continue
-		}
-		if other.Spec.Secret == obj.Spec.Secret && older(other, obj) {
-			return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
-		}
-		if taken := sharedKey(other, obj); taken != "" && older(other, obj) {
-			return fmt.Errorf("spec.trust: ConfigMap %s is where SigningAuthority %s publishes: give this one another", taken, other.Name)
-		}
-		if other.Name == obj.Spec.From && other.Status.Signing != nil {
-			s.From, s.from = other.Status.Signing, other
-		}
-		if had(other, obj.Status.Retiring) {
-			s.cosigners = append(s.cosigners, other)
-		}
-		if keeps(other, obj.Status.Retiring) {
-			s.Sharing = append(s.Sharing, other.Name)
+		if other := &list.Items[i]; other.Name != obj.Name {
+			if err := conflicts(obj, other); err != nil {
+				return err
+			}
+			s.relate(obj, other)
 		}
 	}
 	return reserved(append(list.Items, *obj), obj)
+}
+
+// conflicts says what obj can't have, as other has it.
+func conflicts(obj, other *v1alpha1.SigningAuthority) error {
+	if other.Spec.Secret == obj.Spec.Secret && older(other, obj) {
+		return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
+	}
+	if taken := sharedKey(other, obj); taken != "" && older(other, obj) {
+		return fmt.Errorf("spec.trust: ConfigMap %s is where SigningAuthority %s publishes: give this one another", taken, other.Name)
+	}
+	return nil
+}
+
+// relate notes what other has to do with obj.
+func (s *seen) relate(obj, other *v1alpha1.SigningAuthority) {
+	if other.Name == obj.Spec.From && other.Status.Signing != nil {
+		s.From, s.from = other.Status.Signing, other
+	}
+	if had(other, obj.Status.Retiring) {
+		s.cosigners = append(s.cosigners, other)
+	}
+	if keeps(other, obj.Status.Retiring) {
+		s.Sharing = append(s.Sharing, other.Name)
+	}
 }
 
 // keeps says whether API servers have to accept certificates of one further on, for other: what it publishes they may trust
@@ -167,40 +177,6 @@ func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error)
 	return w, nil
 }
 
-// readLedger reads what was issued, and what of it lives on the retiring CA.
-func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	recorder := r.recorder(obj)
-	flushed := recorder.Flush(ctx)
-	accounts, err := recorder.Book.Read(ctx)
-	if err != nil {
-		return fmt.Errorf("read what was issued: %w", err)
-	}
-	s.remembers(accounts, &obj.Status)
-	retiring := obj.Status.Retiring
-	if retiring == nil {
-		s.Sealed = s.Ring.Retiring != nil && accounts[s.Ring.Retiring.KeyID].Sealed
-		return nil
-	}
-	if flushed != nil && !s.Unaccounted { // which is why
-		return fmt.Errorf("note what was issued: %w", flushed)
-	}
-	account, found := accounts[retiring.KeyID]
-	if !found { // it had one since it began to sign
-		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
-	}
-	if found {
-		if err := r.fromCosigners(ctx, obj, s, account); err != nil {
-			return err
-		}
-	}
-	s.Sealed, s.RetiringOpen, s.RetiringSigners = account.Sealed, found && !account.Sealed, account.SignerNames()
-	for _, signer := range s.RetiringSigners {
-		issued := account.Signers[signer]
-		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
-	}
-	return nil
-}
-
 // above looks for CAs by which API servers would go on to accept the retiring one. One that is self-signed has none above it.
 func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
 	if obj.Status.Phase != v1alpha1.Prepared || s.keys.retiring == nil || !askedToRefuse(obj.Spec.Signers, s.Facts) {
@@ -215,39 +191,6 @@ func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, 
 		s.Above = append(s.Above, fmt.Sprintf("%q", one.Subject.String()))
 	}
 	return err
-}
-
-// fromCosigners adds to account what was issued elsewhere for signers that are served here by now: who verifies that goes by the
-// bundle of this authority.
-func (r *Reconciler) fromCosigners(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen, account ledger.Account) error {
-	for _, other := range s.cosigners {
-		accounts, err := r.ledger(other).Read(ctx)
-		if err != nil {
-			return fmt.Errorf("read what SigningAuthority %s has issued: %w", other.Name, err)
-		}
-		theirs := accounts[obj.Status.Retiring.KeyID]
-		for _, signer := range obj.Spec.Signers {
-			if issued, found := theirs.Signers[signer]; found && issued.NotAfter.After(account.Signers[signer].NotAfter) {
-				account.Signers[signer] = issued
-			}
-		}
-	}
-	return nil
-}
-
-// remembers is what the ledger knows of the CAs in the Secret.
-func (s *seen) remembers(accounts map[string]ledger.Account, noted *v1alpha1.SigningAuthorityStatus) {
-	if s.Ring.TLS != nil {
-		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
-	}
-	if s.Ring.Candidate != nil {
-		account, found := accounts[s.Ring.Candidate.KeyID]
-		s.CandidateUnaccounted, s.CandidateRetired = !found && s.Ring.Candidate.is(noted.Candidate), account.Sealed
-	}
-	if s.Ring.Signing != nil {
-		account, found := accounts[s.Ring.Signing.KeyID]
-		s.Unaccounted, s.SigningSealed = !found && s.Ring.Signing.is(noted.Signing), account.Sealed
-	}
 }
 
 // kept looks for those who hold what was published before.

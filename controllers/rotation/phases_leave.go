@@ -104,14 +104,19 @@ func (m *machine) rollBack() {
 	case m.f.Sealed:
 		m.refuse("the CA %s is not published yet", retiring.KeyID)
 	default:
-		for _, name := range m.spec.Signers { // as is proven just now
-			if byAPIServers(name) && !trustedFor(retiring, name) {
-				retiring.Signers = append(retiring.Signers, name)
-			}
-		}
-		m.take()
-		m.act(SwapBack)
+		m.goBack()
 	}
+}
+
+// goBack notes that API servers trust the retiring CA, as is proven just now, and goes back to it.
+func (m *machine) goBack() {
+	for _, name := range m.spec.Signers {
+		if byAPIServers(name) && !trustedFor(m.s.Retiring, name) {
+			m.s.Retiring.Signers = append(m.s.Retiring.Signers, name)
+		}
+	}
+	m.take()
+	m.act(SwapBack)
 }
 
 // settles leaves the operation where it is until all API servers have given the answer of proof for long enough, if they do.
@@ -140,6 +145,18 @@ func (m *machine) startCompletion() {
 		m.act(Publish)
 		return
 	}
+	switch missing := m.lacking(); {
+	case len(missing) > 0:
+		m.refuse("%s", strings.Join(missing, "; "))
+	case m.settles(m.f.Signing):
+	default:
+		m.enter(v1alpha1.Completing)
+		m.take()
+	}
+}
+
+// lacking is what stands in the way of a completion, but for time.
+func (m *machine) lacking() []string {
 	missing := m.above()
 	switch {
 	case !m.s.Retiring.NotAfter.After(m.f.Now): // there is nothing to go back to
@@ -155,14 +172,7 @@ func (m *machine) startCompletion() {
 	if m.s.Retiring.OutstandingAcceptedAt == nil {
 		missing = append(missing, m.left()...)
 	}
-	switch {
-	case len(missing) > 0:
-		m.refuse("%s", strings.Join(missing, "; "))
-	case m.settles(m.f.Signing):
-	default:
-		m.enter(v1alpha1.Completing)
-		m.take()
-	}
+	return missing
 }
 
 // above names the CAs that must leave first what API servers trust: below them the retiring one would never be refused.

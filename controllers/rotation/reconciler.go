@@ -64,12 +64,8 @@ type Reconciler struct {
 // Reconcile looks at one authority, notes what is decided, and does one thing.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &v1alpha1.SigningAuthority{}
-	if err := r.Live.Get(ctx, key.NamespacedName, obj); apierrors.IsNotFound(err) {
-		r.watches.forget(key.Name)
-		r.secrets.forget(key.Name)
-		return reconcile.Result{}, nil
-	} else if err != nil {
-		return reconcile.Result{}, err
+	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
+		return reconcile.Result{}, r.forget(key.Name, err)
 	}
 	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
 		return reconcile.Result{}, nil
@@ -95,6 +91,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	default:
 		return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
 	}
+}
+
+// forget forgets an authority that is gone, which err says, or returns err.
+func (r *Reconciler) forget(authority string, err error) error {
+	if apierrors.IsNotFound(err) {
+		r.watches.forget(authority)
+		r.secrets.forget(authority)
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // take takes action, and records that once. Who led before may come to it late: the intent that is noted just before says that
