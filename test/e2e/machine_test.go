@@ -44,6 +44,7 @@ type machine struct {
 	name    string
 	dir     string
 	address string
+	cable   string // once it is plugged in
 
 	// enter is what a command line begins with that runs on the machine.
 	enter []string
@@ -114,8 +115,11 @@ func (m *machine) command(args ...string) *exec.Cmd {
 // plugIn connects it with the control plane and, by way of that, with the other machines' pods.
 func (m *machine) plugIn(number int) error {
 	cable, pods := fmt.Sprintf("machine%d", number), podRange(number)
+	if _, err := run(exec.Command("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(m.first.Process.Pid))); err != nil {
+		return err
+	}
+	m.cable = cable
 	for _, command := range []*exec.Cmd{
-		exec.Command("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(m.first.Process.Pid)),
 		exec.Command("ip", "link", "set", cable, "master", "machines", "up"),
 		exec.Command("ip", "route", "replace", pods, "via", m.address),
 		m.command("ip", "link", "set", "lo", "up"),
@@ -183,9 +187,13 @@ func (m *machine) load(archive string) error {
 
 // stop ends it as a power failure does: the kernel ends all its processes with the first one.
 func (m *machine) stop() error {
+	var unplugged error
+	if m.cable != "" { // the kernel takes its time to do so for a network that is gone, and the next machine has the same
+		unplugged = exec.Command("ip", "link", "delete", m.cable).Run()
+	}
 	killed := m.first.Process.Kill()
 	_ = m.first.Wait() // an error says that it was killed
-	return errors.Join(killed, exec.Command("ip", "route", "flush", "via", m.address).Run(), removeCgroups(m.cgroup()))
+	return errors.Join(unplugged, killed, exec.Command("ip", "route", "flush", "via", m.address).Run(), removeCgroups(m.cgroup()))
 }
 
 // processOf returns the machine's own process id of a container, after a look at whether that process is the pod's.
