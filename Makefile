@@ -44,7 +44,7 @@ run: build ## the demo's set-up, kept up until Ctrl-C, with a kubeconfig to use
 .PHONY: test
 test: ## all tests, with the race detector, on a real control plane and against the real kube-controller-manager
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
-	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 20m ./...
+	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 30m ./...
 
 .PHONY: fleet
 fleet: ## a CA is rotated under 200 certificate managers of client-go, until nothing of the old one is left
