@@ -10,7 +10,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
@@ -86,11 +85,11 @@ func (r *Reconciler) open(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 }
 
 func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	certs, err := ca.ParseCertificates([]byte(obj.Status.Retiring.Certificate))
-	for _, cert := range certs {
-		err = errors.Join(err, r.publisher.Prune(ctx, cert))
+	cert, err := certificateOf(obj.Status.Retiring)
+	if err != nil {
+		return err
 	}
-	return err
+	return r.publisher.Prune(ctx, cert)
 }
 
 // seal closes the account of what retires; one that is lost is closed empty, if it may be.

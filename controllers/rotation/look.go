@@ -158,11 +158,11 @@ func older(a, b *v1alpha1.SigningAuthority) bool {
 func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error) {
 	var certs []*x509.Certificate
 	for _, one := range Trusted(&obj.Status) {
-		parsed, err := ca.ParseCertificates([]byte(one.Certificate))
-		if err != nil || len(parsed) != 1 {
-			return trust.Wanted{}, fmt.Errorf("the status has no certificate for the CA %s: %w", one.KeyID, err)
+		cert, err := certificateOf(one)
+		if err != nil {
+			return trust.Wanted{}, err
 		}
-		certs = append(certs, parsed[0])
+		certs = append(certs, cert)
 	}
 	w := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
 	if len(w.Bundle) == 0 { // so that what has left is not trusted: nobody can be told to trust nothing, and one that has ended is nothing
@@ -199,11 +199,11 @@ func (r *Reconciler) kept(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 	if obj.Status.UnpublishedAt == nil || retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
 		return nil
 	}
-	certs, err := ca.ParseCertificates([]byte(retiring.Certificate))
-	if err != nil || len(certs) != 1 {
-		return fmt.Errorf("the status has no certificate for the CA %s: %w", retiring.KeyID, err)
+	cert, err := certificateOf(retiring)
+	if err != nil {
+		return err
 	}
-	if s.Kept, err = r.publisher.Holds(ctx, certs[0]); err != nil || s.keys.retiring == nil {
+	if s.Kept, err = r.publisher.Holds(ctx, cert); err != nil || s.keys.retiring == nil {
 		return err
 	}
 	return r.aggregated(ctx, s)

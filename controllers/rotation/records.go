@@ -81,6 +81,18 @@ func issues(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
 	return slices.Contains(obj.Spec.Signers, cert.Signer) && had(obj, &v1alpha1.CAStatus{KeyID: cert.KeyID})
 }
 
+// certificateOf is that of a CA as it is noted.
+func certificateOf(one *v1alpha1.CAStatus) (*x509.Certificate, error) {
+	certs, err := ca.ParseCertificates([]byte(one.Certificate))
+	if err == nil && len(certs) != 1 {
+		err = fmt.Errorf("there are %d", len(certs))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the status has no certificate for the CA %s: %w", one.KeyID, err)
+	}
+	return certs[0], nil
+}
+
 // certificates are those of the CAs that obj has now.
 func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	var all []*x509.Certificate
@@ -88,8 +100,8 @@ func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 		if one == nil {
 			continue
 		}
-		if certs, err := ca.ParseCertificates([]byte(one.Certificate)); err == nil { // look says what is wrong with it
-			all = append(all, certs...)
+		if cert, err := certificateOf(one); err == nil { // look says what is wrong with it
+			all = append(all, cert)
 		}
 	}
 	return all
