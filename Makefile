@@ -56,7 +56,7 @@ test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Pro
 
 .PHONY: test-matrix
 test-matrix: ## the integration tests on every Kubernetes version that is pinned
-	for version in 1.36.3 1.35.4 1.34.4; do \
+	for version in 1.37.1 1.36.3 1.35.4 1.34.4; do \
 	  echo "== Kubernetes $$version"; \
 	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh etcd kube-apiserver kubectl apiextensions-apiserver); \
 	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \

@@ -5,12 +5,12 @@
 #
 # BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager,
 # apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler; without one, all but the last two.
-# K8S_VERSION chooses the version (default 1.36.3). The order for the first three: KUBEBUILDER_ASSETS if it is set; what is
+# K8S_VERSION chooses the version (default 1.37.1). The order for the first three: KUBEBUILDER_ASSETS if it is set; what is
 # there already; a prebuilt download where the network allows one; else a build from the modules that this folder pins. What
 # Kubernetes does not publish as a prebuilt download for tests is always built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-version=${K8S_VERSION:-1.36.3}
+version=${K8S_VERSION:-1.37.1}
 out=$here/../../bin/controlplane/v$version
 mkdir -p "$out" && out=$(cd "$out" && pwd)
 assets=${KUBEBUILDER_ASSETS:-}
