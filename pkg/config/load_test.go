@@ -71,7 +71,7 @@ func defaults() *config.Configuration {
 		},
 		Signing:  config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
 		Rotation: config.Rotation{OldLifetimeCap: seconds(24 * 3600), SettleFor: seconds(90)},
-		Cleaning: config.Cleaning{SupersededAfter: seconds(3600), DeletesPerSecond: 100},
+		Cleaning: config.Cleaning{DeletesPerSecond: 100},
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // APIVersion and Kind are what a configuration file must say.
@@ -152,8 +151,8 @@ type Cleaning struct {
 	Retention Retention `json:"retention"`
 	// Signers with a retention of their own.
 	Signers []SignerRetention `json:"signers"`
-	// SupersededAfter is how long a pending request of a node is kept once the same requester has made another one for
-	// the same node and signer; zero is as long as any pending one.
+	// SupersededAfter is how long a pending request of a node is kept once the same requester has made a newer request
+	// for the same node and signer. Zero, the default, keeps it as long as any pending request, as KCM does.
 	SupersededAfter metav1.Duration `json:"supersededAfter"`
 	// DeletesPerSecond bounds how fast a backlog goes.
 	DeletesPerSecond int `json:"deletesPerSecond"`
@@ -210,6 +209,6 @@ func Default() *Configuration {
 		Signing: Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
 		// An API server looks every minute whether its client CA file has changed.
 		Rotation: Rotation{OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second}},
-		Cleaning: Cleaning{SupersededAfter: metav1.Duration{Duration: csr.DefaultSupersededAfter}, DeletesPerSecond: 100},
+		Cleaning: Cleaning{DeletesPerSecond: 100},
 	}
 }

@@ -6,12 +6,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// A kubelet waits a quarter of an hour for its request before it makes another one (client-go util/certificate,
-// certificateWaitTimeout), so none may be taken away earlier.
-const (
-	DefaultSupersededAfter = time.Hour
-	MinSupersededAfter     = 15 * time.Minute
-)
+// MinSupersededAfter is how long a kubelet waits for its request before it makes another request (client-go
+// util/certificate, certificateWaitTimeout). No request is deleted earlier.
+const MinSupersededAfter = 15 * time.Minute
 
 // Attempt is what tells whether one request of a node stands in for another one.
 type Attempt struct{ Signer, Requester, Node string }

@@ -90,7 +90,7 @@ var cleanerRows = map[string]row{
 	"foreign condition, under a day":     old(underDay, "Example", since("Example", month)),
 	"foreign condition, over a day":      deviates(old(25*time.Hour, "Example", since("Example", month)), "foreign-conditions", gone),
 	"foreign condition and approved":     old(month, "Example Approved", since("Example", month), since("Approved", underHour)),
-	"pending, a newer one over an hour":  deviates(superseded(80*time.Minute), "superseded", gone),
+	"pending, a newer one over an hour":  superseded(80 * time.Minute),
 	"pending, the newer one":             superseded(65 * time.Minute),
 	"pending, a newer one under an hour": with(superseded(80*time.Minute), func(r *row) { r.subject = nodeName("superseded-later") }),
 	"pending, the one under an hour":     with(superseded(underHour), func(r *row) { r.subject = nodeName("superseded-later") }),
