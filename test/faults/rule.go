@@ -1,0 +1,115 @@
+package faults
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// Verbs for Rule.Verbs, as RBAC names them.
+var (
+	Writes = []string{"create", "update", "patch", "delete", "deletecollection"}
+	Reads  = []string{"get", "list"}
+	Watch  = []string{"watch"}
+)
+
+// Rule selects requests and says what happens to them. All criteria that are set must match.
+type Rule struct {
+	// Verbs are the API verbs, as in RBAC: get, list, watch, create, update, patch, delete, deletecollection. None is all.
+	Verbs []string
+	// Resources are resources and subresources, as in RBAC: "leases", "certificatesigningrequests/approval". None is all.
+	Resources []string
+	// Path is a regular expression that must match somewhere in the URL path. None is all.
+	Path *regexp.Regexp
+
+	// Share is the share of the matching requests that Do applies to: 0.15 is 15 %. Zero is all of them. The shares of
+	// the rules that match one request add up: two rules of 0.15 hit 30 % of the requests, and never the same one.
+	Share float64
+	// Skip is the number of matching requests that are let through first.
+	Skip int
+	// Times is the number of times that Do applies. Zero is no limit.
+	Times int
+
+	Do Action
+}
+
+func (r *Rule) matches(call *Call) bool {
+	return (len(r.Verbs) == 0 || slices.Contains(r.Verbs, call.Verb)) &&
+		(len(r.Resources) == 0 || slices.Contains(r.Resources, call.Resource)) &&
+		(r.Path == nil || r.Path.MatchString(call.Path))
+}
+
+// Action is what happens to a request. The zero value forwards it.
+type Action struct {
+	kind       kind
+	code       int
+	retryAfter time.Duration
+	landed     bool
+	after      time.Duration
+}
+
+type kind string
+
+const (
+	forwarded       kind = ""
+	answered        kind = "Answer"
+	hung            kind = "Hang"
+	reset           kind = "Reset"
+	connectionReset kind = "ResetConnection"
+	cut             kind = "Cut"
+	stalled         kind = "Stall"
+	delayed         kind = "Delay"
+	dated           kind = "ShiftDate"
+)
+
+// Answer answers with an HTTP status code and the Status object that an API server sends with it: 409, 429, 500, 503, …
+func Answer(code int) Action { return Action{kind: answered, code: code} }
+
+// Hang gives no answer. The request ends when the client gives up or the proxy stops.
+func Hang() Action { return Action{kind: hung} }
+
+// Reset breaks off the request: an HTTP/2 stream is reset, an HTTP/1 connection is closed. Other requests go on.
+func Reset() Action { return Action{kind: reset} }
+
+// ResetConnection sends a TCP reset. It also ends every other request and watch on the same connection.
+func ResetConnection() Action { return Action{kind: connectionReset} }
+
+// Cut forwards the request and breaks off the answer after some time. It is meant for watches.
+func Cut(after time.Duration) Action { return Action{kind: cut, after: after} }
+
+// Stall forwards the request. After some time no byte of the answer gets through, and the connection stays open. It is
+// meant for watches.
+func Stall(after time.Duration) Action { return Action{kind: stalled, after: after} }
+
+// Delay forwards the request after some time.
+func Delay(by time.Duration) Action { return Action{kind: delayed, after: by} }
+
+// ShiftDate adds offset to the Date header of the answer. It applies beside the other rules: a shifted request can also
+// be answered, hung or cut.
+func ShiftDate(offset time.Duration) Action { return Action{kind: dated, after: offset} }
+
+// RetryAfter adds a Retry-After header, in whole seconds, to an Answer.
+func (a Action) RetryAfter(wait time.Duration) Action {
+	a.retryAfter = wait
+	return a
+}
+
+// Landed forwards the request first, waits until the API server has answered, and drops that answer. It is for Answer,
+// Hang, Reset and ResetConnection.
+func (a Action) Landed() Action {
+	a.landed = true
+	return a
+}
+
+// String names the action, for Call.Fault.
+func (a Action) String() string {
+	name := string(a.kind)
+	if a.kind == answered {
+		name = fmt.Sprintf("%s %d", a.kind, a.code)
+	}
+	if a.landed {
+		name += " landed"
+	}
+	return name
+}

@@ -1,0 +1,191 @@
+package faults
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// landTimeout bounds how long a request whose answer is dropped may take.
+const landTimeout = 30 * time.Second
+
+// quiet drops what net/http logs about each fault.
+var quiet = log.New(io.Discard, "", 0)
+
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+// backend is the API server, for requests with a token and for those without.
+type backend struct {
+	own, token *httputil.ReverseProxy
+	close      func()
+}
+
+func newBackend(upstream *rest.Config) (backend, error) {
+	target, _, err := rest.DefaultServerUrlFor(upstream)
+	if err != nil {
+		return backend{}, fmt.Errorf("parse the address of the API server: %w", err)
+	}
+	own, err := tlsConfig(upstream)
+	if err != nil {
+		return backend{}, err
+	}
+	token, err := tlsConfig(rest.AnonymousClientConfig(upstream))
+	if err != nil {
+		return backend{}, err
+	}
+	// Transports of their own: those of client-go are shared with other clients in this process.
+	owns := &http.Transport{TLSClientConfig: own, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
+	tokens := &http.Transport{TLSClientConfig: token, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
+	at := &url.URL{Scheme: target.Scheme, Host: target.Host}
+	return backend{own: newForward(at, owns), token: newForward(at, tokens), close: func() {
+		owns.CloseIdleConnections()
+		tokens.CloseIdleConnections()
+	}}, nil
+}
+
+func tlsConfig(cfg *rest.Config) (*tls.Config, error) {
+	found, err := rest.TLSConfigFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("read the TLS settings of the API server: %w", err)
+	}
+	return found, nil
+}
+
+// forward hands r to the API server.
+func (b backend) forward(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Authorization") != "" {
+		b.token.ServeHTTP(w, r)
+	} else {
+		b.own.ServeHTTP(w, r)
+	}
+}
+
+// serve does action to r.
+func (b backend) serve(action Action, w http.ResponseWriter, r *http.Request) {
+	if action.landed {
+		b.land(r)
+	}
+	ctx := r.Context()
+	switch action.kind {
+	case answered:
+		answer(action, w, r)
+	case hung:
+		_, _ = io.Copy(io.Discard, r.Body) // net/http notices that an HTTP/1 client has gone after that only
+		<-ctx.Done()
+		panic(http.ErrAbortHandler)
+	case reset:
+		panic(http.ErrAbortHandler)
+	case connectionReset:
+		resetConnection(ctx)
+		panic(http.ErrAbortHandler)
+	case cut:
+		ctx, cancel := context.WithTimeout(ctx, action.after)
+		defer cancel()
+		b.forward(w, r.WithContext(ctx))
+	case stalled:
+		b.forward(&stalling{ResponseWriter: w, ctx: ctx, from: time.Now().Add(action.after)}, r)
+	case delayed:
+		select {
+		case <-time.After(action.after):
+		case <-ctx.Done():
+		}
+		b.forward(w, r)
+	default:
+		b.forward(w, r)
+	}
+}
+
+// land has the API server answer r, and drops the answer. The client can't stop it half-way.
+func (b backend) land(r *http.Request) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), landTimeout)
+	defer cancel()
+	defer func() { _ = recover() }() // an API server that breaks off is no other fault than the one that follows
+	b.forward(httptest.NewRecorder(), r.WithContext(ctx))
+}
+
+// answer writes the Status object of an API server.
+func answer(action Action, w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	seconds := int(action.retryAfter / time.Second)
+	status := apierrors.NewGenericServerResponse(action.code, r.Method, schema.GroupResource{}, "", "a fault of the test", seconds, false).ErrStatus
+	status.Kind, status.APIVersion = "Status", "v1"
+	body, err := json.Marshal(status)
+	if err != nil {
+		panic(err)
+	}
+	if seconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(seconds))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(action.code)
+	_, _ = w.Write(body)
+}
+
+// resetConnection closes the connection of ctx with a TCP reset.
+func resetConnection(ctx context.Context) {
+	conn, _ := ctx.Value(connKey{}).(net.Conn)
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+		_ = tcp.Close()
+	}
+}
+
+// shifted is a ResponseWriter that shifts the Date header.
+type shifted struct {
+	http.ResponseWriter
+	by   time.Duration
+	done bool
+}
+
+// Unwrap gives http.ResponseController the writer below.
+func (s *shifted) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// WriteHeader shifts the API server's Date, or if there is none, that of this machine.
+func (s *shifted) WriteHeader(code int) {
+	if !s.done {
+		date, err := http.ParseTime(s.Header().Get("Date"))
+		if err != nil {
+			date = time.Now()
+		}
+		s.Header().Set("Date", date.Add(s.by).UTC().Format(http.TimeFormat))
+		s.done = true
+	}
+	s.ResponseWriter.WriteHeader(code)
+}
+
+// stalling is a ResponseWriter that takes nothing from an instant on, until ctx ends.
+type stalling struct {
+	http.ResponseWriter
+	ctx  context.Context
+	from time.Time
+}
+
+// Unwrap gives http.ResponseController the writer below.
+func (s *stalling) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// Write blocks after the instant.
+func (s *stalling) Write(data []byte) (int, error) {
+	if time.Now().Before(s.from) {
+		return s.ResponseWriter.Write(data)
+	}
+	<-s.ctx.Done()
+	return 0, s.ctx.Err()
+}
