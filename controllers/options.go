@@ -91,7 +91,7 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 	if r := o.Signer; r != nil {
 		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, nil))))
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.Schedule))))
 	}
 	if r := o.Cleaner; r != nil {
 		r.Clock = firstClock(r.Clock, o.Clock)

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
@@ -35,7 +36,7 @@ type places struct {
 	newest *lru.Cache // flow → creation of its newest request
 	// waiting are those of seen that may be woken, so that a wake-up costs nothing for what has long been decided, and no
 	// more for a node with thousands of requests than for one with ten.
-	waiting map[flow]*newest
+	waiting map[flow]*fairqueue.Newest
 }
 
 // of returns the traits of obj.
@@ -58,7 +59,7 @@ func (p *places) get(name string) (traits, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.seen == nil {
-		p.seen, p.newest, p.waiting = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(placed), map[flow]*newest{}
+		p.seen, p.newest, p.waiting = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(placed), map[flow]*fairqueue.Newest{}
 	}
 	last, known := p.seen.Get(name)
 	if !known {
@@ -74,11 +75,11 @@ func (p *places) wait(obj *certificatesv1.CertificateSigningRequest) {
 	defer p.mu.Unlock()
 	requests, known := p.waiting[about.flow]
 	if !known {
-		requests = &newest{}
+		requests = &fairqueue.Newest{}
 		p.waiting[about.flow] = requests
 	}
-	if key := keyOf(obj.Name); requests.index(key, about.created) < 0 {
-		requests.add(key, about.created)
+	if key := keyOf(obj.Name); requests.Index(key, about.created) < 0 {
+		requests.Add(key, about.created)
 	}
 }
 
@@ -104,8 +105,8 @@ func (p *places) evicted(name lru.Key, last any) {
 	if !known {
 		return
 	}
-	requests.remove(keyOf(name.(string)), about.created)
-	if len(requests.items) == 0 {
+	requests.Remove(keyOf(name.(string)), about.created)
+	if requests.Len() == 0 {
 		delete(p.waiting, about.flow)
 	}
 }
@@ -116,9 +117,9 @@ func (p *places) woken(most int, waits func(traits) bool) []reconcile.Request {
 	defer p.mu.Unlock()
 	var found []reconcile.Request
 	for _, requests := range p.waiting {
-		for _, item := range requests.items[max(0, len(requests.items)-most):] {
-			if about, known := p.seen.Get(item.key.Name); known && waits(about.(traits)) {
-				found = append(found, item.key)
+		for _, key := range requests.Last(most) {
+			if about, known := p.seen.Get(key.Name); known && waits(about.(traits)) {
+				found = append(found, key)
 			}
 		}
 	}
@@ -143,15 +144,15 @@ func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool 
 	if !known {
 		return false
 	}
-	at := requests.index(keyOf(obj.Name), about.created)
-	return at >= 0 && at < len(requests.items)-mostWoken
+	at := requests.Index(keyOf(obj.Name), about.created)
+	return at >= 0 && at < requests.Len()-mostWoken
 }
 
-// named is the place of a request that has been looked at: a queue asks while it is locked, when nothing may be read. It
-// is nobody's for one that is forgotten.
-func (p *places) named(key reconcile.Request) place {
+// queueKey returns the cached place of a request, or the zero place if it was evicted. It reads nothing: the queue holds
+// its lock.
+func (p *places) queueKey(key reconcile.Request) fairqueue.Place {
 	about, _ := p.get(key.Name)
-	return place{about.requester, about.node, about.created}
+	return fairqueue.Place{Requester: fairqueue.DigestOf(about.requester), Node: fairqueue.DigestOf(about.node), Created: about.created}
 }
 
 func readTraits(obj *certificatesv1.CertificateSigningRequest) traits {

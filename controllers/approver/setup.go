@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -124,7 +125,7 @@ func (r *Reconciler) queues(obj client.Object) bool {
 
 // Schedule is the order in which a work queue of this controller gives requests out.
 func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] {
-	return newSchedule(r.places.named)
+	return fairqueue.New(r.places.queueKey)
 }
 
 // check returns all that is wrong with what cannot be filled in.

@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 )
 
 // named gives a request a name of its own.
@@ -238,7 +240,7 @@ func TestTraits(t *testing.T) {
 		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
 		for range 2 {
 			got := p.of(test.obj)
-			if text := fmt.Sprintf("%s %s %t", got.requester, got.node, got.renewal); text != test.want || p.named(keyOf("csr-1")) != (place{got.requester, got.node, now}) {
+			if text := fmt.Sprintf("%s %s %t", got.requester, got.node, got.renewal); text != test.want || p.queueKey(keyOf("csr-1")) != (fairqueue.Place{Requester: fairqueue.DigestOf(got.requester), Node: fairqueue.DigestOf(got.node), Created: now}) {
 				t.Errorf("%s: %q, want %q", name, text, test.want)
 			}
 		}

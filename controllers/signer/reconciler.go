@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -57,6 +58,7 @@ type Reconciler struct {
 	Audit *audit.Log
 
 	started startedAt
+	places  fairqueue.Places
 }
 
 // Judgement is what is to become of an approved request: to be signed by Authority, or if that is nil, Outcome (Failed,

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -40,10 +39,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(func(obj client.Object) bool {
-			request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-			return ok && (r.signable(request) || r.DryRun && r.rehearsable(request))
-		}))).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
 		WithOptions(options)
 	r.warnOfSharing(mgr)
 	pairs := r.keyPairs()

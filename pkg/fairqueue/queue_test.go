@@ -1,4 +1,4 @@
-package approver
+package fairqueue
 
 import (
 	"fmt"
@@ -7,20 +7,27 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// inPlaces is a schedule of requests whose names say where they stand: requester/node/age in seconds.
-func inPlaces() *schedule {
-	return newSchedule(func(key reconcile.Request) place {
+var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+func keyOf(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
+}
+
+// inPlaces returns a Queue of requests whose names are their places: requester/node/age in seconds.
+func inPlaces() *Queue {
+	return New(func(key reconcile.Request) Place {
 		parts := strings.Split(key.Name, "/")
 		var age int
 		_, _ = fmt.Sscan(parts[2], &age)
-		return place{parts[0], parts[1], now.Add(-time.Duration(age) * time.Second)}
+		return Place{DigestOf(parts[0]), DigestOf(parts[1]), now.Add(-time.Duration(age) * time.Second)}
 	})
 }
 
-func popAll(s *schedule) string {
+func popAll(s *Queue) string {
 	var all []string
 	for s.Len() > 0 {
 		all = append(all, s.Pop().Name)
@@ -28,7 +35,7 @@ func popAll(s *schedule) string {
 	return strings.Join(all, " ")
 }
 
-func TestScheduleIsPinned(t *testing.T) {
+func TestQueueOrder(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ push, want string }{
 		"nothing":                                 {"", ""},
@@ -55,7 +62,7 @@ func TestScheduleIsPinned(t *testing.T) {
 }
 
 // A requester with thousands of requests, for one node or for many, delays another's by one.
-func TestScheduleIsFair(t *testing.T) {
+func TestQueueIsFair(t *testing.T) {
 	t.Parallel()
 	for name, item := range map[string]func(int) string{
 		"for one node":   func(i int) string { return fmt.Sprintf("hostile/n/%d", i) },
@@ -74,7 +81,7 @@ func TestScheduleIsFair(t *testing.T) {
 }
 
 // Whatever is pushed and popped, nothing is lost and nothing comes twice.
-func TestScheduleLosesNothing(t *testing.T) {
+func TestQueueLosesNothing(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	s, inside := inPlaces(), map[string]bool{}
