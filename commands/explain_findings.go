@@ -59,7 +59,7 @@ func (e *explainer) explain(ctx context.Context, obj *certificatesv1.Certificate
 
 func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *findings {
 	f := &findings{obj: obj, now: e.clock.Now(), state: csr.StateOf(obj)}
-	f.req, f.unreadable = csr.Parse(obj)
+	f.req, f.unreadable = e.options.RequestLimits.Parse(obj)
 	if r := e.options.Approver; r != nil {
 		for i := range r.Rules {
 			if r.Rules[i].SignerName == obj.Spec.SignerName {

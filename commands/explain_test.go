@@ -2,6 +2,9 @@ package commands
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -11,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +43,8 @@ func approverScenarios(t testing.TB) map[string]scenario {
 		"NotAuthorized":        {obj: explainRequest(t), stored: []client.Object{goodSecret(t), refusedEvent()}},
 		"ShapeMismatch":        {obj: explainRequest(t, forSigner(certificatesv1.KubeAPIServerClientKubeletSignerName, signature, serverAuth)), grants: []string{"nodeclient"}},
 		"Malformed":            {obj: explainRequest(t, func(obj *request) { obj.Spec.Request = []byte("hello") })},
+		"RequestTooLarge":      {obj: explainRequest(t, tooManyUnits(t))},
+		"KeyNotPermitted":      {obj: explainRequest(t, ofP224(t))},
 		"NodeBlocked":          {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
 		"InventoryUnavailable": {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t)}},
 	})
@@ -66,6 +72,8 @@ func signerScenarios(t testing.TB) map[string]scenario {
 		"KeyTooWeak": {obj: explainRequest(t, autoApproved, func(obj *request) {
 			obj.Spec.Request = explainPayload(t, &x509.CertificateRequest{Subject: nodeName()}, explainWeakKey())
 		})},
+		"RequestTooLarge":     {obj: explainRequest(t, tooManyUnits(t), autoApproved)},
+		"KeyNotPermitted":     {obj: explainRequest(t, ofP224(t), autoApproved)},
 		"SubjectNotPermitted": {obj: explainRequest(t, forSigner(apiServerClient), asking(t, masters), autoApproved)},
 		"Malformed":           {obj: explainRequest(t, autoApproved, forged)},
 		"RequestTooOld":       {obj: explainRequest(t, withCondition(certificatesv1.CertificateApproved, "ByHand", "Yes.", 61*time.Minute))},
@@ -118,6 +126,23 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"hostile": {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}},
 	}
 	return all
+}
+
+// tooManyUnits asks for more subject attributes than are read.
+func tooManyUnits(t testing.TB) func(*request) {
+	subject := nodeName()
+	subject.OrganizationalUnit = slices.Repeat([]string{"unit"}, 300)
+	return asking(t, x509.CertificateRequest{Subject: subject})
+}
+
+func ofP224(t testing.TB) func(*request) {
+	key, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(obj *request) {
+		obj.Spec.Request = explainPayload(t, &x509.CertificateRequest{Subject: nodeName()}, key)
+	}
 }
 
 func shortLived(t testing.TB) *corev1.Secret {

@@ -30,23 +30,27 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if err != nil {
 		return Options{}, err
 	}
-	options := Options{Concurrency: Concurrency(c.Concurrency), Audit: auditLog, BlockList: blockList(c)}
+	limits := requestLimits(c.RequestLimits)
+	options := Options{Concurrency: Concurrency(c.Concurrency), RequestLimits: limits, Audit: auditLog, BlockList: blockList(c)}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
-		options.Approver.DryRun = c.DryRuns(config.ApproverController)
+		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), limits
 	}
 	if c.Enabled(config.SignerController) {
 		signers, err := signersOf(c)
 		if err != nil {
 			return Options{}, err
 		}
-		options.Signer = &signer.Reconciler{Signers: signers, Retention: retention, DryRun: c.DryRuns(config.SignerController)}
+		options.Signer = &signer.Reconciler{
+			Signers: signers, Retention: retention, RequestLimits: limits, DryRun: c.DryRuns(config.SignerController),
+		}
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
 		options.Cleaner = &cleaner.Reconciler{
 			Retention: retention, SupersededAfter: c.Cleaning.SupersededAfter.Duration, DryRun: c.DryRuns(config.CleanerController),
-			Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
+			RequestLimits: limits,
+			Limiter:       flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
 		}
 	}
 	if c.Enabled(config.RotationController) {
@@ -63,6 +67,10 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	return options, nil
+}
+
+func requestLimits(c config.RequestLimits) csr.Limits {
+	return csr.Limits{RequestBytes: c.MaxRequestBytes, DERBytes: c.MaxDERBytes, SubjectAttributes: c.MaxSubjectAttributes, Names: c.MaxNames}
 }
 
 // blockList returns the list that is configured, if what needs one is on.

@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
@@ -29,6 +30,9 @@ type Options struct {
 	Signer   *signer.Reconciler
 	Cleaner  *cleaner.Reconciler
 	Rotation *rotation.Reconciler
+
+	// RequestLimits bound what the controllers read of a request, unless they have their own.
+	RequestLimits csr.Limits
 
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
@@ -84,17 +88,17 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 func (o Options) setupControllers(mgr manager.Manager) error {
 	var errs []error
 	if r := o.Approver; r != nil {
-		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
+		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver, r.Schedule))))
 	}
 	if r := o.Signer; r != nil {
-		r.BlockList = cmp.Or(r.BlockList, o.BlockList)
+		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.Schedule))))
 	}
 	if r := o.Cleaner; r != nil {
-		r.Clock = firstClock(r.Clock, o.Clock)
+		r.Clock, r.RequestLimits = firstClock(r.Clock, o.Clock), cmp.Or(r.RequestLimits, o.RequestLimits)
 		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
 	}
 	if r := o.Rotation; r != nil {

@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -104,17 +105,29 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 		Verdict: Wait,
 		Reason:  "NotAuthorized",
 		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
-			csr.Shorten(req.Requester.Username), groups(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
+			csr.Shorten(req.Requester.Username), texts(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
 	}
 }
 
-// groups leaves out what makes a message too long to be read.
-func groups(all []string) []string {
+// texts bounds the number and the length of texts that a requester has chosen, for a message.
+func texts(all []string) []string {
 	const most = 8
-	if len(all) <= most {
-		return all
+	shown := make([]string, 0, most+1)
+	for i, text := range all {
+		if i == most {
+			return append(shown, fmt.Sprintf("and %d more", len(all)-most))
+		}
+		shown = append(shown, csr.Shorten(text))
 	}
-	return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", len(all)-most))
+	return shown
+}
+
+// unread is the Decision about a request that csr.Limits.Parse returns err for.
+func unread(err error) Decision {
+	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
+		return Decision{Verdict: Deny, Reason: refused.Reason, Message: refused.Message + "; a new request is needed"}
+	}
+	return Decision{Verdict: Wait, Reason: "InternalError", Message: csr.Fault(err)}
 }
 
 func malformed(err error) Decision {

@@ -212,8 +212,8 @@ func encodingInputs(t *testing.T) []input {
 		{name: "23 the wrong kind of block", obj: of(bytes.ReplaceAll(good, []byte("CERTIFICATE REQUEST"), []byte("NEW CERTIFICATE REQUEST"))), want: "Denied Malformed"},
 		{name: "23 nothing", obj: of(), want: "Denied Malformed"},
 		{name: "23 a thousand names", obj: asks(t, thousands[:1000]), want: "Waits SANNotOwned"},
-		{name: "23 more than a thousand names", obj: asks(t, thousands[:1001]), want: "Denied UnexpectedContent"},
-		{name: "23 thousands of names", obj: asks(t, thousands), want: "Denied UnexpectedContent"},
+		{name: "23 more than a thousand names", obj: asks(t, thousands[:1001]), want: "Denied RequestTooLarge"},
+		{name: "23 thousands of names", obj: asks(t, thousands), want: "Denied RequestTooLarge"},
 	}
 }
 
@@ -259,8 +259,8 @@ func TestInput18TheSameRequestAgain(t *testing.T) {
 	again := first.DeepCopy()
 	again.Name, again.UID = "csr-2", "uid-2"
 	again.CreationTimestamp.Time = now.Add(15 * time.Minute)
-	one, okOne := csr.AttemptOf(first)
-	two, okTwo := csr.AttemptOf(again)
+	one, okOne := csr.Limits{}.AttemptOf(first)
+	two, okTwo := csr.Limits{}.AttemptOf(again)
 	if !okOne || !okTwo || one != two {
 		t.Errorf("%+v and %+v are two attempts", one, two)
 	}

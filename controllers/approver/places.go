@@ -31,6 +31,8 @@ type traits struct {
 
 // places remembers the traits of requests. The zero value is ready; it is safe for concurrent use.
 type places struct {
+	limits csr.Limits // of what is read of a request
+
 	mu     sync.Mutex
 	seen   *lru.Cache // name → traits
 	newest *lru.Cache // flow → creation of its newest request
@@ -44,7 +46,7 @@ func (p *places) of(obj *certificatesv1.CertificateSigningRequest) traits {
 	if last, known := p.get(obj.Name); known && last.uid == obj.UID {
 		return last
 	}
-	read := readTraits(obj)
+	read := p.read(obj)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forget(obj.Name)
@@ -155,19 +157,17 @@ func (p *places) queueKey(key reconcile.Request) fairqueue.Place {
 	return fairqueue.Place{Requester: fairqueue.DigestOf(about.requester), Node: fairqueue.DigestOf(about.node), Created: about.created}
 }
 
-func readTraits(obj *certificatesv1.CertificateSigningRequest) traits {
+func (p *places) read(obj *certificatesv1.CertificateSigningRequest) traits {
 	read := traits{flow: flow{signer: obj.Spec.SignerName, requester: obj.Spec.Username}, uid: obj.UID, created: obj.CreationTimestamp.Time}
-	req, err := csr.Parse(obj)
+	req, err := p.limits.Parse(obj)
 	if err != nil {
 		return read
 	}
 	read.node = strings.Clone(req.NodeName())
 	read.renewal = obj.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName &&
 		strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && req.Cert.Subject.CommonName == obj.Spec.Username
-	if len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) <= maxNames {
-		for _, san := range inventory.SANs(req.Cert) {
-			read.sans = append(read.sans, digest(san))
-		}
+	for _, san := range inventory.SANs(req.Cert) {
+		read.sans = append(read.sans, digest(san))
 	}
 	return read
 }

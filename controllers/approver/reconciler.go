@@ -42,6 +42,9 @@ type Reconciler struct {
 	// Denial is DenialNever when empty.
 	Denial Denial
 
+	// RequestLimits bound what is read of a request. A larger one is ignored, or denied with DenialPermanent.
+	RequestLimits csr.Limits
+
 	// DryRun writes to no request: what would be decided is told, and compared with what another approver does.
 	DryRun bool
 
@@ -125,9 +128,9 @@ func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.Certificate
 	if rule == nil {
 		return nil, Decision{}, nil
 	}
-	req, err := csr.Parse(obj)
+	req, err := r.RequestLimits.Parse(obj)
 	if err != nil {
-		return nil, malformed(err), nil
+		return nil, unread(err), nil
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
 		return req, Decision{Verdict: Wait, Reason: reason, Message: message}, nil

@@ -90,11 +90,6 @@ type violation struct {
 	message string
 }
 
-// maxNames bounds the names and addresses that are looked up for one request, each of them among all Nodes and Services,
-// with every look: a request has room for 30,000, which keep a worker busy for most of a second. A node with many network
-// interfaces has hundreds.
-const maxNames = 1000
-
 // reviewServing judges what the request holds, before anything is looked up: the three rules of the TLS bootstrapping
 // document for kubernetes.io/kubelet-serving, each exactly.
 func reviewServing(req *csr.Request) []violation {
@@ -107,7 +102,7 @@ func reviewServing(req *csr.Request) []violation {
 	subject := req.Cert.Subject
 	deny(!req.Requester.IsNode(), "RequesterNotNode",
 		"the requester is user %q with groups %q, which is no kubelet: only a node (user system:node:NAME, group system:nodes) may ask for its serving certificate",
-		csr.Shorten(req.Requester.Username), groups(req.Requester.Groups))
+		csr.Shorten(req.Requester.Username), texts(req.Requester.Groups))
 	deny(subject.CommonName != req.Requester.Username || req.NodeName() == "", "CommonNameMismatch",
 		"common name %q is not the requester's user name %q", csr.Shorten(subject.CommonName), csr.Shorten(req.Requester.Username))
 	deny(!slices.Equal(subject.Organization, []string{csr.NodeGroup}), "ShapeMismatch",
@@ -119,11 +114,8 @@ func reviewServing(req *csr.Request) []violation {
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
 	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", texts(unexpected))
 	names := len(req.Cert.DNSNames) + len(req.Cert.IPAddresses)
-	deny(names > maxNames, "UnexpectedContent", "it asks for %d names and addresses, and may for at most %d", names, maxNames)
-	if names <= maxNames {
-		odd := oddNames(req.Cert.DNSNames)
-		deny(len(odd) > 0, "UnexpectedContent", "%q are no names of hosts", texts(odd))
-	}
+	odd := oddNames(req.Cert.DNSNames)
+	deny(len(odd) > 0, "UnexpectedContent", "%q are no names of hosts", texts(odd))
 	deny(names == 0, "SANMissing", "it asks for no DNS name and no IP address")
 	return found
 }
@@ -203,13 +195,4 @@ func refused(req *csr.Request, violations []violation) Decision {
 	}
 	decision.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s", req.SignerName, strings.Join(sentences, "; "), advice)
 	return decision
-}
-
-// texts shortens what a requester has chosen.
-func texts(all []string) []string {
-	shown := make([]string, 0, len(all))
-	for _, text := range all {
-		shown = append(shown, csr.Shorten(text))
-	}
-	return groups(shown)
 }

@@ -53,6 +53,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	for _, rule := range r.Rules { // there before its first event, so that the rate has it
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
+	r.places.limits = r.RequestLimits
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
 	if r.Inventory != nil {

@@ -36,6 +36,8 @@ type Reconciler struct {
 	// SupersededAfter is how long a pending request of a node is kept after the same requester has made a newer one that
 	// is pending too; zero is as long as any other.
 	SupersededAfter time.Duration
+	// RequestLimits bound what is read of a request.
+	RequestLimits csr.Limits
 	// DryRun deletes nothing and says what would be deleted.
 	DryRun bool
 
@@ -68,7 +70,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 			r.Attempts = mgr.GetCache()
 		}
 		ctx := context.Background() //nolint:forbidigo // nothing is waited for: the cache is not started yet
-		if err := mgr.GetFieldIndexer().IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, byAttempt, attempts); err != nil {
+		if err := mgr.GetFieldIndexer().IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, byAttempt, r.attempts); err != nil {
 			return fmt.Errorf("index requests by node: %w", err)
 		}
 	}

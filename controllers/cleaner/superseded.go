@@ -15,9 +15,9 @@ import (
 // byAttempt is the index of the requests that can supersede each other, so that each is parsed once for it.
 const byAttempt = "attempt"
 
-func attempts(obj client.Object) []string {
+func (r *Reconciler) attempts(obj client.Object) []string {
 	if request, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
-		if attempt, ok := csr.AttemptOf(request); ok {
+		if attempt, ok := r.RequestLimits.AttemptOf(request); ok {
 			return []string{attemptKey(attempt)}
 		}
 	}
@@ -40,7 +40,7 @@ func (r *Reconciler) superseded(ctx context.Context, obj *certificatesv1.Certifi
 	if first := created.Add(r.SupersededAfter); !now.After(first) && csr.StateOf(obj) == csr.Pending {
 		return first, nil
 	}
-	attempt, ok := csr.AttemptOf(obj)
+	attempt, ok := r.RequestLimits.AttemptOf(obj)
 	if !ok {
 		return time.Time{}, nil
 	}

@@ -45,7 +45,7 @@ func ofNode(t *testing.T, node string, seconds int, modify ...func(*request)) *r
 
 // indexed lists others by the index, as the manager's cache does.
 func indexed(others []*request) client.Client {
-	build := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&request{}, byAttempt, attempts)
+	build := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&request{}, byAttempt, (&Reconciler{}).attempts)
 	for _, other := range others {
 		build = build.WithObjects(other)
 	}

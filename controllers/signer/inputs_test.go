@@ -136,15 +136,17 @@ func TestInput16Keys(t *testing.T) {
 	}{
 		"16 RSA-1024":                   {payload(t, nodeRequest(), weakKey()), "Failed KeyTooWeak"},
 		"16 RSA-2048":                   {payload(t, nodeRequest(), must(rsa.GenerateKey(rand.Reader, 2048))), "Issued"},
-		"16 RSA-16384":                  {huge, "Issued"},
+		"16 RSA-16384":                  {huge, "Failed KeyNotPermitted"},
+		"16 RSA-524288":                 {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 500_000, 1), big.NewInt(65537)}).FullBytes), "Failed KeyNotPermitted"},
+		"16 P-224":                      {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))), "Failed KeyNotPermitted"},
 		"16 Ed25519":                    {payload(t, nodeRequest(), edKey), "Issued"},
 		"16 P-256":                      {payload(t, nodeRequest(), leafKey()), "Issued"},
 		"16 P-521":                      {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))), "Issued"},
 		"16 P-256, signed with SHA-1":   {signedWithSHA1(t), "Issued"}, // it proves that the key is there, and no more
-		"16 ML-DSA-65":                  {ofKey(t, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, asn1.RawValue{}, make([]byte, 1952)), "Failed KeyTooWeak"},
-		"16 DSA":                        {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 10040, 4, 1}, raw(t, []*big.Int{big.NewInt(23), big.NewInt(11), big.NewInt(4)}), raw(t, big.NewInt(3)).FullBytes), "Failed KeyTooWeak"},
-		"16 RSA with an even exponent":  {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).Lsh(big.NewInt(1), 2047), big.NewInt(2)}).FullBytes), "Failed Malformed"},
-		"16 RSA whose key is not there": {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 16383, 1), big.NewInt(65537)}).FullBytes), "Failed Malformed"},
+		"16 ML-DSA-65":                  {ofKey(t, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, asn1.RawValue{}, make([]byte, 1952)), "Failed KeyNotPermitted"},
+		"16 DSA":                        {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 10040, 4, 1}, raw(t, []*big.Int{big.NewInt(23), big.NewInt(11), big.NewInt(4)}), raw(t, big.NewInt(3)).FullBytes), "Failed KeyNotPermitted"},
+		"16 RSA with an even exponent":  {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).Lsh(big.NewInt(1), 2047), big.NewInt(2)}).FullBytes), "Failed KeyNotPermitted"},
+		"16 RSA whose key is not there": {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 8191, 1), big.NewInt(65537)}).FullBytes), "Failed Malformed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

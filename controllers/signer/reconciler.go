@@ -44,6 +44,8 @@ type Reconciler struct {
 	// Retention is the cleaner's: what is due for deletion is no longer signed, so that a backlog of stale approvals
 	// never turns into certificates.
 	Retention csr.RetentionPolicy
+	// RequestLimits bound what is read of a request. A larger one is Failed.
+	RequestLimits csr.Limits
 	// DryRun signs nothing and writes to no request: what would become of it is told.
 	DryRun bool
 	// BlockList, if set, names the nodes for which nothing is signed, whoever approved. Somebody else runs it.
@@ -124,9 +126,9 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 		return Judgement{Outcome: Ignore, Reason: "RequestTooOld",
 			Message: fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed", at.UTC().Format(time.RFC3339))}
 	}
-	req, err := csr.Parse(obj)
+	req, err := r.RequestLimits.Parse(obj)
 	if err != nil {
-		return Judgement{Outcome: Failed, Reason: "Malformed", Message: err.Error()}
+		return unread(err)
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
 		return Judgement{Request: req, Outcome: Wait, Reason: reason, Message: message} // it may be taken off the list
@@ -142,6 +144,14 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
 	}
 	return Judgement{Request: req, Authority: authority, LifetimeCap: longest}
+}
+
+// unread is the Judgement of a request that csr.Limits.Parse returns err for.
+func unread(err error) Judgement {
+	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
+		return Judgement{Outcome: Failed, Reason: refused.Reason, Message: refused.Message}
+	}
+	return Judgement{Outcome: Wait, Reason: "InternalError", Message: csr.Fault(err)}
 }
 
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {

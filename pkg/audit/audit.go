@@ -20,11 +20,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // maxMessage bounds a message in the log, in bytes, as an Event's note is.
 const maxMessage = 1024
+
+// maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
+const maxSubject = 2 * 64 << 10
 
 // errorsTotal counts what the audit log did not take.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
@@ -109,7 +113,7 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 	if req == nil {
 		return record
 	}
-	record.Subject, record.KeySHA256 = req.Cert.Subject.String(), req.KeyFingerprint()
+	record.Subject, record.KeySHA256 = ca.SubjectText(req.Cert.Subject, maxSubject), req.KeyFingerprint()
 	record.DNSNames, record.Emails = req.Cert.DNSNames, req.Cert.EmailAddresses
 	for _, address := range req.Cert.IPAddresses {
 		record.Addresses = append(record.Addresses, address.String())

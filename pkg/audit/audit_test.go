@@ -58,7 +58,7 @@ func TestWrite(t *testing.T) {
 	got := strings.Split(strings.TrimSuffix(string(written), "\n"), "\n")
 	want := []string{
 		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a","requester":{"username":"user","groups":["g"]},` +
-			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 1024-len("…")) + `…"}`,
+			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 1024-len("...")) + `..."}`,
 		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

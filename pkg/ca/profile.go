@@ -1,9 +1,6 @@
 package ca
 
 import (
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/rsa"
 	"crypto/x509/pkix"
 	"fmt"
 	"slices"
@@ -130,31 +127,18 @@ type Violation struct{ Reason, Message string }
 // Check returns why req can never be issued under p; none means that it can.
 func (p Profile) Check(req Request) []Violation {
 	var found []Violation
-	if message := p.weakKey(req.PublicKey); message != "" {
-		found = append(found, Violation{Reason: "KeyTooWeak", Message: message})
+	if violation := p.checkKey(req.PublicKey); violation != nil {
+		found = append(found, *violation)
 	}
 	for _, pattern := range p.config.ForbiddenSubjects {
 		if matchesSubject(pattern, req.Subject) {
 			found = append(found, Violation{
 				Reason:  "SubjectNotPermitted",
-				Message: fmt.Sprintf("subject %q is not permitted: this signer never issues %s", req.Subject, pattern),
+				Message: fmt.Sprintf("subject %+q is not permitted: this signer never issues %s", SubjectText(req.Subject, maxSubjectText), pattern),
 			})
 		}
 	}
 	return found
-}
-
-func (p Profile) weakKey(public any) string {
-	switch key := public.(type) {
-	case *rsa.PublicKey:
-		if bits := key.N.BitLen(); bits < p.config.MinRSABits {
-			return fmt.Sprintf("RSA key of %d bits is too weak: at least %d bits are needed", bits, p.config.MinRSABits)
-		}
-	case *ecdsa.PublicKey, ed25519.PublicKey:
-	default:
-		return fmt.Sprintf("public key of type %T is not supported: use RSA, ECDSA or Ed25519", public)
-	}
-	return ""
 }
 
 func matchesSubject(pattern string, subject pkix.Name) bool {

@@ -76,6 +76,12 @@ func TestProfileCheck(t *testing.T) {
 	forbidden := func(subject, pattern string) ca.Violation {
 		return ca.Violation{Reason: "SubjectNotPermitted", Message: "subject \"" + subject + "\" is not permitted: this signer never issues " + pattern}
 	}
+	unpermitted := func(message string) []ca.Violation {
+		return []ca.Violation{{Reason: "KeyNotPermitted", Message: message + "; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"}}
+	}
+	rsaOf := func(bits uint, exponent int) *rsa.PublicKey {
+		return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), int(bits-1), 1), E: exponent}
+	}
 	weak := func(message string) []ca.Violation { return []ca.Violation{{Reason: "KeyTooWeak", Message: message}} }
 	shortRSA := &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2046), E: 65537}
 
@@ -86,7 +92,7 @@ func TestProfileCheck(t *testing.T) {
 		want    []ca.Violation
 	}{
 		"P-256":                   {},
-		"P-224":                   {key: keys["P-224"]().Public()},
+		"P-224":                   {key: keys["P-224"]().Public(), want: unpermitted("ECDSA keys on the curve P-224 are not permitted")},
 		"P-521":                   {key: keys["P-521"]().Public()},
 		"Ed25519":                 {key: keys["Ed25519"]().Public()},
 		"RSA of 2048 bits":        {key: keys["RSA-2048"]().Public()},
@@ -94,8 +100,17 @@ func TestProfileCheck(t *testing.T) {
 		"RSA of 1024 bits":        {key: keys["RSA-1024"]().Public(), want: weak("RSA key of 1024 bits is too weak: at least 2048 bits are needed")},
 		"RSA of 1024 bits is let": {config: ca.ProfileConfig{MinRSABits: 1024}, key: keys["RSA-1024"]().Public()},
 		"RSA of 2048 bits is not": {config: ca.ProfileConfig{MinRSABits: 3072}, key: keys["RSA-2048"]().Public(), want: weak("RSA key of 2048 bits is too weak: at least 3072 bits are needed")},
-		"X25519":                  {key: must(ecdh.X25519().GenerateKey(rand.Reader)).PublicKey(), want: weak("public key of type *ecdh.PublicKey is not supported: use RSA, ECDSA or Ed25519")},
-		"unknown to Go":           {key: struct{}{}, want: weak("public key of type struct {} is not supported: use RSA, ECDSA or Ed25519")},
+		"X25519":                  {key: must(ecdh.X25519().GenerateKey(rand.Reader)).PublicKey(), want: unpermitted("public keys of type *ecdh.PublicKey are not permitted")},
+		"unknown to Go":           {key: struct{}{}, want: unpermitted("public keys of type struct {} are not permitted")},
+		"RSA of 8192 bits":        {key: rsaOf(8192, 65537)},
+		"RSA of 8193 bits":        {key: rsaOf(8193, 65537), want: unpermitted("RSA keys of 8193 bits are not permitted")},
+		"RSA of 524288 bits":      {key: rsaOf(524288, 65537), want: unpermitted("RSA keys of 524288 bits are not permitted")},
+		"RSA exponent of 1":       {key: rsaOf(2048, 1), want: unpermitted("RSA keys with the public exponent 1 are not permitted")},
+		"RSA exponent of 3":       {key: rsaOf(2048, 3)},
+		"RSA exponent is even":    {key: rsaOf(2048, 65536), want: unpermitted("RSA keys with the public exponent 65536 are not permitted")},
+		"RSA exponent of 31 bits": {key: rsaOf(2048, 1<<31-1)},
+		"RSA exponent of 32 bits": {key: rsaOf(2048, 1<<31+1), want: unpermitted("RSA keys with the public exponent 2147483649 are not permitted")},
+		"RSA long and weak at e":  {key: rsaOf(512, 1), want: unpermitted("RSA keys with the public exponent 1 are not permitted")},
 
 		"another organization":       {config: masters, subject: pkix.Name{Organization: []string{"system:nodes"}}},
 		"only a prefix of it":        {config: masters, subject: pkix.Name{Organization: []string{"system:masters2", "system:master"}}},

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // APIVersion and Kind are what a configuration file must say.
@@ -45,7 +46,9 @@ type Configuration struct {
 	Verbosity int       `json:"verbosity"`
 	Audit     Audit     `json:"audit"`
 	SelfCheck SelfCheck `json:"selfCheck"`
-	Approval  Approval  `json:"approval"`
+	// RequestLimits bound what is read of a request. A larger one is never approved or signed.
+	RequestLimits RequestLimits `json:"requestLimits"`
+	Approval      Approval      `json:"approval"`
 	// NodeBlockList is namespace/name of a ConfigMap with the names of nodes for which nothing is approved or signed.
 	NodeBlockList string   `json:"nodeBlockList,omitempty"`
 	Signing       Signing  `json:"signing"`
@@ -61,6 +64,16 @@ type Audit struct {
 	MaxSize    int `json:"maxSize"`
 	MaxBackups int `json:"maxBackups"`
 	MaxAge     int `json:"maxAge"`
+}
+
+// RequestLimits bound a request, before anything of it is parsed further, verified, compared or printed.
+type RequestLimits struct {
+	// MaxRequestBytes bounds spec.request, and MaxDERBytes the PKCS#10 request in its first PEM block.
+	MaxRequestBytes int `json:"maxRequestBytes"`
+	MaxDERBytes     int `json:"maxDERBytes"`
+	// MaxSubjectAttributes bounds the attributes of the subject, and MaxNames the subjectAltNames of all kinds together.
+	MaxSubjectAttributes int `json:"maxSubjectAttributes"`
+	MaxNames             int `json:"maxNames"`
 }
 
 // SelfCheck is what the manager asks the API server about its own ground: its rights, the kubelets', and whether its CA
@@ -196,6 +209,10 @@ func Default() *Configuration {
 			Interval:        metav1.Duration{Duration: time.Hour},
 			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
 			NodeGroups:      []string{"system:nodes"},
+		},
+		RequestLimits: RequestLimits{
+			MaxRequestBytes: csr.DefaultLimits.RequestBytes, MaxDERBytes: csr.DefaultLimits.DERBytes,
+			MaxSubjectAttributes: csr.DefaultLimits.SubjectAttributes, MaxNames: csr.DefaultLimits.Names,
 		},
 		Approval: Approval{
 			Denial: "Never",

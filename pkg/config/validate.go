@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 	errs = append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
 	errs = append(errs, c.Audit.validate(field.NewPath("audit"))...)
 	errs = append(errs, c.SelfCheck.validate(field.NewPath("selfCheck"))...)
+	errs = append(errs, c.RequestLimits.validate(field.NewPath("requestLimits"))...)
 	errs = append(errs, c.Approval.validate(field.NewPath("approval"))...)
 	errs = append(errs, c.Signing.validate(field.NewPath("signing"), manager && c.Enabled(SignerController))...)
 	errs = append(errs, c.Rotation.validate(field.NewPath("rotation"))...)
@@ -28,6 +30,15 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 		errs = append(errs, c.Signing.validateGuarded(field.NewPath("signing"))...)
 	}
 	return append(errs, c.Cleaning.validate(field.NewPath("cleaning"))...)
+}
+
+func (l RequestLimits) validate(path *field.Path) field.ErrorList {
+	return slices.Concat(
+		atLeast(path.Child("maxRequestBytes"), l.MaxRequestBytes, 1),
+		atLeast(path.Child("maxDERBytes"), l.MaxDERBytes, 1),
+		atLeast(path.Child("maxSubjectAttributes"), l.MaxSubjectAttributes, 1),
+		atLeast(path.Child("maxNames"), l.MaxNames, 1),
+	)
 }
 
 func (c *Configuration) validateGeneric() field.ErrorList {
@@ -97,6 +108,9 @@ func (s *Signing) validate(path *field.Path, needed bool) field.ErrorList {
 	errs := s.CA.validate(path)
 	errs = append(errs, lifetime(path.Child("duration"), &s.Duration)...)
 	errs = append(errs, atLeast(path.Child("minRSABits"), s.MinRSABits, 1024)...)
+	if s.MinRSABits > ca.MaxRSABits {
+		errs = append(errs, field.Invalid(path.Child("minRSABits"), s.MinRSABits, fmt.Sprintf("longer RSA keys than %d bits are never permitted", ca.MaxRSABits)))
+	}
 	errs = append(errs, subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)...)
 	seen := map[string]bool{}
 	specific := false

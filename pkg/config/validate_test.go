@@ -117,7 +117,12 @@ func TestValidate(t *testing.T) {
 				`signing.signers[example.com/a].certFile: Invalid value: "d": a CA in files can't be rotated: with rotation.enabled it must be in a Secret`,
 			},
 		},
-		"lifetime":        {body: secret, args: []string{"--cluster-signing-duration=2m"}, want: []string{`--cluster-signing-duration: Invalid value: "2m0s": 2m0s` + tooShort}},
+		"lifetime": {body: secret, args: []string{"--cluster-signing-duration=2m"}, want: []string{`--cluster-signing-duration: Invalid value: "2m0s": 2m0s` + tooShort}},
+		"no request": {body: "requestLimits: {maxRequestBytes: 0, maxDERBytes: 0, maxSubjectAttributes: 0, maxNames: -1}\nsigning: {secret: ns/ca}\n", want: []string{
+			"requestLimits.maxRequestBytes: Invalid value: 0: is too low", "requestLimits.maxDERBytes: Invalid value: 0: is too low",
+			"requestLimits.maxSubjectAttributes: Invalid value: 0: is too low", "requestLimits.maxNames: Invalid value: -1: is too low",
+		}},
+		"RSA bits, most":  {body: "signing: {secret: ns/ca, minRSABits: 8193}\n", want: []string{"signing.minRSABits: Invalid value: 8193: longer RSA keys than 8192 bits are never permitted"}},
 		"RSA bits":        {body: "signing: {secret: ns/ca, minRSABits: 1023}\n", want: []string{"signing.minRSABits: Invalid value: 1023: is too low"}},
 		"signer twice":    {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", want: []string{`signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`}},
 		"signer, no name": {body: "signing: {secret: ns/ca, signers: [{secret: ns/b, usages: [any]}]}\n", want: []string{`signing.signers[].name: Invalid value: "": want domain/name, such as example.com/client`}},

@@ -10,7 +10,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"time"
 
@@ -49,13 +48,24 @@ type Request struct {
 	payload *x509.CertificateRequest
 }
 
-// Parse reads obj. The first PEM block of spec.request must be a CERTIFICATE REQUEST (RFC 7468 section 7); what
-// follows it is ignored, as kube-controller-manager does (pkg/apis/certificates/helpers.go, ParseCSR). An error is
-// final: it is about the object's immutable spec.
+// Parse reads obj within DefaultLimits, as Limits.Parse does.
 func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
-	payload, err := parsePayload(obj.Spec.Request)
-	if err != nil {
-		return nil, err
+	return Limits{}.Parse(obj)
+}
+
+// Parse reads obj. The first PEM block of spec.request must be a CERTIFICATE REQUEST (RFC 7468 section 7); what
+// follows it is ignored, as kube-controller-manager does (pkg/apis/certificates/helpers.go, ParseCSR). A *Refused is
+// final: it is about the object's immutable spec. Any other error is a fault of the parser, and no answer about obj. A
+// panic becomes such an error, since informers call Parse in goroutines that nothing recovers.
+func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Request, err error) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			req, err = nil, fmt.Errorf("read spec.request of %s: panic: %v", obj.Name, fault)
+		}
+	}()
+	payload, refused := l.withDefaults().parsePayload(obj.Spec.Request)
+	if refused != nil {
+		return nil, refused
 	}
 	keyUsage, extKeyUsage, unknown := x509Usages(obj.Spec.Usages)
 	return &Request{
@@ -87,16 +97,44 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 	}, nil
 }
 
-func parsePayload(data []byte) (*x509.CertificateRequest, error) {
+// parsePKCS10 is a variable for the test of a parser that panics.
+var parsePKCS10 = x509.ParseCertificateRequest
+
+// parsePayload checks the limits and the key before it hands anything to crypto/x509.
+func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, *Refused) {
+	if len(data) > l.RequestBytes {
+		return nil, tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
+	}
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return nil, errors.New("spec.request is not a PEM block of type CERTIFICATE REQUEST")
+		return nil, &Refused{ReasonMalformed, "spec.request is not a PEM block of type CERTIFICATE REQUEST"}
 	}
-	payload, err := x509.ParseCertificateRequest(block.Bytes)
+	if len(block.Bytes) > l.DERBytes {
+		return nil, tooLarge("the PKCS#10 request in spec.request has", l.DERBytes, "bytes of DER", "maxDERBytes")
+	}
+	info, err := readOutline(block.Bytes)
 	if err != nil {
-		return nil, fmt.Errorf("spec.request holds no valid PKCS#10 request: %w", err)
+		return nil, malformed(err)
+	}
+	if refused := l.checkCounts(info); refused != nil {
+		return nil, refused
+	}
+	key, err := x509.ParsePKIXPublicKey(info.PublicKey.Raw) // it does no arithmetic on the key
+	if err != nil {
+		return nil, &Refused{ReasonKeyNotPermitted, fmt.Sprintf("the public key can't be read: %v; %s", err, ca.PermittedKeys)}
+	}
+	if violation := ca.CheckKey(key); violation != nil {
+		return nil, &Refused{violation.Reason, violation.Message}
+	}
+	payload, err := parsePKCS10(block.Bytes)
+	if err != nil {
+		return nil, malformed(err)
 	}
 	return payload, nil
+}
+
+func malformed(err error) *Refused {
+	return &Refused{ReasonMalformed, fmt.Sprintf("spec.request holds no valid PKCS#10 request: %v", err)}
 }
 
 // wish is the lifetime that was asked for; zero is none. A wish for no time at all, which the API server refuses, is still

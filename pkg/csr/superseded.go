@@ -13,9 +13,9 @@ const MinSupersededAfter = 15 * time.Minute
 // Attempt is what tells whether one request of a node stands in for another one.
 type Attempt struct{ Signer, Requester, Node string }
 
-// AttemptOf returns the Attempt that obj is; ok is false for what cannot be superseded: all but the pending requests for
+// AttemptOf returns the Attempt that obj, which is read within l, is; ok is false for what cannot be superseded: all but the pending requests for
 // Kubernetes' two signers of node certificates, for others may have reasons to ask twice.
-func AttemptOf(obj *certificatesv1.CertificateSigningRequest) (attempt Attempt, ok bool) {
+func (l Limits) AttemptOf(obj *certificatesv1.CertificateSigningRequest) (attempt Attempt, ok bool) {
 	switch obj.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
 	default:
@@ -24,7 +24,7 @@ func AttemptOf(obj *certificatesv1.CertificateSigningRequest) (attempt Attempt, 
 	if StateOf(obj) != Pending {
 		return Attempt{}, false
 	}
-	req, err := Parse(obj)
+	req, err := l.Parse(obj)
 	if err != nil || req.NodeName() == "" {
 		return Attempt{}, false
 	}

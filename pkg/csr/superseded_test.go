@@ -47,7 +47,7 @@ func TestAttemptOf(t *testing.T) {
 		if test.change != nil {
 			test.change(obj)
 		}
-		if got, ok := csr.AttemptOf(obj); got != test.want || ok != (test.want != csr.Attempt{}) {
+		if got, ok := (csr.Limits{}).AttemptOf(obj); got != test.want || ok != (test.want != csr.Attempt{}) {
 			t.Errorf("%s: %+v, %t", name, got, ok)
 		}
 	}

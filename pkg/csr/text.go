@@ -3,12 +3,14 @@ package csr
 import (
 	"strings"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 // maxText bounds what a requester can make logs and messages hold, in bytes.
 const maxText = 256
 
-const cut = "…"
+const cut = "..."
 
 // Shorten cuts text that a requester has chosen.
 func Shorten(text string) string { return ShortenTo(text, maxText) }
@@ -22,7 +24,7 @@ func ShortenTo(text string, room int) string {
 }
 
 // SubjectText is the subject as it would be issued, shortened, for logs and messages.
-func (r *Request) SubjectText() string { return Shorten(r.Cert.Subject.String()) }
+func (r *Request) SubjectText() string { return ca.SubjectText(r.Cert.Subject, maxText) }
 
 // Pause is how long a request of that age waits before it is looked at again without being woken: as long as it is
 // old, between a second and a minute. So the pause doubles, without anything being counted or lost at a restart.

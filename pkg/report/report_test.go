@@ -144,10 +144,10 @@ func TestNotesFitIntoAnEvent(t *testing.T) {
 	for name, test := range map[string]struct{ message, want string }{
 		"short":                       {"a", "a"},
 		"as long as fits":             {strings.Repeat("a", 1024), strings.Repeat("a", 1024)},
-		"a byte too long":             {strings.Repeat("a", 1025), strings.Repeat("a", 1021) + "…"},
-		"far too long":                {strings.Repeat("a", 100_000), strings.Repeat("a", 1021) + "…"},
-		"cut inside of a letter":      {strings.Repeat("ü", 600), strings.Repeat("ü", 510) + "…"},
-		"cut inside of a long letter": {strings.Repeat("a", 1018) + strings.Repeat("🔑", 9), strings.Repeat("a", 1018) + "…"},
+		"a byte too long":             {strings.Repeat("a", 1025), strings.Repeat("a", 1021) + "..."},
+		"far too long":                {strings.Repeat("a", 100_000), strings.Repeat("a", 1021) + "..."},
+		"cut inside of a letter":      {strings.Repeat("ü", 600), strings.Repeat("ü", 510) + "..."},
+		"cut inside of a long letter": {strings.Repeat("a", 1018) + strings.Repeat("🔑", 9), strings.Repeat("a", 1018) + "..."},
 		"format verbs are text":       {"%s %d %!", "%s %d %!"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestTheLeftOutCountIsToldWithALongMessageToo(t *testing.T) {
 	reporter.Request(request("last"), "user", "Sign", "Malformed", strings.Repeat("a", 2000))
 	const suffix = " (2 more Events about requests of this requester were left out)"
 	got := written.take()
-	if want := strings.Repeat("a", 1024-len("…")-len(suffix)) + "…" + suffix; len(got) != 1 || got[0].Note != want {
+	if want := strings.Repeat("a", 1024-len("...")-len(suffix)) + "..." + suffix; len(got) != 1 || got[0].Note != want {
 		t.Errorf("Events %v", got)
 	}
 }

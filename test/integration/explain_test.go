@@ -3,6 +3,9 @@ package integration
 import (
 	"bytes"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -14,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,7 +119,11 @@ func explainRows(t *testing.T) map[string]explainRow {
 		"RequestTooOld": {reason: "RequestTooOld", controller: "csr-signer", stored: true, approved: true, change: func(obj *request) {
 			obj.Status.Conditions[0].LastUpdateTime = metav1.NewTime(time.Now().Add(-2 * time.Hour))
 		}},
-		"KeyTooWeak": {reason: "KeyTooWeak", controller: "csr-signer", stored: true, approved: true, change: func(obj *request) { obj.Spec.Request = weakPayload(t) }},
+		"KeyTooWeak":      {reason: "KeyTooWeak", controller: "csr-signer", stored: true, approved: true, change: func(obj *request) { obj.Spec.Request = weakPayload(t) }},
+		"KeyNotPermitted": {reason: "KeyNotPermitted", controller: "csr-signer", stored: true, approved: true, change: func(obj *request) { obj.Spec.Request = p224Payload(t) }},
+		"RequestTooLarge": {reason: "RequestTooLarge", controller: "csr-approver", change: func(obj *request) {
+			obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{OrganizationalUnit: slices.Repeat([]string{"unit"}, 300)}})
+		}},
 		"SignerValidationFailure": {reason: "SignerValidationFailure", controller: "csr-signer", approved: true, change: func(obj *request) {
 			obj.Spec.SignerName, obj.Spec.Usages = certificatesv1.KubeAPIServerClientSignerName, []certificatesv1.KeyUsage{certificatesv1.UsageServerAuth}
 		}},
@@ -200,8 +208,22 @@ func weakPayload(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return keyPayload(t, weak)
+}
+
+func p224Payload(t *testing.T) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keyPayload(t, key)
+}
+
+func keyPayload(t *testing.T, key crypto.Signer) []byte {
+	t.Helper()
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, weak)
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
 		t.Fatal(err)
 	}

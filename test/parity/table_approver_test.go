@@ -34,6 +34,7 @@ var approverRows = map[string]row{
 	"bootstrapper":                          node,
 	"bootstrapper, with key encipherment":   with(node, func(r *row) { r.usages = usages("digital signature", "key encipherment", "client auth") }),
 	"bootstrapper, usages in another order": with(node, func(r *row) { r.usages = usages("client auth", "digital signature") }),
+	"bootstrapper, P-224":                   unpermitted(node, untouched),
 	"bootstrapper, RSA":                     with(node, func(r *row) { r.key = "RSA-2048" }),
 	"bootstrapper, empty node name":         with(node, func(r *row) { r.subject = nodeName("") }),
 	"bootstrapper, short lived":             with(node, func(r *row) { r.seconds = 3600 }),

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
@@ -45,14 +46,29 @@ var certificateRows = map[string]row{
 	"kubelet, unknown attributes": with(byHand, func(r *row) {
 		r.rawSubject = name(attribute{organization, "system:nodes"}, attribute{userID, "u"}, attribute{commonName, "system:node:n1"})
 	}),
-	"not ASCII":                       with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "Zoë", Organization: []string{"Größe"}} }),
-	"asks to be a CA":                 with(client, func(r *row) { r.names.ExtraExtensions = askForCA }),
-	"asks for an extension":           with(client, func(r *row) { r.names.ExtraExtensions = custom }),
-	"asks for an otherName":           with(client, func(r *row) { r.names.ExtraExtensions = otherName }),
-	"names twice":                     with(client, func(r *row) { r.names = sans("a.example.org", "a.example.org") }),
-	"key, RSA 2048":                   with(client, func(r *row) { r.key = "RSA-2048" }),
-	"key, RSA 4096":                   with(client, func(r *row) { r.key = "RSA-4096" }),
-	"key, P-224":                      with(client, func(r *row) { r.key = "P-224" }),
+	"not ASCII":                  with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "Zoë", Organization: []string{"Größe"}} }),
+	"asks to be a CA":            with(client, func(r *row) { r.names.ExtraExtensions = askForCA }),
+	"asks for an extension":      with(client, func(r *row) { r.names.ExtraExtensions = custom }),
+	"asks for an otherName":      with(client, func(r *row) { r.names.ExtraExtensions = otherName }),
+	"names twice":                with(client, func(r *row) { r.names = sans("a.example.org", "a.example.org") }),
+	"key, RSA 2048":              with(client, func(r *row) { r.key = "RSA-2048" }),
+	"key, RSA 4096":              with(client, func(r *row) { r.key = "RSA-4096" }),
+	"key, P-224":                 unpermitted(client, approvedFailed),
+	"key, P-224, kubelet client": unpermitted(byHand, approvedFailed),
+	"too many subject attributes": tooLarge("the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)", func(r *row) {
+		r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 257)...)
+	}),
+	"as many subject attributes as fit": with(client, func(r *row) { r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 256)...) }),
+	"too many names": tooLarge("the request asks for more than 1000 names and addresses (requestLimits.maxNames)", func(r *row) {
+		r.names = sans(slices.Repeat([]string{"a.example.org"}, 1001)...)
+	}),
+	"as many names as fit": with(client, func(r *row) { r.names = sans(slices.Repeat([]string{"a.example.org"}, 1000)...) }),
+	"too much DER": tooLarge("the PKCS#10 request in spec.request has more than 65536 bytes of DER (requestLimits.maxDERBytes)", func(r *row) {
+		r.rawSubject = name(attribute{organization, strings.Repeat("o", 64<<10)})
+	}),
+	"too much after the PEM block": tooLarge("spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)", func(r *row) {
+		r.payload = func(data []byte) []byte { return append(data, strings.Repeat("#", 128<<10)...) }
+	}),
 	"key, P-384":                      with(client, func(r *row) { r.key = "P-384" }),
 	"key, P-521":                      with(client, func(r *row) { r.key = "P-521" }),
 	"key, Ed25519":                    with(client, func(r *row) { r.key = "Ed25519" }),
@@ -109,6 +125,23 @@ func weak(base row) row {
 	return with(base, func(r *row) {
 		r.key, r.deviation, r.ours = "RSA-1024", "weak-rsa-key", approvedFailed
 		r.message = "KeyTooWeak: RSA key of 1024 bits is too weak: at least 2048 bits are needed"
+	})
+}
+
+// unpermitted is base with a kind of key that we refuse.
+func unpermitted(base row, ours string) row {
+	return with(base, func(r *row) {
+		r.key, r.deviation, r.ours = "P-224", "key-not-permitted", ours
+		if ours == approvedFailed {
+			r.message = "KeyNotPermitted: ECDSA keys on the curve P-224 are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+		}
+	})
+}
+
+// tooLarge is a request that change makes larger than we read.
+func tooLarge(message string, change func(*row)) row {
+	return with(client, change, func(r *row) {
+		r.deviation, r.ours, r.message = "too-large", approvedFailed, "RequestTooLarge: "+message
 	})
 }
 

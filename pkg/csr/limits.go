@@ -1,0 +1,179 @@
+package csr
+
+import (
+	"cmp"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"fmt"
+	"iter"
+)
+
+// The reasons of a Refused request (docs/reasons.md).
+const (
+	ReasonMalformed       = "Malformed"
+	ReasonTooLarge        = "RequestTooLarge"
+	ReasonKeyNotPermitted = "KeyNotPermitted"
+)
+
+// Refused is why a request can never be signed, whatever its signer: its immutable spec breaks a rule. Reason is a token
+// of docs/reasons.md.
+type Refused struct{ Reason, Message string }
+
+// Error implements error.
+func (r *Refused) Error() string { return r.Message }
+
+// Limits bound what is read of a request. They are checked before the request is parsed, verified, compared or rendered:
+// the requester pays a few bytes for each attribute and name, and every later step would pay more. A zero field has the
+// value of DefaultLimits.
+type Limits struct {
+	// RequestBytes bounds spec.request.
+	RequestBytes int
+	// DERBytes bounds the DER of the first PEM block in spec.request.
+	DERBytes int
+	// SubjectAttributes bounds the attributes of the subject.
+	SubjectAttributes int
+	// Names bounds the subjectAltNames of all kinds together.
+	Names int
+}
+
+// DefaultLimits leave room for a node with hundreds of network interfaces.
+var DefaultLimits = Limits{RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000}
+
+func (l Limits) withDefaults() Limits {
+	return Limits{
+		RequestBytes:      cmp.Or(l.RequestBytes, DefaultLimits.RequestBytes),
+		DERBytes:          cmp.Or(l.DERBytes, DefaultLimits.DERBytes),
+		SubjectAttributes: cmp.Or(l.SubjectAttributes, DefaultLimits.SubjectAttributes),
+		Names:             cmp.Or(l.Names, DefaultLimits.Names),
+	}
+}
+
+func tooLarge(what string, most int, unit, setting string) *Refused {
+	return &Refused{ReasonTooLarge, fmt.Sprintf("%s more than %d %s (requestLimits.%s)", what, most, unit, setting)}
+}
+
+// outline is a PKCS#10 request (RFC 2986 section 4), read no further than its limits need. It has the shape that
+// crypto/x509 reads first, so that both refuse the same DER with the same error.
+type outline struct {
+	Raw                asn1.RawContent
+	Info               outlineInfo
+	SignatureAlgorithm pkix.AlgorithmIdentifier
+	Signature          asn1.BitString
+}
+
+type outlineInfo struct {
+	Raw       asn1.RawContent
+	Version   int
+	Subject   asn1.RawValue
+	PublicKey struct {
+		Raw       asn1.RawContent
+		Algorithm pkix.AlgorithmIdentifier
+		PublicKey asn1.BitString
+	}
+	Attributes []asn1.RawValue `asn1:"tag:0"`
+}
+
+func readOutline(der []byte) (*outlineInfo, error) {
+	var read outline
+	rest, err := asn1.Unmarshal(der, &read)
+	if err == nil && len(rest) > 0 {
+		err = asn1.SyntaxError{Msg: "trailing data"}
+	}
+	return &read.Info, err
+}
+
+// checkCounts returns why the request holds too many attributes or names, or nil. It counts no further than the limit.
+func (l Limits) checkCounts(info *outlineInfo) *Refused {
+	if exceeds(subjectAttributes(info.Subject), l.SubjectAttributes) {
+		return tooLarge("the subject has", l.SubjectAttributes, "attributes", "maxSubjectAttributes")
+	}
+	if exceeds(subjectAltNames(info.Attributes), l.Names) {
+		return tooLarge("the request asks for", l.Names, "names and addresses", "maxNames")
+	}
+	return nil
+}
+
+func exceeds(all iter.Seq[asn1.RawValue], most int) bool {
+	count := 0
+	for range all {
+		if count++; count > most {
+			return true
+		}
+	}
+	return false
+}
+
+// subjectAttributes yields the attributes of subject, a sequence of sets of attributes. An empty set counts as one.
+func subjectAttributes(subject asn1.RawValue) iter.Seq[asn1.RawValue] {
+	return func(yield func(asn1.RawValue) bool) {
+		for set := range elements(subject.Bytes) {
+			if len(set.Bytes) == 0 && !yield(set) {
+				return
+			}
+			for attribute := range elements(set.Bytes) {
+				if !yield(attribute) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// subjectAltNames yields the names of every subjectAltName extension in attributes.
+func subjectAltNames(attributes []asn1.RawValue) iter.Seq[asn1.RawValue] {
+	return func(yield func(asn1.RawValue) bool) {
+		for _, raw := range attributes {
+			for extension := range requestedExtensions(raw) {
+				var names asn1.RawValue
+				if _, err := asn1.Unmarshal(extension.Value, &names); err != nil || !extension.Id.Equal(oidSubjectAltName) {
+					continue
+				}
+				for name := range elements(names.Bytes) {
+					if !yield(name) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// requestedExtensions yields the extensions in raw, if it is an extensionRequest attribute (RFC 2985 section 5.4.2).
+func requestedExtensions(raw asn1.RawValue) iter.Seq[pkix.Extension] {
+	return func(yield func(pkix.Extension) bool) {
+		var attribute struct {
+			ID     asn1.ObjectIdentifier
+			Values asn1.RawValue
+		}
+		if _, err := asn1.Unmarshal(raw.FullBytes, &attribute); err != nil || !attribute.ID.Equal(oidExtensionRequest) {
+			return
+		}
+		for list := range elements(attribute.Values.Bytes) {
+			for each := range elements(list.Bytes) {
+				var extension pkix.Extension
+				if _, err := asn1.Unmarshal(each.FullBytes, &extension); err == nil && !yield(extension) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// elements yields the DER elements of der one after another, up to the first that is malformed.
+func elements(der []byte) iter.Seq[asn1.RawValue] {
+	return func(yield func(asn1.RawValue) bool) {
+		for len(der) > 0 {
+			var element asn1.RawValue
+			rest, err := asn1.Unmarshal(der, &element)
+			if err != nil || !yield(element) {
+				return
+			}
+			der = rest
+		}
+	}
+}
+
+// Fault is the message about a request for which Parse returned err, which is not a *Refused.
+func Fault(err error) string {
+	return fmt.Sprintf("%v; this is a defect of csr-controller-manager: report it with this request; it is read again within a minute", err)
+}
