@@ -58,6 +58,10 @@ type Concurrency struct{ Approver, Signer, Cleaner int }
 // server (cmd/kube-controller-manager/app/certificates.go); `make bench-quick` shows it. One cleaner is as there.
 var DefaultConcurrency = Concurrency{Approver: 20, Signer: 20, Cleaner: 1}
 
+// cacheSyncTimeout is a century: controller-runtime ends the process when it has passed. A missing CRD, a missing right or an
+// API server that is away is waited for.
+const cacheSyncTimeout = 100 * 365 * 24 * time.Hour
+
 // Errors are retried after 200 ms as in kube-controller-manager, but after a minute at the most, so that what was
 // missing is noticed within one.
 const firstRetry, lastRetry = 200 * time.Millisecond, time.Minute
@@ -80,6 +84,9 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 		if err := o.setupSelfCheck(mgr); err != nil {
 			return err
 		}
+	}
+	if err := mgr.Add(&standby{cache: mgr.GetCache(), log: mgr.GetLogger().WithName("standby")}); err != nil {
+		return fmt.Errorf("keep the cache of a standby: %w", err)
 	}
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: o.passiveClock(), signers: o.signerNames()})
 }
@@ -150,11 +157,13 @@ func (o Options) controller(workers, otherwise int, order func() workqueue.Queue
 	if workers == 0 {
 		workers = otherwise
 	}
-	warm := true
+	warmUp := false
 	options := controller.Options{
 		MaxConcurrentReconciles: workers,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
-		EnableWarmup:            &warm, // a standby has its queue filled when it becomes the leader
+		CacheSyncTimeout:        cacheSyncTimeout,
+		// The queue of a standby would grow by every request ever seen. It is filled from the cache at the election.
+		EnableWarmup: &warmUp,
 	}
 	if order == nil && o.Clock != nil {
 		order = workqueue.DefaultQueue[reconcile.Request]

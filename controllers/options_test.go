@@ -47,8 +47,11 @@ func TestRetriesAndWorkers(t *testing.T) {
 	if pauses[0] != 200*time.Millisecond || pauses[1] != 400*time.Millisecond || pauses[11] != time.Minute {
 		t.Errorf("pauses %v", pauses)
 	}
-	if options.MaxConcurrentReconciles != 5 || options.EnableWarmup == nil || !*options.EnableWarmup || options.NewQueue != nil {
+	if options.MaxConcurrentReconciles != 5 || options.EnableWarmup == nil || *options.EnableWarmup || options.NewQueue != nil {
 		t.Errorf("%+v", options)
+	}
+	if options.CacheSyncTimeout < 10*365*24*time.Hour {
+		t.Errorf("the process ends when no cache has been filled for %s", options.CacheSyncTimeout)
 	}
 	if workers := (Options{}).controller(2, 5, nil).MaxConcurrentReconciles; workers != 2 {
 		t.Errorf("%d workers", workers)

@@ -24,11 +24,13 @@ const (
 	gatherFreed = 300 * time.Millisecond
 )
 
-// waker gathers what has changed.
+// waker gathers what has changed. It gathers nothing before its source runs: a standby would gather for as long as it waits,
+// and a controller that starts looks at every request anyway.
 type waker[K comparable] struct {
 	gather time.Duration
 
 	mu      sync.Mutex
+	runs    bool
 	news    map[K]bool
 	changed chan struct{}
 }
@@ -40,10 +42,16 @@ func newWaker[K comparable](gather time.Duration) *waker[K] {
 // wake notes that something about each of about has changed.
 func (w *waker[K]) wake(about ...K) {
 	w.mu.Lock()
-	for _, each := range about {
-		w.news[each] = true
+	runs := w.runs
+	if runs {
+		for _, each := range about {
+			w.news[each] = true
+		}
 	}
 	w.mu.Unlock()
+	if !runs {
+		return
+	}
 	select {
 	case w.changed <- struct{}{}:
 	default: // already on its way
@@ -62,6 +70,9 @@ func (w *waker[K]) take() map[K]bool {
 // source calls enqueue with what has changed.
 func (w *waker[K]) source(enqueue func(context.Context, workqueue.TypedRateLimitingInterface[reconcile.Request], map[K]bool)) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		w.mu.Lock()
+		w.runs = true
+		w.mu.Unlock()
 		go func() {
 			for {
 				select {

@@ -89,6 +89,7 @@ func TestWhoIsWoken(t *testing.T) {
 		"a node with no one": {func(w wakers) { w.node("z") }, ""},
 	} {
 		w, q := newWakers(), newTestQueue(t)
+		w.nodes.runs, w.freed.runs = true, true
 		test.change(w)
 		r.enqueueNodes(t.Context(), q, w.nodes.take())
 		r.enqueueFreed(t.Context(), q, w.freed.take())
@@ -186,6 +187,17 @@ func TestChangesAreGathered(t *testing.T) {
 	}
 	if got := <-rounds; len(got) != 1000 || time.Since(start) < w.gather {
 		t.Errorf("the second round is of %d, after %s", len(got), time.Since(start))
+	}
+}
+
+// A standby never takes what a waker gathers. Before the source starts, a waker must keep nothing.
+func TestWakerGathersNothingBeforeItsSourceStarts(t *testing.T) {
+	t.Parallel()
+	w := newWakers()
+	w.node("a")
+	w.free(sans("10.0.0.1"))
+	if nodes, freed := w.nodes.take(), w.freed.take(); len(nodes) > 0 || len(freed) > 0 {
+		t.Errorf("gathered %v and %v", nodes, freed)
 	}
 }
 

@@ -3,11 +3,15 @@ package integration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -51,4 +55,50 @@ func leaderAfter(t *testing.T, before string) string {
 		return nil
 	})
 	return *lease.Spec.HolderIdentity
+}
+
+// TestStandbyQueuesNothing makes and deletes requests while another replica leads. The queues of the standby stay empty. When
+// it is elected, it finds the request that waits in its cache.
+func TestStandbyQueuesNothing(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	lease := leaseOfAnother(t)
+	p := startManager(t, serviceAccountConfig(t))
+	waiting := createRequest(t, as(t, "joiner"), nodeRequest(t, "waits"))
+	for i := range 20 {
+		if err := admin.Delete(t.Context(), createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprint("gone-", i)))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, // the cache of the standby is filled
+		`csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 1`)
+	_, metrics := get(t.Context(), p.metrics, "/metrics")
+	for line := range strings.Lines(metrics) {
+		if strings.HasPrefix(line, "workqueue_adds_total{") && strings.Contains(line, `"csr-`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+			t.Errorf("the standby queues requests: %s", line)
+		}
+	}
+	if err := admin.Delete(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	reaches(t, waiting, csr.Issued)
+}
+
+// leaseOfAnother makes the Lease of the managers, held for an hour by a replica that does not exist.
+func leaseOfAnother(t *testing.T) *coordinationv1.Lease {
+	t.Helper()
+	now := metav1.NowMicro()
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To("another"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now,
+		},
+	}
+	if err := client.IgnoreNotFound(admin.Delete(t.Context(), lease.DeepCopy())); err != nil {
+		t.Fatal(err)
+	}
+	create(t, admin, lease)
+	return lease
 }

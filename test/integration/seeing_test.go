@@ -20,11 +20,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -164,15 +161,7 @@ func TestRequestsAreCountedAtScrape(t *testing.T) {
 		t.Fatal(err)
 	}
 	installRBAC(t)
-	now := metav1.NowMicro()
-	lease := metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}
-	if err := client.IgnoreNotFound(admin.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: lease})); err != nil {
-		t.Fatal(err)
-	}
-	create(t, admin, &coordinationv1.Lease{
-		ObjectMeta: lease,
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("another"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now},
-	})
+	leaseOfAnother(t)
 	p := startManager(t, serviceAccountConfig(t), "--controllers=approver")
 	const pending = `csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} `
 	const other = `csr_requests{signer="other",state="Denied"} `
