@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // Options is the whole configuration surface. A nil controller is left out. Fields of the controllers that are nil are
@@ -77,7 +78,11 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 			return err
 		}
 	}
-	if err := o.setupControllers(mgr); err != nil {
+	serverTime, err := o.serverTime(mgr)
+	if err != nil {
+		return err
+	}
+	if err := o.setupControllers(mgr, serverTime); err != nil {
 		return err
 	}
 	if o.SelfCheck != nil {
@@ -88,23 +93,26 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.Add(&standby{cache: mgr.GetCache(), log: mgr.GetLogger().WithName("standby")}); err != nil {
 		return fmt.Errorf("keep the cache of a standby: %w", err)
 	}
-	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: o.passiveClock(), signers: o.signerNames()})
+	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
 }
 
 // setupControllers returns all that is wrong with any of them.
-func (o Options) setupControllers(mgr manager.Manager) error {
+func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Clock) error {
 	var errs []error
 	if r := o.Approver; r != nil {
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
+		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver, r.Schedule))))
 	}
 	if r := o.Signer; r != nil {
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
+		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.Schedule))))
 	}
 	if r := o.Cleaner; r != nil {
+		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.RequestLimits = firstClock(r.Clock, o.Clock), cmp.Or(r.RequestLimits, o.RequestLimits)
 		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
 	}
@@ -131,11 +139,27 @@ func (o Options) signerNames() map[string]bool {
 	return names
 }
 
-func (o Options) passiveClock() clock.PassiveClock {
+// serverTime returns the time by which ages count. It is measured by a Runnable of mgr, unless there is a Clock.
+func (o Options) serverTime(mgr manager.Manager) (*servertime.Clock, error) {
 	if o.Clock != nil {
-		return o.Clock
+		return servertime.Of(o.Clock), nil
 	}
-	return clock.RealClock{}
+	measured, err := servertime.New(mgr.GetConfig(), mgr.GetLogger().WithName("clock"))
+	if err != nil {
+		return nil, err
+	}
+	if err := mgr.AddReadyzCheck("clock", measured.Ready); err != nil {
+		return nil, fmt.Errorf("add readiness check: %w", err)
+	}
+	return measured, mgr.Add(measured)
+}
+
+// timeOf returns the time by which a controller with a clock of its own, if any, counts ages.
+func timeOf(own clock.PassiveClock, set, shared *servertime.Clock) *servertime.Clock {
+	if own != nil && set == nil {
+		return servertime.Of(own)
+	}
+	return cmp.Or(set, shared)
 }
 
 func firstClock(own clock.PassiveClock, shared clock.WithTicker) clock.PassiveClock {

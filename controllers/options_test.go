@@ -21,7 +21,7 @@ func TestSetupOfNothing(t *testing.T) {
 
 func TestSetupNamesTheController(t *testing.T) {
 	t.Parallel()
-	options := Options{Signer: &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/a": {}}}}
+	options := Options{Clock: clocktesting.NewFakeClock(time.Time{}), Signer: &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/a": {}}}}
 	if err := options.SetupWithManager(nil); err == nil || err.Error() != "set up csr-signer: signer example.com/a has no KeyPair" {
 		t.Errorf("error %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // TestConfirm looks at what a cache that lags behind has wrong, the last time before an approval.
@@ -77,7 +78,7 @@ func TestConfirm(t *testing.T) {
 			policy, req, facts := joining()
 			policy.Users, policy.Rejoin = nil, true
 			req.Requester, facts.node, facts.renewed = test.who, test.cached, now
-			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, clock: clocktesting.NewFakePassiveClock(now)}}
+			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
 			b.confirm(t.Context(), req, facts)
 			got := b.Policy.judge(req, facts)
 			reason, text, _ := strings.Cut(test.want, " ")
@@ -94,7 +95,7 @@ func TestConfirmSeesTheTimePass(t *testing.T) {
 	policy, req, facts := joining()
 	policy.Users, req.Requester.Username = nil, "x"
 	reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
-	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, clock: clocktesting.NewFakePassiveClock(now.Add(time.Hour))}}
+	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now.Add(time.Hour)))}}
 	b.confirm(t.Context(), req, facts)
 	if got := b.Policy.judge(req, facts); got.Reason != "RequestTooOld" {
 		t.Errorf("%+v", got)

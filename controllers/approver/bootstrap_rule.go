@@ -63,7 +63,10 @@ func (b Bootstrap) known(ctx context.Context, req *csr.Request) *bootstrapFacts 
 	if i.cluster == nil {
 		return &bootstrapFacts{unavailable: errNotRunning.Error()}
 	}
-	facts := &bootstrapFacts{age: i.clock.Since(req.Created), unavailable: "it has not been looked up"}
+	if _, err := i.serverTime.Skew(); err != nil { // its age is not known
+		return &bootstrapFacts{unavailable: err.Error()}
+	}
+	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created), unavailable: "it has not been looked up"}
 	if decision := b.Policy.judge(req, facts); decision.Verdict != Wait {
 		return facts // it is refused whatever is known of the node
 	}
@@ -114,7 +117,7 @@ func (b Bootstrap) confirm(ctx context.Context, req *csr.Request, facts *bootstr
 	if err := errors.Join(err, goneErr); err != nil {
 		facts.unavailable = err.Error()
 	}
-	facts.age = b.Inventory.clock.Since(req.Created)
+	facts.age = b.Inventory.serverTime.Since(req.Created)
 }
 
 // expected asks all sources but the Node: that a node is there is no reason to expect it.

@@ -3,6 +3,7 @@ package approver
 import (
 	"context"
 	"fmt"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -27,7 +28,10 @@ func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.Certifica
 	if !r.ours(obj) {
 		return reconcile.Result{}, nil
 	}
-	last, decided := r.trial.of(obj, r.Clock.Now()), !csr.Undecided(obj)
+	if _, err := r.serverTime().Skew(); err != nil { // what was made before the dry run can't be told from what comes now
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	}
+	last, decided := r.trial.of(obj, r.serverTime().Now()), !csr.Undecided(obj)
 	if !last.open(decided) || decided && !last.known() && r.trial.before(obj) {
 		return reconcile.Result{}, nil
 	}

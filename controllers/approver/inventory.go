@@ -10,6 +10,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // SourceBuilder makes a source that runs in mgr and calls changed with the name of each node whose entry has changed, or
@@ -28,19 +29,19 @@ type Inventory struct {
 
 	services, bootstrap bool // which rules ask
 
-	cluster   *inventory.Cluster
-	sources   inventory.Inventory
-	expecting inventory.Inventory // sources without what a node says of itself
-	leases    *inventory.Leases
-	live      inventory.Live
-	clock     clock.PassiveClock
+	cluster    *inventory.Cluster
+	sources    inventory.Inventory
+	expecting  inventory.Inventory // sources without what a node says of itself
+	leases     *inventory.Leases
+	live       inventory.Live
+	serverTime *servertime.Clock
 }
 
 // errNotRunning is the answer outside of a manager.
 var errNotRunning = errors.New("no manager runs the inventory here")
 
 // setup makes the sources run in mgr.
-func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, woken wakers) error {
+func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, serverTime *servertime.Clock, woken wakers) error {
 	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), i.services)
 	if err != nil {
 		return err
@@ -72,7 +73,7 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, woken 
 			return err
 		}
 	}
-	i.cluster, i.clock = cluster, passed
+	i.cluster, i.serverTime = cluster, serverTime
 	return nil
 }
 
@@ -96,7 +97,7 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 
 // Setup makes the sources run in mgr for somebody who only looks up.
 func (i *Inventory) Setup(mgr manager.Manager, passed clock.PassiveClock) error {
-	return i.setup(mgr, passed, newWakers())
+	return i.setup(mgr, passed, servertime.Of(passed), newWakers())
 }
 
 // Tried says whether each of the sources that run has read, or has said why it can't.

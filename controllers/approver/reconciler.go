@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -59,6 +60,8 @@ type Reconciler struct {
 	Authorizer authz.Authorizer
 	Reporter   *report.Reporter
 	Clock      clock.PassiveClock
+	// ServerTime, if set, is the time by which ages count; it is Clock's when nil.
+	ServerTime *servertime.Clock
 	// Audit, if set, gets a record of each decision, beside the log.
 	Audit *audit.Log
 
@@ -169,7 +172,7 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	if decision.Verdict == Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
 	} else {
-		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.Clock.Since(obj.CreationTimestamp.Time).Seconds())
+		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.serverTime().Since(obj.CreationTimestamp.Time).Seconds())
 	}
 	r.record(ctx, obj, req, decision)
 	return reconcile.Result{}, nil
@@ -193,11 +196,19 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 
 // again is when to look at obj again: after the longest pause for one that nobody waits for any more.
 func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
-	low, pause := handler.LowPriority, csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time))
+	low, pause := handler.LowPriority, csr.Pause(r.serverTime().Since(obj.CreationTimestamp.Time))
 	if r.places.superseded(obj) {
 		pause = time.Minute
 	}
 	return reconcile.Result{RequeueAfter: pause, Priority: &low}
+}
+
+// serverTime returns the time by which ages count.
+func (r *Reconciler) serverTime() *servertime.Clock {
+	if r.ServerTime == nil {
+		return servertime.Of(r.Clock)
+	}
+	return r.ServerTime
 }
 
 // record counts and logs a decision.

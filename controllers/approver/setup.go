@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // RenewalsName is the name of the controller for renewals, which share nothing with what waits for slow sources.
@@ -37,6 +38,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
+	}
+	if r.ServerTime == nil {
+		r.ServerTime = servertime.Of(r.Clock)
 	}
 	if r.Authorizer == nil {
 		r.Authorizer = &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}}
@@ -58,7 +62,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
 	if r.Inventory != nil {
 		woken := newWakers()
-		if err := r.Inventory.setup(mgr, r.Clock, woken); err != nil {
+		if err := r.Inventory.setup(mgr, r.Clock, r.ServerTime, woken); err != nil {
 			return err
 		}
 		others.WatchesRawSource(settling{r.Inventory})

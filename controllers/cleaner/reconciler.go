@@ -19,6 +19,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -43,6 +44,8 @@ type Reconciler struct {
 
 	Client client.Client
 	Clock  clock.PassiveClock
+	// ServerTime, if set, is the time by which ages count; it is Clock's when nil.
+	ServerTime *servertime.Clock
 	// Attempts lists requests by the index that SetupWithManager makes; it is the manager's cache when nil.
 	Attempts client.Reader
 	// Reporter is used by a dry run only.
@@ -58,6 +61,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
+	}
+	if r.ServerTime == nil {
+		r.ServerTime = servertime.Of(r.Clock)
 	}
 	if r.Limiter == nil {
 		r.Limiter = flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond)
@@ -99,15 +105,28 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if obj.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	now := r.Clock.Now()
+	if _, err := r.serverTime().Skew(); err != nil { // nothing is deleted too early
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	}
+	now := r.serverTime().Now()
 	next, err := r.next(ctx, obj, now)
 	if err != nil || next.at.IsZero() {
 		return reconcile.Result{}, err
 	}
 	if left := next.at.Sub(now); left >= 0 {
-		return reconcile.Result{RequeueAfter: left + time.Millisecond}, nil // due once the instant has passed
+		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestTimer)}, nil // due once the instant has passed
 	}
 	return reconcile.Result{}, r.delete(ctx, obj, next)
+}
+
+// longestTimer bounds every wait. A deadline that was computed by a wrong clock is computed again.
+const longestTimer = 10 * time.Minute
+
+func (r *Reconciler) serverTime() *servertime.Clock {
+	if r.ServerTime == nil {
+		return servertime.Of(r.Clock)
+	}
+	return r.ServerTime
 }
 
 // step is what is next for a request: at that instant, if it is not zero, it is due or to be looked at again.

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -108,19 +109,20 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		again  time.Duration
 		gone   bool
 	}{
-		"pending":                       {again: day + time.Millisecond},
-		"pending for 23 hours":          {age: 23 * hour, again: hour + time.Millisecond},
+		"pending":                       {again: longestTimer},
+		"pending for 23 hours":          {age: 23 * hour, again: longestTimer},
+		"pending, nearly due":           {age: day - time.Minute, again: time.Minute + time.Millisecond},
 		"pending, due this very moment": {age: day, again: time.Millisecond}, // older is strict, as in kube-controller-manager
 		"pending, a nanosecond later":   {age: day + 1, gone: true},
 		"pending, long ago":             {age: 1000 * day, gone: true},
-		"approved":                      {change: []func(*request){with("Approved")}, age: 10 * time.Minute, again: 50*time.Minute + time.Millisecond},
+		"approved":                      {change: []func(*request){with("Approved")}, age: 55 * time.Minute, again: 5*time.Minute + time.Millisecond},
 		"approved, due":                 {change: []func(*request){with("Approved")}, age: hour + 1, gone: true},
 		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
 		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
-		"somebody else's condition":     {change: []func(*request){with("Vetted")}, age: hour + 1, again: 23*hour - 1 + time.Millisecond},
+		"somebody else's condition":     {change: []func(*request){with("Vetted")}, age: hour + 1, again: longestTimer},
 		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
 		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
-		"created in the future":         {age: -hour, again: day + hour + time.Millisecond},
+		"created in the future":         {age: -hour, again: longestTimer},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -186,5 +188,37 @@ func TestReconcileFaults(t *testing.T) {
 				t.Errorf("error %q, want %q; %d deletions", problem, test.want, len(*deleted))
 			}
 		})
+	}
+}
+
+// A clock that is an hour ahead makes nothing older than the API servers say, and one that is behind keeps nothing longer.
+func TestReconcileCountsAgesInServerTime(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		machine, server time.Duration // after the approval
+		gone            bool
+	}{
+		"fresh, the clock is an hour ahead":  {machine: time.Hour + time.Second, server: time.Second},
+		"due, the clock is an hour behind":   {machine: time.Second, server: time.Hour + time.Second, gone: true},
+		"fresh, the clock is a year behind":  {machine: -365 * 24 * time.Hour, server: time.Second},
+		"nearly due, both clocks are right":  {machine: time.Hour, server: time.Hour},
+		"due, the clock of the server alone": {machine: time.Hour, server: time.Hour + 1, gone: true},
+	} {
+		r, deleted, _ := newReconciler(object(with("Approved")), now.Add(test.machine), nil, nil)
+		r.ServerTime = servertime.Apart(r.Clock, clocktesting.NewFakePassiveClock(now.Add(test.server)))
+		again, problem := reconcileOnce(t, r)
+		if gone := len(*deleted) == 1; gone != test.gone || problem != "" || again > longestTimer {
+			t.Errorf("%s: deleted %t, again after %s, error %q", name, gone, again, problem)
+		}
+	}
+}
+
+// Before the time of the API servers is known, nothing is deleted.
+func TestReconcileWaitsForServerTime(t *testing.T) {
+	t.Parallel()
+	r, deleted, _ := newReconciler(object(), now.Add(1000*time.Hour), nil, nil)
+	r.ServerTime = &servertime.Clock{}
+	if again, problem := reconcileOnce(t, r); len(*deleted) > 0 || again != time.Second || problem != "" {
+		t.Errorf("%d deletions, again after %s, error %q", len(*deleted), again, problem)
 	}
 }

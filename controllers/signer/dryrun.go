@@ -34,7 +34,7 @@ func (r *Reconciler) rehearsable(obj *certificatesv1.CertificateSigningRequest) 
 // rehearse says what would become of obj, and signs nothing. What another signer has signed or failed is judged too, as it
 // is usually faster, unless it was approved before this began.
 func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) reconcile.Result {
-	began := r.started.or(now)
+	began := r.started.or(r.serverTime().Now())
 	waiting := r.signable(obj)
 	if !waiting && (!r.rehearsable(obj) || csr.StateOf(obj) == csr.Denied || csr.ApprovedAt(obj).Before(began)) {
 		return reconcile.Result{}
@@ -45,7 +45,7 @@ func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.Certifica
 		return reconcile.Result{}
 	}
 	low := handler.LowPriority
-	return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}
+	return reconcile.Result{RequeueAfter: csr.Pause(r.serverTime().Since(obj.CreationTimestamp.Time)), Priority: &low}
 }
 
 // wouldOutcomes are the reasons of a dry run by outcome.

@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -56,6 +57,9 @@ type Reconciler struct {
 	Live     client.Reader
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
+	// ServerTime, if set, is the time by which ages count; it is Clock's when nil. Certificates are issued by Clock, and only
+	// while both agree.
+	ServerTime *servertime.Clock
 	// Audit, if set, gets a record of each outcome, beside the log.
 	Audit *audit.Log
 
@@ -89,6 +93,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if _, err := r.serverTime().Skew(); err != nil { // a fresh approval could look too old
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	}
 	now := r.Clock.Now()
 	if r.DryRun {
 		return r.rehearse(ctx, obj, now), nil
@@ -107,7 +114,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		// A new CA wakes it at once; looking again is the safety net.
 		r.tell(ctx, obj, judged)
 		low := handler.LowPriority
-		return reconcile.Result{RequeueAfter: csr.Pause(r.Clock.Since(obj.CreationTimestamp.Time)), Priority: &low}, nil
+		return reconcile.Result{RequeueAfter: csr.Pause(r.serverTime().Since(obj.CreationTimestamp.Time)), Priority: &low}, nil
 	default:
 		r.tell(ctx, obj, judged)
 		return reconcile.Result{}, nil
@@ -120,9 +127,18 @@ func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) boo
 	return ours && csr.StateOf(obj) == csr.Approved
 }
 
-// Judge says what is to become of obj, an approved request for one of Signers, at now. It writes nothing.
+// serverTime returns the time by which ages count.
+func (r *Reconciler) serverTime() *servertime.Clock {
+	if r.ServerTime == nil {
+		return servertime.Of(r.Clock)
+	}
+	return r.ServerTime
+}
+
+// Judge says what is to become of obj, an approved request for one of Signers, at now by Clock. It writes nothing.
 func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
-	if at, ok := r.Retention.Deadline(obj); ok && now.After(at) {
+	skew, skewErr := r.serverTime().Skew()
+	if at, ok := r.Retention.Deadline(obj); ok && now.Add(-skew).After(at) && skewErr == nil {
 		return Judgement{Outcome: Ignore, Reason: "RequestTooOld",
 			Message: fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed", at.UTC().Format(time.RFC3339))}
 	}
@@ -136,6 +152,12 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
 		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
+	}
+	switch {
+	case skewErr != nil:
+		return Judgement{Request: req, Outcome: Wait, Reason: "ClockSkewed", Message: skewErr.Error()}
+	case skew.Abs() > servertime.MaxSkew:
+		return Judgement{Request: req, Outcome: Wait, Reason: "ClockSkewed", Message: servertime.Sentence(skew)}
 	}
 	authority, longest, err := signer.KeyPair.authorityFor(obj.Spec.SignerName, now)
 	if err != nil {
@@ -155,7 +177,7 @@ func unread(err error) Judgement {
 }
 
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {
-	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.Clock.Now())
+	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.serverTime().Now())
 	if err := r.Client.Status().Update(ctx, obj); err != nil && !final(err) {
 		return newsOrError(err)
 	}
@@ -215,9 +237,9 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 
 func (r *Reconciler) measure(obj *certificatesv1.CertificateSigningRequest) {
 	outcomesTotal.WithLabelValues(obj.Spec.SignerName, "Issued", "").Inc()
-	createdToIssued.WithLabelValues(obj.Spec.SignerName).Observe(r.Clock.Since(obj.CreationTimestamp.Time).Seconds())
+	createdToIssued.WithLabelValues(obj.Spec.SignerName).Observe(r.serverTime().Since(obj.CreationTimestamp.Time).Seconds())
 	if at := csr.ApprovedAt(obj); !at.IsZero() {
-		approvedToIssued.WithLabelValues(obj.Spec.SignerName).Observe(r.Clock.Since(at).Seconds())
+		approvedToIssued.WithLabelValues(obj.Spec.SignerName).Observe(r.serverTime().Since(at).Seconds())
 	}
 }
 

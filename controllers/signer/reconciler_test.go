@@ -15,9 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 var requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
@@ -109,7 +111,7 @@ func TestReconcileLeavesAlone(t *testing.T) {
 func TestReconcileSignsUntilTheApprovalIsDue(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	root := newRoot(t, 24*time.Hour)
+	root := newRoot(t, 1000*24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	p.clock.SetTime(now.Add(time.Hour))
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
@@ -172,7 +174,7 @@ func TestReconcileWaitsForACA(t *testing.T) {
 	if diff := cmp.Diff([]string{"Warning CAMissing Secret ns/ca does not exist"}, taken(p.recorder)); diff != "" || len(p.written) > 0 {
 		t.Errorf("%d writes, Events (-want +got):\n%s", len(p.written), diff)
 	}
-	root := newRoot(t, 24*time.Hour)
+	root := newRoot(t, 1000*24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 		t.Errorf("with a CA: %d writes, error %v", len(p.written), err)
@@ -182,7 +184,7 @@ func TestReconcileWaitsForACA(t *testing.T) {
 func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	root := newRoot(t, 24*time.Hour)
+	root := newRoot(t, 1000*24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	taken(p.recorder)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
@@ -225,7 +227,7 @@ func TestReconcileFaults(t *testing.T) {
 				test.change = func(*request) {}
 			}
 			p := newParts(t, object(t, test.change))
-			root := newRoot(t, 24*time.Hour)
+			root := newRoot(t, 1000*24*time.Hour)
 			p.pair.Load(root.cert, root.key)
 			taken(p.recorder)
 			p.getFault, p.writeFault = test.get, test.write
@@ -244,12 +246,76 @@ func TestReconcileFaults(t *testing.T) {
 func TestReconcileStoresWhenToldToStop(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	root := newRoot(t, 24*time.Hour)
+	root := newRoot(t, 1000*24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := p.reconciler.Reconcile(ctx, reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
 	if err != nil || len(p.written) != 1 || len(p.written[0].Status.Certificate) == 0 {
 		t.Errorf("%d writes, want the certificate's: %v", len(p.written), err)
+	}
+}
+
+// A clock that is an hour off makes no fresh approval too old. Nothing is signed until it is right again.
+func TestReconcileWithASkewedClock(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		ahead  time.Duration
+		change []func(*request)
+		signed bool
+		event  string
+	}{
+		"as the API server":            {signed: true},
+		"five minutes ahead":           {ahead: servertime.MaxSkew, signed: true},
+		"five minutes behind":          {ahead: -servertime.MaxSkew, signed: true},
+		"more than five minutes ahead": {ahead: servertime.MaxSkew + 1, event: "ClockSkewed the manager's clock is 5m0s ahead of"},
+		"an hour ahead":                {ahead: 61 * time.Minute, event: "ClockSkewed the manager's clock is 1h1m0s ahead of"},
+		"an hour behind":               {ahead: -61 * time.Minute, event: "ClockSkewed the manager's clock is 1h1m0s behind"},
+		"what never can be signed, an hour ahead": {
+			ahead: 61 * time.Minute, change: []func(*request){usages("client auth", "server auth")}, event: "SignerValidationFailure",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t, test.change...))
+			ca := newRoot(t, 1000*24*time.Hour)
+			p.pair.Load(ca.cert, ca.key)
+			taken(p.recorder)
+			p.clock.SetTime(now.Add(test.ahead))
+			p.reconciler.ServerTime = servertime.Apart(p.clock, clocktesting.NewFakePassiveClock(now))
+			result, err := p.reconcile(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if signed := len(p.written) == 1 && len(p.written[0].Status.Certificate) > 0; signed != test.signed {
+				t.Errorf("signed: %t", signed)
+			}
+			events := strings.Join(taken(p.recorder), "\n")
+			if !strings.Contains(events, test.event) || (test.event == "") != (events == "") {
+				t.Errorf("events %q, want %q", events, test.event)
+			}
+			if waits := strings.HasPrefix(test.event, "ClockSkewed"); waits != (result.RequeueAfter > 0) || result.RequeueAfter > time.Minute {
+				t.Errorf("again after %s", result.RequeueAfter)
+			}
+			if failed := len(p.written) == 1 && !test.signed; failed {
+				for _, condition := range p.written[0].Status.Conditions {
+					if condition.Type == "Failed" && !condition.LastUpdateTime.Time.Equal(now) {
+						t.Errorf("it failed at %s, which the API servers compare with %s", condition.LastUpdateTime, now)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Before the time of the API servers is known, a fresh approval could look too old.
+func TestReconcileWaitsForServerTime(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.clock.SetTime(now.Add(2 * time.Hour))
+	p.reconciler.ServerTime = &servertime.Clock{}
+	result, err := p.reconcile(t)
+	if told := taken(p.recorder); err != nil || result.RequeueAfter != time.Second || len(told) > 0 || len(p.written) > 0 {
+		t.Errorf("again after %s, error %v, events %q", result.RequeueAfter, err, told)
 	}
 }

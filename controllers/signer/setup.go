@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
@@ -81,6 +82,9 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	}
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
+	}
+	if r.ServerTime == nil {
+		r.ServerTime = servertime.Of(r.Clock)
 	}
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)

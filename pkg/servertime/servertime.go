@@ -1,0 +1,252 @@
+// Package servertime tells the time of the API servers, which stamp every object. Ages that are computed with another clock
+// are wrong by the difference of the two clocks.
+package servertime
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+const (
+	// MaxSkew is the difference that certificates bear: they are valid from five minutes before they are issued.
+	MaxSkew = 5 * time.Minute
+
+	// roundEvery is the pause between measurements, roundSkewed the pause while the skew stops signing, and roundRetry the pause
+	// while nothing is known.
+	roundEvery  = time.Minute
+	roundSkewed = 5 * time.Second
+	roundRetry  = time.Second
+	// perRound is the number of new connections of one measurement. A load balancer spreads them over the API servers.
+	perRound = 5
+	// rounds is the number of measurements that count. The earliest reading of all counts, so that an API server that one round
+	// missed still counts.
+	rounds = 5
+	// maxStep is how far the wall clock and the monotonic clock may part before readings are useless: the clock was set, or the
+	// machine was suspended.
+	maxStep = 5 * time.Second
+)
+
+var (
+	skewSeconds = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_clock_skew_seconds",
+		Help: "How far the manager's clock is ahead of the API servers' clocks, of the one that is most behind; accurate to a second.",
+	})
+	skewKnown = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_clock_skew_known",
+		Help: "1 when the time of the API servers is known. While it is 0, nothing is signed and nothing is deleted.",
+	})
+)
+
+func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
+
+// Clock tells the time of the API servers: the manager's clock plus the offset that Date headers show. Where API servers
+// differ, it follows the one that is most behind, so that no age is too high. The zero value knows no time. It is safe for
+// concurrent use.
+type Clock struct {
+	machine, shown clock.PassiveClock // if set, shown is the time, and nothing is measured
+	ask   func(context.Context) (time.Time, error)
+	now   func() instant
+	log   logr.Logger
+	again chan struct{} // asks for a measurement at once
+
+	mu       sync.Mutex
+	round    int
+	readings []reading
+	err      error // why the last measurement failed
+}
+
+// instant is one moment by both clocks of the machine.
+type instant struct {
+	wall time.Time
+	mono time.Duration
+}
+
+// reading is what an API server's clock showed at a moment, at least.
+type reading struct {
+	server time.Time
+	at     instant
+	round  int
+}
+
+// errUnknown is the answer before the first measurement.
+var errUnknown = errors.New("it has not been measured yet")
+
+// Of returns a Clock that shows local, and measures nothing.
+func Of(local clock.PassiveClock) *Clock { return Apart(local, local) }
+
+// Apart returns a Clock that shows server on a machine whose clock is local, and measures nothing.
+func Apart(local, server clock.PassiveClock) *Clock { return &Clock{machine: local, shown: server} }
+
+// New returns a Clock that measures with requests to the API servers of cfg while it runs.
+func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
+	ask, err := dateOf(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
+	}
+	start := time.Now()
+	return &Clock{
+		ask: ask, log: log, again: make(chan struct{}, 1),
+		now: func() instant { return instant{time.Now().Round(0), time.Since(start)} },
+	}, nil
+}
+
+// Now returns the time of the API servers, or of the machine while that is not known.
+func (c *Clock) Now() time.Time {
+	if c.shown != nil {
+		return c.shown.Now()
+	}
+	now := c.instant()
+	if server, err := c.server(now); err == nil {
+		return server
+	}
+	return now.wall
+}
+
+// Since returns the age of what an API server stamped with t.
+func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// Skew returns how far the clock of the machine is ahead of the API servers, negative if it is behind, or why that is not known.
+func (c *Clock) Skew() (time.Duration, error) {
+	if c.shown != nil {
+		return c.machine.Now().Sub(c.shown.Now()), nil
+	}
+	now := c.instant()
+	server, err := c.server(now)
+	if err != nil {
+		return 0, err
+	}
+	return now.wall.Sub(server), nil
+}
+
+func (c *Clock) instant() instant {
+	if c.now == nil {
+		return instant{wall: time.Now()}
+	}
+	return c.now()
+}
+
+// server returns the time of the API server that is most behind.
+func (c *Clock) server(now instant) (time.Time, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var earliest time.Time
+	for _, one := range c.readings {
+		passed := now.mono - one.at.mono
+		if (now.wall.Sub(one.at.wall) - passed).Abs() > maxStep {
+			c.readings, c.err = nil, errors.New("the clock of this machine was set, or the machine was suspended")
+			c.measureAgain()
+			break
+		}
+		if server := one.server.Add(passed); earliest.IsZero() || server.Before(earliest) {
+			earliest = server
+		}
+	}
+	if len(c.readings) == 0 {
+		return time.Time{}, fmt.Errorf("the time of the API servers is not known: %w", cmp.Or(c.err, errUnknown))
+	}
+	return earliest, nil
+}
+
+func (c *Clock) measureAgain() {
+	select {
+	case c.again <- struct{}{}:
+	default: // already on its way
+	}
+}
+
+// Ready reports an unknown or a large skew. It is a readiness check.
+func (c *Clock) Ready(*http.Request) error {
+	skew, err := c.Skew()
+	if err == nil && skew.Abs() > MaxSkew {
+		return errors.New(Sentence(skew))
+	}
+	return err
+}
+
+// Sentence says how far the clocks differ, and what to do.
+func Sentence(skew time.Duration) string {
+	direction := "ahead of"
+	if skew < 0 {
+		direction = "behind"
+	}
+	return fmt.Sprintf("the manager's clock is %s %s the API server's, and nothing is signed beyond %s: synchronize the clock of the manager's node, or that of the API server",
+		skew.Abs().Round(time.Second), direction, MaxSkew)
+}
+
+// NeedLeaderElection returns false: a standby must know the time when it takes over.
+func (*Clock) NeedLeaderElection() bool { return false }
+
+// Start measures until ctx ends.
+func (c *Clock) Start(ctx context.Context) error {
+	if c.shown != nil {
+		return nil
+	}
+	for {
+		c.measure(ctx)
+		pause := roundEvery
+		skew, err := c.Skew()
+		c.report(skew, err)
+		if err != nil {
+			pause = roundRetry
+		} else if skew.Abs() > MaxSkew {
+			pause = roundSkewed
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-c.again:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (c *Clock) report(skew time.Duration, err error) {
+	if err != nil {
+		skewKnown.Set(0)
+		c.log.Info("The time of the API servers is not known: nothing is signed and nothing is deleted", "reason", err.Error())
+		return
+	}
+	skewKnown.Set(1)
+	skewSeconds.Set(skew.Round(time.Second).Seconds())
+	if skew.Abs() > MaxSkew {
+		c.log.Error(nil, "The clock is skewed", "reason", "ClockSkewed", "message", Sentence(skew))
+	}
+}
+
+// measure takes the readings of one round.
+func (c *Clock) measure(ctx context.Context) {
+	var fresh []reading
+	var lastErr error
+	for range perRound {
+		server, err := c.ask(ctx)
+		if err != nil {
+			lastErr = err
+			continue
+		}
+		// The API server wrote this before the answer arrived, and cut off the fraction of a second.
+		fresh = append(fresh, reading{server: server, at: c.now(), round: c.round + 1})
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = lastErr
+	if len(fresh) == 0 {
+		return // what was known before still holds
+	}
+	c.round++
+	c.readings = append(slices.DeleteFunc(c.readings, func(one reading) bool { return one.round <= c.round-rounds }), fresh...)
+}

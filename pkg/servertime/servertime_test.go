@@ -1,0 +1,188 @@
+package servertime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+// machine is a Clock whose own clocks are set by hand, and whose API servers answer in turn with what they are ahead of noon.
+type machine struct {
+	*Clock
+	at      instant
+	servers []time.Duration
+	asked   int
+	err     error
+}
+
+func newMachine(wall time.Time, servers ...time.Duration) *machine {
+	m := &machine{at: instant{wall: wall}, servers: servers}
+	m.Clock = &Clock{
+		log: logr.Discard(), again: make(chan struct{}, 1),
+		now: func() instant { return m.at },
+		ask: func(context.Context) (time.Time, error) {
+			m.asked++
+			return noon.Add(m.servers[m.asked%len(m.servers)]).Add(m.at.mono).Truncate(time.Second), m.err
+		},
+	}
+	return m
+}
+
+// pass lets both clocks go on.
+func (m *machine) pass(d time.Duration) { m.at.wall, m.at.mono = m.at.wall.Add(d), m.at.mono+d }
+
+func (m *machine) shows(t *testing.T, want time.Time, skew time.Duration) {
+	t.Helper()
+	got, err := m.Skew()
+	if now := m.Now(); err != nil || !now.Equal(want) || got != skew {
+		t.Errorf("it is %s, skew %s, error %v; want %s, skew %s", now, got, err, want, skew)
+	}
+}
+
+func TestClockFollowsTheAPIServers(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		wall    time.Duration // the machine's clock, after noon
+		servers []time.Duration
+		want    time.Duration // after noon
+	}{
+		"as the API server":             {0, []time.Duration{0}, 0},
+		"an hour ahead":                 {time.Hour, []time.Duration{0}, 0},
+		"an hour behind":                {-time.Hour, []time.Duration{0}, 0},
+		"the earliest of three counts":  {0, []time.Duration{0, -time.Minute, time.Hour}, -time.Minute},
+		"fractions of seconds are lost": {0, []time.Duration{1900 * time.Millisecond}, time.Second},
+	} {
+		m := newMachine(noon.Add(test.wall), test.servers...)
+		if _, err := m.Skew(); err == nil || m.Ready(nil) == nil {
+			t.Errorf("%s: the skew is known before anything is asked", name)
+		}
+		m.measure(t.Context())
+		m.shows(t, noon.Add(test.want), test.wall-test.want)
+		m.pass(time.Minute) // without another question
+		m.shows(t, noon.Add(test.want+time.Minute), test.wall-test.want)
+	}
+}
+
+// A reading of an API server that a later round misses counts for a while, and not for ever.
+func TestClockForgetsReadings(t *testing.T) {
+	t.Parallel()
+	m := newMachine(noon, -time.Hour)
+	m.measure(t.Context())
+	m.servers = []time.Duration{0}
+	for range rounds - 1 {
+		m.measure(t.Context())
+		m.shows(t, noon.Add(-time.Hour), time.Hour)
+	}
+	m.measure(t.Context())
+	m.shows(t, noon, 0)
+}
+
+// When the machine's clock is set, or the machine sleeps, nothing is known until the API servers have been asked again.
+func TestClockMeasuresAgainAfterAStep(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]func(*machine){
+		"set forward": func(m *machine) { m.at.wall = m.at.wall.Add(time.Hour) },
+		"set back":    func(m *machine) { m.at.wall = m.at.wall.Add(-time.Hour) },
+	} {
+		m := newMachine(noon, 0)
+		m.measure(t.Context())
+		step(m)
+		if skew, err := m.Skew(); err == nil || len(m.again) != 1 {
+			t.Errorf("%s: skew %s without a new measurement", name, skew)
+		}
+		m.measure(t.Context())
+		if !m.Now().Equal(noon) {
+			t.Errorf("%s: after a measurement it is %s", name, m.Now())
+		}
+	}
+}
+
+func TestClockKeepsWhatItKnowsWhileNothingAnswers(t *testing.T) {
+	t.Parallel()
+	m := newMachine(noon.Add(time.Hour), 0)
+	m.measure(t.Context())
+	m.err = errors.New("connection refused")
+	m.pass(time.Hour)
+	m.measure(t.Context())
+	m.shows(t, noon.Add(time.Hour), time.Hour)
+}
+
+func TestReadyNamesTheSkew(t *testing.T) {
+	t.Parallel()
+	for ahead, want := range map[time.Duration]string{
+		MaxSkew: "", -MaxSkew: "",
+		MaxSkew + time.Second:  "the manager's clock is 5m1s ahead of the API server's",
+		-MaxSkew - time.Second: "the manager's clock is 5m1s behind the API server's",
+	} {
+		m := newMachine(noon.Add(ahead), 0)
+		m.measure(t.Context())
+		if err := m.Ready(nil); (err != nil) != (want != "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s ahead: %v", ahead, err)
+		}
+	}
+}
+
+// With a clock of the caller's nothing is asked.
+func TestInjectedClockIsNotMeasured(t *testing.T) {
+	t.Parallel()
+	fake := clocktesting.NewFakePassiveClock(noon)
+	c := Of(fake)
+	if err := c.Start(t.Context()); err != nil {
+		t.Error(err)
+	}
+	fake.SetTime(noon.Add(time.Hour))
+	if skew, err := c.Skew(); skew != 0 || err != nil || c.Ready(nil) != nil || c.Since(noon) != time.Hour {
+		t.Errorf("skew %s, error %v, since %s", skew, err, c.Since(noon))
+	}
+}
+
+func TestDateHeader(t *testing.T) {
+	t.Parallel()
+	addresses := map[string]bool{}
+	status, shown := http.StatusOK, noon.Format(http.TimeFormat)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		addresses[r.RemoteAddr] = true
+		if r.URL.Path != "/prefix/version" {
+			t.Errorf("asked %s", r.URL)
+		}
+		w.Header()["Date"] = nil
+		if shown != "" {
+			w.Header().Set("Date", shown)
+		}
+		w.WriteHeader(status)
+	}))
+	t.Cleanup(server.Close)
+	ask, err := dateOf(&rest.Config{Host: server.URL + "/prefix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, status = range []int{http.StatusOK, http.StatusUnauthorized, http.StatusForbidden} { // all are an API server's
+		if got, err := ask(t.Context()); err != nil || !got.Equal(noon) {
+			t.Errorf("status %d: %s, error %v", status, got, err)
+		}
+	}
+	if len(addresses) != 3 {
+		t.Errorf("%d connections for 3 questions", len(addresses))
+	}
+	for want, change := range map[string]func(){
+		"status 503":         func() { status, shown = http.StatusServiceUnavailable, noon.Format(http.TimeFormat) },
+		"has no Date header": func() { status, shown = http.StatusOK, "" },
+		"parse Date header":  func() { status, shown = http.StatusOK, "noon" },
+	} {
+		change()
+		if got, err := ask(t.Context()); err == nil || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%s: %s, error %v", want, got, err)
+		}
+	}
+}
