@@ -184,7 +184,7 @@ func TestReconcileWaitsForACA(t *testing.T) {
 func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	root := newRoot(t, 1000*24*time.Hour)
+	root := newRoot(t, 24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	taken(p.recorder)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
@@ -227,7 +227,7 @@ func TestReconcileFaults(t *testing.T) {
 				test.change = func(*request) {}
 			}
 			p := newParts(t, object(t, test.change))
-			root := newRoot(t, 1000*24*time.Hour)
+			root := newRoot(t, 24*time.Hour)
 			p.pair.Load(root.cert, root.key)
 			taken(p.recorder)
 			p.getFault, p.writeFault = test.get, test.write
@@ -246,7 +246,7 @@ func TestReconcileFaults(t *testing.T) {
 func TestReconcileStoresWhenToldToStop(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	root := newRoot(t, 1000*24*time.Hour)
+	root := newRoot(t, 24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
