@@ -39,6 +39,12 @@ var (
 		Help: "Certificates that the API server did not take because the request had changed, was gone or may not be written: nobody has them.",
 	}, []string{"signer"})
 
+	// mismatchesTotal rises when a certificate is wrong; it must never rise.
+	mismatchesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_signer_certificate_mismatches_total",
+		Help: "Finished certificates that were not what was judged, or more than the profile may contain: none of them was stored.",
+	}, []string{"signer"})
+
 	approvedToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_signer_approved_to_issued_seconds",
 		Help:    "From approval, which the API server notes in whole seconds, to the stored certificate.",
@@ -75,6 +81,6 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, reloadsTotal, caRejected, caNotAfter,
+	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, reloadsTotal, caRejected, caNotAfter,
 		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds)
 }

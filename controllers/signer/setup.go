@@ -102,11 +102,11 @@ func (r *Reconciler) fillProfiles() error {
 		}
 		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
 		errs = append(errs, err)
-		signer.Profile = profile
+		signer.Profile = profile.Containing(contentsOf(name, signer.Usages))
 		r.Signers[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
 		// A counter that is there before its first event has a rate of that event.
-		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal} {
+		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal, mismatchesTotal} {
 			counter.WithLabelValues(name)
 		}
 		for _, histogram := range []*prometheus.HistogramVec{approvedToIssued, createdToIssued} {

@@ -7,7 +7,10 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
@@ -21,10 +24,29 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 		return err
 	}
 	issued, err := judged.Authority.Issue(profile, judged.Request.Cert, now)
-	if err != nil {
+	var differs *ca.LintError
+	switch {
+	case errors.As(err, &differs):
+		return r.mismatch(ctx, obj, judged, differs)
+	case err != nil:
 		return fmt.Errorf("issue certificate: %w", err)
 	}
 	return r.store(ctx, obj.DeepCopy(), judged, issued)
+}
+
+// mismatch reports that the finished certificate is not the judged one. It is not stored. Signing again is no use as long as
+// the request and the configuration stay as they are.
+func (r *Reconciler) mismatch(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, differs *ca.LintError) error {
+	name := obj.Spec.SignerName
+	mismatchesTotal.WithLabelValues(name).Inc()
+	discardedTotal.WithLabelValues(name).Inc()
+	record := audit.Of(obj, judged.Request)
+	record.Serial, record.IssuerKeyID = differs.Serial.Text(16), judged.Authority.KeyID()
+	record.Reason, record.Message = "CertificateMismatch", differs.Error()
+	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, record)
+	r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "CertificateMismatch",
+		Message: fmt.Sprintf("%v: it was not stored; report this as a defect of the signer, with the request", differs)})
+	return reconcile.TerminalError(fmt.Errorf("issue certificate: %w", differs))
 }
 
 // notCovered says why nothing is signed, and what to do if it is not what err says already.

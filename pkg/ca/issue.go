@@ -3,6 +3,7 @@ package ca
 import (
 	"crypto"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -31,8 +32,10 @@ type Request struct {
 // Issued is a certificate as Issue made it.
 type Issued struct {
 	// PEM is the leaf and then its Chain, as CERTIFICATE blocks without headers.
-	PEM       []byte
-	Serial    *big.Int
+	PEM    []byte
+	Serial *big.Int
+	// SHA256 is the digest of the leaf, in DER.
+	SHA256    [sha256.Size]byte
 	NotBefore time.Time
 	NotAfter  time.Time
 	// Cut is how much earlier than the profile says the certificate ends because the Authority itself ends.
@@ -40,7 +43,7 @@ type Issued struct {
 }
 
 // Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. An error
-// means that it may work another time; it wraps ErrExpired when the Authority has run out.
+// means that it may work another time; it wraps ErrExpired when the Authority has run out. A *LintError means that it won't.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue with a Profile that NewProfile has not made")
@@ -70,13 +73,18 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate: %w", err)
 	}
-	return &Issued{
+	issued := &Issued{
 		PEM:       append(encode(der), a.appended...),
 		Serial:    serial,
+		SHA256:    sha256.Sum256(der),
 		NotBefore: template.NotBefore,
 		NotAfter:  template.NotAfter,
 		Cut:       cut,
-	}, nil
+	}
+	if differences := a.lint(der, issued, p, req); len(differences) > 0 {
+		return nil, &LintError{Serial: serial, Differences: differences}
+	}
+	return issued, nil
 }
 
 // NotAfterOf is the end of the certificate that Issue would make of the same.

@@ -46,6 +46,8 @@ type ProfileConfig struct {
 	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any rest.
 	// Nil leaves it to whoever uses the profile, see OrForbidding; empty forbids nothing.
 	ForbiddenSubjects []string
+	// Contents, if set, is all that a finished certificate may contain, see LintError.
+	Contents *Contents
 }
 
 // Profile is a checked ProfileConfig. With the zero Profile nothing can be issued; OrForbidding makes it the default one.
@@ -59,6 +61,12 @@ func (p Profile) OrForbidding(patterns []string) (Profile, error) {
 		config.ForbiddenSubjects = patterns
 	}
 	return NewProfile(config)
+}
+
+// Containing returns p with other Contents.
+func (p Profile) Containing(contents *Contents) Profile {
+	p.config.Contents = contents
+	return p
 }
 
 // NewProfile fills in the defaults of config and checks it.
