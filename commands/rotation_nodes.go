@@ -52,7 +52,7 @@ func (r *rotation) stayed(ctx context.Context, obj *v1alpha1.SigningAuthority) *
 	for i := range nodes.Items {
 		name := nodes.Items[i].Name
 		exists[name] = true
-		if !seen[name] && err == nil && slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
+		if !seen[name] && (err == nil || len(newest) > 0) && slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
 			s.unknown = append(s.unknown, name)
 		}
 	}

@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -107,8 +108,9 @@ func (i issued) newerThan(other issued) bool {
 }
 
 // Flush stores what has been noted, with one write for each ConfigMap that it changes. What can't be stored is tried again
-// by the next Flush.
+// by the next Flush. A ConfigMap that can't be written does not hold up the others.
 func (n *Nodes) Flush(ctx context.Context) error {
+	var errs []error
 	for shard := range shards {
 		n.mu.Lock()
 		noted := n.pending[shard]
@@ -123,10 +125,10 @@ func (n *Nodes) Flush(ctx context.Context) error {
 				n.note(node, certificates)
 			}
 			n.mu.Unlock()
-			return fmt.Errorf("note the certificates of nodes: %w", err)
+			errs = append(errs, fmt.Errorf("note the certificates of nodes: %w", err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (n *Nodes) flush(ctx context.Context, shard int, noted map[string]newest) error {
@@ -189,18 +191,22 @@ func nodesIn(data map[string]string) (map[string]newest, error) {
 	return all, nil
 }
 
-// Read returns what is stored of certificates that are valid still, by node and signer name.
+// Read returns what is stored of certificates that are valid still, by node and signer name. A ConfigMap that can't be read is
+// left out, and named by the error: what the others hold is returned with it.
 func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
 	now := n.clock.Now()
 	var read []Certificate
+	var errs []error
 	for _, store := range n.stores {
 		obj, err := store.get(ctx)
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		all, err := nodesIn(obj.Data)
 		if err != nil {
-			return nil, fmt.Errorf("ConfigMap %s: %w", store.name, err)
+			errs = append(errs, fmt.Errorf("ConfigMap %s: %w", store.name, err))
+			continue
 		}
 		prune(all, now)
 		for node, certificates := range all {
@@ -212,5 +218,5 @@ func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
 	slices.SortFunc(read, func(a, b Certificate) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Signer, b.Signer))
 	})
-	return read, nil
+	return read, errors.Join(errs...)
 }

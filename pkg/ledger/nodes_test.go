@@ -98,6 +98,42 @@ func TestNodesThatCannotBeStored(t *testing.T) {
 	}
 }
 
+// TestABrokenShardHidesNoOther: what the other ConfigMaps hold is read, and written, all the same.
+func TestABrokenShardHidesNoOther(t *testing.T) {
+	t.Parallel()
+	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
+	nodes := s.nodes(clock)
+	names := make([]string, 200) // so many that each shard has some
+	for i := range names {
+		names[i] = fmt.Sprintf("node-%03d", i)
+		nodes.Note(certificateOf(names[i], node, key, 0, time.Hour))
+	}
+	succeed(t, nodes.Flush(t.Context()))
+	first := &corev1.ConfigMap{}
+	succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: ledger.NodesNames("ca")[0]}, first))
+	lost := len(first.Data)
+	first.Data["broken"] = "broken"
+	succeed(t, s.Update(t.Context(), first))
+
+	got, err := nodes.Read(t.Context())
+	if err == nil || !strings.Contains(err.Error(), first.Name) || len(got) != len(names)-lost || lost == 0 {
+		t.Errorf("read %d of %d, of which %d are broken: %v", len(got), len(names), lost, err)
+	}
+	again := s.nodes(clock)
+	for _, name := range names {
+		again.Note(certificateOf(name, node, other, time.Minute, time.Hour))
+	}
+	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), first.Name) {
+		t.Errorf("flush: %v", err)
+	}
+	got, _ = nodes.Read(t.Context())
+	for _, one := range got {
+		if one.KeyID != other {
+			t.Errorf("node %s was not written: %+v", one.Node, one)
+		}
+	}
+}
+
 // TestFiveThousandNodes, one of them with the longest name that there may be: no object is near the limit of 1 MiB.
 func TestFiveThousandNodes(t *testing.T) {
 	t.Parallel()
