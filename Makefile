@@ -63,6 +63,15 @@ test-matrix: ## the integration tests on every Kubernetes version that is pinned
 	    go test $(RACE) -count=1 ./test/integration/... ./pkg/csrenv/... ); \
 	done
 
+# The commit of the release before, from which an upgrade must roll through.
+RELEASE_BEFORE ?= 01e732d
+
+.PHONY: test-upgrade
+test-upgrade: ## the Deployment of the release before rolls to this one, with each feature switched on
+	$(CONTROL_PLANE) before=$$(mktemp -d); trap 'rm -rf "$$before"' EXIT; \
+	  git archive "$(RELEASE_BEFORE)" | tar -x -C "$$before"; (cd "$$before" && CGO_ENABLED=0 go build -o csr-controller-manager .); \
+	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests
+
 .PHONY: parity
 parity: ## the same requests through kube-controller-manager and through ours, compared field by field
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
@@ -108,7 +117,7 @@ bench-quick: build ## a burst of requests through ours and through kube-controll
 
 .PHONY: nightly
 nightly: ## what takes too long for every change
-	$(MAKE) test-matrix parity-mutants bench-quick e2e-nightly
+	$(MAKE) test-matrix test-upgrade parity-mutants bench-quick e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

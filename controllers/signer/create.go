@@ -143,24 +143,30 @@ func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, 
 	})
 }
 
-// lacks is why there is no Secret to read; if one is to be made, the leader is told.
-func (k *KeyPair) lacks() string {
+// lacks returns why there is no Secret to read. If one is to be created, the leader is told.
+func (k *KeyPair) lacks() *Unavailable {
+	missing := func(awaited bool, format string, args ...any) *Unavailable {
+		return &Unavailable{Reason: "CAMissing", Message: k.name + " does not exist" + fmt.Sprintf(format, args...), Awaited: awaited}
+	}
+	if k.guarded() {
+		return missing(true, ": the leader creates it for a new SigningAuthority; kubectl get signingauthorities -o wide says what is waited for")
+	}
 	if k.Create == nil {
-		return fmt.Sprintf("%s does not exist: create it with type %s", k.name, corev1.SecretTypeTLS)
+		return missing(false, ": create it with type %s", corev1.SecretTypeTLS)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.authority != nil && k.authority.Usable(k.clock.Now()) == nil {
-		return k.name + " does not exist: no other CA is made while its CA is in use, so put it back"
+		return missing(false, ": no other CA is made while its CA is in use, so put it back")
 	}
 	select {
 	case k.creation.absent <- struct{}{}:
 	default: // on its way, or nobody listens
 	}
 	if k.creation.failure != nil {
-		return fmt.Sprintf("%s does not exist and can't be created: %v", k.name, k.creation.failure)
+		return missing(false, " and can't be created: %v", k.creation.failure)
 	}
-	return k.name + " does not exist yet: the leader creates it"
+	return missing(true, " yet: the leader creates it")
 }
 
 func (k *KeyPair) notCreated(err error) {

@@ -102,6 +102,45 @@ func TestGuarded(t *testing.T) {
 	}
 }
 
+// TestReplicaIsReadyWhileALeaderProvidesTheCA: a Deployment keeps the old leader until the new replica is ready, so a replica
+// must not wait for what only a leader of its own version does.
+func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
+	t.Parallel()
+	good := newRoot(t, 24*time.Hour)
+	plain := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": good.cert, "tls.key": good.key}}
+	broken := ringSecret(t, good)
+	broken.Data["authority.json"] = []byte("{")
+	made := func(k *KeyPair) { k.Create, k.creation.absent = &Creation{}, make(chan struct{}, 1) }
+	rotated := func(k *KeyPair) { k.source = Guarded{Namespace: "ns", Name: "ca"} }
+	for name, test := range map[string]struct {
+		change func(*KeyPair)
+		secret *corev1.Secret // nil: there is none
+		want   string         // empty: it is ready
+	}{
+		"the Secret is of another type":                 {secret: &corev1.Secret{Type: corev1.SecretTypeOpaque}, want: "has type"},
+		"the Secret is the operator's":                  {want: "create it"},
+		"the Secret is the leader's to create":          {change: made},
+		"the leader can't create it":                    {change: func(k *KeyPair) { made(k); k.notCreated(errors.New("forbidden")) }, want: "forbidden"},
+		"rotation: the Secret is the leader's":          {change: rotated},
+		"rotation: no leader has proven the CA yet":     {change: rotated, secret: plain},
+		"rotation: the pair is proven":                  {change: rotated, secret: ringSecret(t, good)},
+		"rotation: what the Secret holds can't be used": {change: rotated, secret: broken, want: "can't be used"},
+	} {
+		pair, _, _ := newPair()
+		if test.change != nil {
+			test.change(pair)
+		}
+		secret := test.secret
+		if secret == nil {
+			secret = &corev1.Secret{}
+		}
+		pair.offer(secret, test.secret != nil)
+		if got := fmt.Sprint(pair.ready(now)); test.want == "" && got != "<nil>" || !strings.Contains(got, test.want) {
+			t.Errorf("%s: ready says %s, want %q", name, got, test.want)
+		}
+	}
+}
+
 // guardedParts sign with a CA that ends after lifetime, as the permit that change makes says, and note it with cover.
 func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change ...func(*keyring.Ring)) *parts {
 	t.Helper()

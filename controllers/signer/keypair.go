@@ -20,7 +20,11 @@ import (
 )
 
 // Unavailable is why there is no Authority to sign with: a reason token of docs/reasons.md and a sentence.
-type Unavailable struct{ Reason, Message string }
+type Unavailable struct {
+	Reason, Message string
+	// Awaited says that a leader provides the CA: a replica has nothing to do but to wait for it.
+	Awaited bool
+}
 
 func (u *Unavailable) Error() string { return u.Message }
 
@@ -186,10 +190,25 @@ func (k *KeyPair) identify(object client.Object) {
 
 // Refuse reports that the source has no candidate, or none that can be one.
 func (k *KeyPair) Refuse(reason, message string) {
+	k.refuse(&Unavailable{Reason: reason, Message: message})
+}
+
+func (k *KeyPair) refuse(problem *Unavailable) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer k.foretell()
-	k.reject(&Unavailable{Reason: reason, Message: message})
+	k.reject(problem)
+}
+
+// ready returns why a replica is not ready to sign. Waiting for a CA that a leader provides does not count: a Deployment
+// stops the old leader only once the new replica is ready.
+func (k *KeyPair) ready(now time.Time) error {
+	_, err := k.Authority(now)
+	var why *Unavailable
+	if errors.As(err, &why) && why.Awaited {
+		return nil
+	}
+	return err
 }
 
 func (k *KeyPair) unusable(err error) *Unavailable {

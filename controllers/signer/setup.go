@@ -33,7 +33,7 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
 // SetupWithManager fills in what is nil and registers the controller, the sources of its key pairs, and a readiness
-// check that fails while a signer has no CA to sign with.
+// check that fails while a signer has no CA to sign with, unless a leader provides it.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	if err := r.fill(mgr); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	err := mgr.AddReadyzCheck("signing-ca", func(*http.Request) error {
 		for _, pair := range pairs {
-			if _, err := pair.Authority(r.Clock.Now()); err != nil {
+			if err := pair.ready(r.Clock.Now()); err != nil {
 				return err
 			}
 		}

@@ -55,7 +55,8 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 	case err != nil:
 		k.Refuse("CAInvalid", fmt.Sprintf("%s can't be used: %v", k.name, err))
 	case ring.Signing.Empty():
-		k.Refuse("CANotProven", k.name+" holds no CA yet that is proven to be trusted: kubectl get signingauthorities -o wide says what is waited for")
+		k.refuse(&Unavailable{Reason: "CANotProven", Awaited: true,
+			Message: k.name + " holds no CA yet that is proven to be trusted: kubectl get signingauthorities -o wide says what is waited for"})
 	default:
 		k.loadPermitted(ring)
 	}

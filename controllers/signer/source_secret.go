@@ -119,7 +119,7 @@ func (s Secret) readOnce(ctx context.Context, reader client.Reader, pair *KeyPai
 func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
 	switch {
 	case !found:
-		k.Refuse("CAMissing", k.lacks())
+		k.refuse(k.lacks())
 	case secret.Type != corev1.SecretTypeTLS:
 		k.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
 	case k.guarded():

@@ -15,13 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // TestRollout changes overlays/control-plane's pods under the real Deployment controller, on control planes of one node and
 // of two. The test is the scheduler and the kubelets: a pod runs where no other one does.
 func TestRollout(t *testing.T) {
 	t.Parallel()
-	startDeploymentController(t)
+	startDeploymentController(t, shared)
 	one := intstr.FromInt32(1)
 	for name, test := range map[string]struct {
 		nodes          int
@@ -64,13 +66,13 @@ func TestRollout(t *testing.T) {
 // release is an annotation that changes with each rollout.
 const release = "release"
 
-func startDeploymentController(t *testing.T) {
+func startDeploymentController(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
-	kubeconfig, err := shared.WriteKubeconfig("rollout", shared.Config)
+	kubeconfig, err := c.WriteKubeconfig("rollout", c.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := shared.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
+	p, err := c.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
 		"--controllers=deployment-controller,replicaset-controller", "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
 	if err != nil {
 		t.Fatal(err)

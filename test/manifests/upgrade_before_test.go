@@ -1,0 +1,25 @@
+//go:build upgrade
+
+package manifests
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestUpgradeFromTheReleaseBefore has the Deployment of the release before roll to this one with each feature switched on at
+// the same time, and back to that release. RELEASE_BEFORE is its source, with the manager built in it: make test-upgrade.
+func TestUpgradeFromTheReleaseBefore(t *testing.T) {
+	before := source{root: os.Getenv("RELEASE_BEFORE"), binary: filepath.Join(os.Getenv("RELEASE_BEFORE"), "csr-controller-manager")}
+	if _, err := os.Stat(before.binary); err != nil {
+		t.Fatalf("RELEASE_BEFORE names no manager of the release before: make test-upgrade does: %v", err)
+	}
+	for _, replicas := range []int32{1, 2} {
+		u := startUpgrade(t, replicas)
+		for _, name := range order {
+			u.roll(t, "the release before", install{source: before})
+			u.roll(t, name, features()[name])
+		}
+	}
+}

@@ -1,0 +1,452 @@
+package manifests
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// source is a source tree with the manager that was built from it.
+type source struct{ root, binary string }
+
+// install is one configuration of config/default.
+type install struct {
+	source     source
+	components []string
+	config     string // added to the shipped configuration
+	// prepare, if set, does what the pages tell an operator to do beside it.
+	prepare func(*testing.T, *upgrade)
+}
+
+const signingSecret = "csr-signer"
+
+// features are what an upgrade can switch on, each with all that its page asks for.
+func features() map[string]install {
+	return map[string]install{
+		"rotation": {
+			components: []string{"rotation"}, config: "rotation: {enabled: true}\n",
+			prepare: func(t *testing.T, u *upgrade) { u.make(t, u.authority()) },
+		},
+		"node block list": {
+			components: []string{"node-block-list"}, config: "nodeBlockList: " + systemNamespace + "/csr-node-block-list\n",
+			prepare: func(t *testing.T, u *upgrade) {
+				u.make(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-node-block-list"}, Data: map[string]string{"nodes": ""}})
+			},
+		},
+		"kubelet serving": {
+			components: []string{"kubelet-serving", "node-identity"},
+			config:     "approval:\n  kubeletServing: {enabled: true, apiServerNodes: [control-plane]}\n  nodeClient: {requireTokenBinding: true}\n",
+		},
+		"machine inventory": {
+			components: []string{"node-identity", "inventory-openshift"}, config: "approval: {nodeClient: {inventory: openshift}}\n",
+			prepare: func(t *testing.T, u *upgrade) {
+				u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "openshift-machine-api"}})
+			},
+		},
+		"dry run": {components: []string{"dry-run"}},
+		"CA that is created": {
+			components: []string{"create-ca"}, config: "  createIfMissing: true\n", // under signing, which is the last one
+			prepare: func(t *testing.T, u *upgrade) {
+				if err := u.admin.Delete(t.Context(), u.secret()); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+	}
+}
+
+// order has each feature once; the CA that the API server trusts is gone after the last one.
+var order = []string{"rotation", "node block list", "kubelet serving", "machine inventory", "dry run", "CA that is created"}
+
+// TestUpgradeThroughEachFeature has the Deployment roll to each feature, and from it to the next one, which switches it off.
+func TestUpgradeThroughEachFeature(t *testing.T) {
+	for _, replicas := range []int32{1, 2} {
+		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
+			u := startUpgrade(t, replicas)
+			u.roll(t, "as shipped", install{})
+			for _, name := range order {
+				u.roll(t, name, features()[name])
+			}
+		})
+	}
+}
+
+// binary builds the manager once.
+var binary = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(shared.Dir, "manager")
+	return path, cluster.BuildManager(context.Background(), root, path)
+})
+
+// upgrade is a cluster with the real Deployment controller. The test is its scheduler and its kubelets: a pod is a process
+// of the manager with the ServiceAccount's token and the mounted configuration, and is ready when /readyz says so.
+type upgrade struct {
+	*cluster.Cluster
+	admin    client.Client
+	replicas int32
+	current  source
+	pods     map[string]*pod
+}
+
+type pod struct {
+	*cluster.Process
+	probes string
+	ending bool
+}
+
+func startUpgrade(t *testing.T, replicas int32) *upgrade {
+	t.Helper()
+	c, err := cluster.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &upgrade{Cluster: c, replicas: replicas, pods: map[string]*pod{}}
+	t.Cleanup(func() {
+		for name, each := range u.pods {
+			each.Kill()
+			if t.Failed() {
+				t.Logf("the end of the log of %s:\n%s", name, each.Tail(15))
+			}
+		}
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if u.admin, err = client.New(c.Config, client.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	binary, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.current = source{root: root, binary: binary}
+	startDeploymentController(t, c)
+	u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
+	u.make(t, u.secret())
+	return u
+}
+
+// secret holds a CA that the API server trusts.
+func (u *upgrade) secret() *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: signingSecret}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: u.CA.CertPEM, corev1.TLSPrivateKeyKey: u.CA.KeyPEM},
+	}
+}
+
+func (u *upgrade) authority() *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "csr-controller-manager.io/v1alpha1", "kind": "SigningAuthority", "metadata": map[string]any{"name": "cluster"},
+		"spec": map[string]any{
+			"secret":  map[string]any{"namespace": systemNamespace, "name": signingSecret},
+			"signers": []any{certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeAPIServerClientSignerName},
+			"trust":   map[string]any{"configMaps": []any{map[string]any{"namespace": systemNamespace, "name": "csr-trust"}}},
+			"verification": map[string]any{
+				"apiServers": []any{strings.Trim(strings.TrimPrefix(u.Config.Host, "https://"), "/")}, "serverName": "localhost", "settleFor": "1s",
+			},
+		},
+	}}
+}
+
+// make creates obj, once its kind is served.
+func (u *upgrade) make(t *testing.T, obj client.Object) {
+	t.Helper()
+	u.within(t, "create "+obj.GetName(), func(ctx context.Context) error {
+		return client.IgnoreAlreadyExists(u.admin.Create(ctx, obj))
+	})
+}
+
+// render returns the objects of next, with its configuration and number of replicas.
+func (u *upgrade) render(t *testing.T, next install) objects {
+	t.Helper()
+	dir := t.TempDir()
+	absolute, err := filepath.Abs(next.source.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	above, err := filepath.Rel(dir, absolute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("resources: [%s/config/default]\nreplicas: [{name: csr-controller-manager, count: %d}]\n", above, u.replicas) +
+		"configMapGenerator:\n- {name: csr-controller-manager-config, namespace: " + systemNamespace + ", behavior: merge, files: [config.yaml]}\ncomponents:\n"
+	for _, name := range next.components {
+		text += fmt.Sprintf("- %s/config/%s\n", above, name)
+	}
+	shipped, err := os.ReadFile(filepath.Join(absolute, "config/manager/config/config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600),
+		os.WriteFile(filepath.Join(dir, "config.yaml"), append(shipped, next.config...), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+}
+
+// roll applies next, as kubectl apply does, and waits until all replicas are of it, ready, and one of them signs.
+func (u *upgrade) roll(t *testing.T, what string, next install) {
+	t.Helper()
+	if next.source == (source{}) {
+		next.source = u.current
+	}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
+	all := u.render(t, next)
+	names := make([]string, 0, len(all))
+	for name := range all {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return applyOrder(all[a]) - applyOrder(all[b]) })
+	prepared := next.prepare == nil
+	for _, name := range names {
+		obj := all[name]
+		if !prepared && applyOrder(obj) > 0 {
+			next.prepare(t, u)
+			prepared = true
+		}
+		if obj.GetKind() == "Deployment" {
+			annotations := map[string]string{"binary": next.source.binary, "rolled-to": what} // as another image would be
+			if err := unstructured.SetNestedStringMap(obj.Object, annotations, "spec", "template", "metadata", "annotations"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := u.admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("kubectl"), client.ForceOwnership); err != nil {
+			t.Fatalf("%s: %s: %v", what, name, err)
+		}
+	}
+	u.within(t, "the rollout of "+what, func(ctx context.Context) error {
+		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(deployment), deployment); err != nil {
+			return err
+		}
+		status, want := deployment.Status, u.replicas
+		if status.ObservedGeneration < deployment.Generation || status.UpdatedReplicas != want || status.Replicas != want || status.AvailableReplicas != want || int32(len(u.pods)) != want {
+			return fmt.Errorf("%d of %d pods are new, %d available, %d wanted: %s", status.UpdatedReplicas, status.Replicas, status.AvailableReplicas, want, u.notReady(ctx))
+		}
+		return nil
+	})
+	if !slices.Contains(next.components, "dry-run") {
+		u.signs(t, what)
+	}
+}
+
+// applyOrder is that of kubectl: what others need comes first.
+func applyOrder(obj *unstructured.Unstructured) int {
+	switch obj.GetKind() {
+	case "Namespace", "CustomResourceDefinition":
+		return 0
+	case "Deployment":
+		return 2
+	default:
+		return 1
+	}
+}
+
+// signs waits until an approved request has its certificate.
+func (u *upgrade) signs(t *testing.T, what string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "upgrade"}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "upgrade-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: certificatesv1.KubeAPIServerClientSignerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth},
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+		},
+	}
+	if err := u.admin.Create(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "ByHand"}}
+	if err := u.admin.SubResource("approval").Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	u.within(t, "a certificate after the rollout of "+what, func(ctx context.Context) error {
+		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		if len(obj.Status.Certificate) == 0 {
+			return fmt.Errorf("it has none: %+v", obj.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+// within runs the pods until check returns nil.
+func (u *upgrade) within(t *testing.T, what string, check func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		if err := u.work(ctx); err != nil {
+			return false, err
+		}
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v (%v)", what, last, err)
+	}
+}
+
+// work starts, probes and ends pods.
+func (u *upgrade) work(ctx context.Context) error {
+	pods := &corev1.PodList{}
+	if err := u.admin.List(ctx, pods, client.InNamespace(systemNamespace)); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		obj := &pods.Items[i]
+		running := u.pods[obj.Name]
+		var err error
+		switch {
+		case obj.DeletionTimestamp != nil && running == nil:
+			err = u.admin.Delete(ctx, obj, client.GracePeriodSeconds(0))
+		case obj.DeletionTimestamp != nil:
+			err = u.end(ctx, obj, running)
+		case running == nil:
+			err = u.start(ctx, obj)
+		case running.Ended() != nil:
+			return fmt.Errorf("pod %s has ended: %s", obj.Name, running.Tail(5))
+		default:
+			err = u.probe(ctx, obj, running)
+		}
+		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// end asks the pod to end, and removes it when it has.
+func (u *upgrade) end(ctx context.Context, obj *corev1.Pod, running *pod) error {
+	if !running.ending {
+		running.ending = true
+		go func() { _ = running.Stop() }()
+	}
+	if running.Ended() == nil {
+		return nil
+	}
+	delete(u.pods, obj.Name)
+	return u.admin.Delete(ctx, obj, client.GracePeriodSeconds(0))
+}
+
+// start runs the pod's container as a process.
+func (u *upgrade) start(ctx context.Context, obj *corev1.Pod) error {
+	if err := u.admin.SubResource("binding").Create(ctx, obj, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: "node"}}); err != nil {
+		return err
+	}
+	container, mounted := obj.Spec.Containers[0], &corev1.ConfigMap{}
+	if err := u.admin.Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: obj.Spec.Volumes[0].ConfigMap.Name}, mounted); err != nil {
+		return err
+	}
+	file := filepath.Join(u.Dir, obj.Name+".yaml")
+	if err := os.WriteFile(file, []byte(mounted.Data["config.yaml"]), 0o600); err != nil {
+		return err
+	}
+	kubeconfig, err := u.kubeconfig(ctx, obj)
+	if err != nil {
+		return err
+	}
+	var addresses [2]string
+	for i := range addresses {
+		if addresses[i], err = cluster.FreeAddress(); err != nil {
+			return err
+		}
+	}
+	args := []string{"--kubeconfig=" + kubeconfig, "--leader-elect-resource-namespace=" + systemNamespace}
+	for _, arg := range container.Args {
+		args = append(args, strings.Replace(arg, "/etc/csr-controller-manager/config.yaml", file, 1))
+	}
+	args = append(args, "--health-probe-bind-address="+addresses[0], "--metrics-bind-address="+addresses[1])
+	process, err := u.StartProcess(obj.Name, obj.Annotations["binary"], args...)
+	if err != nil {
+		return err
+	}
+	u.pods[obj.Name] = &pod{Process: process, probes: addresses[0]}
+	return nil
+}
+
+// kubeconfig authenticates as the pod's ServiceAccount.
+func (u *upgrade) kubeconfig(ctx context.Context, obj *corev1.Pod) (string, error) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: obj.Spec.ServiceAccountName}}
+	token := &authenticationv1.TokenRequest{}
+	if err := u.admin.SubResource("token").Create(ctx, account, token); err != nil {
+		return "", err
+	}
+	config := rest.AnonymousClientConfig(u.Config)
+	config.BearerToken = token.Status.Token
+	return u.WriteKubeconfig(obj.Name, config)
+}
+
+// probe writes what the pod's readiness probe says.
+func (u *upgrade) probe(ctx context.Context, obj *corev1.Pod, running *pod) error {
+	state, _ := running.ready(ctx, obj.Spec.Containers[0].ReadinessProbe.HTTPGet.Path)
+	if slices.ContainsFunc(obj.Status.Conditions, func(one corev1.PodCondition) bool { return one.Type == corev1.PodReady && one.Status == state }) {
+		return nil
+	}
+	before := client.MergeFrom(obj.DeepCopy())
+	obj.Status.Phase = corev1.PodRunning
+	obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: state, LastTransitionTime: metav1.Now()}}
+	return u.admin.Status().Patch(ctx, obj, before)
+}
+
+func (p *pod) ready(ctx context.Context, path string) (corev1.ConditionStatus, string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.probes+path, nil)
+	if err != nil {
+		return corev1.ConditionFalse, err.Error()
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return corev1.ConditionFalse, err.Error()
+	}
+	defer func() { _ = response.Body.Close() }()
+	text := make([]byte, 1024)
+	n, _ := response.Body.Read(text)
+	if response.StatusCode != http.StatusOK {
+		return corev1.ConditionFalse, string(text[:n])
+	}
+	return corev1.ConditionTrue, ""
+}
+
+// notReady says what keeps pods from being ready.
+func (u *upgrade) notReady(ctx context.Context) (all []string) {
+	for name, each := range u.pods {
+		if state, why := each.ready(ctx, "/readyz"); state != corev1.ConditionTrue {
+			all = append(all, name+": "+why)
+		}
+	}
+	return all
+}
