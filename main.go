@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/commands"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // version is set by the build with -ldflags "-X main.version=…".
@@ -56,6 +57,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	logger := commands.NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", commands.VersionOrBuild())
+	for _, warning := range configuration.Warnings() {
+		report.Warn(logger, warning)
+	}
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return err

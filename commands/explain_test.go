@@ -68,7 +68,7 @@ func signerScenarios(t testing.TB) map[string]scenario {
 	refusal := "missing required usage for client certificate: client auth"
 	return map[string]scenario{
 		"SignerValidationFailure": {obj: explainRequest(t, forSigner(apiServerClient, signature), autoApproved, withCondition(certificatesv1.CertificateFailed, "SignerValidationFailure", refusal, time.Minute))},
-		"UsagesNotPermitted":      {obj: explainRequest(t, forSigner("kubernetes.io/legacy-unknown", "fly"), autoApproved)},
+		"UsagesNotPermitted":      {obj: explainRequest(t, forSigner("example.com/custom", "fly"), autoApproved), args: []string{"--config=testdata/custom.yaml"}},
 		"KeyTooWeak": {obj: explainRequest(t, autoApproved, func(obj *request) {
 			obj.Spec.Request = explainPayload(t, &x509.CertificateRequest{Subject: nodeName()}, explainWeakKey())
 		})},

@@ -31,6 +31,8 @@ func presetMachines(c config.Approval) *inventory.MachineOptions {
 	switch c.NodeClient.Inventory {
 	case config.InventoryClusterAPI:
 		options = inventory.ClusterAPI()
+		namespace, name := c.NodeClient.Cluster()
+		options.Namespace, options.Selector = namespace, inventory.ClusterNameLabel+"="+name
 	case config.InventoryOpenShift:
 		options = inventory.OpenShift()
 	default:

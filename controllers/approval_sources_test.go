@@ -45,9 +45,10 @@ func TestBootstrapPolicies(t *testing.T) {
 func TestPresetsChooseMachines(t *testing.T) {
 	t.Parallel()
 	clusterAPI, openShift := inventory.ClusterAPI(), inventory.OpenShift()
+	clusterAPI.Namespace, clusterAPI.Selector = "fleet", "cluster.x-k8s.io/cluster-name=lab"
 	for preset, want := range map[string]*inventory.MachineOptions{"": nil, "sources": nil, "static": nil, "cluster-api": &clusterAPI, "openshift": &openShift} {
 		c := config.Default().Approval
-		c.NodeClient.Inventory = preset
+		c.NodeClient.Inventory, c.NodeClient.ClusterName = preset, "fleet/lab"
 		if diff := cmp.Diff(want, presetMachines(c)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", preset, diff)
 		}

@@ -35,7 +35,7 @@ type served struct {
 
 func TestSigners(t *testing.T) {
 	t.Parallel()
-	const client, kubelet, serving, legacy = "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/legacy-unknown"
+	const client, kubelet, serving = "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
 	const year = 365 * 24 * time.Hour
 	with := func(profile ca.ProfileConfig, source string, usages ...certificatesv1.KeyUsage) served {
 		if profile.Lifetime == 0 {
@@ -50,7 +50,7 @@ func TestSigners(t *testing.T) {
 	plain := ca.ProfileConfig{}
 	shared := config.CA{Secret: "ns/ca"}
 	all := func(source string, change func(map[string]served)) map[string]served {
-		signers := map[string]served{client: with(plain, source), kubelet: with(plain, source), serving: with(plain, source), legacy: with(plain, source)}
+		signers := map[string]served{client: with(plain, source), kubelet: with(plain, source), serving: with(plain, source)}
 		change(signers)
 		return signers
 	}
@@ -70,15 +70,14 @@ func TestSigners(t *testing.T) {
 				client:  with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 				kubelet: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 				serving: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
-				legacy:  with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 			}, 1,
 		},
 		"one each": {
-			config.Signing{Signers: []config.Signer{{Name: client, CA: files("a")}, {Name: kubelet, CA: files("b")}, {Name: serving, CA: files("c")}, {Name: legacy, CA: config.CA{Secret: "ns/d"}}}},
+			config.Signing{Signers: []config.Signer{{Name: client, CA: files("a")}, {Name: kubelet, CA: files("b")}, {Name: serving, CA: config.CA{Secret: "ns/d"}}}},
 			map[string]served{
 				client: with(plain, "files a.crt and a.key"), kubelet: with(plain, "files b.crt and b.key"),
-				serving: with(plain, "files c.crt and c.key"), legacy: with(plain, "Secret ns/d"),
-			}, 4,
+				serving: with(plain, "Secret ns/d"),
+			}, 3,
 		},
 		"only some are served": {
 			config.Signing{Signers: []config.Signer{{Name: serving, CA: files("c")}}},

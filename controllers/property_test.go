@@ -80,6 +80,7 @@ func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	t.Helper()
 	options, err := FromConfiguration(configured(func(c *config.Configuration) {
 		c.Approval.Denial, c.Approval.KubeletServing.Enabled, c.Approval.NodeClient.Inventory = denial, true, "cluster-api"
+		c.Approval.NodeClient.ClusterName = "lab"
 		c.Signing.Signers = []config.Signer{
 			{Name: "example.com/custom", CA: config.CA{Secret: "ns/custom"}, Usages: []string{"client auth"}},
 			{Name: "kubernetes.io/kubelet-serving", CA: config.CA{Secret: "ns/serving"}},

@@ -43,7 +43,6 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		"a kubelet's client certificate":   {list: list, told: blocked},
 		"a kubelet's serving certificate":  {list: list, change: []func(*request){serving}, told: blocked},
 		"a client's":                       {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: blocked},
-		"of the old signer":                {list: list, change: []func(*request){signerName("kubernetes.io/legacy-unknown")}, told: blocked},
 		"of a signer of one's own":         {list: list, change: []func(*request){signerName("example.com/custom"), usages("client auth")}, told: blocked},
 		"what would be failed":             {list: list, change: []func(*request){usages("server auth")}, told: blocked},
 		"asked by a blocked node":          {list: list, change: []func(*request){named("system:node:c"), func(obj *request) { obj.Spec.Username = "system:node:a" }}, told: blocked},

@@ -29,11 +29,8 @@ var contents = map[string]ca.Contents{
 }
 
 // contentsOf returns what a certificate of signerName may contain. A custom signer has the usages that it permits, and any
-// names. Nil leaves it to the judged request: that is so for legacy-unknown, which has no rules.
+// names.
 func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Contents {
-	if signerName == LegacyUnknownSignerName {
-		return nil
-	}
 	of, kubernetes := contents[signerName]
 	if !kubernetes {
 		of = ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}

@@ -32,7 +32,6 @@ func TestDefects(t *testing.T) {
 		"14 an ECDSA key":                    {usages("client auth", "digital signature"), "Issued"},
 		"16 a signer that is not ours":       {signerName("example.com/kubelet-serving"), "Untouched"},
 		"32 a usage that nobody knows":       {usages("digital signature", "client auth", "magic"), "Failed SignerValidationFailure"},
-		"32 the same for another signer":     {func(obj *request) { signerName("kubernetes.io/legacy-unknown")(obj); usages("magic")(obj) }, "Failed UsagesNotPermitted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

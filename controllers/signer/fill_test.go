@@ -19,20 +19,18 @@ func TestFillMakesProfilesSafe(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &Reconciler{Signers: map[string]Signer{
-		"example.com/zero":             {KeyPair: pair},
-		"example.com/unset":            {KeyPair: pair, Profile: unset},
-		"kubernetes.io/legacy-unknown": {KeyPair: pair},
-		"example.com/forbids-nothing":  {KeyPair: pair, Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: []string{}})},
+		"example.com/zero":            {KeyPair: pair},
+		"example.com/unset":           {KeyPair: pair, Profile: unset},
+		"example.com/forbids-nothing": {KeyPair: pair, Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: []string{}})},
 	}}
 	if err := r.fillProfiles(); err != nil {
 		t.Fatal(err)
 	}
 	masters := []string{"O=system:masters"}
 	want := map[string]ca.Profile{
-		"example.com/zero":             profile(t, ca.ProfileConfig{ForbiddenSubjects: masters}),
-		"example.com/unset":            profile(t, ca.ProfileConfig{Lifetime: time.Hour, ForbiddenSubjects: masters}),
-		"kubernetes.io/legacy-unknown": profile(t, ca.ProfileConfig{}),
-		"example.com/forbids-nothing":  profile(t, ca.ProfileConfig{ForbiddenSubjects: []string{}}),
+		"example.com/zero":            profile(t, ca.ProfileConfig{ForbiddenSubjects: masters}),
+		"example.com/unset":           profile(t, ca.ProfileConfig{Lifetime: time.Hour, ForbiddenSubjects: masters}),
+		"example.com/forbids-nothing": profile(t, ca.ProfileConfig{ForbiddenSubjects: []string{}}),
 	}
 	for name := range want {
 		if diff := cmp.Diff(want[name].Containing(contentsOf(name, nil)), r.Signers[name].Profile, cmp.AllowUnexported(ca.Profile{}), cmpopts.EquateEmpty()); diff != "" {

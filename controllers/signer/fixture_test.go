@@ -161,7 +161,7 @@ func newParts(t testing.TB, served *request) *parts {
 		"example.com/custom": {Profile: profile(t, ca.ProfileConfig{}), Usages: []certificatesv1.KeyUsage{"client auth"}, KeyPair: p.pair},
 	}
 	for _, name := range KubernetesSignerNames() {
-		signers[name] = Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault(name)}), KeyPair: p.pair}
+		signers[name] = Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault}), KeyPair: p.pair}
 	}
 	p.reconciler = &Reconciler{
 		Signers: signers, Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},

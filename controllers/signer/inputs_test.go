@@ -94,7 +94,7 @@ func TestInputs(t *testing.T) {
 		"13 no common name":                        {[]func(*request){template(t, func(r *x509.CertificateRequest) { r.Subject.CommonName = "" })}, "Failed SignerValidationFailure"},
 		"15 a signer that is not ours":             {[]func(*request){signerName("beta.eks.amazonaws.com/app-serving"), named}, "Untouched"},
 		"15 a signer of one node":                  {[]func(*request){signerName("interlink.example.com/node-a"), named}, "Untouched"},
-		"15 legacy-unknown, not approved":          {[]func(*request){signerName("kubernetes.io/legacy-unknown"), func(obj *request) { obj.Status.Conditions = nil }}, "Untouched"},
+		"15 legacy-unknown, approved":              {[]func(*request){signerName("kubernetes.io/legacy-unknown")}, "Untouched"},
 		"20 Approved and Denied":                   {[]func(*request){with("Denied", "True")}, "Untouched"},
 		"20 Approved and Denied, without a status": {[]func(*request){stripped("Denied")}, "Untouched"},
 		"20 Approved and Denied, status False":     {[]func(*request){with("Denied", "False")}, "Untouched"},

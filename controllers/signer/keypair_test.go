@@ -238,7 +238,7 @@ func TestANewAuthorityWakesWhatWaits(t *testing.T) {
 func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	if pairs := p.reconciler.keyPairs(); len(pairs) != 1 || len(pairs[0].signers) != 5 {
+	if pairs := p.reconciler.keyPairs(); len(pairs) != 1 || len(pairs[0].signers) != 4 {
 		t.Errorf("%d key pairs", len(pairs))
 	}
 }

@@ -91,7 +91,6 @@ func TestEachSignerHasContents(t *testing.T) {
 		}, []certificatesv1.KeyUsage{"client auth", "key encipherment"}, ""},
 		"kubernetes.io/kube-apiserver-client-kubelet": {func(*x509.CertificateRequest) {}, []certificatesv1.KeyUsage{"client auth", "server auth"}, "extended key usage 1"},
 		"kubernetes.io/kubelet-serving":               {func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} }, []certificatesv1.KeyUsage{"server auth", "cert sign"}, "key usage 100000"},
-		"kubernetes.io/legacy-unknown":                {func(*x509.CertificateRequest) {}, []certificatesv1.KeyUsage{"code signing"}, ""},
 		"example.com/custom":                          {func(r *x509.CertificateRequest) { r.Subject.CommonName = "x" }, []certificatesv1.KeyUsage{"any"}, "extended key usage 0"},
 	} {
 		obj := object(t, signerName(name), template(t, test.change))

@@ -10,42 +10,31 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// LegacyUnknownSignerName is Kubernetes' signer without rules. The v1 API refuses it at creation, so only objects that
-// were stored before 1.22 have it.
-const LegacyUnknownSignerName = "kubernetes.io/legacy-unknown"
-
 // shapes are what Kubernetes' own signers demand; a nil one demands nothing.
 var shapes = map[string]func(*csr.Request) error{
 	certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,
 	certificatesv1.KubeAPIServerClientKubeletSignerName: csr.KubeletClientShape,
 	certificatesv1.KubeletServingSignerName:             csr.KubeletServingShape,
-	LegacyUnknownSignerName:                             nil,
 }
 
-// KubernetesSignerNames are the four signers of kube-controller-manager, in order.
+// KubernetesSignerNames are the signers of kube-controller-manager, in order, less kubernetes.io/legacy-unknown, which
+// no request in certificates/v1 can name.
 func KubernetesSignerNames() []string {
 	return []string{
 		certificatesv1.KubeAPIServerClientSignerName,
 		certificatesv1.KubeAPIServerClientKubeletSignerName,
 		certificatesv1.KubeletServingSignerName,
-		LegacyUnknownSignerName,
 	}
 }
 
-// forbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise: whoever is in
+// forbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise. Whoever is in
 // system:masters bypasses every authorizer, and admission (CertificateSubjectRestriction) guards one signer only.
-// legacy-unknown, which no new request can name, stays as it is in kube-controller-manager.
-func forbiddenByDefault(signerName string) []string {
-	if signerName == LegacyUnknownSignerName {
-		return nil
-	}
-	return []string{"O=system:masters"}
-}
+var forbiddenByDefault = []string{"O=system:masters"}
 
 // Signer says how requests for one signer name are signed.
 type Signer struct {
 	// Profile bounds what is issued; the zero value is the default one. Where its ForbiddenSubjects are nil, they are
-	// O=system:masters, but for legacy-unknown.
+	// O=system:masters.
 	Profile ca.Profile
 	// Usages are those that a custom signer permits. Kubernetes' own signers have rules of their own and leave it nil.
 	Usages []certificatesv1.KeyUsage

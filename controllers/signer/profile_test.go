@@ -16,28 +16,15 @@ import (
 
 func TestKubernetesSignerNames(t *testing.T) {
 	t.Parallel()
-	want := []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/legacy-unknown"}
+	want := []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}
 	if diff := cmp.Diff(want, KubernetesSignerNames()); diff != "" {
 		t.Errorf("names (-want +got):\n%s", diff)
 	}
 }
 
-func TestForbiddenByDefault(t *testing.T) {
-	t.Parallel()
-	for _, name := range append(KubernetesSignerNames(), "example.com/custom") {
-		var want []string
-		if name != "kubernetes.io/legacy-unknown" {
-			want = []string{"O=system:masters"}
-		}
-		if diff := cmp.Diff(want, forbiddenByDefault(name)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
 func TestCheck(t *testing.T) {
 	t.Parallel()
-	const client, serving, legacy, custom = "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "kubernetes.io/legacy-unknown", "example.com/custom"
+	const client, serving, custom = "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "example.com/custom"
 	dns := template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} })
 	masters := template(t, func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} })
 	weak := func(obj *request) { obj.Spec.Request = payload(t, nodeRequest(), weakKey()) }
@@ -71,16 +58,13 @@ func TestCheck(t *testing.T) {
 		"client, server auth":           {change: []func(*request){signerName(client), usages("client auth", "server auth")}, want: failure("invalid usage for client certificate: server auth")},
 		"client, no client auth":        {change: []func(*request){signerName(client), usages("digital signature")}, want: failure("missing required usage for client certificate: client auth")},
 		"client, masters":               {change: []func(*request){signerName(client), masters}, want: &ca.Violation{Reason: "SubjectNotPermitted", Message: forbidden}},
-		"legacy, anything":              {change: []func(*request){signerName(legacy), dns, masters, usages("any", "cert sign")}},
-		"legacy, no usages":             {change: []func(*request){signerName(legacy), usages()}},
-		"legacy, unknown usages":        {change: []func(*request){signerName(legacy), usages("any", "magic", "more")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic" "more"]`}},
 		"custom":                        {change: []func(*request){signerName(custom), dns, usages("client auth")}},
 		"custom, system:masters":        {change: []func(*request){signerName(custom), masters, usages("client auth")}, want: &ca.Violation{Reason: "SubjectNotPermitted", Message: `subject "CN=system:node:a,O=system:masters" is not permitted: this signer never issues O=system:masters`}},
 		"custom, another usage":         {change: []func(*request){signerName(custom), usages("client auth", "server auth")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `usage "server auth" is not permitted: signer example.com/custom permits ["client auth"]`}},
 		"custom, unknown usage":         {change: []func(*request){signerName(custom), usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
 
 		"Kubernetes' rules go before ours": {change: []func(*request){weak, usages("server auth")}, want: failure("usages did not match [client auth digital signature key encipherment]")},
-		"usages go before the key":         {change: []func(*request){signerName(legacy), weak, usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
+		"usages go before the key":         {change: []func(*request){signerName(custom), weak, usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
 		"the key goes before the subject": {change: []func(*request){signerName(client), func(obj *request) {
 			changed := nodeRequest()
 			changed.Subject.Organization = []string{"system:masters"}
@@ -93,7 +77,7 @@ func TestCheck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			signer := Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault(req.SignerName)})}
+			signer := Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault})}
 			if req.SignerName == custom {
 				signer.Usages = []certificatesv1.KeyUsage{"client auth"}
 			}

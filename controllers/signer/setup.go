@@ -29,7 +29,7 @@ import (
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/status,verbs=update
-// +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving;kubernetes.io/legacy-unknown,verbs=sign
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=sign
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
 // SetupWithManager fills in what is nil and registers the controller, the sources of its key pairs, and a readiness
@@ -100,7 +100,7 @@ func (r *Reconciler) fillProfiles() error {
 		if signer.KeyPair == nil {
 			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
 		}
-		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
+		profile, err := signer.Profile.OrForbidding(forbiddenByDefault)
 		errs = append(errs, err)
 		signer.Profile = profile.Containing(contentsOf(name, signer.Usages))
 		r.Signers[name] = signer
@@ -119,8 +119,8 @@ func (r *Reconciler) fillProfiles() error {
 func (r *Reconciler) warnOfSharing(mgr manager.Manager) {
 	if shared := r.sharingServing(); len(shared) > 0 {
 		r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.sharing = shared
-		mgr.GetLogger().WithName(Name).Info("Warning: kubelet serving certificates share their CA with client certificates; what keeps one from being used as the other is their usages alone",
-			"source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
+		report.Warn(mgr.GetLogger(), "Kubelet serving certificates share their CA with client certificates: only their usages keep one from being used as the other",
+			"logger", Name, "source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
 	}
 }
 

@@ -15,8 +15,11 @@ var perSignerFlags = []struct{ middle, signer string }{
 	{"kubelet-serving", certificatesv1.KubeletServingSignerName},
 	{"kubelet-client", certificatesv1.KubeAPIServerClientKubeletSignerName},
 	{"kube-apiserver-client", certificatesv1.KubeAPIServerClientSignerName},
-	{"legacy-unknown", "kubernetes.io/legacy-unknown"},
 }
+
+// retiredFlags are kube-controller-manager's flags for kubernetes.io/legacy-unknown. certificates/v1 refuses that signer, so
+// no request can name it, and it is not served. The flags are accepted for the sake of command lines that have them.
+var retiredFlags = []string{"cluster-signing-legacy-unknown-cert-file", "cluster-signing-legacy-unknown-key-file"}
 
 // flags binds command line flags to a Configuration and remembers their groups and the fields they set.
 type flags struct {
@@ -72,7 +75,7 @@ func newFlags(c *Configuration, meta *meta) *flags {
 	f.leaderElection(&c.LeaderElection)
 	f.audit(&c.Audit)
 	f.approval(&c.Approval)
-	f.signing(&c.Signing)
+	f.signing(c)
 	return f
 }
 
@@ -147,13 +150,21 @@ func (f *flags) leaderElection(l *LeaderElection) {
 	f.string(&l.ResourceNamespace, "leader-elect-resource-namespace", "leaderElection.resourceNamespace", "`namespace` of the Lease (default the Pod's, or kube-system outside of a cluster)")
 }
 
-func (f *flags) signing(s *Signing) {
+func (f *flags) signing(c *Configuration) {
+	s := &c.Signing
 	f.group("Signing")
 	f.string(&s.Secret, "signing-secret", "signing.secret", "`namespace/name` of a Secret of type kubernetes.io/tls with the CA for all of Kubernetes' signers")
 	f.string(&s.CertFile, "cluster-signing-cert-file", "signing.certFile", "`file` with the CA certificate for all of Kubernetes' signers")
 	f.string(&s.KeyFile, "cluster-signing-key-file", "signing.keyFile", "`file` with the CA key for all of Kubernetes' signers")
 	for _, one := range perSignerFlags {
 		f.pair(s, one.middle, one.signer)
+	}
+	for _, name := range retiredFlags {
+		f.set.Func(name, "`file` that does nothing: no request can name kubernetes.io/legacy-unknown since Kubernetes 1.22", func(string) error {
+			c.Retired = append(c.Retired, "--"+name)
+			return nil
+		})
+		f.add(name, "")
 	}
 	f.set.DurationVar(&s.Duration.Duration, "cluster-signing-duration", s.Duration.Duration, "longest lifetime of certificates, and that of requests without a wish")
 	f.add("cluster-signing-duration", "signing.duration")

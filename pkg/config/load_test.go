@@ -195,7 +195,6 @@ func TestPerSignerFlags(t *testing.T) {
 		"kubelet-serving":       "kubernetes.io/kubelet-serving",
 		"kubelet-client":        "kubernetes.io/kube-apiserver-client-kubelet",
 		"kube-apiserver-client": "kubernetes.io/kube-apiserver-client",
-		"legacy-unknown":        "kubernetes.io/legacy-unknown",
 	} {
 		cert, key := "--cluster-signing-"+middle+"-cert-file", "--cluster-signing-"+middle+"-key-file"
 		t.Run(middle, func(t *testing.T) {
@@ -221,15 +220,46 @@ func TestPerSignerFlags(t *testing.T) {
 	}
 }
 
-func TestFourPairs(t *testing.T) {
+// The API refuses kubernetes.io/legacy-unknown (test/parity shows it), so the flags for it do nothing, alone or in pairs.
+func TestLegacyUnknownFlagsDoNothingAndWarn(t *testing.T) {
+	t.Parallel()
+	const cert, key = "--cluster-signing-legacy-unknown-cert-file", "--cluster-signing-legacy-unknown-key-file"
+	plain, _ := load(t, "", "--signing-secret=ns/ca")
+	loaded, problem := load(t, "", "--signing-secret=ns/ca", cert+"=c", key+"=k")
+	if problem != "" {
+		t.Fatal(problem)
+	}
+	want := []string{cert, key}
+	if diff := cmp.Diff(want, loaded.Retired); diff != "" {
+		t.Errorf("retired flags (-want +got):\n%s", diff)
+	}
+	if warnings := loaded.Warnings(); len(warnings) != 2 || !strings.HasPrefix(warnings[0], cert+" does nothing") {
+		t.Errorf("warnings %q", warnings)
+	}
+	loaded.Retired = nil
+	if diff := cmp.Diff(plain, loaded); diff != "" || len(loaded.Warnings()) != 0 {
+		t.Errorf("they do something, or there are warnings without them %q:\n%s", loaded.Warnings(), diff)
+	}
+	if _, problem := load(t, "", "--signing-secret=ns/ca", key+"=k"); problem != "" {
+		t.Errorf("half a pair: %s", problem)
+	}
+	if _, problem := load(t, "", cert+"=c", key+"=k"); !strings.Contains(problem, "no CA to sign with") {
+		t.Errorf("they are a CA to sign with: %s", problem)
+	}
+	_, problem = load(t, "signing: {signers: [{name: kubernetes.io/legacy-unknown, secret: ns/ca}]}\n")
+	if !strings.Contains(problem, "Kubernetes has no such signer that can be served") {
+		t.Errorf("in a file: %s", problem)
+	}
+}
+
+func TestAPairForEach(t *testing.T) {
 	t.Parallel()
 	var args []string
-	for _, middle := range []string{"legacy-unknown", "kubelet-serving", "kubelet-client", "kube-apiserver-client"} {
+	for _, middle := range []string{"kubelet-serving", "kubelet-client", "kube-apiserver-client"} {
 		args = append(args, "--cluster-signing-"+middle+"-key-file="+middle+".key", "--cluster-signing-"+middle+"-cert-file="+middle+".crt")
 	}
 	loaded, problem := load(t, "", args...)
 	want := []config.Signer{
-		{Name: "kubernetes.io/legacy-unknown", CA: config.CA{CertFile: "legacy-unknown.crt", KeyFile: "legacy-unknown.key"}},
 		{Name: "kubernetes.io/kubelet-serving", CA: config.CA{CertFile: "kubelet-serving.crt", KeyFile: "kubelet-serving.key"}},
 		{Name: "kubernetes.io/kube-apiserver-client-kubelet", CA: config.CA{CertFile: "kubelet-client.crt", KeyFile: "kubelet-client.key"}},
 		{Name: "kubernetes.io/kube-apiserver-client", CA: config.CA{CertFile: "kube-apiserver-client.crt", KeyFile: "kube-apiserver-client.key"}},

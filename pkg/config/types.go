@@ -54,6 +54,9 @@ type Configuration struct {
 	Signing       Signing  `json:"signing"`
 	Rotation      Rotation `json:"rotation"`
 	Cleaning      Cleaning `json:"cleaning"`
+
+	// Retired are the flags that were given and do nothing.
+	Retired []string `json:"-"`
 }
 
 // Audit is where decisions and issuances are written as JSON lines, beside the log.
@@ -114,7 +117,7 @@ type Rotation struct {
 	SettleFor metav1.Duration `json:"settleFor"`
 }
 
-// Signing configures the signer: either one CA for Kubernetes' four signers, or one for each that is to be served.
+// Signing configures the signer: either one CA for Kubernetes' three signers, or one for each that is to be served.
 type Signing struct {
 	CA `json:",inline"`
 	// Duration of certificates, unless the request asks for less or a signer has its own.
@@ -122,7 +125,7 @@ type Signing struct {
 	// MinRSABits refuses shorter RSA keys.
 	MinRSABits int `json:"minRSABits"`
 	// ForbiddenSubjects refuses subjects, for every signer that has none of its own: O=value or CN=value, with at most
-	// one *, at the end. Unset is O=system:masters, but for kubernetes.io/legacy-unknown.
+	// one *, at the end. Unset is O=system:masters.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
 	// Signers with settings of their own, Kubernetes' or custom ones.
 	Signers []Signer `json:"signers"`

@@ -1,6 +1,10 @@
 package config
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Values of NodeClient.Inventory.
 const (
@@ -18,6 +22,9 @@ const (
 type NodeClient struct {
 	// Inventory is who must expect a node: sources, static, cluster-api or openshift; empty is nobody.
 	Inventory string `json:"inventory"`
+	// ClusterName is the Cluster of cluster.x-k8s.io that this cluster is, as name or namespace/name. A management cluster
+	// holds the Machines of all its clusters, and cluster-api counts only those of this one.
+	ClusterName string `json:"clusterName,omitempty"`
 	// JoinWindow is when a machine may ask, counted from its creation.
 	JoinWindow JoinWindow `json:"joinWindow"`
 	// MaxRequestAge is the age at which a request is not approved any more.
@@ -37,6 +44,14 @@ type NodeClient struct {
 type JoinWindow struct {
 	Before metav1.Duration `json:"before"`
 	After  metav1.Duration `json:"after"`
+}
+
+// Cluster splits ClusterName into its halves. The namespace is empty if ClusterName is a name alone.
+func (n *NodeClient) Cluster() (namespace, name string) {
+	if namespace, name, found := strings.Cut(n.ClusterName, "/"); found {
+		return namespace, name
+	}
+	return "", n.ClusterName
 }
 
 // Bound says whether more than a permission is asked for.

@@ -3,8 +3,10 @@ package config
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -14,6 +16,7 @@ const useless = "is of no use without inventory or requireTokenBinding"
 
 func (n *NodeClient) validate(path *field.Path, sources []Source) field.ErrorList {
 	errs := n.validateInventory(path.Child("inventory"), sources)
+	errs = append(errs, n.validateCluster(path.Child("clusterName"), sources)...)
 	for _, one := range []struct {
 		name string
 		set  metav1.Duration
@@ -62,6 +65,29 @@ func (n *NodeClient) validateInventory(path *field.Path, sources []Source) field
 		return field.ErrorList{field.Invalid(path, n.Inventory, "there is no source among approval.inventory.sources but what nodes say of themselves")}
 	case n.Inventory == InventoryOpenShift && hasOther:
 		return field.ErrorList{field.Invalid(path, n.Inventory, "only OpenShift's Machines expect a node then: leave approval.inventory.sources at node, or choose sources")}
+	}
+	return nil
+}
+
+// validateCluster requires clusterName where the Machines of Cluster API are asked, and only there.
+func (n *NodeClient) validateCluster(path *field.Path, sources []Source) field.ErrorList {
+	hasMachines := slices.ContainsFunc(sources, func(s Source) bool { return s.Machine != nil })
+	switch used := n.Inventory == InventoryClusterAPI && !hasMachines; {
+	case used && n.ClusterName == "":
+		return field.ErrorList{field.Required(path, "name the Cluster whose Machines are this cluster's nodes, as name or namespace/name: "+
+			"the Machines of other clusters are none of them")}
+	case !used && n.ClusterName != "":
+		return field.ErrorList{field.Invalid(path, n.ClusterName, "is only for the inventory cluster-api, without a machine source of your own")}
+	case !used:
+		return nil
+	}
+	namespace, name := n.Cluster()
+	invalid := len(validation.IsDNS1123Subdomain(name)) > 0 || len(validation.IsValidLabelValue(name)) > 0
+	if strings.Contains(n.ClusterName, "/") {
+		invalid = invalid || len(validation.IsDNS1123Label(namespace)) > 0
+	}
+	if invalid {
+		return field.ErrorList{field.Invalid(path, n.ClusterName, "want name or namespace/name")}
 	}
 	return nil
 }

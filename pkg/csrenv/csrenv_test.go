@@ -84,7 +84,7 @@ func TestEverySignerOfKubernetesIsServed(t *testing.T) {
 	slices.Sort(served)
 	want := []string{
 		"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet",
-		"kubernetes.io/kubelet-serving", "kubernetes.io/legacy-unknown",
+		"kubernetes.io/kubelet-serving",
 	}
 	if !slices.Equal(served, want) {
 		t.Errorf("served: %q, want %q", served, want)

@@ -82,7 +82,7 @@ func TestBlockListCheck(t *testing.T) {
 	t.Parallel()
 	const (
 		kubelet, serving, client = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client"
-		legacy, own              = "kubernetes.io/legacy-unknown", "example.com/own"
+		own                      = "example.com/own"
 		bootstrap                = "system:bootstrap:abcdef"
 	)
 	list, _ := newBlockList()
@@ -98,7 +98,6 @@ func TestBlockListCheck(t *testing.T) {
 		"a serving certificate":                {asked(serving, "system:node:bad", "system:node:bad"), "bad", true},
 		"by an administrator":                  {asked(client, "admin", "system:node:bad"), "bad", true},
 		"of a signer of one's own":             {asked(own, "admin", "system:node:also.bad.example.com"), "also.bad.example.com", true},
-		"of the old signer":                    {asked(legacy, "admin", "system:node:bad"), "bad", true},
 		"in capitals":                          {asked(kubelet, bootstrap, "system:node:BAD"), "bad", true},
 		"the node asks for another one":        {asked(kubelet, "system:node:bad", "system:node:good"), "bad", true},
 		"the node asks for something else":     {asked(own, "system:node:Bad", "anything"), "bad", true},

@@ -43,7 +43,11 @@ type MachineOptions struct {
 	Retry time.Duration
 }
 
-// ClusterAPI are the options for cluster.x-k8s.io, in any version since v1alpha3: all have these fields.
+// ClusterNameLabel is on each Machine of Cluster API, which keeps it equal to spec.clusterName.
+const ClusterNameLabel = "cluster.x-k8s.io/cluster-name"
+
+// ClusterAPI are the options for cluster.x-k8s.io, in any version since v1alpha3: all have these fields. They select the
+// Machines of all clusters: narrow them down by ClusterNameLabel.
 func ClusterAPI() MachineOptions {
 	return MachineOptions{
 		Group: "cluster.x-k8s.io", Kind: "Machine",

@@ -94,9 +94,6 @@ func TestStoredBadInput(t *testing.T) {
 		"masters": {func(obj *request) {
 			obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a", Organization: []string{"x", "system:masters"}}})
 		}, "SubjectNotPermitted", "never issues O=system:masters"},
-		"unknown-usage": {func(obj *request) {
-			obj.Spec.SignerName, obj.Spec.Usages = "kubernetes.io/legacy-unknown", []certificatesv1.KeyUsage{"fly"}
-		}, "UsagesNotPermitted", `unrecognized usage values: ["fly"]`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			obj := nodeRequest(t, "", func(obj *request) {

@@ -16,7 +16,7 @@ import (
 )
 
 // patient lets tests take their time between a request and its machine.
-const patient = "nodeClient: {inventory: cluster-api, joinWindow: {before: 10m, after: 2h}}"
+const patient = "nodeClient: {inventory: cluster-api, clusterName: default/lab, joinWindow: {before: 10m, after: 2h}}"
 
 // TestIdentity lets machines of Cluster API join with real bootstrap tokens, and nobody else.
 func TestIdentity(t *testing.T) {
@@ -102,11 +102,14 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin.Delete(context.Background(), old) })
+	machines.apply(t, machineOf("other", clusterAPI, "m-foreign", "spec: {infrastructureRef: {name: foreign}}"))
 	for node, test := range map[string]struct{ reason, part string }{
-		"nobody": {"NotExpected", `expects node "nobody"`},
-		"bound":  {"MachineBound", `Machine default/m-bound has become node "another"`},
-		"was":    {"MachineBound", `Machine default/m-was has been node "was" before`},
-		"old":    {"OutsideJoinWindow", "after Machine default/m-old was created"},
+		// A management cluster holds other clusters' Machines too.
+		"foreign": {"NotExpected", `expects node "foreign"`},
+		"nobody":  {"NotExpected", `expects node "nobody"`},
+		"bound":   {"MachineBound", `Machine default/m-bound has become node "another"`},
+		"was":     {"MachineBound", `Machine default/m-was has been node "was" before`},
+		"old":     {"OutsideJoinWindow", "after Machine default/m-old was created"},
 	} {
 		obj := token.asks(t, node)
 		hasEvent(t, obj, test.reason, test.part)

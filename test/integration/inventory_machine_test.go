@@ -36,8 +36,13 @@ func followMachines(t *testing.T, cfg *rest.Config, group string, mods ...func(*
 	return f
 }
 
-func machineIn(group, name, more string) string {
-	return fmt.Sprintf("apiVersion: %s/v1beta1\nkind: Machine\nmetadata: {namespace: default, name: %s}\n%s", group, name, more)
+// machineIn is a Machine of the cluster lab.
+func machineIn(group, name, more string) string { return machineOf("lab", group, name, more) }
+
+// machineOf is a Machine in group of cluster, with the label that Cluster API keeps on each.
+func machineOf(cluster, group, name, more string) string {
+	return fmt.Sprintf("apiVersion: %s/v1beta1\nkind: Machine\nmetadata: {namespace: default, name: %s, labels: {%s: %s}}\n%s",
+		group, name, inventory.ClusterNameLabel, cluster, more)
 }
 
 // TestMachineCRDComesAndGoes starts before the CRD is there, and outlives it.

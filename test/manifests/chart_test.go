@@ -105,6 +105,9 @@ func fields(kind reflect.Type, path string, into *[]string) {
 	}
 	for field := range kind.Fields() {
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "-" {
+			continue
+		}
 		if options == "inline" {
 			fields(field.Type, path, into)
 		} else {

@@ -30,17 +30,17 @@ var components = []string{serving, identity, clusterAPI, openshift, blocked, cre
 
 // componentValues are of the chart, with the components whose roles it then has.
 var componentValues = map[string][]string{
-	`{}`:                                          nil,
-	`{"kubeletServing":{"enabled":false}}`:        nil,
-	`{"kubeletServing":{"enabled":true}}`:         {serving},
-	`{"nodeClient":{"inventory":""}}`:             nil,
-	`{"nodeClient":{"inventory":"static"}}`:       {identity},
-	`{"nodeClient":{"requireTokenBinding":true}}`: {identity},
-	`{"nodeClient":{"inventory":"cluster-api"}}`:  {identity, clusterAPI},
-	`{"nodeClient":{"inventory":"openshift"},"kubeletServing":{"enabled":true}}`:                  {serving, identity, openshift},
-	`{"nodeClient":{"inventory":"cluster-api"},"inventory":{"kubeconfig":"/other"}}`:              {identity},
-	`{"nodeClient":{"inventory":"openshift"},"inventory":{"sources":[{"machine":{"kind":"M"}}]}}`: {identity},
-	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:                        nil,
+	`{}`:                                                             nil,
+	`{"kubeletServing":{"enabled":false}}`:                           nil,
+	`{"kubeletServing":{"enabled":true}}`:                            {serving},
+	`{"nodeClient":{"inventory":""}}`:                                nil,
+	`{"nodeClient":{"inventory":"static"}}`:                          {identity},
+	`{"nodeClient":{"requireTokenBinding":true}}`:                    {identity},
+	`{"nodeClient":{"inventory":"cluster-api","clusterName":"lab"}}`: {identity, clusterAPI},
+	`{"nodeClient":{"inventory":"openshift"},"kubeletServing":{"enabled":true}}`:                         {serving, identity, openshift},
+	`{"nodeClient":{"inventory":"cluster-api","clusterName":"lab"},"inventory":{"kubeconfig":"/other"}}`: {identity},
+	`{"nodeClient":{"inventory":"openshift"},"inventory":{"sources":[{"machine":{"kind":"M"}}]}}`:        {identity},
+	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:                               nil,
 }
 
 // TestChartComponents compares the roles that the chart has for a configuration with those of the components.
@@ -152,7 +152,7 @@ func TestComponentRights(t *testing.T) {
 		})
 	}
 	t.Run("chart, split", func(t *testing.T) {
-		const values = `--set-json=config.approval={"kubeletServing":{"enabled":true},"nodeClient":{"inventory":"cluster-api"}}`
+		const values = `--set-json=config.approval={"kubeletServing":{"enabled":true},"nodeClient":{"inventory":"cluster-api","clusterName":"lab"}}`
 		all := added(helm(t, "--set=split=true"), helm(t, "--set=split=true", values))
 		apply(t, all)
 		defer revoke(t, all, serving, account+approver)

@@ -21,10 +21,13 @@ const (
 	// oneCA is one CA for all signers, and certificates for a day. Only here does the cleaner run.
 	oneCA start = iota
 	// ownCAs is a CA for each signer but kubernetes.io/kube-apiserver-client, and certificates for five minutes; the CA
-	// for kubernetes.io/kubelet-serving ends before they do, the one for kubernetes.io/legacy-unknown has ended.
+	// for kubernetes.io/kubelet-serving ends before they do. The flags for kubernetes.io/legacy-unknown do nothing here.
 	ownCAs
 	// defaults is without --cluster-signing-duration. Only kubernetes.io/kube-apiserver-client has a fit CA.
 	defaults
+	// endedCAs has an ended CA for kubernetes.io/kube-apiserver-client-kubelet, and one for kubernetes.io/kubelet-serving
+	// that may not sign.
+	endedCAs
 	starts
 )
 
@@ -48,7 +51,7 @@ func (e *env) writeCAs() error {
 	own, err := e.flags(
 		signerCA{"kubelet-client", "RSA-2048", soon.Add(time.Hour), nil},
 		signerCA{"kubelet-serving", "authority", soon, nil},
-		signerCA{"legacy-unknown", "Ed25519", soon.Add(-time.Hour), nil},
+		signerCA{"legacy-unknown", "P-256", soon.Add(time.Hour), nil},
 	)
 	if err != nil {
 		return err
@@ -57,9 +60,17 @@ func (e *env) writeCAs() error {
 	unfit, err := e.flags(
 		signerCA{"kubelet-client", "P-256", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.IsCA = false }},
 		signerCA{"kubelet-serving", "P-384", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.NotBefore = soon.Add(time.Hour) }},
-		signerCA{"legacy-unknown", "P-521", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }},
 	)
+	if err != nil {
+		return err
+	}
 	e.byStart[defaults] = append(unfit, "--controllers=csrsigning",
+		"--cluster-signing-kube-apiserver-client-cert-file="+cert, "--cluster-signing-kube-apiserver-client-key-file="+key)
+	ended, err := e.flags(
+		signerCA{"kubelet-client", "Ed25519", soon.Add(-time.Hour), nil},
+		signerCA{"kubelet-serving", "P-521", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }},
+	)
+	e.byStart[endedCAs] = append(ended, "--controllers=csrsigning",
 		"--cluster-signing-kube-apiserver-client-cert-file="+cert, "--cluster-signing-kube-apiserver-client-key-file="+key)
 	return err
 }

@@ -16,7 +16,7 @@ import (
 // table is every row.
 var table = func() map[string]row {
 	all := map[string]row{}
-	for _, part := range []map[string]row{approverRows, signerRows, certificateRows, usageRows(), cleanerRows, startRows} {
+	for _, part := range []map[string]row{approverRows, signerRows, certificateRows, cleanerRows, startRows} {
 		for key, r := range part {
 			if _, twice := all[key]; twice {
 				panic("two rows are called " + key)

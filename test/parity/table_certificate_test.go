@@ -7,8 +7,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
 var allNames = x509.CertificateRequest{
@@ -75,7 +73,6 @@ var certificateRows = map[string]row{
 	"key, RSA 1024":                   weak(client),
 	"key, RSA 1024, kubelet client":   weak(byHand),
 	"key, RSA 1024, kubelet serving":  weak(serving),
-	"key, RSA 1024, legacy":           weak(legacy),
 	"key, RSA 1024, but first usages": failed(client, func(r *row) { r.key = "RSA-1024"; r.usages = usages("client auth", "any") }),
 
 	"seconds, 48 h":             with(client, func(r *row) { r.seconds = 48 * 3600 }),
@@ -89,7 +86,6 @@ var certificateRows = map[string]row{
 	"seconds, 30 min":           with(client, func(r *row) { r.seconds = 1800 }),
 	"seconds, 10 min":           with(client, func(r *row) { r.seconds = 600 }),
 	"seconds, 10 min, serving":  with(serving, func(r *row) { r.seconds = 600 }),
-	"seconds, 10 min, legacy":   with(legacy, func(r *row) { r.seconds = 600 }),
 	"seconds, 599":              with(client, func(r *row) { r.stored, r.seconds, r.want = true, 599, approvedOnly }),
 	"seconds, negative":         with(client, func(r *row) { r.stored, r.seconds, r.want = true, -420, approvedOnly }),
 	"PEM, trailing data":        with(client, func(r *row) { r.payload = trailing }),
@@ -109,10 +105,6 @@ var certificateRows = map[string]row{
 	"system:masters among more": masters(with(client, func(r *row) { r.subject = &pkix.Name{Organization: []string{"a", "system:masters"}} })),
 	"system:mastersx":           with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "x", Organization: []string{"system:mastersx"}} }),
 	"CN system:masters":         with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "system:masters"} }),
-	"unknown usage": with(legacy, func(r *row) {
-		r.usages, r.want = usages("client auth", "unknown"), approvedOnly
-		r.deviation, r.ours, r.message = "unknown-usage", approvedFailed, `UsagesNotPermitted: unrecognized usage values: ["unknown"]`
-	}),
 }
 
 var everything = &pkix.Name{
@@ -159,22 +151,4 @@ func masters(base row) row {
 // unwritable is an approved request that the API server takes no update of any more, from nobody.
 func unwritable(payload func([]byte) []byte) row {
 	return with(client, func(r *row) { r.stored, r.payload, r.want = true, payload, approvedOnly })
-}
-
-// usageRows has every usage alone, and all of them, in an order of their own.
-func usageRows() map[string]row {
-	all := usages("signing", "digital signature", "content commitment", "key encipherment", "key agreement", "data encipherment",
-		"cert sign", "crl sign", "encipher only", "decipher only", "any", "server auth", "client auth", "code signing",
-		"email protection", "s/mime", "ipsec end system", "ipsec tunnel", "ipsec user", "timestamping", "ocsp signing",
-		"microsoft sgc", "netscape sgc")
-	rows := map[string]row{}
-	for _, usage := range all {
-		rows["usage, "+string(usage)] = with(legacy, func(r *row) { r.usages = []certificatesv1.KeyUsage{usage} })
-	}
-	backwards := slices.Clone(all)
-	slices.Reverse(backwards)
-	rows["usages, all"] = with(legacy, func(r *row) { r.usages = all })
-	rows["usages, all backwards"] = with(legacy, func(r *row) { r.usages = backwards })
-	rows["usages, twice"] = with(legacy, func(r *row) { r.usages = usages("client auth", "s/mime", "client auth", "email protection") })
-	return rows
 }

@@ -10,7 +10,6 @@ var startRows = map[string]row{
 	"own CA, 1 h":           own(with(byHand, func(r *row) { r.seconds = 3600 })),
 	"own CA ends":           own(serving),
 	"own CA ends, 10 min":   own(with(serving, func(r *row) { r.seconds = 600 })),
-	"own CA ended":          own(with(legacy, func(r *row) { r.want = approvedOnly })),
 	"no CA for the signer":  own(with(client, func(r *row) { r.want = approvedOnly })),
 	"approved too long ago": own(deviates(with(byHand, func(r *row) { r.conditions = conditions(since("Approved", 2*time.Hour)); r.want = approvedIssued }), "approved-unissued", approvedOnly)),
 	"own CA, afterwards":    with(own(node), func(r *row) { r.live = true }),
@@ -22,8 +21,11 @@ var startRows = map[string]row{
 	"default lifetime, 400 days":   byDefault(with(client, func(r *row) { r.seconds = 400 * 24 * 3600 })),
 	"default lifetime, afterwards": byDefault(with(client, func(r *row) { r.live = true })),
 	"CA that is none":              unfit(byHand, "unfit-ca", "is not a CA"),
-	"CA that may not sign":         unfit(legacy, "unfit-ca", "may not sign certificates"),
 	"CA not yet valid":             unfit(serving, "ca-not-yet-valid", "is not valid before"),
+
+	"CA of another signer": with(client, func(r *row) { r.start, r.live = endedCAs, true }),
+	"CA ended":             with(byHand, func(r *row) { r.start, r.want = endedCAs, approvedOnly }),
+	"CA that may not sign": with(unfit(serving, "unfit-ca", "may not sign certificates"), func(r *row) { r.start = endedCAs }),
 }
 
 func own(base row) row {

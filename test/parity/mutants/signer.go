@@ -5,6 +5,7 @@ package main
 //   - the signature check and Failed/Malformed: the API server refuses every update of such a request;
 //   - that a certificate is not replaced: the API server refuses that too;
 //   - Failed with a status other than True: the same;
+//   - the meaning of usages that only custom signers permit, and unknown usages: TestUsages and TestCheck have them;
 //   - Backdate added to the ceiling and the like are variants of what is here.
 var signerMutations = []mutation{
 	{"signer: only its own signer names", "controllers/signer/reconciler.go", "return ours && csr.StateOf(obj)", "return (ours || len(obj.Name) > 0) && csr.StateOf(obj)"},
@@ -42,19 +43,16 @@ var signerMutations = []mutation{
 	{"kubelet: digital signature needed", "pkg/csr/shape.go", "return slices.Contains(usages, certificatesv1.UsageDigitalSignature) && slices", "return slices"},
 	{"kubelet: purpose needed", "pkg/csr/shape.go", " && slices.Contains(usages, purpose)", ""},
 	{"signer: reason of a failure", "controllers/signer/profile.go", "Reason: \"SignerValidationFailure\"", "Reason: \"ValidationFailure\""},
-	{"signer: legacy-unknown is served", "controllers/configuration.go", "for _, name := range signer.KubernetesSignerNames() {", "for _, name := range signer.KubernetesSignerNames()[:3] {"},
-	{"signer: legacy-unknown has no rules", "controllers/signer/profile.go", "LegacyUnknownSignerName:                             nil,", "LegacyUnknownSignerName:                             csr.APIServerClientShape,"},
-	{"deviation: unknown usage", "controllers/signer/profile.go", "if len(req.UnknownUsages) > 0 {", "if false {"},
+	{"deviation: legacy-unknown is not served", "controllers/signer/profile.go", "\t\tcertificatesv1.KubeletServingSignerName,\n", "\t\tcertificatesv1.KubeletServingSignerName,\n\t\t\"kubernetes.io/legacy-unknown\",\n"},
 	{"deviation: weak RSA keys", "pkg/ca/publickey.go", "key.N.BitLen() >= p.config.MinRSABits", "key.N.BitLen() >= 1024"},
 	{"deviation: curves", "pkg/ca/publickey.go", "case elliptic.P256(), elliptic.P384(), elliptic.P521():", "case elliptic.P224(), elliptic.P256(), elliptic.P384(), elliptic.P521():"},
 	{"deviation: subject attributes", "pkg/csr/limits.go", "if exceeds(subjectAttributes(info.Subject), l.SubjectAttributes) {", "if false {"},
 	{"deviation: number of names", "pkg/csr/limits.go", "if exceeds(subjectAltNames(info.Attributes), l.Names) {", "if false {"},
 	{"deviation: DER bytes", "pkg/csr/request.go", "if len(block.Bytes) > l.DERBytes {", "if false {"},
 	{"deviation: request bytes", "pkg/csr/request.go", "if len(data) > l.RequestBytes {", "if false {"},
-	{"deviation: forbidden subjects", "controllers/signer/profile.go", "return []string{\"O=system:masters\"}", "return nil"},
+	{"deviation: forbidden subjects", "controllers/signer/profile.go", "[]string{\"O=system:masters\"}", "[]string(nil)"},
 	{"deviation: forbidden subjects, whole value", "controllers/signer/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}"},
 	{"deviation: forbidden subjects, organization only", "pkg/ca/profile.go", "values := subject.Organization", "values := append([]string{subject.CommonName}, subject.Organization...)"},
-	{"deviation: forbidden subjects, not for legacy-unknown", "controllers/signer/profile.go", "if signerName == LegacyUnknownSignerName {", "if false {"},
 	{"deviation: bundles of CA certificates", "pkg/ca/authority.go", "\tif len(certs) == 0 {", "\tif len(certs) != 1 {"},
 	{"deviation: label of a key", "pkg/ca/key.go", "if key == nil {", "if _, err := x509.ParsePKCS8PrivateKey(block.Bytes); key == nil || err == nil && block.Type != \"PRIVATE KEY\" {"},
 	{"deviation: CA that is none", "pkg/ca/authority.go", "if !cert.BasicConstraintsValid || !cert.IsCA {", "if false {"},
