@@ -2,12 +2,15 @@ package commands
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -16,7 +19,8 @@ import (
 
 const writeTrustHelp = `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to trust, for its
 --client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or something that is none,
-it does not write, and a file that it has not made it does not replace.
+it does not write, and a file that it has not made it does not replace. With --accept, a CA of --from that nobody has accepted is
+not written either: a new CA then waits for a person, on each host.
 
 Usage: csr-controller-manager write-trust --from FILE --to FILE [flags]
 
@@ -26,6 +30,7 @@ Usage: csr-controller-manager write-trust --from FILE --to FILE [flags]
 type trustFileOptions struct {
 	from, to string
 	also     []string
+	accept   []string // SHA-256 of certificates, in lower-case hex; empty accepts all
 	interval time.Duration
 }
 
@@ -51,6 +56,14 @@ func trustFileFlags(args []string, out io.Writer) (trustFileOptions, error) {
 	set.StringVar(&o.to, "to", "", "`file` to keep, in a folder that exists")
 	set.Func("also", "`file` with CAs to trust beside the bundle, if there are any; may be given again", func(file string) error {
 		o.also = append(o.also, file)
+		return nil
+	})
+	set.Func("accept", "SHA-256 `fingerprint` of a CA certificate, as openssl x509 -fingerprint -sha256 prints it, that --from may hold; may be given again (default any)", func(text string) error {
+		sum256 := strings.ToLower(strings.ReplaceAll(text, ":", ""))
+		if sum, err := hex.DecodeString(sum256); err != nil || len(sum) != sha256.Size {
+			return errors.New("want 64 hexadecimal digits")
+		}
+		o.accept = append(o.accept, sum256)
 		return nil
 	})
 	set.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two looks; 0 is to look once")
@@ -87,7 +100,7 @@ func (o trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
 
 // once writes the file if it is not as it should be.
 func (o trustFileOptions) once(logger logr.Logger) error {
-	bundle, count, err := readBundles(slices.Concat([]string{o.from}, o.also))
+	bundle, count, err := o.read()
 	if err != nil {
 		return err
 	}

@@ -2,13 +2,17 @@ package commands
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 )
 
 // trustFileMark is the first line of a file that write-trust has made. PEM may have text before and between its blocks
@@ -18,10 +22,11 @@ const trustFileMark = "# Kept by csr-controller-manager write-trust: it replaces
 // maxBundle is a ConfigMap's limit.
 const maxBundle = 1 << 20
 
-// readBundles are the certificates of all files, each once, and their number.
-func readBundles(files []string) ([]byte, int, error) {
+// read returns the certificates of all files, each once, and their number. It is an error if from holds a certificate that
+// accept does not list. The files of also are not compared: a person has put them on this host.
+func (o trustFileOptions) read() ([]byte, int, error) {
 	bundle, seen := []byte(trustFileMark), map[string]bool{}
-	for _, file := range files {
+	for i, file := range slices.Concat([]string{o.from}, o.also) {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			return nil, 0, err
@@ -31,6 +36,11 @@ func readBundles(files []string) ([]byte, int, error) {
 			return nil, 0, fmt.Errorf("%s: %w", file, err)
 		}
 		for _, cert := range certs {
+			sum := sha256.Sum256(cert.Raw)
+			if fingerprint := hex.EncodeToString(sum[:]); i == 0 && len(o.accept) > 0 && !slices.Contains(o.accept, fingerprint) {
+				return nil, 0, fmt.Errorf("%s: the CA %s is not accepted: if it is yours, start write-trust with --accept %s too",
+					file, strconv.QuoteToASCII(cert.Subject.CommonName), fingerprint)
+			}
 			if seen[string(cert.Raw)] {
 				continue
 			}

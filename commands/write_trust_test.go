@@ -6,9 +6,12 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/hex"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"math/big"
 	"os"
@@ -258,4 +261,54 @@ func TestWriteTrustFlags(t *testing.T) {
 	if info, err := os.Stat(o.to); err != nil || info.Sys().(*syscall.Stat_t).Nlink != 1 {
 		t.Errorf("%v, error %v", info, err)
 	}
+}
+
+// TestWriteTrustAccept: with --accept, a CA of the bundle that is not listed keeps the file as it is; a file of --also is not
+// compared.
+func TestWriteTrustAccept(t *testing.T) {
+	t.Parallel()
+	o := trustFolder(t)
+	a, b, local := bundled(t, "a", true), bundled(t, "b", true), bundled(t, "local", true)
+	fingerprint := func(bundle []byte) string {
+		block, _ := pem.Decode(bundle)
+		return fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
+	}
+	withColons := strings.ReplaceAll(fmt.Sprintf("% X", mustDecode(t, fingerprint(a))), " ", ":")
+	if _, err := trustFileFlags([]string{"--from=x", "--to=y", "--accept=abc"}, io.Discard); err == nil {
+		t.Error("an abridged fingerprint is taken")
+	}
+	also := filepath.Join(t.TempDir(), "local.crt")
+	put(t, also, local)
+	given, err := trustFileFlags([]string{"--from", o.from, "--to", o.to, "--also", also, "--accept", withColons}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, o.from, a)
+	if err := given.once(logr.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	put(t, o.from, a, b)
+	want := "the CA \"b\" is not accepted: if it is yours, start write-trust with --accept " + strings.ToLower(fingerprint(b)) + " too"
+	if err := given.once(logr.Discard()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	if got := trusts(t, o.to); !slices.Equal(got, []string{"a", "local"}) {
+		t.Errorf("a CA that nobody accepted is written: %q", got)
+	}
+	given.accept = append(given.accept, strings.ToLower(fingerprint(b)))
+	if err := given.once(logr.Discard()); err != nil {
+		t.Fatal(err)
+	}
+	if got := trusts(t, o.to); !slices.Equal(got, []string{"a", "b", "local"}) {
+		t.Errorf("accepted, but the file has %q", got)
+	}
+}
+
+func mustDecode(t *testing.T, text string) []byte {
+	t.Helper()
+	data, err := hex.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }
