@@ -1,0 +1,92 @@
+package integration
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// TestCostlySubjectsCostNothing has a user who may only create requests ask for subjects of 60,000 attributes, which
+// used to keep a manager busy for minutes. Another request is served meanwhile.
+func TestCostlySubjectsCostNothing(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	manager := startManager(t, serviceAccountConfig(t))
+	manager.answers(t, manager.probes, "/readyz", 200)
+	grant(t, "stranger", mayCreate)
+	costly := payload(t, x509.CertificateRequest{Subject: pkix.Name{
+		CommonName: "system:node:a", Organization: []string{csr.NodeGroup}, OrganizationalUnit: slices.Repeat([]string{"u"}, 60_000),
+	}})
+
+	before := manager.cpuSeconds(t)
+	var all []*request
+	for range 4 {
+		all = append(all, createRequest(t, as(t, "stranger"), nodeRequest(t, "a", func(obj *request) { obj.Spec.Request = costly })))
+	}
+	for _, obj := range all {
+		hasEvent(t, obj, "RequestTooLarge", "spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)")
+	}
+	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+	time.Sleep(5 * time.Second) // time to look again
+	if used := manager.cpuSeconds(t) - before; used > 5 {
+		t.Errorf("four requests took %.1f CPU-seconds", used)
+	}
+	for _, obj := range all {
+		if state := csr.StateOf(reload(t, obj)); state != csr.Pending {
+			t.Errorf("request is %s, want Pending", state)
+		}
+	}
+	approve(t, reload(t, all[0]))
+	if failed := reaches(t, all[0], csr.Failed).Status.Conditions[1]; failed.Reason != "RequestTooLarge" {
+		t.Errorf("once approved it is Failed with %s, want RequestTooLarge", failed.Reason)
+	}
+}
+
+// cpuSeconds returns the CPU time that the manager has used.
+func (p *process) cpuSeconds(t *testing.T) (seconds float64) {
+	t.Helper()
+	eventually(t, "/metrics", func(ctx context.Context) error {
+		_, body := get(ctx, p.metrics, "/metrics")
+		for line := range strings.Lines(body) {
+			if rest, found := strings.CutPrefix(line, "process_cpu_seconds_total "); found {
+				_, err := fmt.Sscan(rest, &seconds)
+				return err
+			}
+		}
+		return fmt.Errorf("no CPU time in: %s", body)
+	})
+	return seconds
+}
+
+// TestOversizeKeyIsNotSigned asks with an RSA key of 16,384 bits, which the API server lets in.
+func TestOversizeKeyIsNotSigned(t *testing.T) {
+	startLoop(t, csrenv.Options{})
+	huge, err := os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() *request {
+		return createRequest(t, admin, nodeRequest(t, "a", func(obj *request) {
+			obj.Spec.SignerName, obj.Spec.Request = certificatesv1.KubeAPIServerClientKubeletSignerName, huge
+		}))
+	}
+	const message = "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+	pending := ask()
+	hasEvent(t, pending, "KeyNotPermitted", message)
+	approve(t, reload(t, pending))
+	if failed := reaches(t, pending, csr.Failed).Status.Conditions[1]; failed.Reason != "KeyNotPermitted" || failed.Message != message {
+		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
+	}
+	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+}
