@@ -104,6 +104,7 @@ e2e-kind: image ## the steps that can run on a kind cluster, which it makes and 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/csr
+	go test -run '^$$' -fuzz '^FuzzCheckDNSName$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
 	go test -run '^$$' -fuzz '^FuzzIssue$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
 	go test -run '^$$' -fuzz '^FuzzExplain$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./commands
 	go test -run '^$$' -fuzz '^FuzzExplainFile$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./commands

@@ -74,6 +74,7 @@ func signerScenarios(t testing.TB) map[string]scenario {
 		})},
 		"RequestTooLarge":     {obj: explainRequest(t, tooManyUnits(t), autoApproved)},
 		"KeyNotPermitted":     {obj: explainRequest(t, ofP224(t), autoApproved)},
+		"NameNotPermitted":    {obj: explainRequest(t, forSigner(apiServerClient), asking(t, x509.CertificateRequest{DNSNames: []string{"a, DNS:b"}}), autoApproved)},
 		"SubjectNotPermitted": {obj: explainRequest(t, forSigner(apiServerClient), asking(t, masters), autoApproved)},
 		"Malformed":           {obj: explainRequest(t, autoApproved, forged)},
 		"RequestTooOld":       {obj: explainRequest(t, withCondition(certificatesv1.CertificateApproved, "ByHand", "Yes.", 61*time.Minute))},

@@ -136,6 +136,7 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 		MaxLifetime:       longest,
 		MinRSABits:        c.MinRSABits,
 		ForbiddenSubjects: forbidden,
+		ForbidWildcards:   !one.AllowWildcards && !slices.Contains(signer.KubernetesSignerNames(), one.Name),
 	})
 }
 

@@ -130,7 +130,13 @@ func TestSigners(t *testing.T) {
 		"a custom one beside Kubernetes'": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"client auth", "any"}}}},
 			all("Secret ns/ca", func(signers map[string]served) {
-				signers["example.com/a"] = with(plain, "Secret ns/other", "client auth", "any")
+				signers["example.com/a"] = with(ca.ProfileConfig{ForbidWildcards: true}, "Secret ns/other", "client auth", "any")
+			}), 2,
+		},
+		"a custom one that permits wildcards": {
+			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"server auth"}, AllowWildcards: true}}},
+			all("Secret ns/ca", func(signers map[string]served) {
+				signers["example.com/a"] = with(plain, "Secret ns/other", "server auth")
 			}), 2,
 		},
 	} {

@@ -111,10 +111,21 @@ func formInputs(t *testing.T) []input {
 		{name: "09 upper case", obj: asks(t, []string{"A.Example.COM"}), want: "Approved"},
 		{name: "09 trailing dot", obj: asks(t, []string{"a.example.com."}), want: "Approved"},
 		{name: "09 IPv4-mapped address", obj: asks(t, nil, says(t, mapped)), want: "Approved"},
-		{name: "09 IPv6 in full against compressed, with a zone", obj: asks(t, []string{"2001:0db8:0000::0001"}), world: newKnown("2001:db8::1%eth0"), want: "Approved"},
+		{name: "09 IPv6 in full against compressed", obj: asks(t, []string{"2001:0db8:0000::0001"}), world: newKnown("2001:db8::1"), want: "Approved"},
+		{name: "09 an address with a zone is none", obj: asks(t, []string{"2001:db8::1"}), world: newKnown("2001:db8::1%eth0"), want: "Waits SANNotOwned"},
+		{name: "09 an address with a zone as a name", obj: asks(t, nil, says(t, func() *x509.CertificateRequest {
+			template := nodeTemplate("a")
+			template.DNSNames = []string{"2001:db8::1%eth0"}
+			return template
+		}())), want: "Denied NameNotPermitted"},
+		{name: "09 two names in one", obj: asks(t, nil, says(t, func() *x509.CertificateRequest {
+			template := nodeTemplate("a")
+			template.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"}
+			return template
+		}())), want: "Denied NameNotPermitted"},
 		{name: "09 an address as a name", obj: asks(t, nil, says(t, func() *x509.CertificateRequest {
 			template := nodeTemplate("a")
-			template.DNSNames = []string{"10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1%eth0"}
+			template.DNSNames = []string{"10.0.0.1", "2001:db8::1"}
 			return template
 		}())), world: newKnown("2001:db8::1"), want: "Approved"},
 		{name: "10 with key encipherment, in another order", obj: asks(t, []string{"10.0.0.1"}, usagesAre("server auth", "key encipherment", "digital signature")), want: "Approved"},

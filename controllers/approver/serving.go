@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
@@ -114,8 +115,10 @@ func reviewServing(req *csr.Request) []violation {
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
 	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", texts(unexpected))
 	names := len(req.Cert.DNSNames) + len(req.Cert.IPAddresses)
+	impossible := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), func(name string) bool { return ca.CheckDNSName(name, true) == nil })
+	deny(len(impossible) > 0, "NameNotPermitted", "%+q are neither DNS names nor canonical IP addresses", texts(impossible))
 	odd := oddNames(req.Cert.DNSNames)
-	deny(len(odd) > 0, "UnexpectedContent", "%q are no names of hosts", texts(odd))
+	deny(len(odd) > 0 && len(impossible) == 0, "UnexpectedContent", "%q are no names of hosts", texts(odd))
 	deny(names == 0, "SANMissing", "it asks for no DNS name and no IP address")
 	return found
 }

@@ -107,10 +107,15 @@ func TestServingRefuses(t *testing.T) {
 		"CA:TRUE":                   {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, Deny, "UnexpectedContent", []string{"2.5.29.19"}},
 		"a name with a byte that ends it for others": {func(req *csr.Request, _ *servingFacts) {
 			req.Cert.DNSNames = []string{"victim.corp\x00.nodes.example.com"}
-		}, Deny, "UnexpectedContent", nil},
-		"a name with two dots at its end":     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, Deny, "UnexpectedContent", nil},
+		}, Deny, "NameNotPermitted", []string{`["victim.corp\x00.nodes.example.com"]`}},
+		"two names in one": {func(req *csr.Request, _ *servingFacts) {
+			req.Cert.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"}
+		}, Deny, "NameNotPermitted", []string{`["::ffff:10.0.0.1%, DNS:kubernetes.default.svc"]`}},
+		"an address in another form":          {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, Deny, "NameNotPermitted", nil},
+		"a name with two dots at its end":     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, Deny, "NameNotPermitted", nil},
+		"a name with an underscore":           {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a_b"} }, Deny, "UnexpectedContent", nil},
 		"a name that some read as an address": {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"127.1"} }, Deny, "UnexpectedContent", nil},
-		"a name with a space":                 {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, Deny, "UnexpectedContent", nil},
+		"a name with a space":                 {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, Deny, "NameNotPermitted", nil},
 		"no name at all":                      {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, Deny, "SANMissing", nil},
 		"a reserved address":                  {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
 		"a Service's address":                 {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, Wait, "SANReserved", []string{"Service default/x"}},

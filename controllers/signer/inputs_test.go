@@ -79,15 +79,22 @@ func TestInputs(t *testing.T) {
 		change []func(*request)
 		want   string
 	}{
-		"10 without key encipherment":              {[]func(*request){serving, named}, "Issued"},
-		"10 with key encipherment":                 {[]func(*request){serving, named, usages("key encipherment", "server auth", "digital signature")}, "Issued"},
-		"11 server auth for a client":              {[]func(*request){signerName(clientSigner), usages("digital signature", "server auth")}, "Failed SignerValidationFailure"},
-		"11 server auth for a kubelet's client":    {[]func(*request){usages("digital signature", "server auth")}, "Failed SignerValidationFailure"},
-		"11 client auth for serving":               {[]func(*request){serving, named, usages("digital signature", "client auth")}, "Failed SignerValidationFailure"},
-		"12 CA:TRUE and an extension":              {[]func(*request){template(t, isCA)}, "Issued"},
-		"12 a URI for a kubelet's client":          {[]func(*request){template(t, uri)}, "Failed SignerValidationFailure"},
-		"12 a URI for serving":                     {[]func(*request){serving, template(t, uri)}, "Failed SignerValidationFailure"},
-		"12 an e-mail address for serving":         {[]func(*request){serving, template(t, email)}, "Failed SignerValidationFailure"},
+		"10 without key encipherment":           {[]func(*request){serving, named}, "Issued"},
+		"10 with key encipherment":              {[]func(*request){serving, named, usages("key encipherment", "server auth", "digital signature")}, "Issued"},
+		"11 server auth for a client":           {[]func(*request){signerName(clientSigner), usages("digital signature", "server auth")}, "Failed SignerValidationFailure"},
+		"11 server auth for a kubelet's client": {[]func(*request){usages("digital signature", "server auth")}, "Failed SignerValidationFailure"},
+		"11 client auth for serving":            {[]func(*request){serving, named, usages("digital signature", "client auth")}, "Failed SignerValidationFailure"},
+		"12 CA:TRUE and an extension":           {[]func(*request){template(t, isCA)}, "Issued"},
+		"12 a URI for a kubelet's client":       {[]func(*request){template(t, uri)}, "Failed SignerValidationFailure"},
+		"12 a URI for serving":                  {[]func(*request){serving, template(t, uri)}, "Failed SignerValidationFailure"},
+		"12 an e-mail address for serving":      {[]func(*request){serving, template(t, email)}, "Failed SignerValidationFailure"},
+		"12 two names in one, for serving": {[]func(*request){serving, template(t, func(r *x509.CertificateRequest) {
+			r.DNSNames = []string{"::ffff:10.9.0.1%, DNS:kubernetes.default.svc"}
+		})}, "Failed NameNotPermitted"},
+		"12 a wildcard for a client": {[]func(*request){signerName(clientSigner), template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"*.a"} })}, "Issued"},
+		"12 percent signs elsewhere": {[]func(*request){signerName(clientSigner), template(t, func(r *x509.CertificateRequest) {
+			r.Subject.CommonName, r.URIs = "100%", []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/%"}}
+		})}, "Issued"},
 		"13 system:masters":                        {[]func(*request){organization("system:masters")}, "Failed SignerValidationFailure"},
 		"13 system:nodes and another":              {[]func(*request){organization("system:nodes", "system:masters")}, "Failed SignerValidationFailure"},
 		"13 system:masters for a client":           {[]func(*request){signerName(clientSigner), organization("a", "system:masters")}, "Failed SubjectNotPermitted"},

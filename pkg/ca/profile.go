@@ -48,6 +48,8 @@ type ProfileConfig struct {
 	ForbiddenSubjects []string
 	// Contents, if set, is all that a finished certificate may contain, see LintError.
 	Contents *Contents
+	// ForbidWildcards refuses DNS names that begin with "*.".
+	ForbidWildcards bool
 }
 
 // Profile is a checked ProfileConfig. With the zero Profile nothing can be issued; OrForbidding makes it the default one.
@@ -146,7 +148,20 @@ func (p Profile) Check(req Request) []Violation {
 			})
 		}
 	}
+	if message := p.checkDNSNames(req.DNSNames); message != "" {
+		found = append(found, Violation{Reason: "NameNotPermitted", Message: message})
+	}
 	return found
+}
+
+// checkDNSNames returns what is wrong with the first of names that is not permitted, or is empty.
+func (p Profile) checkDNSNames(names []string) string {
+	for _, name := range names {
+		if err := CheckDNSName(name, !p.config.ForbidWildcards); err != nil {
+			return fmt.Sprintf("DNS name %+q %v", cutText(name, maxSubjectText), err)
+		}
+	}
+	return ""
 }
 
 func matchesSubject(pattern string, subject pkix.Name) bool {

@@ -7,6 +7,7 @@ import (
 	"crypto/rsa"
 	"crypto/x509/pkix"
 	"math/big"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,6 +90,7 @@ func TestProfileCheck(t *testing.T) {
 		config  ca.ProfileConfig
 		key     crypto.PublicKey // P-256 when nil
 		subject pkix.Name
+		names   []string
 		want    []ca.Violation
 	}{
 		"P-256":                   {},
@@ -112,6 +114,10 @@ func TestProfileCheck(t *testing.T) {
 		"RSA exponent of 32 bits": {key: rsaOf(2048, 1<<31+1), want: unpermitted("RSA keys with the public exponent 2147483649 are not permitted")},
 		"RSA long and weak at e":  {key: rsaOf(512, 1), want: unpermitted("RSA keys with the public exponent 1 are not permitted")},
 
+		"names":                      {names: []string{"a", "*.a", "fd00::1"}},
+		"a name of two names":        {names: []string{"a", "b, DNS:\u202ec"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "b, DNS:\u202ec" is no DNS name: labels must be of letters, digits, - and _, and not begin with -`}}},
+		"a wildcard":                 {config: ca.ProfileConfig{ForbidWildcards: true}, names: []string{"*.a"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "*.a" is a wildcard, which this signer does not permit`}}},
+		"a long name":                {names: []string{strings.Repeat("a", 60_000)}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "` + strings.Repeat("a", 253) + `..." is longer than 253 bytes`}}},
 		"another organization":       {config: masters, subject: pkix.Name{Organization: []string{"system:nodes"}}},
 		"only a prefix of it":        {config: masters, subject: pkix.Name{Organization: []string{"system:masters2", "system:master"}}},
 		"as common name":             {config: masters, subject: pkix.Name{CommonName: "system:masters"}},
@@ -136,7 +142,7 @@ func TestProfileCheck(t *testing.T) {
 			if test.key == nil {
 				test.key = keys["leaf"]().Public()
 			}
-			got := profile(t, test.config).Check(ca.Request{PublicKey: test.key, Subject: test.subject})
+			got := profile(t, test.config).Check(ca.Request{PublicKey: test.key, Subject: test.subject, DNSNames: test.names})
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("violations (-want +got):\n%s", diff)
 			}

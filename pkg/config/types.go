@@ -160,6 +160,8 @@ type Signer struct {
 	Usages []string `json:"usages,omitempty"`
 	// ForbiddenSubjects is in the place of signing.forbiddenSubjects for this signer.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
+	// AllowWildcards has a custom signer permit DNS names that begin with "*.", as Kubernetes' signers do.
+	AllowWildcards bool `json:"allowWildcards,omitempty"`
 }
 
 // Cleaning configures the cleaner, and up to when an approved request is signed.

@@ -155,6 +155,9 @@ func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 	}
 	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
 	errs = append(errs, s.validateLifetimes(path)...)
+	if s.AllowWildcards && kubernetes {
+		errs = append(errs, field.Invalid(path.Child("allowWildcards"), s.AllowWildcards, "is for custom signers: Kubernetes' own permit wildcards"))
+	}
 	return append(errs, s.validateSubjects(path.Child("forbiddenSubjects"), signing)...)
 }
 

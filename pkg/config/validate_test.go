@@ -133,6 +133,8 @@ func TestValidate(t *testing.T) {
 			body: "signing: {signers: [{name: kubernetes.io/kube-apiserver-serving, secret: ns/ca, usages: [server auth]}]}\n",
 			want: []string{`signing.signers[kubernetes.io/kube-apiserver-serving].name: Invalid value: "kubernetes.io/kube-apiserver-serving": Kubernetes has no such signer that can be served`},
 		},
+		"wildcards of Kubernetes' own": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, allowWildcards: true}]}\n",
+			want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowWildcards: Invalid value: true: is for custom signers: Kubernetes' own permit wildcards"}},
 		"custom signer, no CA":       {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [any]}]}\n", want: []string{"signing.signers[example.com/a]: Required value: needs a CA: secret, or certFile and keyFile"}},
 		"custom signer, no usages":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", want: []string{"signing.signers[example.com/a].usages: Required value: say which usages this signer permits"}},
 		"custom signer, bad usage":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", want: []string{`signing.signers[example.com/a].usages[1]: Invalid value: "magic": no such usage`}},

@@ -25,7 +25,7 @@ func TestWhatObjectsHave(t *testing.T) {
 		}), sans("headless.default")},
 		"a Node": {nodeSANs(&corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 			{Address: "010.000.000.001"}, {Address: "Node-1"}, {Address: "fd00::1%eth0"}, {Address: "010.0.0.256"}, {Address: ""},
-		}}}), sans("10.0.0.1", "node-1", "fd00::1", "010.0.0.256")},
+		}}}), sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
 		"endpoints": {sliceSANs(&discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.01"}}}}), sans("10.0.0.1")},
 	} {
 		if diff := cmp.Diff(test.want, test.got, byValue); diff != "" {

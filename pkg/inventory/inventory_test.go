@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,7 +20,7 @@ func TestParseSANComparesByValue(t *testing.T) {
 	for name, same := range map[string][]string{
 		"case and dot":      {"node-1.example.com", "NODE-1.Example.COM", "node-1.example.com."},
 		"IPv4":              {"10.0.0.1", "::ffff:10.0.0.1", "::FFFF:0a00:0001"},
-		"IPv6":              {"fd00::1", "FD00:0:0:0:0:0:0:1", "fd00:0000::0001", "fd00::1%eth0"},
+		"IPv6":              {"fd00::1", "FD00:0:0:0:0:0:0:1", "fd00:0000::0001"},
 		"like an address":   {"10.0.0.1", "10.0.0.1."},
 		"letters, not bits": {"10.0.0.1.example.com"},
 	} {
@@ -28,6 +29,14 @@ func TestParseSANComparesByValue(t *testing.T) {
 				t.Errorf("%s: %q is %v, want %v", name, text, got, want)
 			}
 		}
+	}
+	for _, text := range []string{"fd00::1%eth0", "::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "fd00::1%."} {
+		if got := inventory.ParseSAN(text); got.Address.IsValid() || got.Name != strings.ToLower(strings.TrimSuffix(text, ".")) {
+			t.Errorf("%q is compared as %v: what follows the percent sign is left out", text, got)
+		}
+	}
+	if got := inventory.ParseSAN("\u212Aubernetes"); got == inventory.ParseSAN("kubernetes") {
+		t.Error("a letter that is not ASCII is compared as one that is")
 	}
 	if inventory.ParseSAN("010.0.0.1").Address.IsValid() {
 		t.Error("a number with a leading zero, which some read as octal, is an address")

@@ -49,7 +49,7 @@ func (o *owned) addAddress(text string) error {
 	if err != nil || address.Zone() != "" {
 		return errors.New("is no IP address")
 	}
-	o.sans = append(o.sans, SAN{Address: plain(address)})
+	o.sans = append(o.sans, SAN{Address: address.Unmap()})
 	return nil
 }
 

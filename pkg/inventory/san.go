@@ -25,17 +25,23 @@ func (s SAN) String() string {
 	return s.Address.String()
 }
 
-// ParseSAN reads a name or an address.
+// ParseSAN reads a name or an address. An address with a zone is a name: a zone means something on one host only, and
+// whatever follows the percent sign would be left out of the comparison.
 func ParseSAN(text string) SAN {
-	if address, err := netip.ParseAddr(strings.TrimSuffix(text, ".")); err == nil {
-		return SAN{Address: plain(address)}
+	text = strings.TrimSuffix(text, ".")
+	if address, err := netip.ParseAddr(text); err == nil && address.Zone() == "" {
+		return SAN{Address: address.Unmap()} // an IPv4-mapped address is the IPv4 one (RFC 4291 section 2.5.5.2)
 	}
-	return SAN{Name: strings.ToLower(strings.TrimSuffix(text, "."))}
+	return SAN{Name: strings.Map(lower, text)}
 }
 
-// plain takes the IPv4 address out of an IPv4-mapped IPv6 one (RFC 4291 section 2.5.5.2), and drops a zone, which means
-// something on one host only.
-func plain(address netip.Addr) netip.Addr { return address.WithZone("").Unmap() }
+// lower returns the lower case of ASCII letters only, as DNS compares names (RFC 4343).
+func lower(char rune) rune {
+	if 'A' <= char && char <= 'Z' {
+		return char + 'a' - 'A'
+	}
+	return char
+}
 
 // SANs are those of req, each once, in order.
 func SANs(req ca.Request) []SAN {
@@ -59,7 +65,7 @@ func SANs(req ca.Request) []SAN {
 // ipSAN is the invalid address for what crypto/x509 would not have parsed: nobody owns that.
 func ipSAN(ip net.IP) SAN {
 	address, _ := netip.AddrFromSlice(ip)
-	return SAN{Address: plain(address)}
+	return SAN{Address: address.Unmap()}
 }
 
 // PlainPrefix takes the IPv4 prefix out of an IPv4-mapped IPv6 one, as SAN does with addresses.

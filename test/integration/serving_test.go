@@ -158,3 +158,21 @@ func TestServingWakes(t *testing.T) {
 	hasEvent(t, contested, "SANContested", "Node wakes-a")
 	issuedSoon(t, contested, func() { publish(t, node, "192.0.2.10") })
 }
+
+// TestNameOfTwoNamesIsNotIssued has a node ask for one DNS name that others read as two: its own address, and a name of
+// the API server. It used to be approved, and signed to the letter.
+func TestNameOfTwoNamesIsNotIssued(t *testing.T) {
+	startServingManager(t, "")
+	newNode(t, "serving-two", "192.0.2.77")
+	const name = "::ffff:192.0.2.77%, DNS:kubernetes.default.svc"
+	obj := createRequest(t, kubeletOf(t, "serving-two"), servingRequest(t, "serving-two", name))
+	hasEvent(t, obj, "NameNotPermitted", name)
+	if state := csr.StateOf(reload(t, obj)); state != csr.Pending {
+		t.Fatalf("request is %s, want Pending", state)
+	}
+	approve(t, reload(t, obj))
+	failed := reaches(t, obj, csr.Failed).Status.Conditions[1]
+	if failed.Reason != "NameNotPermitted" || !strings.Contains(failed.Message, name) {
+		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
+	}
+}

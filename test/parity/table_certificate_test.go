@@ -3,6 +3,7 @@ package parity
 import (
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
 	"net"
 	"net/url"
 	"slices"
@@ -57,6 +58,12 @@ var certificateRows = map[string]row{
 		r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 257)...)
 	}),
 	"as many subject attributes as fit": with(client, func(r *row) { r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 256)...) }),
+	"name with two names in it":         badName("a, DNS:b", "is no DNS name: labels must be of letters, digits, - and _, and not begin with -"),
+	"name, address with a zone":         badName("fd00::1%eth0", "is an IP address in another form than the canonical one"),
+	"name, address, mapped":             badName("::ffff:10.0.0.1", "is an IP address in another form than the canonical one"),
+	"name, two dots":                    badName("a..", "is no DNS name: labels must be of letters, digits, - and _, and not begin with -"),
+	"name, underscore":                  with(client, func(r *row) { r.names = sans("_A-b.example.org.") }),
+	"name, address":                     with(client, func(r *row) { r.names = sans("10.0.0.1", "fd00::1") }),
 	"too many names": tooLarge("the request asks for more than 1000 names and addresses (requestLimits.maxNames)", func(r *row) {
 		r.names = sans(slices.Repeat([]string{"a.example.org"}, 1001)...)
 	}),
@@ -127,6 +134,14 @@ func unpermitted(base row, ours string) row {
 		if ours == approvedFailed {
 			r.message = "KeyNotPermitted: ECDSA keys on the curve P-224 are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
 		}
+	})
+}
+
+// badName is a request for a DNS name that is none.
+func badName(name, why string) row {
+	return with(client, func(r *row) {
+		r.names, r.deviation, r.ours = sans(name), "bad-name", approvedFailed
+		r.message = fmt.Sprintf("NameNotPermitted: DNS name %q %s", name, why)
 	})
 }
 
