@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 )
 
 // remembered bounds how many requesters' approvals are counted; a forgotten one starts anew.
@@ -41,8 +42,12 @@ func (a *allowance) take() bool {
 	return a.TryAccept()
 }
 
-// flow is who asks whom for what.
-type flow struct{ signer, requester, node string }
+// flow is the requests of one requester for one node and one signer. The names that a requester chooses are digests, which
+// are short.
+type flow struct {
+	signer          string
+	requester, node fairqueue.Digest
+}
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
 	return &limiter{limit: limit, clock: clock, seen: lru.New(remembered)}
@@ -77,7 +82,7 @@ func (l *limiter) giveBack(req *csr.Request) {
 
 // of is called with mu held.
 func (l *limiter) of(req *csr.Request) *allowance {
-	key := flow{req.SignerName, req.Requester.Username, req.NodeName()}
+	key := flow{req.SignerName, fairqueue.DigestOf(req.Requester.Username), fairqueue.DigestOf(req.NodeName())}
 	if known, found := l.seen.Get(key); found {
 		return known.(*allowance)
 	}

@@ -16,10 +16,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// placed bounds how many requests' traits are remembered; a forgotten one is read anew when it is next looked at.
-const placed = 50_000
+const (
+	// placed bounds how many requests' traits are kept. They are dropped with their request, so it bounds no more than what
+	// is left behind when a request is deleted while a worker looks at it.
+	placed = 1 << 20
+	// flows bounds of how many flows the newest request is remembered, which outlives the request.
+	flows = 50_000
+)
 
-// traits are what queues and wake-ups go by. A request's spec never changes, so each is read once.
+// traits are what queues and wake-ups go by. A request's spec never changes, so each is read once. They hold no text that a
+// requester chooses.
 type traits struct {
 	flow
 	uid     types.UID
@@ -49,7 +55,7 @@ func (p *places) of(obj *certificatesv1.CertificateSigningRequest) traits {
 	read := p.read(obj)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.forget(obj.Name)
+	p.seen.Remove(obj.Name)
 	p.seen.Add(obj.Name, read)
 	if last, known := p.newest.Get(read.flow); !known || last.(time.Time).Before(read.created) {
 		p.newest.Add(read.flow, read.created)
@@ -61,7 +67,7 @@ func (p *places) get(name string) (traits, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.seen == nil {
-		p.seen, p.newest, p.waiting = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(placed), map[flow]*fairqueue.Newest{}
+		p.seen, p.newest, p.waiting = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(flows), map[flow]*fairqueue.Newest{}
 	}
 	last, known := p.seen.Get(name)
 	if !known {
@@ -85,22 +91,24 @@ func (p *places) wait(obj *certificatesv1.CertificateSigningRequest) {
 	}
 }
 
-// leave has the request of that name woken no more.
+// rest keeps what is known of obj, which is woken no more.
+func (p *places) rest(obj *certificatesv1.CertificateSigningRequest) {
+	about := p.of(obj)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.evicted(obj.Name, about)
+}
+
+// leave drops what is kept of the request of that name, so that it is woken no more.
 func (p *places) leave(name string) {
 	if _, known := p.get(name); known {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.forget(name)
+		p.seen.Remove(name)
 	}
 }
 
-// forget is leave, with mu held.
-func (p *places) forget(name string) {
-	if last, known := p.seen.Get(name); known {
-		p.evicted(name, last)
-	}
-}
-
+// evicted removes a request from those that wait. The caller holds mu.
 func (p *places) evicted(name lru.Key, last any) {
 	about := last.(traits)
 	requests, known := p.waiting[about.flow]
@@ -154,16 +162,16 @@ func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool 
 // its lock.
 func (p *places) queueKey(key reconcile.Request) fairqueue.Place {
 	about, _ := p.get(key.Name)
-	return fairqueue.Place{Requester: fairqueue.DigestOf(about.requester), Node: fairqueue.DigestOf(about.node), Created: about.created}
+	return fairqueue.Place{Requester: about.requester, Node: about.node, Created: about.created}
 }
 
 func (p *places) read(obj *certificatesv1.CertificateSigningRequest) traits {
-	read := traits{flow: flow{signer: obj.Spec.SignerName, requester: obj.Spec.Username}, uid: obj.UID, created: obj.CreationTimestamp.Time}
+	read := traits{flow: flow{signer: obj.Spec.SignerName, requester: fairqueue.DigestOf(obj.Spec.Username)}, uid: obj.UID, created: obj.CreationTimestamp.Time}
 	req, err := p.limits.Parse(obj)
 	if err != nil {
 		return read
 	}
-	read.node = strings.Clone(req.NodeName())
+	read.node = fairqueue.DigestOf(req.NodeName())
 	read.renewal = obj.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName &&
 		strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && req.Cert.Subject.CommonName == obj.Spec.Username
 	for _, san := range inventory.SANs(req.Cert) {

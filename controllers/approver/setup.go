@@ -105,6 +105,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		queues := r.queues(gone.Object)
 		r.places.leave(gone.Object.GetName())
+		r.Reporter.Forget(gone.Object)
 		return queues
 	}
 	return events
@@ -120,11 +121,11 @@ func (r *Reconciler) queues(obj client.Object) bool {
 		r.places.wait(request)
 		return true
 	}
-	r.places.leave(request.Name)
 	if !r.DryRun || !r.ours(request) {
+		r.places.leave(request.Name)
 		return false
 	}
-	r.places.of(request)
+	r.places.rest(request)
 	return true
 }
 

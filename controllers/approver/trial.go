@@ -1,16 +1,23 @@
 package approver
 
 import (
+	"strings"
 	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/lru"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// opinions bounds how many requests' verdicts a dry run remembers. A forgotten one that is decided is judged anew.
-const opinions = 50_000
+const (
+	// opinions bounds how many requests' verdicts a dry run keeps. They are dropped with their request.
+	opinions = 1 << 20
+	// longestOpinion bounds the sentence of each, in bytes.
+	longestOpinion = 512
+)
 
 // trial is what a dry run has thought of each request. The zero value is ready.
 type trial struct {
@@ -77,6 +84,7 @@ func (t *trial) before(obj *certificatesv1.CertificateSigningRequest) bool {
 func (t *trial) note(obj *certificatesv1.CertificateSigningRequest, decision Decision) opinion {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	decision.Message = strings.Clone(csr.ShortenTo(decision.Message, longestOpinion))
 	last := opinion{
 		Decision: decision, uid: obj.UID, signer: obj.Spec.SignerName,
 		final: decision.Verdict == Approve || decision.Verdict == Deny,

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
@@ -117,7 +118,11 @@ func (w wakers) free(sans []inventory.SAN) {
 
 // enqueueNodes enqueues the undecided requests for nodes, of rules that look things up.
 func (r *Reconciler) enqueueNodes(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], nodes map[string]bool) {
-	r.enqueueWaiting(queue, func(about traits) bool { return nodes[""] || nodes[about.node] })
+	digests := map[fairqueue.Digest]bool{}
+	for node := range nodes {
+		digests[fairqueue.DigestOf(node)] = true
+	}
+	r.enqueueWaiting(queue, func(about traits) bool { return nodes[""] || digests[about.node] })
 }
 
 // enqueueFreed enqueues the undecided requests that ask for one of freed.

@@ -3,6 +3,7 @@ package approver
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -11,14 +12,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // named gives a request a name of its own.
@@ -234,6 +239,49 @@ func TestScheduleReadsNothing(t *testing.T) {
 	}
 }
 
+// TestNamesOutliveNoRequest: what is kept of a request holds no text of its requester, and is dropped with the request.
+func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the whole heap
+	const requests, long = 100, 1 << 20
+	for name, dryRun := range map[string]bool{"for real": false, "dry run": true} {
+		r := holding(t)
+		r.DryRun, r.Reporter = dryRun, report.New(events.NewFakeRecorder(1000), clocktesting.NewFakePassiveClock(now))
+		r.limiter = newLimiter(Limit{Burst: 1}, clocktesting.NewFakePassiveClock(now))
+		before := heap()
+		for i := range requests {
+			obj := object(t, named(fmt.Sprint("csr-", i)), user(strings.Repeat("u", long)+fmt.Sprint(i)))
+			r.queues(obj)
+			r.trial.of(obj, now)
+			r.trial.note(obj, Decision{Verdict: Wait, Reason: "NotAuthorized", Message: obj.Spec.Username})
+			req, err := csr.Parse(obj)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.limiter.check(req)
+			r.Reporter.Request(obj, obj.Spec.Username, "Approve", "NotAuthorized", obj.Spec.Username)
+		}
+		if grown := heap() - before; grown > requests*long/4 {
+			t.Errorf("%s: %d bytes are kept of %d requesters", name, grown, requests)
+		}
+		deleted := r.queued()
+		for i := range requests {
+			deleted.Delete(event.DeleteEvent{Object: object(t, named(fmt.Sprint("csr-", i)))})
+			r.gone(fmt.Sprint("csr-", i))
+		}
+		if kept := r.places.seen.Len() + len(r.places.waiting) + r.trial.last.Len(); kept > 0 {
+			t.Errorf("%s: %d are kept of requests that are gone", name, kept)
+		}
+		runtime.KeepAlive(r)
+	}
+}
+
+// heap returns the bytes that are in use.
+func heap() int {
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	return int(stats.HeapAlloc)
+}
+
 // A request that was made anew under the same name is another one.
 func TestTraits(t *testing.T) {
 	t.Parallel()
@@ -252,8 +300,10 @@ func TestTraits(t *testing.T) {
 		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
 		for range 2 {
 			got := p.of(test.obj)
-			if text := fmt.Sprintf("%s %s %t", got.requester, got.node, got.renewal); text != test.want || p.queueKey(keyOf("csr-1")) != (fairqueue.Place{Requester: fairqueue.DigestOf(got.requester), Node: fairqueue.DigestOf(got.node), Created: now}) {
-				t.Errorf("%s: %q, want %q", name, text, test.want)
+			parts := strings.Split(test.want, " ")
+			place := fairqueue.Place{Requester: fairqueue.DigestOf(parts[0]), Node: fairqueue.DigestOf(parts[1]), Created: now}
+			if p.queueKey(keyOf("csr-1")) != place || got.requester != place.Requester || got.node != place.Node || fmt.Sprint(got.renewal) != parts[2] {
+				t.Errorf("%s: %+v, want %q", name, got, test.want)
 			}
 		}
 	}

@@ -13,8 +13,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -82,7 +84,10 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.Funcs{DeleteFunc: func(gone event.DeleteEvent) bool {
+			r.Reporter.Forget(gone.Object)
+			return false // there is nothing left to delete
+		}})).
 		WithOptions(options).
 		Complete(r)
 }

@@ -20,6 +20,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		r.places.Drop(gone.Object.GetName())
+		r.Reporter.Forget(gone.Object)
 		return false
 	}
 	return events

@@ -19,8 +19,11 @@ import (
 )
 
 const (
-	// remembered bounds how many requests' last outcomes are kept; a forgotten one may be told twice.
-	remembered = 20_000
+	// told bounds how many requests' last outcomes are kept. They are forgotten with their request, so it bounds no more than
+	// what is left behind when a request is deleted while a worker looks at it.
+	told = 1 << 20
+	// counted bounds of how many requesters Events are counted.
+	counted = 20_000
 	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
 	burst     = 10
 	perSecond = 1.0 / 60
@@ -37,13 +40,13 @@ type Reporter struct {
 	clock    clock.PassiveClock
 
 	mu         sync.Mutex
-	outcomes   *lru.Cache // types.UID → outcome
-	requesters *lru.Cache // user name → *allowance
+	outcomes   *lru.Cache // types.UID → digest of the last outcome
+	requesters *lru.Cache // digest of the user name → *allowance
 	successes  flowcontrol.PassiveRateLimiter
 }
 
-// outcome is the digest of a reason and a message, which a requester may make long.
-type outcome [sha256.Size]byte
+// digest stands for a text that a requester may make long.
+type digest [sha256.Size]byte
 
 // allowance is how many Events one requester may still cause, and how many were left out.
 type allowance struct {
@@ -56,8 +59,8 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 	return &Reporter{
 		recorder:   recorder,
 		clock:      clock,
-		outcomes:   lru.New(remembered),
-		requesters: lru.New(remembered),
+		outcomes:   lru.New(told),
+		requesters: lru.New(counted),
 		successes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(successesPerSecond, successBurst, clock),
 	}
 }
@@ -66,6 +69,13 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 type Object interface {
 	runtime.Object
 	GetUID() types.UID
+}
+
+// Forget drops what was told of a request that is gone. A nil Reporter has nothing to forget.
+func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
+	if r != nil {
+		r.outcomes.Remove(gone.GetUID())
+	}
 }
 
 // Request writes a Warning Event about a request, unless its last outcome was the same or its requester has caused too
@@ -83,7 +93,7 @@ func (r *Reporter) Would(obj Object, requester, action, reason, message string) 
 
 func (r *Reporter) once(obj Object, requester, eventType, action, reason, message string) bool {
 	r.mu.Lock()
-	now := outcome(sha256.Sum256([]byte(reason + "\x00" + message)))
+	now := digest(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
 	if known && last == any(now) {
 		r.mu.Unlock()
@@ -104,10 +114,11 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 }
 
 func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) {
-	entry, known := r.requesters.Get(requester)
+	key := digest(sha256.Sum256([]byte(requester)))
+	entry, known := r.requesters.Get(key)
 	if !known {
 		entry = &allowance{limit: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)}
-		r.requesters.Add(requester, entry)
+		r.requesters.Add(key, entry)
 	}
 	allowed := entry.(*allowance)
 	if !allowed.limit.TryAccept() || success && !r.successes.TryAccept() {

@@ -94,6 +94,30 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 	}
 }
 
+// TestOnceHoweverManyWait: as many as wait, each outcome is told once, until its request is gone.
+func TestOnceHoweverManyWait(t *testing.T) {
+	t.Parallel()
+	reporter, _, _ := newReporter()
+	const waiting = 50_000
+	tell := func() (fresh int) {
+		for i := range waiting {
+			if reporter.Request(request(fmt.Sprint(i)), "user", "Approve", "NotAuthorized", "no") {
+				fresh++
+			}
+		}
+		return fresh
+	}
+	if first, second := tell(), tell(); first != waiting || second != 0 {
+		t.Errorf("%d of %d are told, and %d again", first, waiting, second)
+	}
+	for i := range waiting {
+		reporter.Forget(request(fmt.Sprint(i)))
+	}
+	if kept := reporter.Kept(); kept != 0 {
+		t.Errorf("%d outcomes outlive their requests", kept)
+	}
+}
+
 func TestOneRequesterCausesTenEventsThenOneAMinute(t *testing.T) {
 	t.Parallel()
 	reporter, written, clock := newReporter()

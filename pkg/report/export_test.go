@@ -1,0 +1,4 @@
+package report
+
+// Kept returns the number of requests whose outcome is kept.
+func (r *Reporter) Kept() int { return r.outcomes.Len() }
