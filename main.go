@@ -21,6 +21,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -87,6 +88,7 @@ func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, e
 	if err != nil {
 		return nil, err
 	}
+	apicall.Bound(cluster)
 	election := rest.CopyConfig(cluster)
 	election.QPS = -1 // renewing the Lease never waits behind work
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}

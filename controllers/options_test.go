@@ -1,7 +1,9 @@
 package controllers
 
 import (
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -35,27 +37,81 @@ func TestAControllersOwnClockStays(t *testing.T) {
 	}
 }
 
-// Errors are retried after 200 ms, doubling to a minute: kube-controller-manager begins so, and ends at 1000 s.
+// Errors are retried after 100 ms, a third longer each time, up to a minute: a request that meets ten faults waits for
+// less than six seconds.
 func TestRetriesAndWorkers(t *testing.T) {
 	t.Parallel()
 	options := Options{}.controller(0, 5, nil)
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
 	var pauses []time.Duration
-	for range 12 {
+	var first10 time.Duration
+	for i := range 30 {
 		pauses = append(pauses, options.RateLimiter.When(key))
+		if i < 10 {
+			first10 += pauses[i]
+		}
 	}
-	if pauses[0] != 200*time.Millisecond || pauses[1] != 400*time.Millisecond || pauses[11] != time.Minute {
+	if pauses[0] != 100*time.Millisecond || pauses[1].Round(time.Millisecond) != 133*time.Millisecond || first10 > 6*time.Second || pauses[29] != time.Minute {
 		t.Errorf("pauses %v", pauses)
 	}
-	if options.MaxConcurrentReconciles != 5 || options.EnableWarmup == nil || *options.EnableWarmup || options.NewQueue != nil {
+	if failures := options.RateLimiter.NumRequeues(key); failures != 30 {
+		t.Errorf("%d failures", failures)
+	}
+	options.RateLimiter.Forget(key)
+	if again := options.RateLimiter.When(key); again != pauses[0] {
+		t.Errorf("after a success %s", again)
+	}
+	if options.MaxConcurrentReconciles != 50 || options.EnableWarmup == nil || *options.EnableWarmup {
 		t.Errorf("%+v", options)
 	}
 	if options.CacheSyncTimeout < 10*365*24*time.Hour {
 		t.Errorf("the process ends when no cache has been filled for %s", options.CacheSyncTimeout)
 	}
-	if workers := (Options{}).controller(2, 5, nil).MaxConcurrentReconciles; workers != 2 {
-		t.Errorf("%d workers", workers)
+	if workers := (Options{}).controller(2, 5, nil).MaxConcurrentReconciles; workers != 20 {
+		t.Errorf("%d goroutines", workers)
 	}
+}
+
+// TestHangingItemsHoldUpNoOther has two slots: two items are worked on at a time, and a third one when one of them is done
+// or has taken longer than a second.
+func TestHangingItemsHoldUpNoOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		options := Options{}.controller(2, 1, nil)
+		queue := options.NewQueue("test", options.RateLimiter)
+		taken := make(chan reconcile.Request, 10)
+		for range options.MaxConcurrentReconciles {
+			go func() {
+				for item, shutdown := queue.Get(); !shutdown; item, shutdown = queue.Get() {
+					taken <- item // and never done, unless the test does so
+				}
+			}()
+		}
+		for _, name := range []string{"a", "b", "c", "d", "e"} {
+			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
+		}
+		var got []string
+		now := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			for len(taken) > 0 {
+				got = append(got, (<-taken).Name)
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("taken: %v, want %v", got, want)
+			}
+		}
+		now("a", "b")
+		queue.Done(reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}})
+		now("a", "b", "c")
+		time.Sleep(slotTime - time.Millisecond)
+		now("a", "b", "c")
+		time.Sleep(time.Millisecond)
+		now("a", "b", "c", "d", "e")
+		queue.Done(reconcile.Request{NamespacedName: types.NamespacedName{Name: "b"}}) // its slot is free already
+		queue.ShutDown()
+		synctest.Wait()
+	})
 }
 
 // With a clock of the caller's, delays follow its steps, counted from when the request was taken out.

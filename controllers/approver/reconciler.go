@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -91,7 +92,7 @@ func (r *Reconciler) reconcileIf(ctx context.Context, key reconcile.Request, min
 	if err != nil {
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 	}
-	return result, err
+	return apicall.Requeue(ctx, result, err)
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine func(*certificatesv1.CertificateSigningRequest) bool) (reconcile.Result, error) {

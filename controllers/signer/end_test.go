@@ -81,9 +81,9 @@ func TestEndOfACertificate(t *testing.T) {
 				}
 				return test.live(p, now)
 			})
-			_, err = p.reconcile(t)
-			if (err != nil) != test.fails {
-				t.Errorf("error %v", err)
+			result, err := p.reconcile(t)
+			if again := err != nil || result.RequeueAfter > 0; again != test.fails {
+				t.Errorf("result %+v, error %v", result, err)
 			}
 			signed, end := twoRecords(t, file)
 			if signed.Event != audit.Signed || end.Event != test.want || end.Event != "" && end.Serial != signed.Serial {

@@ -2,12 +2,15 @@
 package apicall
 
 import (
+	"context"
 	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 const (
@@ -42,4 +45,15 @@ func RetryAfter(err error) (wait time.Duration, asked bool) {
 		return time.Second, true
 	}
 	return 0, false
+}
+
+// Requeue returns what Reconcile returns after result and err: where the API server asked to wait, the request comes back
+// after that, and no worker sleeps.
+func Requeue(ctx context.Context, result reconcile.Result, err error) (reconcile.Result, error) {
+	wait, asked := RetryAfter(err)
+	if !asked {
+		return result, err
+	}
+	log.FromContext(ctx).V(1).Info("The API server asked to wait", "retryAfter", wait.String(), "error", err.Error())
+	return reconcile.Result{RequeueAfter: wait}, nil
 }

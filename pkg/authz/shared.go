@@ -14,8 +14,12 @@ import (
 // reviewTimeout bounds one shared review, which outlives the callers that gave up on it.
 const reviewTimeout = 30 * time.Second
 
+// nextReview bounds how long identical questions wait for a review that was sent before they came: a review that hangs
+// holds up those only that share it.
+const nextReview = 500 * time.Millisecond
+
 // Shared lets identical questions share an answer: those that arrive while one is being asked wait for the next one,
-// and all of them share that. So an answer is never older than the question, none is kept, and no caller's
+// and all of them share that. The next one is sent when the answer comes, or after half a second. So an answer is never older than the question, none is kept, and no caller's
 // cancellation fails another.
 type Shared struct {
 	Authorizer Authorizer
@@ -80,14 +84,18 @@ func (s *Shared) leave(left *review) {
 }
 
 func (s *Shared) ask(question string, who csr.Requester, what authorizationv1.ResourceAttributes) {
-	for {
-		next := s.take(question)
-		if next == nil {
-			return
+	for next := s.take(question); next != nil; next = s.take(question) {
+		go func() {
+			next.allowed, next.err = s.askOnce(next.ctx, who, what)
+			next.cancel()
+			close(next.done)
+		}()
+		timer := time.NewTimer(nextReview)
+		select {
+		case <-next.done:
+		case <-timer.C:
 		}
-		next.allowed, next.err = s.askOnce(next.ctx, who, what)
-		next.cancel()
-		close(next.done)
+		timer.Stop()
 	}
 }
 

@@ -192,9 +192,28 @@ func TestAReviewThatHangsIsGivenUp(t *testing.T) {
 		first, second := ask(t.Context(), shared, "a"), ask(t.Context(), shared, "a")
 		expect(t, first, answer{err: context.DeadlineExceeded})
 		expect(t, second, answer{err: context.DeadlineExceeded})
-		if took := time.Since(began); took != time.Minute {
+		if took := time.Since(began); took != reviewTimeout+nextReview {
 			t.Errorf("two reviews of 30 s took %s", took)
 		}
+	})
+}
+
+// TestAReviewThatHangsHoldsUpNoOther answers the second review while the first one hangs.
+func TestAReviewThatHangsHoldsUpNoOther(t *testing.T) {
+	inBubble(t, func(t *testing.T, shared *Shared, authorizer *desk) {
+		first, second := ask(t.Context(), shared, "a"), ask(t.Context(), shared, "a")
+		if sent := authorizer.count(); sent != 1 {
+			t.Errorf("%d reviews were sent at once", sent)
+		}
+		time.Sleep(nextReview)
+		synctest.Wait()
+		if sent := authorizer.count(); sent != 2 {
+			t.Fatalf("%d reviews were sent after %s", sent, nextReview)
+		}
+		authorizer.reply <- answer{allowed: true}
+		authorizer.reply <- answer{allowed: true}
+		expect(t, first, answer{allowed: true})
+		expect(t, second, answer{allowed: true})
 	})
 }
 

@@ -54,7 +54,7 @@ func defaults() *config.Configuration {
 		KubeAPIBurst: 30,
 		Concurrency:  config.Concurrency{Approver: 20, Signer: 20, Cleaner: 1},
 		LeaderElection: config.LeaderElection{
-			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: seconds(2), ResourceName: "csr-controller-manager",
+			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: metav1.Duration{Duration: 500 * time.Millisecond}, ResourceName: "csr-controller-manager",
 		},
 		MetricsBindAddress:     "127.0.0.1:8080",
 		HealthProbeBindAddress: ":8081",

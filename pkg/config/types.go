@@ -204,7 +204,7 @@ func Default() *Configuration {
 			Enabled:       true,
 			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},
 			RenewDeadline: metav1.Duration{Duration: 10 * time.Second},
-			RetryPeriod:   metav1.Duration{Duration: 2 * time.Second},
+			RetryPeriod:   metav1.Duration{Duration: 500 * time.Millisecond},
 			ResourceName:  "csr-controller-manager",
 		},
 		MetricsBindAddress:     "127.0.0.1:8080",
