@@ -111,7 +111,7 @@ func TestReconcileLeavesAlone(t *testing.T) {
 func TestReconcileSignsUntilTheApprovalIsDue(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	root := newRoot(t, 1000*24*time.Hour)
+	root := newRoot(t, 24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	p.clock.SetTime(now.Add(time.Hour))
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
@@ -174,7 +174,7 @@ func TestReconcileWaitsForACA(t *testing.T) {
 	if diff := cmp.Diff([]string{"Warning CAMissing Secret ns/ca does not exist"}, taken(p.recorder)); diff != "" || len(p.written) > 0 {
 		t.Errorf("%d writes, Events (-want +got):\n%s", len(p.written), diff)
 	}
-	root := newRoot(t, 1000*24*time.Hour)
+	root := newRoot(t, 24*time.Hour)
 	p.pair.Load(root.cert, root.key)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 		t.Errorf("with a CA: %d writes, error %v", len(p.written), err)

@@ -56,10 +56,10 @@ func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 // concurrent use.
 type Clock struct {
 	machine, shown clock.PassiveClock // if set, shown is the time, and nothing is measured
-	ask   func(context.Context) (time.Time, error)
-	now   func() instant
-	log   logr.Logger
-	again chan struct{} // asks for a measurement at once
+	ask            func(context.Context) (time.Time, error)
+	now            func() instant
+	log            logr.Logger
+	again          chan struct{} // asks for a measurement at once
 
 	mu       sync.Mutex
 	round    int
