@@ -42,7 +42,7 @@ var errNotRunning = errors.New("no manager runs the inventory here")
 
 // setup makes the sources run in mgr.
 func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, serverTime *servertime.Clock, woken wakers) error {
-	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), i.services)
+	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), i.services, mgr.GetLogger().WithName("inventory"))
 	if err != nil {
 		return err
 	}

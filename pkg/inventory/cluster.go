@@ -8,15 +8,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -42,47 +42,52 @@ type Cluster struct {
 	// Freed, if set, is called with what a Node, a Service or the API server has no more: others may wait for it.
 	Freed func([]SAN)
 
-	cache    cache.Cache
-	services bool
-	synced   atomic.Bool
-	faults   faults
+	nodes, services, endpoints *view // the last two are nil without services
 }
 
 var _ Source = &Cluster{}
 
-// NewCluster returns a Cluster with a cache of its own; Start fills it. httpClient may be nil. Without services it reads
-// Nodes only, and Taken has no answer.
-func NewCluster(config *rest.Config, httpClient *http.Client, services bool) (*Cluster, error) {
-	c := &Cluster{services: services}
-	var err error
-	c.cache, err = cache.New(config, cache.Options{
-		HTTPClient:       httpClient,
-		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Node{}:    {Transform: stripNode},
-			&corev1.Service{}: {},
-			&discoveryv1.EndpointSlice{}: {
-				Namespaces: map[string]cache.Config{"default": {}},
-				Label:      labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: apiServerService}),
-			},
-		},
-		DefaultWatchErrorHandler: func(ctx context.Context, r *toolscache.Reflector, err error) {
-			c.faults.note(r.TypeDescription(), err)
-			toolscache.DefaultWatchErrorHandler(ctx, r, err)
-		},
-	})
+// NewCluster returns a Cluster that Start fills. httpClient may be nil. Without services it reads Nodes only, and Taken has
+// no answer.
+func NewCluster(config *rest.Config, httpClient *http.Client, services bool, log logr.Logger) (*Cluster, error) {
+	clientset, err := protobufClient(config, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("read Nodes and Services: %w", err)
+	}
+	c := &Cluster{}
+	c.nodes = c.view(typedUpstream(clientset.CoreV1().RESTClient(), corev1.SchemeGroupVersion.WithResource("nodes"), "",
+		&corev1.Node{}, &corev1.NodeList{}), nodeSANs, log)
+	c.nodes.typed.trim = stripNode
+	if services {
+		c.services = c.view(typedUpstream(clientset.CoreV1().RESTClient(), corev1.SchemeGroupVersion.WithResource("services"), "",
+			&corev1.Service{}, &corev1.ServiceList{}), serviceSANs, log)
+		c.endpoints = c.view(typedUpstream(clientset.DiscoveryV1().RESTClient(), discoveryv1.SchemeGroupVersion.WithResource("endpointslices"),
+			metav1.NamespaceDefault, &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{}), sliceSANs, log)
+		c.endpoints.narrow = func(options *metav1.ListOptions) {
+			options.LabelSelector = labels.Set{discoveryv1.LabelServiceName: apiServerService}.String()
+		}
 	}
 	return c, nil
 }
 
+// view returns a view that finds objects by the names and addresses that they have.
+func (c *Cluster) view(from *upstream, sans func(any) []SAN, log logr.Logger) *view {
+	return &view{
+		typed:    from,
+		narrow:   func(*metav1.ListOptions) {},
+		indexers: toolscache.Indexers{bySAN: func(obj any) ([]string, error) { return keys(sans(obj)), nil }},
+		changed:  func(before, after metav1.Object) { c.tell(sans, before, after) },
+		retry:    retryEvery,
+		log:      log.WithValues("resource", from.resource.Resource),
+		err:      errNotRead,
+	}
+}
+
 // stripNode keeps what is looked at: a Node holds kilobytes of images and conditions.
-func stripNode(obj any) (any, error) {
+func stripNode(obj any) {
 	if node, ok := obj.(*corev1.Node); ok {
 		node.ManagedFields, node.Status = nil, corev1.NodeStatus{Addresses: node.Status.Addresses}
 	}
-	return obj, nil
 }
 
 // NeedLeaderElection says no: a standby's view is to be warm.
@@ -90,66 +95,55 @@ func (*Cluster) NeedLeaderElection() bool { return false }
 
 // Start reads until ctx ends.
 func (c *Cluster) Start(ctx context.Context) error {
-	type kind struct {
-		object client.Object
-		sans   func(any) []SAN
-		named  bool
+	var running sync.WaitGroup
+	for _, each := range c.views() {
+		running.Go(func() { each.run(ctx) })
 	}
-	kinds := []kind{{&corev1.Node{}, nodeSANs, true}}
-	if c.services {
-		kinds = append(kinds, kind{&corev1.Service{}, serviceSANs, false}, kind{&discoveryv1.EndpointSlice{}, sliceSANs, false})
-	}
-	for _, each := range kinds {
-		if err := c.cache.IndexField(ctx, each.object, bySAN, func(obj client.Object) []string { return keys(each.sans(obj)) }); err != nil {
-			return fmt.Errorf("index by name and address: %w", err)
-		}
-		informer, err := c.cache.GetInformer(ctx, each.object, cache.BlockUntilSynced(false))
-		if err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-		go func() {
-			if toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-				c.faults.note(fmt.Sprintf("%T", each.object), nil)
-			}
-		}()
-		if _, err := informer.AddEventHandler(c.handler(each.sans, each.named)); err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-	}
-	go func() {
-		if c.cache.WaitForCacheSync(ctx) {
-			c.synced.Store(true)
-			c.changed("")
-		}
-	}()
-	return c.cache.Start(ctx)
+	running.Wait()
+	return nil
 }
 
-// handler tells what has changed: a Node by name, whether it has come, gone or got other addresses, and whatever has left a name or an address.
-func (c *Cluster) handler(sans func(any) []SAN, named bool) toolscache.ResourceEventHandler {
-	tell := func(before, after any) {
-		had, has := sans(before), sans(after)
-		if node, ok := cmp.Or(after, before).(*corev1.Node); ok && named && (before == nil || after == nil || !slices.Equal(had, has)) {
-			c.changed(node.Name)
-		}
-		if freed := without(had, has); len(freed) > 0 && c.Freed != nil && c.synced.Load() {
-			c.Freed(freed)
+func (c *Cluster) views() []*view {
+	all := []*view{c.nodes}
+	if c.services != nil {
+		all = append(all, c.services, c.endpoints)
+	}
+	return all
+}
+
+// unread returns why something is not known, or nil: then all that has been read is current. A right that is missing is named
+// rather than what is read a moment later.
+func (c *Cluster) unread() error {
+	var first error
+	for _, each := range c.views() {
+		if _, err := each.read(); err != nil && (first == nil || IsUnread(first)) {
+			first = err
 		}
 	}
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(after any) { tell(nil, after) },
-		UpdateFunc: tell,
-		DeleteFunc: func(before any) {
-			if gone, ok := before.(toolscache.DeletedFinalStateUnknown); ok {
-				before = gone.Obj
-			}
-			tell(before, nil)
-		},
+	return first
+}
+
+// tell tells what has changed: a Node by name, whether it has come, gone or got other addresses, and whatever has left a name
+// or an address. With neither object anything may have changed.
+func (c *Cluster) tell(sans func(any) []SAN, before, after metav1.Object) {
+	if c.unread() != nil {
+		return // all is looked at when all has been read
+	}
+	if before == nil && after == nil {
+		c.changed("")
+		return
+	}
+	had, has := sans(before), sans(after)
+	if node, ok := cmp.Or(after, before).(*corev1.Node); ok && (before == nil || after == nil || !slices.Equal(had, has)) {
+		c.changed(node.Name)
+	}
+	if freed := without(had, has); len(freed) > 0 && c.Freed != nil {
+		c.Freed(freed)
 	}
 }
 
 func (c *Cluster) changed(node string) {
-	if c.Changed != nil && c.synced.Load() {
+	if c.Changed != nil {
 		c.Changed(node)
 	}
 }
@@ -168,15 +162,19 @@ func (c *Cluster) Lookup(ctx context.Context, name string, _ *csr.Request) (*Ent
 
 // Node returns the Node of that name, or nil when there is none. It is the cache's own, to be read only: a node may report
 // tens of thousands of addresses, and a copy for each look would cost seconds.
-func (c *Cluster) Node(ctx context.Context, name string) (*corev1.Node, error) {
-	if !c.synced.Load() {
-		return nil, c.faults.unread()
+func (c *Cluster) Node(_ context.Context, name string) (*corev1.Node, error) {
+	if err := c.unread(); err != nil {
+		return nil, err
 	}
-	node := &corev1.Node{}
-	if err := c.cache.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, client.IgnoreNotFound(err)
+	nodes, err := c.nodes.read()
+	if err != nil {
+		return nil, err
 	}
-	return node, nil
+	obj, found, err := nodes.GetByKey(name)
+	if err != nil || !found {
+		return nil, err
+	}
+	return obj.(*corev1.Node), nil
 }
 
 // Reported is what the Node of that name reports, as far as it is known.
@@ -189,34 +187,48 @@ func (c *Cluster) Reported(node string) []SAN {
 }
 
 // Holders returns the Nodes that report san, by name, to be read only like Node.
-func (c *Cluster) Holders(ctx context.Context, san SAN) ([]corev1.Node, error) {
-	nodes := &corev1.NodeList{}
-	err := c.having(ctx, san, nodes)
-	slices.SortFunc(nodes.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	return nodes.Items, err
+func (c *Cluster) Holders(_ context.Context, san SAN) ([]corev1.Node, error) {
+	found, err := c.having(c.nodes, san)
+	nodes := make([]corev1.Node, len(found))
+	for i, obj := range found {
+		nodes[i] = *obj.(*corev1.Node)
+	}
+	slices.SortFunc(nodes, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	return nodes, err
 }
 
 // Taken says which Service, or which endpoint of the API server, has san; both are empty when none has.
-func (c *Cluster) Taken(ctx context.Context, san SAN) (service, endpoint string, err error) {
-	services, endpoints := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
-	if err := errors.Join(c.having(ctx, san, services), c.having(ctx, san, endpoints)); err != nil {
+func (c *Cluster) Taken(_ context.Context, san SAN) (service, endpoint string, err error) {
+	if c.services == nil {
+		return "", "", errors.New("Services are not read here")
+	}
+	services, err := c.having(c.services, san)
+	if err != nil {
 		return "", "", err
 	}
-	for i := range services.Items { // always the same of several
-		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(&services.Items[i])); service == "" || name < service {
+	endpoints, err := c.having(c.endpoints, san)
+	if err != nil {
+		return "", "", err
+	}
+	for _, obj := range services { // always the same of several
+		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(obj.(*corev1.Service))); service == "" || name < service {
 			service = name
 		}
 	}
-	if len(endpoints.Items) > 0 {
+	if len(endpoints) > 0 {
 		endpoint = "the API server"
 	}
 	return service, endpoint, nil
 }
 
-// having lists, without copies, what has san.
-func (c *Cluster) having(ctx context.Context, san SAN, list client.ObjectList) error {
-	if !c.synced.Load() {
-		return c.faults.unread()
+// having lists, without copies, the objects of from that have san.
+func (c *Cluster) having(from *view, san SAN) ([]any, error) {
+	if err := c.unread(); err != nil {
+		return nil, err
 	}
-	return c.cache.List(ctx, list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector(bySAN, san.String())}, client.UnsafeDisableDeepCopy)
+	store, err := from.read()
+	if err != nil {
+		return nil, err
+	}
+	return store.ByIndex(bySAN, san.String())
 }

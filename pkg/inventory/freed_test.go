@@ -5,10 +5,25 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 )
+
+// viewOf returns a view of c that runs nowhere.
+func viewOf(c *Cluster, sans func(any) []SAN) *view {
+	return c.view(&upstream{}, sans, logr.Discard())
+}
+
+// holds lets v have read objs.
+func holds(v *view, objs ...any) {
+	store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, v.indexers)
+	for _, obj := range objs {
+		_ = store.Add(obj)
+	}
+	v.set(store, nil)
+}
 
 func nodeWith(name string, addresses ...string) *corev1.Node {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -53,12 +68,15 @@ func TestClusterTellsWhatIsFree(t *testing.T) {
 			Changed: func(node string) { told = append(told, "node "+node) },
 			Freed:   func(sans []SAN) { told = append(told, fmt.Sprintf("free %v", sans)) },
 		}
-		nodes, services := c.handler(nodeSANs, true), c.handler(serviceSANs, false)
+		c.nodes, c.services, c.endpoints = viewOf(c, nodeSANs), viewOf(c, serviceSANs), viewOf(c, sliceSANs)
+		nodes, services := c.nodes.handler(), c.services.handler()
 		test.act(nodes, services)
 		if len(told) > 0 {
 			t.Errorf("%s: told %q before all is read", name, told)
 		}
-		c.synced.Store(true)
+		holds(c.nodes)
+		holds(c.services)
+		holds(c.endpoints)
 		test.act(nodes, services)
 		if got := strings.Join(told, ", "); got != test.want {
 			t.Errorf("%s: told %q, want %q", name, got, test.want)

@@ -74,9 +74,9 @@ func (*Leases) NeedLeaderElection() bool { return false }
 
 // Start watches until ctx ends.
 func (l *Leases) Start(ctx context.Context) error {
-	informer, err := l.cache.GetInformer(ctx, &coordinationv1.Lease{}, cache.BlockUntilSynced(false))
+	informer, err := l.informer(ctx)
 	if err != nil {
-		return fmt.Errorf("watch leases: %w", err)
+		return nil // ctx has ended
 	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    l.see,
@@ -87,6 +87,21 @@ func (l *Leases) Start(ctx context.Context) error {
 	}
 	go l.tell(ctx)
 	return l.cache.Start(ctx)
+}
+
+// informer tries until ctx ends: an API server may drop the connection of the discovery that comes before.
+func (l *Leases) informer(ctx context.Context) (cache.Informer, error) {
+	for {
+		informer, err := l.cache.GetInformer(ctx, &coordinationv1.Lease{}, cache.BlockUntilSynced(false))
+		if err == nil {
+			return informer, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(look):
+		}
+	}
 }
 
 func (l *Leases) see(obj any) {

@@ -29,8 +29,10 @@ type view struct {
 	// find returns the resource. It is asked anew after every failure, as a CRD may come and go.
 	find      func() (schema.GroupVersionResource, error)
 	namespace string
-	narrow    func(*metav1.ListOptions)
-	// transform makes of an object what is kept. It must not fail.
+	// typed, if set, is read in place of what client, find and namespace say.
+	typed  *upstream
+	narrow func(*metav1.ListOptions)
+	// transform makes of an object what is kept. It must not fail. It is for what is not typed.
 	transform func(*unstructured.Unstructured) metav1.Object
 	indexers  toolscache.Indexers
 	// changed is called after an object has, with what it was and is; with neither when anything may have changed.
@@ -43,6 +45,33 @@ type view struct {
 	mu    sync.RWMutex
 	store toolscache.Indexer // nil if err is set
 	err   error
+}
+
+// upstream reads one resource.
+type upstream struct {
+	resource schema.GroupVersionResource
+	object   runtime.Object // of the kind that is read
+	trim     func(any)      // drops from an object what is not kept
+	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch    func(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// open returns what is to be read.
+func (v *view) open() (*upstream, error) {
+	if v.typed != nil {
+		return v.typed, nil
+	}
+	resource, err := v.find()
+	if err != nil {
+		return nil, err
+	}
+	objects := v.client.Resource(resource).Namespace(v.namespace)
+	return &upstream{
+		resource: resource, object: &unstructured.Unstructured{}, watch: objects.Watch,
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return objects.List(ctx, options)
+		},
+	}, nil
 }
 
 // read returns the objects, or why they are not known.
@@ -88,7 +117,7 @@ func (v *view) run(ctx context.Context) {
 
 // follow returns when the first list or watch fails, and whether there has been a list before.
 func (v *view) follow(ctx context.Context) (synced bool, err error) {
-	resource, err := v.find()
+	from, err := v.open()
 	if err != nil {
 		return false, err
 	}
@@ -96,10 +125,12 @@ func (v *view) follow(ctx context.Context) (synced bool, err error) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer fail(nil)
-	informer := toolscache.NewSharedIndexInformer(v.listWatch(resource, fail), &unstructured.Unstructured{}, 0, v.indexers)
+	stream := newStream(ctx, from, fail)
+	defer stream.end()
+	informer := toolscache.NewSharedIndexInformer(plainLists{stream.listWatch(v.narrow)}, from.object, 0, v.indexers)
 	registration, err := informer.AddEventHandler(v.handler())
 	if err := errors.Join(err,
-		informer.SetTransform(v.keep),
+		informer.SetTransform(func(obj any) (any, error) { return v.keep(from, obj), nil }),
 		// What fails ends in v.err, and is told from there.
 		informer.SetWatchErrorHandlerWithContext(func(context.Context, *toolscache.Reflector, error) {}),
 	); err != nil {
@@ -110,7 +141,7 @@ func (v *view) follow(ctx context.Context) (synced bool, err error) {
 		return false, context.Cause(ctx)
 	}
 	v.set(informer.GetIndexer(), nil)
-	v.log.Info("Inventory is read", "resource", resource.GroupResource().String(), "version", resource.Version)
+	v.log.Info("Inventory is read", "resource", from.resource.GroupResource().String(), "version", from.resource.Version)
 	v.changed(nil, nil)
 	<-ctx.Done()
 	// At once: the informer may take its time to end.
@@ -119,11 +150,15 @@ func (v *view) follow(ctx context.Context) (synced bool, err error) {
 }
 
 // keep may be called with what it once made.
-func (v *view) keep(obj any) (any, error) {
-	if raw, ok := obj.(*unstructured.Unstructured); ok {
-		return v.transform(raw), nil
+func (v *view) keep(from *upstream, obj any) any {
+	if from.trim != nil {
+		from.trim(obj)
+		return obj
 	}
-	return obj, nil
+	if raw, ok := obj.(*unstructured.Unstructured); ok && v.transform != nil {
+		return v.transform(raw)
+	}
+	return obj
 }
 
 func (v *view) handler() toolscache.ResourceEventHandler {
@@ -141,40 +176,6 @@ func (v *view) handler() toolscache.ResourceEventHandler {
 			v.changed(obj.(metav1.Object), nil)
 		},
 	}
-}
-
-// plainLists lists before it watches: a streamed list that fails holds an informer up when it is to stop.
-type plainLists struct{ *toolscache.ListWatch }
-
-// IsWatchListSemanticsUnSupported is what client-go's watchlist package asks for.
-func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
-
-// listWatch calls fail with what no retry of the informer's own should hide.
-func (v *view) listWatch(resource schema.GroupVersionResource, fail context.CancelCauseFunc) toolscache.ListerWatcher {
-	objects := v.client.Resource(resource).Namespace(v.namespace)
-	check := func(verb string, err error) {
-		// An expired version is followed by a new list at once.
-		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-			fail(explain(verb, resource, err))
-		}
-	}
-	return plainLists{&toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			v.narrow(&options)
-			if options.ResourceVersion == "0" {
-				options.ResourceVersion = "" // the newest, not any: what was deleted may be in an old one
-			}
-			list, err := objects.List(ctx, options)
-			check("list", err)
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			v.narrow(&options)
-			watcher, err := objects.Watch(ctx, options)
-			check("watch", err)
-			return watcher, err
-		},
-	}}
 }
 
 func explain(verb string, resource schema.GroupVersionResource, err error) error {

@@ -79,6 +79,11 @@ func publish(t *testing.T, node *corev1.Node, addresses ...string) {
 func startServingManager(t *testing.T, more string) *process {
 	t.Helper()
 	installRBAC(t)
+	return startServingManagerAs(t, serviceAccountConfig(t), more)
+}
+
+func startServingManagerAs(t *testing.T, cfg *rest.Config, more string) *process {
+	t.Helper()
 	apply(t, "kubelet-serving")
 	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -86,7 +91,7 @@ func startServingManager(t *testing.T, more string) *process {
 		"approval: {kubeletServing: {enabled: true, clusterDomain: cluster.test, reserved: [api.example.com, 203.0.113.0/24]"+more+"}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", file)
+	return startManager(t, cfg, "--leader-elect=false", "--config", file)
 }
 
 func TestServing(t *testing.T) {

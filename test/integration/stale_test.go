@@ -1,0 +1,43 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+// TestStaleInventoryHoldsServingApprovalsUp cuts the watches of Nodes, Services and EndpointSlices while the manager runs, and refuses
+// new ones. client-go tells nobody of the refusals. What was read before is not believed until it has been read again.
+func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
+	installRBAC(t)
+	for name, resource := range map[string]string{"nodes": "nodes", "services": "services", "slices": "endpointslices"} {
+		t.Run(name, func(t *testing.T) {
+			followed := []string{resource}
+			proxy := throughFaults(t, serviceAccountConfig(t),
+				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Cut(3 * time.Second)})
+			startServingManagerAs(t, proxy.Config, "")
+			node := "stale-" + name
+			newNode(t, node, "192.0.2.60")
+			reaches(t, createRequest(t, kubeletOf(t, node), servingRequest(t, node, "192.0.2.60")), csr.Issued)
+
+			proxy.Use(faults.Rule{Verbs: []string{"list", "watch"}, Resources: followed, Do: faults.Answer(429).RetryAfter(time.Second)})
+			eventually(t, "a watch is refused", func(context.Context) error {
+				if applied := proxy.Applied(); applied[0] == 0 {
+					return fmt.Errorf("applied %v", applied)
+				}
+				return nil
+			})
+			waiting := createRequest(t, kubeletOf(t, node), servingRequest(t, node, "192.0.2.60"))
+			hasEvent(t, waiting, "InventoryUnavailable", resource)
+			if got := csr.StateOf(reload(t, waiting)); got != csr.Pending {
+				t.Errorf("by stale data the request is %s", got)
+			}
+			proxy.Use()
+			reaches(t, waiting, csr.Issued)
+		})
+	}
+}
