@@ -93,8 +93,8 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 			return err
 		}
 	}
-	if err := mgr.Add(&standby{cache: mgr.GetCache(), log: mgr.GetLogger().WithName("standby")}); err != nil {
-		return fmt.Errorf("keep the cache of a standby: %w", err)
+	if err := o.setupCaches(mgr); err != nil {
+		return err
 	}
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
 }

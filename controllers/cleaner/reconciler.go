@@ -78,8 +78,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		if r.Attempts == nil {
 			r.Attempts = mgr.GetCache()
 		}
-		ctx := context.Background() //nolint:forbidigo // nothing is waited for: the cache is not started yet
-		if err := mgr.GetFieldIndexer().IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, byAttempt, r.attempts); err != nil {
+		if err := mgr.Add(&indexing{reconciler: r, indexer: mgr.GetFieldIndexer(), log: mgr.GetLogger().WithName(Name)}); err != nil {
 			return fmt.Errorf("index requests by node: %w", err)
 		}
 	}

@@ -6,10 +6,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
 )
 
 // byAttempt is the index of the requests that can supersede each other, so that each is parsed once for it.
@@ -21,6 +23,25 @@ func (r *Reconciler) attempts(obj client.Object) []string {
 			return []string{attemptKey(attempt)}
 		}
 	}
+	return nil
+}
+
+// indexing makes the index byAttempt. The discovery before may fail, so it is no part of the setup. Until there is an index, what may
+// be superseded is looked at again.
+type indexing struct {
+	reconciler *Reconciler
+	indexer    client.FieldIndexer
+	log        logr.Logger
+}
+
+// NeedLeaderElection returns false: a standby has the index when it takes over.
+func (*indexing) NeedLeaderElection() bool { return false }
+
+// Start makes the index, and tries again until it can or ctx ends.
+func (i *indexing) Start(ctx context.Context) error {
+	_ = informers.Try(ctx, i.log, func(error) {}, func() error {
+		return i.indexer.IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, byAttempt, i.reconciler.attempts)
+	})
 	return nil
 }
 

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
 )
 
 // Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, tls.key, and
@@ -59,9 +61,13 @@ func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, 
 }
 
 func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, synced *atomic.Bool) error {
-	informer, err := secrets.GetInformer(ctx, &corev1.Secret{}, cache.BlockUntilSynced(false))
+	informer, err := informers.Get(ctx, secrets, &corev1.Secret{}, pair.log, func(err error) {
+		if err != nil {
+			pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+		}
+	})
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", pair.name, err)
+		return nil // ctx has ended
 	}
 	look := make(chan struct{}, 1)
 	wake := func(any) {

@@ -15,6 +15,9 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
 )
 
 // look is how often Leases looks for nodes that have died: no event tells of that.
@@ -74,7 +77,7 @@ func (*Leases) NeedLeaderElection() bool { return false }
 
 // Start watches until ctx ends.
 func (l *Leases) Start(ctx context.Context) error {
-	informer, err := l.informer(ctx)
+	informer, err := informers.Get(ctx, l.cache, &coordinationv1.Lease{}, log.FromContext(ctx), func(error) {})
 	if err != nil {
 		return nil // ctx has ended
 	}
@@ -87,21 +90,6 @@ func (l *Leases) Start(ctx context.Context) error {
 	}
 	go l.tell(ctx)
 	return l.cache.Start(ctx)
-}
-
-// informer tries until ctx ends: an API server may drop the connection of the discovery that comes before.
-func (l *Leases) informer(ctx context.Context) (cache.Informer, error) {
-	for {
-		informer, err := l.cache.GetInformer(ctx, &coordinationv1.Lease{}, cache.BlockUntilSynced(false))
-		if err == nil {
-			return informer, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(look):
-		}
-	}
 }
 
 func (l *Leases) see(obj any) {

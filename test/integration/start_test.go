@@ -1,0 +1,73 @@
+package integration
+
+import (
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+// TestDiscoveryThatFailsAtTheStartEndsNothing resets the connections of the first discoveries.
+func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
+	installRBAC(t)
+	apply(t, "kubelet-serving")
+	apply(t, "node-identity")
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+approval:
+  nodeClient: {requireTokenBinding: true}
+  kubeletServing: {enabled: true}
+cleaning: {supersededAfter: 1h}
+`))
+	proxy := throughFaults(t, serviceAccountConfig(t),
+		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.ResetConnection()})
+	p := startManager(t, proxy.Config, "--leader-elect=false", "--config", file)
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	if applied := proxy.Applied(); applied[0] == 0 {
+		t.Error("no discovery was reset")
+	}
+	newNode(t, "starts", "192.0.2.61")
+	reaches(t, createRequest(t, kubeletOf(t, "starts"), servingRequest(t, "starts", "192.0.2.61")), csr.Issued)
+	if err := p.Stop(); err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+// TestRotationWithoutItsCRDHoldsUpNothingElse switches rotation on where its CRD is not installed. The approver works, and the replica
+// says what it waits for, until the CRD is there.
+func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	installRBAC(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+rotation: {enabled: true}
+`))
+	p := startManager(t, shared.Config, "--leader-elect=false", "--config", file)
+	p.answers(t, p.probes, "/readyz/caches", http.StatusInternalServerError)
+	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "joins")), csr.Approved)
+	if log := p.log(t); !strings.Contains(log, "Waiting for a resource that can't be watched yet") || !strings.Contains(log, "SigningAuthority") {
+		t.Errorf("the log does not say that SigningAuthority is missing:\n%s", log)
+	}
+	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
+	t.Cleanup(func() {
+		if err := envtest.UninstallCRDs(shared.Config, options); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := envtest.InstallCRDs(shared.Config, options); err != nil {
+		t.Fatal(err)
+	}
+	p.answers(t, p.probes, "/readyz/caches", http.StatusOK)
+}
