@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/commands"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -34,7 +35,7 @@ func main() {
 	err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "csr-controller-manager:", strings.ReplaceAll(err.Error(), "\n", "\n  "))
+		fmt.Fprintln(os.Stderr, "csr-controller-manager:", strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  "))
 		os.Exit(1)
 	}
 }
@@ -43,7 +44,7 @@ func run(ctx context.Context, args []string) error {
 	commands.Version = version
 	if len(args) > 0 {
 		if command, found := commands.ByName[args[0]]; found {
-			return command(ctx, args[1:], os.Stdout)
+			return command(ctx, args[1:], ascii.LinesWriter(os.Stdout))
 		}
 	}
 	configuration, err := config.Load(args, os.Stdout)

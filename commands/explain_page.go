@@ -3,10 +3,9 @@ package commands
 import (
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
-	"unicode/utf8"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -55,18 +54,8 @@ func quoteAll[T ~string](texts []T) []string {
 	return quoted
 }
 
-// sentence is the text of an Event, byte by byte, but for what can't be printed, which is escaped.
-func sentence(text string) string {
-	var safe strings.Builder
-	for _, char := range csr.ShortenTo(text, maxSentence) {
-		if strconv.IsPrint(char) && char != utf8.RuneError {
-			safe.WriteRune(char)
-			continue
-		}
-		safe.WriteString(strings.Trim(strconv.QuoteRuneToASCII(char), "'"))
-	}
-	return safe.String()
-}
+// sentence is the text of an Event, byte by byte, but for what is not printable ASCII, which is escaped.
+func sentence(text string) string { return ascii.Quote(csr.ShortenTo(text, maxSentence)) }
 
 // moment is an instant, and how far it is from now.
 func moment(at, now time.Time) string {

@@ -48,9 +48,11 @@ func servingScenarios(t testing.TB) map[string]scenario {
 			r.EmailAddresses, r.URIs = []string{"a@example.com"}, []*url.URL{{Scheme: "https", Host: "a"}}
 		})),
 		"UnexpectedContent": one(with(func(r *x509.CertificateRequest) { r.ExtraExtensions = servingRequest().ExtraExtensions })),
-		"NameNotPermitted":  one(with(func(r *x509.CertificateRequest) { r.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"} })),
-		"SANMissing":        one(x509.CertificateRequest{}),
-		"SANReserved":       one(with(func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })),
+		"NameNotPermitted": one(with(func(r *x509.CertificateRequest) {
+			r.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"}
+		})),
+		"SANMissing":  one(x509.CertificateRequest{}),
+		"SANReserved": one(with(func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })),
 	}
 }
 

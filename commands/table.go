@@ -3,10 +3,10 @@ package commands
 import (
 	"bytes"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 )
 
@@ -28,11 +28,4 @@ func writeTable(out io.Writer, heading string, results []check.Result) error {
 }
 
 // oneLine keeps what others have written from looking like a row, and from steering the terminal.
-func oneLine(text string) string {
-	return strings.Map(func(char rune) rune {
-		if strconv.IsPrint(char) {
-			return char
-		}
-		return ' '
-	}, text)
-}
+func oneLine(text string) string { return ascii.Quote(strings.ReplaceAll(text, "\n", " ")) }

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -167,13 +168,14 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	if l == nil {
 		return
 	}
+	record.Requester = record.Requester.bounded()
 	if event != Signed {
 		record = record.bounded()
 	}
 	line, err := json.Marshal(record)
 	if err == nil {
 		l.mu.Lock()
-		_, err = l.out.Write(append(line, '\n'))
+		_, err = l.out.Write(append(ascii.JSON(line), '\n'))
 		l.mu.Unlock()
 	}
 	if err != nil {
@@ -189,10 +191,15 @@ func (r Record) bounded() Record {
 	for _, list := range []*[]string{&r.DNSNames, &r.Addresses, &r.Emails, &r.URIs, &r.Usages} {
 		*list = few(*list)
 	}
-	if r.Requester != nil {
-		r.Requester = &Requester{csr.Shorten(r.Requester.Username), csr.Shorten(r.Requester.UID), few(r.Requester.Groups)}
-	}
 	return r
+}
+
+// bounded is what is kept of every requester: whoever runs an authenticator may make names and groups of any length.
+func (r *Requester) bounded() *Requester {
+	if r == nil {
+		return nil
+	}
+	return &Requester{csr.Shorten(r.Username), csr.Shorten(r.UID), few(r.Groups)}
 }
 
 // few are the first of all, each shortened.
@@ -221,7 +228,7 @@ func (r Record) keysAndValues() []any {
 	var all []any
 	add := func(key, value string) {
 		if value != "" {
-			all = append(all, key, csr.Shorten(value))
+			all = append(all, key, ascii.Quote(csr.Shorten(value)))
 		}
 	}
 	if r.Requester != nil {
@@ -236,7 +243,7 @@ func (r Record) keysAndValues() []any {
 	add("rule", r.Rule)
 	add("reason", r.Reason)
 	if r.Message != "" {
-		all = append(all, "message", csr.ShortenTo(r.Message, maxMessage))
+		all = append(all, "message", ascii.Quote(csr.ShortenTo(r.Message, maxMessage)))
 	}
 	add("serial", r.Serial)
 	add("issuerKeyID", r.IssuerKeyID)

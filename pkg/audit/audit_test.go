@@ -65,7 +65,7 @@ func TestWrite(t *testing.T) {
 		t.Errorf("file (-want +got):\n%s", diff)
 	}
 	logged := strings.Split(lines.String(), "\n")
-	if !strings.HasPrefix(logged[0], `"level"=0 "msg"="Decided" "requester"="user" "uid"="uid-1" "signer"="example.com/a" "subjectAltNames"="a.example line\nbreak" `) || len(logged[0]) > 1500 {
+	if !strings.HasPrefix(logged[0], `"level"=0 "msg"="Decided" "requester"="user" "uid"="uid-1" "signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(logged[0]) > 1500 {
 		t.Errorf("log: %s", logged[0])
 	}
 	if !strings.Contains(logged[1], `"msg"="Signed" "serial"="1f" "notBefore"=`) {
@@ -157,5 +157,49 @@ func TestRefusedRequestsAreKeptShort(t *testing.T) {
 	}
 	if len(kept.DNSNames) != 21 || kept.DNSNames[20] != "and 9980 more" || len(full.DNSNames) != 10_000 || full.Subject != record.Subject {
 		t.Errorf("%d names kept of a refused request, and %d of a certificate", len(kept.DNSNames), len(full.DNSNames))
+	}
+}
+
+// What a requester has chosen can neither steer a terminal nor pass for something else, and stays what it is for whoever
+// reads JSON.
+func TestChosenTextIsASCII(t *testing.T) {
+	t.Parallel()
+	const chosen = "a\u009b31m\u202e\u0435\x7f\U0001f511"
+	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 1})
+	obj := object()
+	obj.Spec.Username, obj.Spec.Groups = chosen, []string{chosen}
+	record := audit.Of(obj, nil)
+	record.Subject, record.URIs, record.Message = chosen, []string{chosen}, chosen
+	for _, event := range []audit.Event{audit.Decided, audit.Signed} {
+		opened.Write(ctx, now, event, record)
+	}
+	written, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for place, text := range map[string]string{"audit log": string(written), "log": lines.String()} {
+		if at := strings.IndexFunc(text, func(char rune) bool { return char != '\n' && (char < ' ' || char > '~') }); at >= 0 {
+			t.Errorf("the %s has %q", place, text[at:min(len(text), at+10)])
+		}
+	}
+	line, _, _ := strings.Cut(string(written), "\n")
+	var read audit.Record
+	if err := json.Unmarshal([]byte(line), &read); err != nil || read.Subject != chosen || read.Requester.Username != chosen {
+		t.Errorf("read %+v, error %v", read, err)
+	}
+}
+
+// The requester is bounded in records of certificates too.
+func TestRequesterIsBounded(t *testing.T) {
+	t.Parallel()
+	opened, ctx, _, path := open(t, audit.Options{MaxSize: 10})
+	obj := object()
+	obj.Spec.Username, obj.Spec.UID = strings.Repeat("u", 100_000), strings.Repeat("i", 100_000)
+	for range 1000 {
+		obj.Spec.Groups = append(obj.Spec.Groups, strings.Repeat("g", 1000))
+	}
+	opened.Write(ctx, now, audit.Signed, audit.Of(obj, nil))
+	if written, err := os.ReadFile(path); err != nil || len(written) > 10_000 {
+		t.Errorf("the record has %d bytes, error %v", len(written), err)
 	}
 }

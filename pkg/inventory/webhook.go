@@ -119,7 +119,7 @@ func short(err error) error {
 	if err == nil || len(err.Error()) <= most {
 		return err
 	}
-	return errors.New(strings.ToValidUTF8(err.Error()[:most], "") + "…")
+	return errors.New(strings.ToValidUTF8(err.Error()[:most], "") + "...")
 }
 
 // nodeLookup is what the webhook is asked.

@@ -149,7 +149,7 @@ func TestHostileServers(t *testing.T) {
 		"huge header": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 1<<20))
 		}, "net/http: server response headers exceeded 65536 bytes; aborted"},
-		"long mistake": {answering(start + `,"known":true,"` + strings.Repeat("x", 60<<10) + `":1}`), "…"},
+		"long mistake": {answering(start + `,"known":true,"` + strings.Repeat("x", 60<<10) + `":1}`), "..."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := a.serve(t, test.handler)

@@ -1,0 +1,79 @@
+// Package ascii makes text that others have chosen visible and harmless: nothing but printable ASCII reaches a terminal, a
+// log or a file. Control characters steer terminals, U+202E turns the direction of text around, and letters of other
+// alphabets look like those of names that a reader trusts.
+package ascii
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+const firstPrintable, lastPrintable = ' ', '~'
+
+// Quote returns text with everything but printable ASCII escaped as in a Go string. Quotation marks and backslashes stay.
+func Quote(text string) string { return quote(text, "") }
+
+// quote is Quote, and leaves the characters of keep.
+func quote(text, keep string) string {
+	var quoted strings.Builder
+	for len(text) > 0 {
+		char, size := utf8.DecodeRuneInString(text)
+		switch {
+		case char >= firstPrintable && char <= lastPrintable, strings.ContainsRune(keep, char):
+			quoted.WriteRune(char)
+		case char == utf8.RuneError && size == 1:
+			fmt.Fprintf(&quoted, `\x%02x`, text[0])
+		default:
+			quoted.WriteString(strings.Trim(strconv.QuoteRuneToASCII(char), "'"))
+		}
+		text = text[size:]
+	}
+	return quoted.String()
+}
+
+// Lines returns Quote of text, but for the ends of lines and tabs.
+func Lines(text string) string { return quote(text, "\n\t") }
+
+// JSON returns data, which is JSON, with everything but ASCII escaped. A reader of JSON gets the same text.
+func JSON(data []byte) []byte {
+	var escaped []byte
+	for rest := data; len(rest) > 0; {
+		char, size := utf8.DecodeRune(rest)
+		switch {
+		case char < utf8.RuneSelf && char != 0x7f:
+			escaped = append(escaped, rest[0])
+		case char > 0xffff:
+			char -= 0x10000 // a surrogate pair (RFC 8259 section 7)
+			escaped = fmt.Appendf(escaped, `\u%04x\u%04x`, 0xd800+char>>10, 0xdc00+char&0x3ff)
+		default:
+			escaped = fmt.Appendf(escaped, `\u%04x`, char)
+		}
+		rest = rest[size:]
+	}
+	return escaped
+}
+
+// writer converts each Write, which must not end within a character.
+type writer struct {
+	out     io.Writer
+	convert func([]byte) []byte
+}
+
+// LinesWriter returns a Writer that writes Lines to out.
+func LinesWriter(out io.Writer) io.Writer {
+	return writer{out, func(data []byte) []byte { return []byte(Lines(string(data))) }}
+}
+
+// JSONWriter returns a Writer that writes JSON to out.
+func JSONWriter(out io.Writer) io.Writer { return writer{out, JSON} }
+
+// Write implements io.Writer.
+func (w writer) Write(data []byte) (int, error) {
+	if _, err := w.out.Write(w.convert(data)); err != nil {
+		return 0, err
+	}
+	return len(data), nil
+}

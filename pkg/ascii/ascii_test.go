@@ -1,0 +1,59 @@
+package ascii_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
+)
+
+func TestQuote(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"":                        "",
+		`plain "text" \ with %q`:  `plain "text" \ with %q`,
+		"two\nlines\tand\r":       `two\nlines\tand\r`,
+		"\x1b[31m\x7f\x00":        `\x1b[31m\x7f\x00`,
+		"\u009b31m \u202e \u00a0": `\u009b31m \u202e \u00a0`,
+		"syst\u0435m:masters '":   `syst\u0435m:masters '`,
+		"\U0001f511":              `\U0001f511`,
+		"\xff\xc3 \ufffd":         `\xff\xc3 \ufffd`,
+	} {
+		if got := ascii.Quote(text); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+	if got := ascii.Lines("a\n\tb\u202e\r\n"); got != "a\n\tb\\u202e\\r\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// FuzzJSON checks that a reader gets the text that was written, and that nothing but ASCII is written.
+func FuzzJSON(f *testing.F) {
+	for _, text := range []string{"", "a\n\"\\", "\u009b\u202e\x7f", "\U0001f511\uffff", "\xff"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		plain, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if n, err := ascii.JSONWriter(&out).Write(plain); n != len(plain) || err != nil {
+			t.Fatalf("%d bytes, error %v", n, err)
+		}
+		for _, char := range out.Bytes() {
+			if char < ' ' || char > '~' {
+				t.Fatalf("%q has %q", out.Bytes(), char)
+			}
+		}
+		var want, got string
+		if err := json.Unmarshal(plain, &want); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got != want {
+			t.Errorf("read %q, want %q: %v", got, want, err)
+		}
+	})
+}
