@@ -45,7 +45,7 @@ var defects = []struct {
 	{"12 an approval stands for every check", []string{"controllers/signer TestDefects: 12 an approval stands for no check", "controllers/signer TestDefects: 12 a request without its key", "controllers/signer TestDefect22ACertificateOutlivesItsCA"}},
 	{"13 only the first name is looked at", []string{"controllers/approver TestDefects: 13 an address and no name", "controllers/approver TestDefects: 13 a second name that is foreign", "controllers/approver TestDefects: 13 the common name of another node"}},
 	{"14 ECDSA is refused", []string{"controllers/approver TestDefects: 14 an ECDSA key, and so no key encipherment", "controllers/signer TestDefects: 14 an ECDSA key"}},
-	{"15 one that fails holds up the others", []string{"test/integration TestBadInput", "test/integration TestStoredBadInput"}},
+	{"15 one that fails holds up the others", []string{"test/integration TestOneThatFailsHoldsUpNoOther"}},
 	{"16 the signer's name is not looked at", []string{"controllers/approver TestDefects: 16 what looks like serving, for another signer", "controllers/signer TestDefects: 16 a signer that is not ours", "controllers TestForeignRequestsCostNothing"}},
 	{"17 one violation hides another", []string{"controllers/approver TestServingTellsAllViolations"}},
 	{"18 what is signed is not the requester's", []string{"controllers/signer TestReconcileSigns", "test/manifests TestRights"}},

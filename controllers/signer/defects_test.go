@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
@@ -102,27 +103,54 @@ func TestDefect24TheRequesterChooses(t *testing.T) {
 	workers.Wait()
 }
 
-// 27: nothing that failed is told as a success.
+// partsOf are the parts of a signer of its own, whose counters are one test's alone, and an approved request for it.
+func partsOf(t *testing.T, signer string) *parts {
+	t.Helper()
+	p := newParts(t, object(t, signerName(signer)))
+	p.reconciler.Signers[signer] = Signer{Profile: profile(t, ca.ProfileConfig{}), Usages: p.served.Spec.Usages, KeyPair: p.pair}
+	return p
+}
+
+// countOf returns the value of a counter.
+func countOf(t *testing.T, counter prometheus.Counter) float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(counter)
+	families, err := registry.Gather()
+	if err != nil || len(families) != 1 {
+		t.Fatalf("%d counters: %v", len(families), err)
+	}
+	return families[0].GetMetric()[0].GetCounter().GetValue()
+}
+
+// 27: nothing that failed is told as a success, neither by Event nor by metric.
 func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
+	const signer = "example.com/defect-27"
+	p := partsOf(t, signer)
 	root := newRoot(t, time.Hour) // so short that a success would be told
 	p.pair.Load(root.cert, root.key)
 	taken(p.recorder)
+	successes := func() []float64 {
+		return []float64{
+			countOf(t, outcomesTotal.WithLabelValues(signer, "Issued", "")),
+			countOf(t, lifetimeCutTotal.WithLabelValues(signer)),
+		}
+	}
 	p.writeFault = errors.New("no answer")
 	p.served.Status.Certificate = nil
 	if _, err := p.reconcile(t); err == nil {
 		t.Error("no error")
 	}
-	if told := taken(p.recorder); len(told) > 0 {
-		t.Errorf("told %q", told)
+	if told, counted := taken(p.recorder), successes(); len(told) > 0 || counted[0] != 0 || counted[1] != 0 {
+		t.Errorf("told %q, counted %v", told, counted)
 	}
 	p.writeFault = nil
 	if _, err := p.reconcile(t); err != nil {
 		t.Fatal(err)
 	}
-	if told := taken(p.recorder); len(told) != 1 {
-		t.Errorf("told %q", told)
+	if told, counted := taken(p.recorder), successes(); len(told) != 1 || counted[0] != 1 || counted[1] != 1 {
+		t.Errorf("told %q, counted %v", told, counted)
 	}
 }
 

@@ -65,7 +65,8 @@ func TestEndOfACertificate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newParts(t, object(t))
+			signer := "example.com/end: " + name
+			p := partsOf(t, signer)
 			root := newRoot(t, 365*24*3600e9)
 			p.pair.Load(root.cert, root.key)
 			file := filepath.Join(t.TempDir(), "audit.log")
@@ -88,6 +89,9 @@ func TestEndOfACertificate(t *testing.T) {
 			signed, end := twoRecords(t, file)
 			if signed.Event != audit.Signed || end.Event != test.want || end.Event != "" && end.Serial != signed.Serial {
 				t.Errorf("%+v, then %+v", signed, end)
+			}
+			if got := countOf(t, discardedTotal.WithLabelValues(signer)); (got == 1) != (test.want == audit.Discarded) || got > 1 {
+				t.Errorf("%v are counted as discarded", got)
 			}
 		})
 	}
