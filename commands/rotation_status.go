@@ -72,6 +72,9 @@ func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
 		p.line("at: %s", status.Intent)
 	}
 	p.line("allowed now: %s", v1alpha1.AllowedText(status.Phase))
+	if status.LastCompletedAt != nil {
+		p.line("last rotation completed: %s", p.since(status.LastCompletedAt))
+	}
 	p.cas(status)
 	if len(status.WaitingFor) > 0 {
 		p.line("")

@@ -14,6 +14,7 @@ import (
 // +kubebuilder:printcolumn:name="Ends",type=date,JSONPath=`.status.signing.notAfter`
 // +kubebuilder:printcolumn:name="Outstanding",type=integer,JSONPath=`.status.outstandingOnRetiring`,description="certificates that may still live on the CA that retires, at most"
 // +kubebuilder:printcolumn:name="Waiting for",type=string,JSONPath=`.status.waitingFor[0]`,priority=1
+// +kubebuilder:printcolumn:name="Rotated",type=date,JSONPath=`.status.lastCompletedAt`,description="when the last rotation was completed"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SigningAuthority struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -94,6 +94,9 @@ type SigningAuthorityStatus struct {
 	CompletionInitiatedAt *metav1.Time `json:"completionInitiatedAt,omitempty"`
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
+	// LastCompletedAt is when the last rotation was completed. It stays while the next one goes on (GEP-18).
+	// +optional
+	LastCompletedAt *metav1.Time `json:"lastCompletedAt,omitempty"`
 	// LedgerClosedAt is when, while completing, the ledger of the retiring CA was seen closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`

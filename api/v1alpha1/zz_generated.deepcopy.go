@@ -288,6 +288,10 @@ func (in *SigningAuthorityStatus) DeepCopyInto(out *SigningAuthorityStatus) {
 		in, out := &in.CompletedAt, &out.CompletedAt
 		*out = (*in).DeepCopy()
 	}
+	if in.LastCompletedAt != nil {
+		in, out := &in.LastCompletedAt, &out.LastCompletedAt
+		*out = (*in).DeepCopy()
+	}
 	if in.LedgerClosedAt != nil {
 		in, out := &in.LedgerClosedAt, &out.LedgerClosedAt
 		*out = (*in).DeepCopy()

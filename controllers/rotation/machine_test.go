@@ -281,7 +281,7 @@ var rows = []row{
 	{name: "shared with another authority", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Sharing, f.RetiringRefused = []string{"other"}, Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "a CA that has ended proves nothing", state: completing(true), facts: good(switched, sealed, func(f *Facts) { f.Now, f.RetiringRefused = noon.Add(10001*time.Hour), Proof{} }), phase: v1alpha1.Completing, action: DestroyRetiring},
 	{name: "destroyed", state: intent(completing(true), DestroyRetiring), facts: good(oldGone, sealed), phase: v1alpha1.Completed, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
-		return s.Retiring == nil && s.LastRetired.Fingerprint == "old" && s.CompletedAt != nil && s.UnpublishedAt == nil
+		return s.Retiring == nil && s.LastRetired.Fingerprint == "old" && s.CompletedAt != nil && s.UnpublishedAt == nil && s.LastCompletedAt.Time.Equal(noon)
 	}},
 	{name: "no way back", state: completing(true), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completing, take: true, refused: "no way back"},
 
@@ -291,6 +291,9 @@ var rows = []row{
 		waits: "the next CA, to sign for kubernetes.io/kubelet-serving too"},
 	{name: "a signer comes whose verifiers are", state: completed(), spec: aged(time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "start", state: completed(), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, action: MakeCandidate, also: generation(2)},
+	{name: "start another one", state: rotated(completed(), noon.Add(-time.Hour)), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, action: MakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.CompletedAt == nil && s.LastCompletedAt.Time.Equal(noon.Add(-time.Hour))
+	}},
 	{name: "nonsense", state: completed(), facts: good(onlyOld, asked("rotate-now")), phase: v1alpha1.Completed, take: true, refused: "rotate-now is refused: no rotation is under way; allowed now: rotate-start"},
 	{name: "an operation already taken", state: taken(completed(), v1alpha1.RotateStart), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true},
 	{name: "what is left of a candidate", state: completed(), facts: good(both), phase: v1alpha1.Completed, action: DropCandidate},
@@ -309,6 +312,13 @@ var rows = []row{
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "a phase of another version", state: v1alpha1.SigningAuthorityStatus{Phase: "Sleeping"}, facts: good(onlyOld), phase: "Sleeping", waits: "none that this version knows"},
+}
+
+// rotated is s, whose last rotation was completed at that instant.
+func rotated(s v1alpha1.SigningAuthorityStatus, at time.Time) v1alpha1.SigningAuthorityStatus {
+	completed := metav1.NewTime(at)
+	s.CompletedAt, s.LastCompletedAt = &completed, &completed
+	return s
 }
 
 func generation(want int64) func(*v1alpha1.SigningAuthorityStatus) bool {

@@ -18,7 +18,7 @@ func (m *machine) complete() {
 	case m.destroyed():
 		m.s.LastRetired, m.s.Retiring = m.s.Retiring, nil
 		if m.s.LastRetired != nil {
-			m.s.LastRetired.Certificate = ""
+			m.s.LastRetired.Certificate, m.s.LastCompletedAt = "", m.now()
 		}
 		m.enter(v1alpha1.Completed)
 	case m.lost():
