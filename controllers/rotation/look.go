@@ -25,8 +25,39 @@ type seen struct {
 	cosigners []*v1alpha1.SigningAuthority
 }
 
-// look reads all that Next needs, none of it from a cache.
-func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
+// look reads all that Next needs, none of it from a cache. What verifiers said comes from asked.
+func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority, asked *seen) (*seen, error) {
+	s, err := r.observe(ctx, obj)
+	if err != nil {
+		return nil, err
+	}
+	if asked != nil && slices.Equal(questions(r.askings(obj, s)), questions(r.askings(obj, asked))) && slices.Equal(s.Sharing, asked.Sharing) {
+		s.Candidate, s.Signing, s.RetiringTrusted, s.RetiringRefused = asked.Candidate, asked.Signing, asked.RetiringTrusted, asked.RetiringRefused
+		s.Servers, s.Above, s.Kept, s.Holding, s.Unclear = asked.Servers, asked.Above, asked.Kept, asked.Holding, asked.Unclear
+	}
+	return s, nil
+}
+
+// verify asks those who verify certificates what the phase needs to know. It waits for API servers that do not answer, so
+// it changes nothing, and does not keep other authorities waiting.
+func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
+	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed { // which ask nobody
+		r.watches.forget(obj.Name)
+		return nil, nil
+	}
+	s, err := r.observe(ctx, obj)
+	if err != nil {
+		return nil, err
+	}
+	r.ask(ctx, obj, s)
+	if err := r.above(ctx, obj, s); err != nil {
+		return nil, err
+	}
+	return s, r.kept(ctx, obj, s)
+}
+
+// observe reads what the API server stores.
+func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
 	s := &seen{Facts: Facts{Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]), Published: true, SettleFor: r.settleFor(obj)}}
 	if err := r.others(ctx, obj, s); err != nil {
 		return nil, err
@@ -50,11 +81,7 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority) (
 			s.Unpublished = append(s.Unpublished, problem.Error())
 		}
 	}
-	r.ask(ctx, obj, s)
-	if err := r.above(ctx, obj, s); err != nil {
-		return nil, err
-	}
-	return s, r.kept(ctx, obj, s)
+	return s, nil
 }
 
 // others looks at the other authorities: which this one begins from, and which keeps what retires here.

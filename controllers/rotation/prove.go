@@ -70,6 +70,15 @@ type asking struct {
 	shown     bool // in the status
 }
 
+// questions are those that are asked about which CAs.
+func questions(all []asking) []question {
+	asked := make([]question, len(all))
+	for i, each := range all {
+		asked[i] = each.question
+	}
+	return asked
+}
+
 // askings are what the phase needs to know.
 func (r *Reconciler) askings(obj *v1alpha1.SigningAuthority, s *seen) []asking {
 	var all []asking

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,6 +38,8 @@ const (
 	DefaultSettleFor = 90 * time.Second
 	// calm is the time between two looks at an authority that nothing is going on with.
 	calm = 30 * time.Second
+	// atOnce is how many authorities' verifiers are asked at the same time. Their steps are taken one after the other.
+	atOnce = 8
 )
 
 // Reconciler brings SigningAuthorities from one CA to the next. Fields left nil are filled in from the manager.
@@ -56,6 +59,7 @@ type Reconciler struct {
 	publisher *trust.Publisher
 	prober    *probe.Prober
 	watches   watches
+	deciding  sync.Mutex
 	records   records
 	secrets   secrets
 	group     group
@@ -71,7 +75,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	r.secrets.watch(ctx, obj)
-	seen, err := r.look(ctx, obj)
+	asked, err := r.verify(ctx, obj)
+	if err != nil {
+		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
+	}
+	r.deciding.Lock() // what is seen of another authority holds until the step is taken
+	defer r.deciding.Unlock()
+	seen, err := r.look(ctx, obj, asked)
 	if err != nil {
 		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
 	}

@@ -45,6 +45,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err != nil {
 		return err
 	}
+	options.MaxConcurrentReconciles = atOnce
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
