@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,4 +33,23 @@ func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 	if off := asked(false); len(off) > 0 {
 		t.Errorf("asked for without rotation: %v", off)
 	}
+}
+
+// TestRotationAsksToAttestForCustomSigners, as the API server does of whoever writes their ClusterTrustBundle: no shipped
+// role can name them, so check must.
+func TestRotationAsksToAttestForCustomSigners(t *testing.T) {
+	t.Parallel()
+	rights, err := Rights(configured(func(c *config.Configuration) {
+		c.LeaderElection.Enabled, c.Rotation.Enabled = false, true
+		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "csr-controller-manager-system/web"}, Usages: []string{"server auth"}}}
+	}), "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, right := range rights {
+		if right.Verb == "attest" && strings.HasSuffix(right.Name, "example.com/web") && !right.Optional {
+			return
+		}
+	}
+	t.Errorf("nothing asks for attest on example.com/web: %v", rights)
 }
