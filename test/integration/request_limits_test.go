@@ -1,0 +1,53 @@
+package integration
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// TestRequestLimitsPolicy has the policy in config/request-limits refuse requests of more bytes than
+// the manager reads, and nothing else.
+func TestRequestLimitsPolicy(t *testing.T) {
+	apply(t, "request-limits")
+	t.Cleanup(func() {
+		for _, obj := range rendered(t, "request-limits") {
+			if err := client.IgnoreNotFound(admin.Delete(context.Background(), obj)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	ask := func(data []byte) error {
+		obj := nodeRequest(t, "a", func(obj *request) { obj.Spec.Request = data })
+		return admin.Create(t.Context(), obj, client.DryRunAll)
+	}
+	fill := func(data []byte, size int) []byte { return append(data, strings.Repeat("#", size-len(data))...) }
+	small := payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}})
+	eventually(t, "the policy holds", func(context.Context) error {
+		if ask(fill(small, 200_000)) == nil {
+			return errors.New("nothing is refused")
+		}
+		return nil
+	})
+	for name, test := range map[string]struct {
+		data []byte
+		want string
+	}{
+		"a usual request":      {data: small},
+		"as many bytes as fit": {data: fill(small, 131_072)},
+		"one byte too many":    {fill(small, 131_073), "RequestTooLarge: spec.request has more than 131072 bytes"},
+		"one byte less":        {data: fill(small, 131_071)},
+		"two bytes less":       {data: fill(small, 131_070)},
+		"far too many bytes":   {fill(small, 1<<20), "RequestTooLarge: spec.request has more than 131072 bytes"},
+	} {
+		err := ask(test.data)
+		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: error %v, want %q", name, err, test.want)
+		}
+	}
+}
