@@ -28,6 +28,8 @@ type Authority struct {
 	ends  *x509.Certificate
 	// appended is what Issue puts after a leaf, in PEM.
 	appended []byte
+	// given are all certificates that Load was given, in PEM.
+	given []byte
 }
 
 // Load builds an Authority from PEM. certPEM may hold several certificates in any order; the one that signs is the one
@@ -61,7 +63,11 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 		return nil, err
 	}
 	ends := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
-	return (&Authority{cert: cert, key: key, chain: chain, ends: ends}).WithChain(Intermediates)
+	var given []byte
+	for _, each := range slices.Concat(certs, anchors) {
+		given = append(given, encode(each.Raw)...)
+	}
+	return (&Authority{cert: cert, key: key, chain: chain, ends: ends, given: given}).WithChain(Intermediates)
 }
 
 // ParseCertificates parses every CERTIFICATE block of data, in order, and passes over blocks of other types.

@@ -50,6 +50,14 @@ func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 	return &with, nil
 }
 
+// WithAllGiven returns an Authority like a that puts every certificate that Load was given after a leaf. A verifier that
+// trusts any of them then finds its way, whichever chain is configured: the holder of a leaf can append them too.
+func (a *Authority) WithAllGiven() *Authority {
+	with := *a
+	with.appended = a.given
+	return &with
+}
+
 // path is a certificate on the way up from the signing one, with what is below it.
 type path struct {
 	cert  *x509.Certificate

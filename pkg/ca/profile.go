@@ -141,7 +141,7 @@ func (p Profile) Check(req Request) []Violation {
 		found = append(found, *violation)
 	}
 	for _, pattern := range p.config.ForbiddenSubjects {
-		if matchesSubject(pattern, req.Subject) {
+		if MatchesSubject(pattern, req.Subject) {
 			found = append(found, Violation{
 				Reason:  "SubjectNotPermitted",
 				Message: fmt.Sprintf("subject %+q is not permitted: this signer never issues %s", SubjectText(req.Subject, maxSubjectText), pattern),
@@ -164,7 +164,8 @@ func (p Profile) checkDNSNames(names []string) string {
 	return ""
 }
 
-func matchesSubject(pattern string, subject pkix.Name) bool {
+// MatchesSubject reports whether subject matches pattern, an entry of ProfileConfig.ForbiddenSubjects.
+func MatchesSubject(pattern string, subject pkix.Name) bool {
 	attribute, want, _ := strings.Cut(pattern, "=")
 	values := subject.Organization
 	if attribute == "CN" {

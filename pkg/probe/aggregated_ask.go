@@ -48,7 +48,7 @@ func (c *Certificate) judgeResource(name string, err error) Answer {
 
 // get asks for path as the user of config, on a connection of its own.
 func get(ctx context.Context, config *rest.Config, path string) error {
-	used, err := connection(config)
+	used, _, err := connection(config)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -57,12 +58,12 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	review, err := c.review(ctx, anonymous(cluster))
+	review, heard, err := c.review(ctx, anonymous(cluster))
 	switch {
 	case err == nil:
 		return c.judge(review.Status.UserInfo)
 	case refused(err):
-		return Answer{Refused, fmt.Sprintf("%s answers 401 to a client certificate of this CA", cluster.Host)}
+		return c.refusal(cluster.Host, heard)
 	default:
 		return Answer{Unknown, fmt.Sprintf("%s gave no answer that counts: %v", cluster.Host, err)}
 	}
@@ -81,29 +82,73 @@ func anonymous(cluster *rest.Config) *rest.Config {
 }
 
 // review asks who c's holder is.
-func (c *Certificate) review(ctx context.Context, cluster *rest.Config) (*authenticationv1.SelfSubjectReview, error) {
+func (c *Certificate) review(ctx context.Context, cluster *rest.Config) (*authenticationv1.SelfSubjectReview, *heard, error) {
 	cluster.CertData, cluster.KeyData = c.certPEM, c.keyPEM
-	used, err := connection(cluster)
+	used, heard, err := connection(cluster)
 	if err != nil {
-		return nil, err
+		return nil, heard, err
 	}
 	defer used.CloseIdleConnections()
 	client, err := authenticationclient.NewForConfigAndClient(cluster, used)
 	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
+		return nil, heard, fmt.Errorf("make client: %w", err)
 	}
-	return client.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	review, err := client.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	return review, heard, err
+}
+
+// heard is what a server said beside its answer.
+type heard struct {
+	transport http.RoundTripper
+	// asked reports that the server asked for a client certificate, and so has seen c.
+	asked bool
+	// date is the server's clock, or zero if it did not say.
+	date time.Time
+}
+
+// RoundTrip notes the server's clock.
+func (h *heard) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := h.transport.RoundTrip(request)
+	if err == nil {
+		h.date, _ = http.ParseTime(response.Header.Get("Date"))
+	}
+	return response, err
+}
+
+// CloseIdleConnections is how http.Client asks for it.
+func (h *heard) CloseIdleConnections() { h.transport.(*http.Transport).CloseIdleConnections() }
+
+// refusal judges the 401 of a server. A certificate that the server has not seen, or that is not valid by the server's clock,
+// is refused by a server that trusts its CA too.
+func (c *Certificate) refusal(name string, heard *heard) Answer {
+	evidence := fmt.Sprintf("%s answers 401 to a client certificate of this CA", name)
+	switch {
+	case !heard.asked:
+		return Answer{Unknown, evidence + ", but did not ask for the certificate: no proof"}
+	case !heard.date.IsZero() && !c.validAt(heard.date):
+		return Answer{Unknown, fmt.Sprintf("%s, but by its clock, %s, the certificate is not valid: no proof; see that the clocks agree",
+			evidence, heard.date.UTC().Format(time.RFC3339))}
+	default:
+		return Answer{Refused, evidence}
+	}
 }
 
 // connection is made by hand because client-go keeps every transport that it makes. It goes to nobody but cluster: who is
 // sent elsewhere has no answer.
-func connection(cluster *rest.Config) (*http.Client, error) {
+func connection(cluster *rest.Config) (*http.Client, *heard, error) {
 	tlsConfig, err := rest.TLSConfigFor(cluster)
 	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
+		return nil, nil, fmt.Errorf("make client: %w", err)
 	}
 	if tlsConfig == nil {
-		return nil, errors.New("there is no TLS, and so no client certificate")
+		return nil, nil, errors.New("there is no TLS, and so no client certificate")
+	}
+	heard := &heard{}
+	if shown := tlsConfig.GetClientCertificate; shown != nil {
+		tlsConfig.GetClientCertificate = func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			heard.asked = true
+			return shown(info)
+		}
 	}
 	proxy, dial := cluster.Proxy, cluster.Dial
 	if proxy == nil {
@@ -112,10 +157,11 @@ func connection(cluster *rest.Config) (*http.Client, error) {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
+	heard.transport = &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true}
 	return &http.Client{
-		Transport:     &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true},
+		Transport:     heard,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}, nil
+	}, heard, nil
 }
 
 // refused says whether err is the 401 of an API server, and not one that something in between has made up.

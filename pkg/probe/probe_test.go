@@ -124,9 +124,16 @@ func (s *server) noted(r *http.Request) *x509.Certificate {
 
 func serve(t *testing.T, answer func(shown *x509.Certificate) (int, any)) (*server, *rest.Config) {
 	t.Helper()
+	return serveAt(t, time.Now, answer)
+}
+
+// serveAt is serve by another clock than the real one.
+func serveAt(t *testing.T, now func() time.Time, answer func(shown *x509.Certificate) (int, any)) (*server, *rest.Config) {
+	t.Helper()
 	s := &server{answer: answer}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		status, body := s.answer(s.noted(r))
+		w.Header().Set("Date", now().UTC().Format(http.TimeFormat))
 		if text, plain := body.(string); plain {
 			w.WriteHeader(status)
 			_, _ = w.Write([]byte(text))
@@ -190,6 +197,36 @@ func TestAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, cluster := serve(t, func(*x509.Certificate) (int, any) { return test.status, test.body })
+			got := probe.Ask(t.Context(), cluster)
+			if got.Trust != test.want || !strings.Contains(got.Evidence, test.evidence) {
+				t.Errorf("%s: %s, want %s with %q", got.Trust, got.Evidence, test.want, test.evidence)
+			}
+		})
+	}
+}
+
+// TestARefusalProvesNothingOfACertificateThatWasNotSeen: the 401 of a server that did not ask for a certificate, or whose
+// clock says that the certificate is not valid, does not mean that the server distrusts its CA.
+func TestARefusalProvesNothingOfACertificateThatWasNotSeen(t *testing.T) {
+	t.Parallel()
+	probe := mint(t)
+	unauthorized := func(*x509.Certificate) (int, any) { return 401, statusOf(401, metav1.StatusReasonUnauthorized) }
+	for name, test := range map[string]struct {
+		auth     tls.ClientAuthType
+		ahead    time.Duration
+		want     Trust
+		evidence string
+	}{
+		"seen and valid":     {tls.RequestClientCert, 0, Refused, "answers 401"},
+		"not asked for":      {tls.NoClientCert, 0, Unknown, "did not ask for the certificate"},
+		"an hour ahead":      {tls.RequestClientCert, time.Hour, Unknown, "by its clock"},
+		"an hour behind":     {tls.RequestClientCert, -time.Hour, Unknown, "see that the clocks agree"},
+		"four minutes ahead": {tls.RequestClientCert, 4 * time.Minute, Refused, "answers 401"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, cluster := serveAt(t, func() time.Time { return time.Now().Add(test.ahead) }, unauthorized)
+			s.TLS.ClientAuth = test.auth // of the connections to come
 			got := probe.Ask(t.Context(), cluster)
 			if got.Trust != test.want || !strings.Contains(got.Evidence, test.evidence) {
 				t.Errorf("%s: %s, want %s with %q", got.Trust, got.Evidence, test.want, test.evidence)

@@ -30,7 +30,7 @@ type Prober struct {
 	Clock clock.PassiveClock
 
 	mu     sync.Mutex
-	minted map[string]*Certificate // by the CA's certificate
+	minted map[string]*Certificate // by the CA's certificate and what follows a leaf of it
 }
 
 // Recognise asks each of targets, all at once, whether it accepts what authority issues.
@@ -82,7 +82,7 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 	kept := make([]*Certificate, len(authorities))
 	whole := true
 	for i, authority := range authorities {
-		kept[i] = p.minted[string(authority.CertificatePEM())]
+		kept[i] = p.minted[kindOf(authority)]
 		whole = whole && kept[i] != nil && kept[i].within(kept[0])
 	}
 	if whole {
@@ -99,9 +99,14 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 		if p.minted == nil {
 			p.minted = map[string]*Certificate{}
 		}
-		kept[i], p.minted[string(authority.CertificatePEM())] = one, one
+		kept[i], p.minted[kindOf(authority)] = one, one
 	}
 	return kept, nil
+}
+
+// kindOf tells certificates of one authority, which come with the same chain, from others.
+func kindOf(authority *ca.Authority) string {
+	return string(authority.CertificatePEM()) + "\n" + string(authority.AppendedPEM())
 }
 
 // validAt says whether c is valid at now.

@@ -63,7 +63,7 @@ func (v *verifier) answer(clock *clocktesting.FakeClock) func(*x509.Certificate)
 
 func (v *verifier) target(t *testing.T, clock *clocktesting.FakeClock) Target {
 	t.Helper()
-	s, cluster := serve(t, v.answer(clock))
+	s, cluster := serveAt(t, clock.Now, v.answer(clock)) // whose Date does not give its clock away
 	return Target{Name: s.Listener.Addr().String(), Cluster: cluster}
 }
 
@@ -169,7 +169,7 @@ func TestAnEndedCertificateIsNotShown(t *testing.T) {
 		r.want(t, r.Refuse(t.Context(), r.old, r.new, r.targets), Refused, Refused, "")
 		r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Recognised, "")
 		for _, one := range r.minted {
-			if left := one.NotAfter.Sub(r.clock.Now()); left < margin+2*timeout || !r.minted[string(r.new.CertificatePEM())].within(r.minted[string(r.old.CertificatePEM())]) {
+			if left := one.NotAfter.Sub(r.clock.Now()); left < margin+2*timeout || !r.minted[kindOf(r.new)].within(r.minted[kindOf(r.old)]) {
 				t.Fatalf("%s is left", left)
 			}
 		}

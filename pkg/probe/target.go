@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -59,6 +60,9 @@ func direct(host string, tls rest.TLSClientConfig) *rest.Config {
 	return &rest.Config{Host: host, TLSClientConfig: tls, Proxy: func(*http.Request) (*url.URL, error) { return nil, nil }}
 }
 
+// ErrNoEndpoints is what Endpoints returns when the API servers publish no address, as those of envtest.
+var ErrNoEndpoints = errors.New("the Service default/kubernetes has no endpoints, so there is nobody to ask")
+
 // Endpoints are the addresses of all API servers as they publish them: host:port of every endpoint of the Service
 // kubernetes, ready or not, sorted. None is an error, and so is a slice without the port: a proof must not miss one.
 // It needs list on endpointslices.discovery.k8s.io in namespace default.
@@ -68,7 +72,7 @@ func Endpoints(ctx context.Context, reader client.Reader) ([]string, error) {
 		return nil, err
 	}
 	if len(addresses) == 0 {
-		return nil, fmt.Errorf("the Service default/kubernetes has no endpoints, so there is nobody to ask")
+		return nil, ErrNoEndpoints
 	}
 	return addresses, nil
 }

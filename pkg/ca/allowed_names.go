@@ -1,0 +1,116 @@
+package ca
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// AllowedNames lists the names and addresses that server certificates may hold. The zero value allows none.
+type AllowedNames struct {
+	dns      []string // lower case; a leading "*." allows every name below the rest
+	prefixes []netip.Prefix
+	others   []string // URIs and e-mail addresses; a trailing * allows any rest
+}
+
+// NewAllowedNames parses entries: a DNS name, *.suffix for every name below suffix, an IP address, a CIDR, or a URI or an
+// e-mail address, which may end with *.
+func NewAllowedNames(entries []string) (AllowedNames, error) {
+	var names AllowedNames
+	for _, entry := range entries {
+		prefix, isPrefix := parsePrefix(entry)
+		switch {
+		case isPrefix:
+			names.prefixes = append(names.prefixes, prefix)
+		case strings.Contains(entry, "://"), strings.Contains(entry, "@"):
+			if strings.Contains(strings.TrimSuffix(entry, "*"), "*") {
+				return AllowedNames{}, fmt.Errorf("%q is no allowed name: a URI or an e-mail address may hold one *, at the end", entry)
+			}
+			names.others = append(names.others, entry)
+		case isDNSPattern(entry):
+			names.dns = append(names.dns, canonicalDNS(entry))
+		default:
+			return AllowedNames{}, fmt.Errorf("%q is no allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address", entry)
+		}
+	}
+	return names, nil
+}
+
+// Empty reports whether nothing is allowed.
+func (n AllowedNames) Empty() bool { return len(n.dns)+len(n.prefixes)+len(n.others) == 0 }
+
+// Refused returns the first name of req that is not allowed, or "". Without a DNS name the common name counts as one, as old
+// clients take it for one.
+func (n AllowedNames) Refused(req Request) string {
+	dns := req.DNSNames
+	if len(dns) == 0 && req.Subject.CommonName != "" {
+		dns = []string{req.Subject.CommonName}
+	}
+	for _, name := range dns {
+		if !n.allowsDNS(name) {
+			return name
+		}
+	}
+	for _, ip := range req.IPAddresses {
+		if address, ok := netip.AddrFromSlice(ip); !ok || !n.allowsIP(address) {
+			return ip.String()
+		}
+	}
+	for _, uri := range req.URIs {
+		if text := uri.String(); !n.allowsOther(text) {
+			return text
+		}
+	}
+	for _, address := range req.EmailAddresses {
+		if !n.allowsOther(address) {
+			return address
+		}
+	}
+	return ""
+}
+
+// allowsDNS reports whether name is allowed; verifiers take one that is an IP address for that address.
+func (n AllowedNames) allowsDNS(name string) bool {
+	if address, err := netip.ParseAddr(name); err == nil {
+		return n.allowsIP(address)
+	}
+	name = canonicalDNS(name)
+	return slices.ContainsFunc(n.dns, func(allowed string) bool {
+		suffix, below := strings.CutPrefix(allowed, "*")
+		return name == allowed || below && len(name) > len(suffix) && strings.HasSuffix(name, suffix)
+	})
+}
+
+func (n AllowedNames) allowsIP(address netip.Addr) bool {
+	address = address.Unmap()
+	return address.Zone() == "" && slices.ContainsFunc(n.prefixes, func(prefix netip.Prefix) bool { return prefix.Contains(address) })
+}
+
+func (n AllowedNames) allowsOther(name string) bool {
+	return slices.ContainsFunc(n.others, func(allowed string) bool {
+		prefix, open := strings.CutSuffix(allowed, "*")
+		return name == allowed || open && strings.HasPrefix(name, prefix)
+	})
+}
+
+// parsePrefix parses an IP address or a CIDR.
+func parsePrefix(text string) (netip.Prefix, bool) {
+	if address, err := netip.ParseAddr(text); err == nil && address.Zone() == "" {
+		address = address.Unmap()
+		return netip.PrefixFrom(address, address.BitLen()), true
+	}
+	prefix, err := netip.ParsePrefix(text)
+	return prefix.Masked(), err == nil && !prefix.Addr().Is4In6()
+}
+
+// isDNSPattern reports whether text is a DNS name, perhaps below *.
+func isDNSPattern(text string) bool {
+	labels := strings.Split(strings.TrimPrefix(canonicalDNS(text), "*."), ".")
+	return len(text) <= 253 && !slices.ContainsFunc(labels, func(label string) bool {
+		return label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != ""
+	})
+}
+
+// canonicalDNS returns name in lower case, without a trailing dot.
+func canonicalDNS(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
