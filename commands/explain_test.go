@@ -76,6 +76,7 @@ func signerScenarios(t testing.TB) map[string]scenario {
 		"KeyNotPermitted":     {obj: explainRequest(t, ofP224(t), autoApproved)},
 		"NameNotPermitted":    {obj: explainRequest(t, forSigner(apiServerClient), asking(t, x509.CertificateRequest{DNSNames: []string{"a, DNS:b"}}), autoApproved)},
 		"SubjectNotPermitted": {obj: explainRequest(t, forSigner(apiServerClient), asking(t, masters), autoApproved)},
+		"CATrustUnknown":      {obj: explainRequest(t, hookRequest(t)...), args: []string{"--config=testdata/custom.yaml"}},
 		"Malformed":           {obj: explainRequest(t, autoApproved, forged)},
 		"RequestTooOld":       {obj: explainRequest(t, withCondition(certificatesv1.CertificateApproved, "ByHand", "Yes.", 61*time.Minute))},
 		"CAMissing":           {obj: explainRequest(t, autoApproved), stored: []client.Object{}},
@@ -90,11 +91,21 @@ func signerScenarios(t testing.TB) map[string]scenario {
 	}
 }
 
+// hookRequest asks for a server's certificate from a custom signer.
+func hookRequest(t testing.TB) []func(*request) {
+	return []func(*request){autoApproved, forSigner("example.com/hook", signature, serverAuth),
+		asking(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "hook"}, DNSNames: []string{"hook.default.svc"}})}
+}
+
 // otherScenarios are those that are not about a reason.
 func otherScenarios(t testing.TB) map[string]scenario {
 	end := explainNow.AddDate(1, 0, 0).Add(-6 * time.Minute)
 	caEnd := explainNow.AddDate(10, 0, 0)
+	const unlisted = `usages ["digital signature" "server auth"] are a server's, and API servers trust the CA of signer example.com/hook for clients: ` +
+		"it serves no server unless its allowedNames list the names"
 	all := map[string]scenario{
+		"failed-by-trust": {args: []string{"--config=testdata/custom.yaml"}, obj: explainRequest(t, append(hookRequest(t),
+			withCondition(certificatesv1.CertificateFailed, "NameNotPermitted", unlisted, time.Minute))...)},
 		"issued":            {obj: explainRequest(t, autoApproved, withCertificate(t, caEnd, end, explainKey(t, "node").Public()))},
 		"issued-to-another": {obj: explainRequest(t, autoApproved, withCertificate(t, caEnd, end, ed25519Key().Public())), args: []string{"--controllers=approver,cleaner"}},
 		"approvable-renewal": {grants: []string{"selfnodeclient"}, obj: explainRequest(t, func(obj *request) {

@@ -160,6 +160,14 @@ func (e *explainer) failed(p *page, f *findings) {
 		e.refusal(p, f)
 		return
 	}
+	if why := f.judged.IfTrusted; why != nil {
+		if asTrusted := (signer.Judgement{Outcome: signer.Failed, Reason: why.Reason, Message: why.Message}); f.wasFailedAs(asTrusted) {
+			f.judged = asTrusted
+			p.row("verdict", "Failed, and that is final")
+			e.refusal(p, f)
+			return
+		}
+	}
 	p.row("verdict", "none: it is Failed, and that is final; this configuration would not fail it like that")
 }
 

@@ -43,6 +43,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 		options.Signer = &signer.Reconciler{
 			Signers: signers, Retention: retention, RequestLimits: limits, DryRun: c.DryRuns(config.SignerController),
+			APIServers: c.Signing.APIServers,
 		}
 	}
 	if c.Enabled(config.CleanerController) {
@@ -115,7 +116,18 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		for i, usage := range one.Usages {
 			usages[i] = certificatesv1.KeyUsage(usage)
 		}
-		signers[name] = signer.Signer{Profile: profile, Usages: usages, KeyPair: pairs[source]}
+		names, err := ca.NewAllowedNames(one.AllowedNames)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
+		}
+		var others []string // forbidden on a CA that API servers trust for clients
+		if one.ForbiddenSubjects != nil {
+			others = []string{} // its owner has listed what is
+		}
+		signers[name] = signer.Signer{
+			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage, ForbiddenOnClientCA: others, AllowedNames: names,
+			KeyPair: pairs[source],
+		}
 	}
 	return signers, errors.Join(errs...)
 }

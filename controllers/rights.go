@@ -10,6 +10,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -142,6 +143,9 @@ func (r *rights) signer(all *config.Configuration) error {
 				r.ledger(namespace, name)
 			}
 		}
+	}
+	if len(signers) > 0 && len(c.APIServers) == 0 && !all.DryRuns(config.SignerController) { // which API servers there are to ask
+		r.optional("the trust in its CAs", discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
 	}
 	r.optional("self-check", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
 	return nil

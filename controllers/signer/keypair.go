@@ -76,6 +76,7 @@ type KeyPair struct {
 	foretold    foretold
 	toldSharing bool
 	creation    creation
+	trusted     clientTrust
 
 	guard // of a Guarded source
 }

@@ -38,6 +38,14 @@ type Signer struct {
 	Profile ca.Profile
 	// Usages are those that a custom signer permits. Kubernetes' own signers have rules of their own and leave it nil.
 	Usages []certificatesv1.KeyUsage
+	// AllowNoExtKeyUsage has a custom signer issue certificates without an extended key usage, which are good for everything.
+	// From a CA that API servers trust for clients it never issues them.
+	AllowNoExtKeyUsage bool
+	// ForbiddenOnClientCA are the subjects that a custom signer does not issue, beside those of Profile, from a CA that API
+	// servers trust for clients: patterns as those of Profile. Nil is ForbiddenOnClientCA(); empty forbids no more.
+	ForbiddenOnClientCA []string
+	// AllowedNames are those that a custom signer's server certificates may hold if API servers trust its CA for clients.
+	AllowedNames ca.AllowedNames
 	// KeyPair is the CA.
 	KeyPair *KeyPair
 }

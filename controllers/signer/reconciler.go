@@ -61,6 +61,9 @@ type Reconciler struct {
 	// ServerTime, if set, is the time by which ages count; it is Clock's when nil. Certificates are issued by Clock, and only
 	// while both agree.
 	ServerTime *servertime.Clock
+	// APIServers are those that are asked whether they trust a CA for clients, host:port or https URL each. Empty is every
+	// endpoint of the Service kubernetes.
+	APIServers []string
 	// Audit, if set, gets a record of each outcome, beside the log.
 	Audit *audit.Log
 
@@ -75,6 +78,8 @@ type Judgement struct {
 	Authority *ca.Authority
 	// LifetimeCap, if not zero, is the longest that its certificates may live now, whatever the profile says.
 	LifetimeCap time.Duration
+	// IfTrusted is why it is refused if API servers turn out to trust the CA for clients, while that is unknown.
+	IfTrusted *ca.Violation
 
 	Outcome, Reason, Message string
 }
@@ -165,6 +170,14 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 		var why *Unavailable
 		errors.As(err, &why)
 		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
+	}
+	trust := signer.KeyPair.clientTrust(authority)
+	switch violation, wait := signer.checkTrust(req, trust.Trust); {
+	case wait:
+		return Judgement{Request: req, IfTrusted: violation,
+			Outcome: Wait, Reason: "CATrustUnknown", Message: waitsForTrust(violation, trust.Evidence)}
+	case violation != nil:
+		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
 	}
 	return Judgement{Request: req, Authority: authority, LifetimeCap: longest}
 }

@@ -50,6 +50,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		}
 		ctrl.WatchesRawSource(r.wakeAfter(pair))
 	}
+	if err := r.askTrust(mgr, pairs); err != nil {
+		return err
+	}
 	if r.BlockList != nil {
 		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			r.enqueueWaiting(ctx, nil, queue)

@@ -127,6 +127,9 @@ type Signing struct {
 	// ForbiddenSubjects refuses subjects, for every signer that has none of its own: O=value or CN=value, with at most
 	// one *, at the end. Unset is O=system:masters.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
+	// APIServers are those that are asked whether they trust a CA for clients, host:port or https URL each, where the
+	// manager can't reach the endpoints of the Service kubernetes.
+	APIServers []string `json:"apiServers,omitempty"`
 	// Signers with settings of their own, Kubernetes' or custom ones.
 	Signers []Signer `json:"signers"`
 }
@@ -158,10 +161,17 @@ type Signer struct {
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// Usages are those that a custom signer permits; Kubernetes' signers have rules of their own.
 	Usages []string `json:"usages,omitempty"`
-	// ForbiddenSubjects is in the place of signing.forbiddenSubjects for this signer.
+	// ForbiddenSubjects is in the place of signing.forbiddenSubjects for this signer. Unset, a custom signer whose CA API
+	// servers trust for clients forbids O=system:*, O=kubeadm:* and CN=system:* too.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
 	// AllowWildcards has a custom signer permit DNS names that begin with "*.", as Kubernetes' signers do.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
+	// AllowedNames are the names that a custom signer's server certificates may hold if API servers trust its CA for clients:
+	// DNS names, *.suffix, IP addresses, CIDRs, URIs and e-mail addresses. Unset, it then serves no servers.
+	AllowedNames []string `json:"allowedNames,omitempty"`
+	// AllowNoExtKeyUsage has a custom signer whose CA API servers do not trust for clients issue certificates without an
+	// extended key usage too.
+	AllowNoExtKeyUsage bool `json:"allowNoExtKeyUsage,omitempty"`
 }
 
 // Cleaning configures the cleaner, and up to when an approved request is signed.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 )
 
 // validate returns every mistake in c. Only a manager needs a CA.
@@ -112,6 +113,9 @@ func (s *Signing) validate(path *field.Path, needed bool) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("minRSABits"), s.MinRSABits, fmt.Sprintf("longer RSA keys than %d bits are never permitted", ca.MaxRSABits)))
 	}
 	errs = append(errs, subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)...)
+	if _, err := probe.Listed(s.APIServers); len(s.APIServers) > 0 && err != nil {
+		errs = append(errs, field.Invalid(path.Child("apiServers"), strings.Join(s.APIServers, ","), err.Error()))
+	}
 	seen := map[string]bool{}
 	specific := false
 	for i := range s.Signers {
@@ -154,6 +158,7 @@ func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
 		errs = append(errs, field.Required(path, "needs a CA: secret, or certFile and keyFile"))
 	}
 	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
+	errs = append(errs, s.validateNames(path, kubernetes)...)
 	errs = append(errs, s.validateLifetimes(path)...)
 	if s.AllowWildcards && kubernetes {
 		errs = append(errs, field.Invalid(path.Child("allowWildcards"), s.AllowWildcards, "is for custom signers: Kubernetes' own permit wildcards"))
@@ -223,6 +228,28 @@ func (s *Signer) validateUsages(path *field.Path, kubernetes bool) field.ErrorLi
 		if !csr.KnownUsage(certificatesv1.KeyUsage(usage)) {
 			errs = append(errs, field.Invalid(path.Index(i), usage, "no such usage"))
 		}
+	}
+	return errs
+}
+
+// validateNames checks what a custom signer alone may be given beside its usages.
+func (s *Signer) validateNames(path *field.Path, kubernetes bool) field.ErrorList {
+	var errs field.ErrorList
+	if kubernetes && len(s.AllowedNames) > 0 {
+		errs = append(errs, field.Forbidden(path.Child("allowedNames"), "Kubernetes' signers have rules of their own"))
+	}
+	if kubernetes && s.AllowNoExtKeyUsage {
+		errs = append(errs, field.Forbidden(path.Child("allowNoExtKeyUsage"), "Kubernetes' signers have rules of their own"))
+	}
+	for i, name := range s.AllowedNames {
+		if _, err := ca.NewAllowedNames([]string{name}); err != nil {
+			errs = append(errs, field.Invalid(path.Child("allowedNames").Index(i), name, err.Error()))
+		}
+	}
+	extended := func(usage string) bool { return csr.ExtendedUsage(certificatesv1.KeyUsage(usage)) }
+	if len(s.Usages) > 0 && !s.AllowNoExtKeyUsage && !slices.ContainsFunc(s.Usages, extended) {
+		errs = append(errs, field.Invalid(path.Child("usages"), strings.Join(s.Usages, ","),
+			"none is an extended key usage, such as server auth, and without one a certificate is refused: add one, or set allowNoExtKeyUsage"))
 	}
 	return errs
 }

@@ -46,6 +46,12 @@ func KnownUsage(usage certificatesv1.KeyUsage) bool {
 	return key || ext
 }
 
+// ExtendedUsage reports whether usage is an extended key usage.
+func ExtendedUsage(usage certificatesv1.KeyUsage) bool {
+	_, extended := extKeyUsages[usage]
+	return extended
+}
+
 // x509Usages translates usages; extended ones come sorted and without repetition.
 func x509Usages(usages []certificatesv1.KeyUsage) (key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage) {
 	for _, usage := range usages {

@@ -1,0 +1,274 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+)
+
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
+
+const (
+	// askKnown is when an answer about a CA is asked for again, and askUnknown when there was none: in the range between, as
+	// long as there has been none.
+	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
+	// trustKept is for how long an answer stands when API servers do not answer any more.
+	trustKept = 3 * askKnown
+	// dialTimeout bounds the look whether an API server listens.
+	dialTimeout = 3 * time.Second
+)
+
+// clientTrust is whether API servers accept the client certificates of a CA, as they last said.
+type clientTrust struct {
+	probe.Answer
+	authority *ca.Authority
+	at        time.Time
+}
+
+// clientTrust returns whether API servers trust authority for clients. It is Unknown before they have been asked.
+func (k *KeyPair) clientTrust(authority *ca.Authority) probe.Answer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.trusted.authority != authority {
+		return probe.Answer{Evidence: "they have not been asked yet"}
+	}
+	return k.trusted.Answer
+}
+
+// noteTrust keeps answer about authority, and wakes the requests that wait for it. Without an answer the one before stands
+// for a while.
+func (k *KeyPair) noteTrust(authority *ca.Authority, answer probe.Answer, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	before := k.trusted
+	if before.authority != authority {
+		before = clientTrust{}
+	}
+	if answer.Trust == probe.Unknown && before.Trust != probe.Unknown && now.Sub(before.at) < trustKept {
+		return
+	}
+	k.trusted = clientTrust{Answer: answer, authority: authority, at: now}
+	if answer.Trust != before.Trust {
+		k.log.Info("Asked whether API servers accept client certificates of this CA", "source", k.name, "issuerKeyID", authority.KeyID(),
+			"answer", answer.Trust, "evidence", answer.Evidence)
+		k.wake()
+	}
+}
+
+// waitsForTrust is the message about a request that waits because of violation.
+func waitsForTrust(violation *ca.Violation, evidence string) string {
+	return fmt.Sprintf("API servers have not said whether they accept client certificates of this CA: %s; if they do, the request is refused (%s: %s), else it is signed",
+		evidence, violation.Reason, violation.Message)
+}
+
+// trustAsker asks the API servers, in the background, which of the CAs they accept for clients: for the rules of custom
+// signers, and to warn of a CA whose client certificates they do not accept. It is a Runnable of the leader.
+type trustAsker struct {
+	pairs   []*KeyPair
+	cluster *rest.Config
+	listed  []string // API servers to ask; empty is the endpoints of the Service kubernetes
+	live    client.Reader
+	prober  *probe.Prober
+	log     logr.Logger
+}
+
+var _ manager.Runnable = &trustAsker{}
+
+// askTrust has mgr ask about those of pairs for which the answer matters. A dry run issues nothing, not even a probe.
+func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*KeyPair) error {
+	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *KeyPair) bool { return !pair.servesCustom() && len(pair.servesClients()) == 0 })
+	if r.DryRun || len(asked) == 0 {
+		return nil
+	}
+	return mgr.Add(&trustAsker{
+		pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: r.Live, log: mgr.GetLogger().WithName(Name),
+		// API servers verify certificates by the time of day, whatever clock is given to the controllers.
+		prober: &probe.Prober{Audit: r.Audit, Clock: clock.RealClock{}},
+	})
+}
+
+// servesCustom reports whether k signs for a signer that is none of Kubernetes'.
+func (k *KeyPair) servesCustom() bool {
+	return slices.ContainsFunc(k.signers, func(name string) bool { _, kubernetes := shapes[name]; return !kubernetes })
+}
+
+// servesClients returns the signers of k whose certificates API servers are to accept.
+func (k *KeyPair) servesClients() []string {
+	names := slices.DeleteFunc(slices.Clone(k.signers), func(name string) bool {
+		return name != certificatesv1.KubeAPIServerClientSignerName && name != certificatesv1.KubeAPIServerClientKubeletSignerName
+	})
+	slices.Sort(names)
+	return names
+}
+
+// Start asks until ctx ends, about each CA by itself.
+func (a *trustAsker) Start(ctx context.Context) error {
+	var followed sync.WaitGroup
+	for _, pair := range a.pairs {
+		followed.Go(func() { a.follow(ctx, pair) })
+	}
+	followed.Wait()
+	return nil
+}
+
+// follow asks about each new CA of pair at once, and about the one in use from time to time.
+func (a *trustAsker) follow(ctx context.Context, pair *KeyPair) {
+	changed := pair.subscribe()
+	var last *ca.Authority
+	var due time.Time
+	var warned string
+	pause := askUnknownMin
+	for {
+		authority, _ := pair.Authority(pair.clock.Now())
+		if now := time.Now(); authority != nil && (authority != last || !now.Before(due)) {
+			if authority != last {
+				pause = askUnknownMin
+			}
+			known := a.ask(ctx, pair, authority, &warned)
+			if ctx.Err() != nil {
+				return // what was interrupted says nothing
+			}
+			last, due = authority, time.Now().Add(pause)
+			if known {
+				due, pause = time.Now().Add(askKnown), askUnknownMin
+			} else {
+				pause = min(2*pause, askUnknownMax)
+			}
+		}
+		next := askUnknownMax // a CA may begin or end in the meantime
+		if authority != nil {
+			next = max(time.Until(due), 0)
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-changed:
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+// ask asks about authority, keeps the answer and warns. It reports whether there was an answer to every question.
+func (a *trustAsker) ask(ctx context.Context, pair *KeyPair, authority *ca.Authority, warned *string) bool {
+	targets, missing := a.targets(ctx)
+	known := true
+	if pair.servesCustom() {
+		// Whoever holds a certificate can append what the configured chain leaves out.
+		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
+		if ctx.Err() == nil {
+			pair.noteTrust(authority, answer, time.Now())
+		}
+		known = answer.Trust != probe.Unknown
+	}
+	if names := pair.servesClients(); len(names) > 0 {
+		round := a.prober.Recognise(ctx, authority, targets)
+		if ctx.Err() == nil {
+			pair.warnOfDistrust(authority, names, round, warned)
+		}
+		known = known && together(round, missing).Trust != probe.Unknown
+	}
+	return known
+}
+
+// targets returns the API servers to ask: the one that the manager talks to, and each behind the Service kubernetes, as
+// each trusts for itself. An error says that some are missing.
+func (a *trustAsker) targets(ctx context.Context) ([]probe.Target, error) {
+	targets := []probe.Target{{Name: a.cluster.Host, Cluster: a.cluster}}
+	if len(a.listed) > 0 {
+		addresses, err := probe.Listed(a.listed)
+		return append(targets, probe.Direct(a.cluster, "", addresses)...), err
+	}
+	addresses, err := probe.Endpoints(ctx, a.live)
+	if errors.Is(err, probe.ErrNoEndpoints) { // there is no other than the one that has said so
+		return targets, nil
+	}
+	addresses = slices.DeleteFunc(addresses, func(address string) bool { return refusesConnections(ctx, address) })
+	return append(targets, probe.Direct(a.cluster, "", addresses)...), err
+}
+
+// refusesConnections reports whether nothing listens at address: an API server that has ended, or one of envtest, which
+// publishes an address that it does not listen at. An address that does not answer at all may be an API server.
+func refusesConnections(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err == nil {
+		_ = connection.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// together returns what the answers of all API servers mean: a CA is trusted if any of them trusts it, and not trusted if
+// all of them say so.
+func together(round probe.Round, missing error) probe.Answer {
+	var refused, unknown []string
+	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
+		switch answer := round.Answers[name]; answer.Trust {
+		case probe.Recognised:
+			return answer
+		case probe.Refused:
+			refused = append(refused, answer.Evidence)
+		case probe.Unknown:
+			unknown = append(unknown, answer.Evidence)
+		}
+	}
+	if missing != nil {
+		unknown = append(unknown, missing.Error())
+	}
+	if len(unknown) > 0 || len(refused) == 0 {
+		return probe.Answer{Evidence: strings.Join(unknown, "; ")}
+	}
+	return probe.Answer{Trust: probe.Refused, Evidence: strings.Join(refused, "; ")}
+}
+
+// warnOfDistrust warns, once, that API servers do not accept what authority issues for names.
+func (k *KeyPair) warnOfDistrust(authority *ca.Authority, names []string, round probe.Round, warned *string) {
+	var refusing, silent []string
+	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
+		switch round.Answers[name].Trust {
+		case probe.Refused:
+			refusing = append(refusing, name)
+		case probe.Unknown:
+			silent = append(silent, name)
+		case probe.Recognised:
+		}
+	}
+	message := ""
+	if len(refusing) > 0 {
+		message = fmt.Sprintf("certificates of key %s for %s are not accepted by API servers %s, which answer 401: append this CA to the --client-ca-file of every API server, or sign with one that is in it",
+			authority.KeyID(), strings.Join(names, " and "), strings.Join(refusing, ", "))
+	}
+	if message == *warned || message == "" && len(silent) > 0 { // silence takes nothing back
+		return
+	}
+	*warned = message
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if message == "" {
+		k.log.Info("API servers accept client certificates of this CA now", "source", k.name, "issuerKeyID", authority.KeyID())
+		return
+	}
+	k.log.Error(nil, "API servers do not accept client certificates of this CA", "source", k.name, "issuerKeyID", authority.KeyID(), "message", message)
+	k.tell(corev1.EventTypeWarning, "CANotTrusted", message)
+}

@@ -1,0 +1,304 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// testCA is a CA of which tests need more than a CA of ours can do.
+type testCA struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// issueCA makes a certificate for key, by issuer or, without one, by itself.
+func issueCA(t *testing.T, name string, key crypto.Signer, issuer *testCA, life time.Duration) *testCA {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name + " of " + t.Name()},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life),
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	parent, by := template, key
+	if issuer != nil {
+		parent, by = issuer.cert, issuer.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &testCA{cert, key}
+}
+
+func (c *testCA) pem() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.cert.Raw})
+}
+
+func (c *testCA) keyPEM(t *testing.T) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+// trustAlso has the API server trust one more CA for clients during the test.
+func trustAlso(t *testing.T, bundle []byte) {
+	t.Helper()
+	before, err := os.ReadFile(shared.ClientCAFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := shared.TrustClients(slices.Concat(before, bundle)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.TrustClients(before); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+const hookSigner = "example.com/hook"
+
+// hook adds a custom signer to those that csrenv has.
+func hook(cert, key []byte, change ...func(*signer.Signer)) func(*controllers.Options) {
+	return func(o *controllers.Options) {
+		profile, err := ca.NewProfile(ca.ProfileConfig{})
+		if err != nil {
+			panic(err)
+		}
+		one := signer.Signer{
+			Profile: profile, Usages: []certificatesv1.KeyUsage{"digital signature", "server auth", "any"},
+			KeyPair: signer.NewKeyPair(signer.Static{Cert: cert, Key: key}),
+		}
+		for _, each := range change {
+			each(&one)
+		}
+		o.Signer.Signers[hookSigner] = one
+	}
+}
+
+// askHook has an approved request made for hookSigner.
+func askHook(t *testing.T, subject pkix.Name, dnsName string, usages ...certificatesv1.KeyUsage) *request {
+	t.Helper()
+	obj := createRequest(t, admin, nodeRequest(t, "", func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Usages = hookSigner, usages
+		template := x509.CertificateRequest{Subject: subject}
+		if dnsName != "" {
+			template.DNSNames = []string{dnsName}
+		}
+		obj.Spec.Request = payload(t, template)
+	}))
+	approve(t, obj)
+	return obj
+}
+
+// failsAs waits until obj has failed for reason.
+func failsAs(t *testing.T, obj *request, reason, part string) {
+	t.Helper()
+	reaches(t, obj, csr.Failed)
+	for _, condition := range obj.Status.Conditions {
+		if condition.Type == certificatesv1.CertificateFailed && (condition.Reason != reason || !strings.Contains(condition.Message, part)) {
+			t.Errorf("%s failed with %s: %s, want %s with %q", obj.Name, condition.Reason, condition.Message, reason, part)
+		}
+	}
+}
+
+var (
+	kubeadmAdmin = pkix.Name{CommonName: "mallory", Organization: []string{"kubeadm:cluster-admins"}}
+	plain        = pkix.Name{CommonName: "hook"}
+)
+
+// TestServerSignerMakesNoAdministrator has a custom signer on a CA that the API server trusts for clients, in four ways: none
+// of its certificates without an extended key usage, for a name or a subject that it must not have, is issued.
+func TestServerSignerMakesNoAdministrator(t *testing.T) {
+	root := issueCA(t, "root", newKey(t), nil, 48*time.Hour)
+	trustAlso(t, root.pem())
+	below := issueCA(t, "below", newKey(t), root, 24*time.Hour)
+	key := newKey(t)
+	self, crossed := issueCA(t, "crossed", key, nil, 24*time.Hour), issueCA(t, "crossed", key, root, 12*time.Hour)
+	for name, test := range map[string]struct {
+		cert, key []byte
+		chain     ca.Chain
+	}{
+		"a copy of the client CA":                     {cert: shared.CA.CertPEM, key: shared.CA.KeyPEM},
+		"an intermediate below the client CA":         {cert: below.pem(), key: below.keyPEM(t)},
+		"an intermediate that issues without a chain": {cert: below.pem(), key: below.keyPEM(t), chain: ca.None},
+		"a cross-signed CA":                           {cert: slices.Concat(self.pem(), crossed.pem()), key: self.keyPEM(t)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := &bytes.Buffer{}
+			startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
+				o.Audit = auditTo(t, log)
+				hook(test.cert, test.key, func(s *signer.Signer) {
+					s.KeyPair.Chain, s.AllowNoExtKeyUsage = test.chain, true
+					names, err := ca.NewAllowedNames([]string{"*.default.svc"})
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.AllowedNames = names
+				})(o)
+			}})
+			failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature"), "UsagesNotPermitted", "API servers trust this CA for clients")
+			for _, subject := range []pkix.Name{kubeadmAdmin, {CommonName: "a", Organization: []string{"system:masters"}}, {CommonName: "system:admin"}} {
+				failsAs(t, askHook(t, subject, "hook.default.svc", "digital signature", "server auth"), "SubjectNotPermitted", "")
+			}
+			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "server auth"), "NameNotPermitted", `"kubernetes" is not among the allowedNames`)
+			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "any"), "NameNotPermitted", "")
+			issued := reaches(t, askHook(t, plain, "hook.default.svc", "digital signature", "server auth"), csr.Issued)
+			block, _ := pem.Decode(issued.Status.Certificate)
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil || !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || len(cert.UnknownExtKeyUsage) > 0 {
+				t.Errorf("extended key usages are %v, error %v", cert.ExtKeyUsage, err)
+			}
+			onlyProbes(t, log)
+		})
+	}
+}
+
+// auditTo returns an audit log whose file is copied into log at the end of the loop.
+func auditTo(t *testing.T, log *bytes.Buffer) *audit.Log {
+	t.Helper()
+	file := t.TempDir() + "/audit.log"
+	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.WriteString(file)
+	return opened
+}
+
+// onlyProbes checks that every certificate that was asked with is on record, for nobody.
+func onlyProbes(t *testing.T, log *bytes.Buffer) {
+	t.Helper()
+	data, err := os.ReadFile(log.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	probes := 0
+	for line := range strings.Lines(string(data)) {
+		if strings.Contains(line, `"TrustProbe"`) {
+			probes++
+			if !strings.Contains(line, "csr-controller-manager.io:trust-probe:") || !strings.Contains(line, `"usages":["digital signature","client auth"]`) {
+				t.Errorf("a probe is %s", line)
+			}
+		}
+	}
+	if probes == 0 {
+		t.Errorf("no probe is on record: %s", data)
+	}
+}
+
+// TestCustomSignerOnACAOfItsOwn serves servers of any name from a CA that the API server answers 401 for, but issues no
+// certificate without an extended key usage unless configured.
+func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
+	own := newCA(t)
+	allow := false
+	change := func(s *signer.Signer) { s.AllowNoExtKeyUsage = allow }
+	for name, configured := range map[string]bool{"as it is": false, "configured": true} {
+		t.Run(name, func(t *testing.T) {
+			allow = configured
+			startLoop(t, csrenv.Options{Customize: hook(own.CertPEM, own.KeyPEM, change)})
+			issuedBy(t, reaches(t, askHook(t, kubeadmAdmin, "anything.example", "digital signature", "server auth"), csr.Issued), own)
+			without := askHook(t, plain, "hook.default.svc", "digital signature")
+			if configured {
+				issuedBy(t, reaches(t, without, csr.Issued), own)
+			} else {
+				failsAs(t, without, "UsagesNotPermitted", "without one a certificate is good for everything")
+			}
+		})
+	}
+}
+
+// TestCustomSignerWaitsWhileTrustIsUnknown has an API server to ask that does not answer: what a trusted CA must not sign
+// waits and never fails, and all else is signed.
+func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
+	own := newCA(t)
+	silent := freeAddress(t)
+	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
+		o.Signer.APIServers = []string{silent}
+		hook(own.CertPEM, own.KeyPEM, func(s *signer.Signer) { s.Usages = append(s.Usages, "client auth") })(o)
+	}})
+	waiting := []*request{
+		askHook(t, plain, "hook.default.svc", "digital signature"),
+		askHook(t, kubeadmAdmin, "", "digital signature", "client auth"),
+		askHook(t, plain, "hook.default.svc", "digital signature", "server auth"),
+	}
+	hasEvent(t, waiting[2], "CATrustUnknown", silent, "NameNotPermitted")
+	issuedBy(t, reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued), own)
+	for _, obj := range waiting {
+		if got := csr.StateOf(reload(t, obj)); got != csr.Approved {
+			t.Errorf("%s is %s, want Approved", obj.Name, got)
+		}
+	}
+}
+
+// TestCAThatNobodyTrustsIsWarnedOf has a CA for clients that the API server does not accept: a Warning Event follows that
+// names the API server.
+func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
+	installRBAC(t)
+	untrusted := newCA(t)
+	secret := signingSecret(untrusted.CertPEM, untrusted.KeyPEM)
+	secret.Name = "untrusted"
+	create(t, admin, secret)
+	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
+	hasEvent(t, secret, "CANotTrusted", "are not accepted by API servers", shared.Config.Host, "--client-ca-file")
+	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
+		t.Errorf("Events are %q", reasons)
+	}
+	trusted := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
+	trusted.Name = "trusted"
+	create(t, admin, trusted)
+	log := &bytes.Buffer{}
+	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
+		o.Audit = auditTo(t, log)
+		signingFrom(signer.Secret(client.ObjectKeyFromObject(trusted)))(o)
+	}})
+	eventually(t, "the trusted CA is asked about", func(context.Context) error {
+		if data, err := os.ReadFile(log.String()); err != nil || !strings.Contains(string(data), "TrustProbe") {
+			return errors.Join(fmt.Errorf("not yet: %s", data), err)
+		}
+		return nil
+	})
+	if reasons := reasonsOf(t, trusted); slices.Contains(reasons, "CANotTrusted") {
+		t.Errorf("Events about a trusted CA are %q", reasons)
+	}
+}
+
+func reasonsOf(t *testing.T, obj client.Object) []string {
+	t.Helper()
+	var reasons []string
+	for _, event := range eventsOf(t.Context(), t, obj) {
+		reasons = append(reasons, event.Reason)
+	}
+	return reasons
+}
