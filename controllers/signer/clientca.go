@@ -55,7 +55,7 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	for _, pattern := range forbidden {
 		if ca.MatchesSubject(pattern, req.Cert.Subject) {
 			return &ca.Violation{Reason: "SubjectNotPermitted",
-				Message: fmt.Sprintf("subject %q is not permitted: API servers trust the CA of signer %s for clients, so it never issues %s",
+				Message: fmt.Sprintf("subject %+q is not permitted: API servers trust the CA of signer %s for clients, so it never issues %s",
 					req.SubjectText(), req.SignerName, pattern)}
 		}
 	}
@@ -69,7 +69,7 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	}
 	if name := s.AllowedNames.Refused(req.Cert); name != "" {
 		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("name %q is not among the allowedNames of signer %s", csr.Shorten(name), req.SignerName)}
+			Message: fmt.Sprintf("name %+q is not among the allowedNames of signer %s", csr.Shorten(name), req.SignerName)}
 	}
 	return nil
 }

@@ -12,9 +12,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,8 +28,7 @@ import (
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
 
 const (
-	// askKnown is when an answer about a CA is asked for again, and askUnknown when there was none: in the range between, as
-	// long as there has been none.
+	// askKnown is the pause after an answer about a CA. Without an answer the pause doubles from askUnknownMin to askUnknownMax.
 	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
 	// trustKept is for how long an answer stands when API servers do not answer any more.
 	trustKept = 3 * askKnown
@@ -87,7 +87,7 @@ type trustAsker struct {
 	listed  []string // API servers to ask; empty is the endpoints of the Service kubernetes
 	live    client.Reader
 	prober  *probe.Prober
-	log     logr.Logger
+	clock   clock.Clock
 }
 
 var _ manager.Runnable = &trustAsker{}
@@ -98,10 +98,18 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*KeyPair) error {
 	if r.DryRun || len(asked) == 0 {
 		return nil
 	}
+	endpoints := runtime.NewScheme() // the manager's own, which a caller may have brought, need not know them
+	if err := discoveryv1.AddToScheme(endpoints); err != nil {
+		return fmt.Errorf("ask about trust: %w", err)
+	}
+	live, err := client.New(mgr.GetConfig(), client.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: endpoints, Mapper: mgr.GetRESTMapper()})
+	if err != nil {
+		return fmt.Errorf("ask about trust: %w", err)
+	}
+	// API servers verify certificates by the time of day, whatever clock is given to the controllers.
+	wall := clock.RealClock{}
 	return mgr.Add(&trustAsker{
-		pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: r.Live, log: mgr.GetLogger().WithName(Name),
-		// API servers verify certificates by the time of day, whatever clock is given to the controllers.
-		prober: &probe.Prober{Audit: r.Audit, Clock: clock.RealClock{}},
+		pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live, prober: &probe.Prober{Audit: r.Audit, Clock: wall}, clock: wall,
 	})
 }
 
@@ -136,35 +144,27 @@ func (a *trustAsker) follow(ctx context.Context, pair *KeyPair) {
 	var due time.Time
 	var warned string
 	pause := askUnknownMin
-	for {
+	for ctx.Err() == nil {
 		authority, _ := pair.Authority(pair.clock.Now())
-		if now := time.Now(); authority != nil && (authority != last || !now.Before(due)) {
-			if authority != last {
-				pause = askUnknownMin
-			}
-			known := a.ask(ctx, pair, authority, &warned)
-			if ctx.Err() != nil {
-				return // what was interrupted says nothing
-			}
-			last, due = authority, time.Now().Add(pause)
-			if known {
-				due, pause = time.Now().Add(askKnown), askUnknownMin
-			} else {
-				pause = min(2*pause, askUnknownMax)
-			}
+		if authority != last {
+			last, due, pause = authority, time.Time{}, askUnknownMin
 		}
 		next := askUnknownMax // a CA may begin or end in the meantime
 		if authority != nil {
-			next = max(time.Until(due), 0)
+			if !a.clock.Now().Before(due) {
+				known := a.ask(ctx, pair, authority, &warned)
+				due = a.clock.Now().Add(pause)
+				pause = min(2*pause, askUnknownMax)
+				if known {
+					due, pause = a.clock.Now().Add(askKnown), askUnknownMin
+				}
+			}
+			next = due.Sub(a.clock.Now())
 		}
-		timer := time.NewTimer(next)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return
 		case <-changed:
-			timer.Stop()
-		case <-timer.C:
+		case <-a.clock.After(next):
 		}
 	}
 }
@@ -177,7 +177,7 @@ func (a *trustAsker) ask(ctx context.Context, pair *KeyPair, authority *ca.Autho
 		// Whoever holds a certificate can append what the configured chain leaves out.
 		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
 		if ctx.Err() == nil {
-			pair.noteTrust(authority, answer, time.Now())
+			pair.noteTrust(authority, answer, a.clock.Now())
 		}
 		known = answer.Trust != probe.Unknown
 	}

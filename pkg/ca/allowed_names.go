@@ -57,14 +57,13 @@ func (n AllowedNames) Refused(req Request) string {
 			return ip.String()
 		}
 	}
+	others := slices.Clone(req.EmailAddresses)
 	for _, uri := range req.URIs {
-		if text := uri.String(); !n.allowsOther(text) {
-			return text
-		}
+		others = append(others, uri.String())
 	}
-	for _, address := range req.EmailAddresses {
-		if !n.allowsOther(address) {
-			return address
+	for _, name := range others {
+		if !n.allowsOther(name) {
+			return name
 		}
 	}
 	return ""
