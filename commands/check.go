@@ -10,12 +10,15 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -31,7 +34,8 @@ func Check(ctx context.Context, args []string, out io.Writer) error {
 	var flags *flag.FlagSet
 	command := &config.Command{
 		Usage: "check [flags] [--node NAME]",
-		About: "check says whether everything around the manager is as it must be: its rights, the kubelets' rights, and the trust in its CA;\n" +
+		About: "check says whether everything around the manager is as it must be: its rights, the kubelets' rights, the trust in its CA, the\n" +
+			"authorities of its signers, and whether a manager runs;\n" +
 			"with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's configuration\n" +
 			"(--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.",
 		Flags: func(set *flag.FlagSet) {
@@ -82,7 +86,11 @@ func newChecker(ctx context.Context, configuration *config.Configuration) (*chec
 	if err != nil {
 		return nil, err
 	}
-	api, err := client.New(cluster, client.Options{Scheme: scheme.Scheme})
+	known := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(known), v1alpha1.AddToScheme(known)); err != nil {
+		return nil, err
+	}
+	api, err := client.New(cluster, client.Options{Scheme: known})
 	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
@@ -94,6 +102,7 @@ func newChecker(ctx context.Context, configuration *config.Configuration) (*chec
 	if options.Approver != nil {
 		options.Approver.Authorizer = authz.SubjectAccess{Client: api}
 	}
+	readBlockList(ctx, options, api)
 	if options.Signer != nil {
 		options.Signer.Clock = clock.RealClock{}
 		if c.unread, err = options.Signer.ReadOnce(ctx, api); err != nil {
@@ -133,11 +142,29 @@ func (c *checker) all(ctx context.Context, out io.Writer) error {
 		results = append(results, check.Kubelets(ctx, c.api, c.configuration.SelfCheck.BootstrapGroups, c.configuration.SelfCheck.NodeGroups)...)
 	}
 	results = append(results, c.trust().CAs(ctx, c.cas, c.now)...)
+	results = append(results, c.authorities(ctx)...)
+	results = append(results, c.running(ctx)...)
 	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.", c.cluster.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
 	if err := writeTable(out, heading, results); err != nil {
 		return err
 	}
 	return verdict(results)
+}
+
+// installed is the namespace of the manifests that are shipped.
+const installed = "csr-controller-manager-system"
+
+// running says whether a manager runs. Without leader election nothing shows it.
+func (c *checker) running(ctx context.Context) []check.Result {
+	election := c.configuration.LeaderElection
+	if !election.Enabled {
+		return nil
+	}
+	leases := []types.NamespacedName{{Namespace: controllers.LeaseNamespace(c.configuration), Name: election.ResourceName}}
+	if election.ResourceNamespace == "" && leases[0].Namespace != installed { // asked from elsewhere, perhaps
+		leases = append(leases, types.NamespacedName{Namespace: installed, Name: election.ResourceName})
+	}
+	return check.Running{Reader: c.api, Leases: leases, Pause: 2*election.RetryPeriod.Duration + time.Second, Clock: clock.RealClock{}}.Look(ctx)
 }
 
 // whoAmI is the caller's name.

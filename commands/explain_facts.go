@@ -86,15 +86,7 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 			return allowed, err
 		})
 	}
-	if options.BlockList != nil {
-		_ = options.BlockList.ReadOnce(ctx, reader) // it says itself that it can't be read
-		if options.Approver != nil {
-			options.Approver.BlockList = options.BlockList
-		}
-		if options.Signer != nil {
-			options.Signer.BlockList = options.BlockList
-		}
-	}
+	readBlockList(ctx, options, reader)
 	if noCA {
 		e.secrets = noReader{}
 	}
@@ -102,6 +94,20 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 		options.Signer.Clock = clock
 	}
 	return e, nil
+}
+
+// readBlockList gives the approver and the signer the block list, as a manager does.
+func readBlockList(ctx context.Context, options controllers.Options, reader client.Reader) {
+	if options.BlockList == nil {
+		return
+	}
+	_ = options.BlockList.ReadOnce(ctx, reader) // it says itself that it can't be read
+	if options.Approver != nil {
+		options.Approver.BlockList = options.BlockList
+	}
+	if options.Signer != nil {
+		options.Signer.BlockList = options.BlockList
+	}
 }
 
 // noReader has no CA.

@@ -39,11 +39,12 @@ type SigningAuthoritySpec struct {
 	// Secret holds the CA and, during a rotation, both. It is made if it does not exist.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority stays the same: make another authority, with spec.from, to move signers"
 	Secret SecretReference `json:"secret"`
-	// Signers are the signer names that it serves. One may leave; for one to come, make another authority with spec.from.
+	// Signers are the signer names that it serves. One may leave. One that API servers verify may come if they verify another
+	// one here; for any other to come, make another authority with spec.from.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=571
-	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf)",message="nobody has been asked whether they trust this CA for another signer: make another authority, with spec.from, to move signers"
+	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf || signer in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet'] && oldSelf.exists(old, old in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet']))",message="nobody has been asked whether they trust this CA for another signer, but for one that API servers verify beside another one: make another authority, with spec.from, to move signers"
 	// +listType=set
 	Signers []string `json:"signers"`
 	// From names the authority whose CA this one begins with, so that signers can leave a CA that they shared: rotate it

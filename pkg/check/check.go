@@ -27,6 +27,8 @@ const (
 	OptionalRights = "optional-rights"
 	KubeletRights  = "kubelet-rights"
 	CATrusted      = "ca-trusted"
+	ManagerRunning = "manager-running"
+	Authorities    = "authorities"
 )
 
 // Result is the answer to one question.

@@ -14,9 +14,11 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -96,6 +98,23 @@ signing: {secret: csr-controller-manager-system/csr-signer}
 selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check-joiners]}
 `))
 	manager := serviceAccountConfig(t)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
+	if err := client.IgnoreNotFound(admin.Delete(t.Context(), lease)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no manager runs", func(context.Context) error {
+		output, code := runCheck(t, manager, "--config", file)
+		if !strings.Contains(output, "1 failed, 0 unknown") || code != 1 {
+			return fmt.Errorf("exit code %d:\n%s", code, output)
+		}
+		if line := row(t, output, "manager-running", "Lease csr-controller-manager-system/csr-controller-manager"); !strings.Contains(line, "no manager has ever led") {
+			return errors.New(line)
+		}
+		return nil
+	})
+	renewed := metav1.NowMicro()
+	lease.Spec = coordinationv1.LeaseSpec{HolderIdentity: ptr.To("manager-a"), LeaseDurationSeconds: ptr.To(int32(3600)), RenewTime: &renewed}
+	create(t, admin, lease)
 	eventually(t, "all is well", func(context.Context) error {
 		output, code := runCheck(t, manager, "--config", file)
 		if code != 0 {
@@ -106,6 +125,7 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 		row(t, output, "own-rights", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving")
 		row(t, output, "kubelet-rights", "check-joiners")
 		row(t, output, "ca-trusted", "kubernetes.io/kube-apiserver-client-kubelet")
+		row(t, output, "manager-running", "held by manager-a")
 		return nil
 	})
 

@@ -55,6 +55,25 @@ func TestCheckNodeNotApproved(t *testing.T) {
 	says(t, output, 1, 1, "nothing in this configuration approves requests for kubernetes.io/kubelet-serving", "kubectl certificate approve "+serving.Name)
 }
 
+// TestCheckNodeBlocked names the block list as what keeps a node's request back, before and after its approval.
+func TestCheckNodeBlocked(t *testing.T) {
+	create(t, admin, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "check-blocked"}, Data: map[string]string{"nodes": "check-blocked"}})
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	args := append(caFiles(t, shared.CA), "--node-block-list", "default/check-blocked")
+	var blocked *request
+	eventually(t, "the request is made", func(ctx context.Context) error {
+		blocked = nodeRequest(t, "check-blocked")
+		return as(t, "joiner").Create(ctx, blocked)
+	})
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), blocked) })
+	output, code := checkNode(t, "check-blocked", args...)
+	says(t, output, code, 1, "NodeBlocked: ", "check: node check-blocked: 2 approved is failed")
+	approve(t, blocked)
+	output, code = checkNode(t, "check-blocked", args...)
+	says(t, output, code, 1, "NodeBlocked: ", "check: node check-blocked: 3 issued is failed")
+}
+
 // TestCheckNodeNotIssued is the third step: approved, and there is no signer, or no CA.
 func TestCheckNodeNotIssued(t *testing.T) {
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }})

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,36 @@ func TestSpecBounds(t *testing.T) {
 		err := api.Create(t.Context(), obj, client.DryRunAll)
 		if (test.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// TestASignerThatAPIServersVerifyMayCome: an authority takes one more of them in place, and no other.
+func TestASignerThatAPIServersVerifyMayCome(t *testing.T) {
+	api := authorities(t)
+	const serving, users, kubelets, custom = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "example.com/spec"
+	for name, test := range map[string]struct {
+		before, after []string
+		refused       bool
+	}{
+		"the other one of two":            {before: []string{users}, after: []string{users, kubelets}},
+		"beside what is asked of nobody":  {before: []string{serving, kubelets}, after: []string{serving, kubelets, users}},
+		"the first of them":               {before: []string{serving}, after: []string{serving, users}, refused: true},
+		"one whose verifiers are unknown": {before: []string{users, kubelets}, after: []string{users, kubelets, serving}, refused: true},
+		"a custom one":                    {before: []string{users}, after: []string{users, custom}, refused: true},
+		"one in another's place":          {before: []string{users, serving}, after: []string{kubelets, serving}},
+	} {
+		obj := &v1alpha1.SigningAuthority{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "spec-signers-"},
+			Spec:       v1alpha1.SigningAuthoritySpec{Secret: v1alpha1.SecretReference{Namespace: "default", Name: "spec-signers"}, Signers: test.before},
+		}
+		if err := api.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = api.Delete(context.Background(), obj) })
+		obj.Spec.Signers = test.after
+		if err := api.Update(t.Context(), obj, client.DryRunAll); (err != nil) != test.refused {
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }

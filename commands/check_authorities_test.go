@@ -1,0 +1,66 @@
+package commands
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// TestCompareAuthorities finds each signer that is served, and that no authority of its Secret names.
+func TestCompareAuthorities(t *testing.T) {
+	t.Parallel()
+	const serving, users, custom = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client", "example.com/a"
+	authority := func(name, secret string, signers ...string) v1alpha1.SigningAuthority {
+		return v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: v1alpha1.SigningAuthoritySpec{Secret: v1alpha1.SecretReference{Namespace: "ns", Name: secret}, Signers: signers}}
+	}
+	served := func(name string) controllers.GuardedSigner {
+		return controllers.GuardedSigner{Signer: name, Secret: types.NamespacedName{Namespace: "ns", Name: "csr-signer"}}
+	}
+	for name, test := range map[string]struct {
+		authorities []v1alpha1.SigningAuthority
+		signer      string
+		want        check.Status
+		evidence    string
+		next        string
+	}{
+		"named":                      {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users, serving)}, serving, check.OK, "SigningAuthority cluster", ""},
+		"no authority":               {nil, serving, check.Failed, "no SigningAuthority has its Secret ns/csr-signer", "make one for that Secret"},
+		"an authority of another":    {[]v1alpha1.SigningAuthority{authority("other", "other", serving)}, serving, check.Failed, "no SigningAuthority has its Secret", "make one"},
+		"not named":                  {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users)}, serving, check.Failed, "SigningAuthority cluster of Secret ns/csr-signer does not name it", "spec.from"},
+		"not named, of API servers":  {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", "kubernetes.io/kube-apiserver-client-kubelet")}, users, check.Failed, "does not name it", "add it to spec.signers"},
+		"a custom one, without name": {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users)}, custom, check.Failed, "CANotProven", "spec.from"},
+	} {
+		results := compareAuthorities([]controllers.GuardedSigner{served(test.signer)}, test.authorities)
+		if len(results) != 1 || results[0].Status != test.want || !strings.Contains(results[0].Evidence, test.evidence) || !strings.Contains(results[0].NextStep, test.next) {
+			t.Errorf("%s: %+v", name, results)
+		}
+	}
+}
+
+// TestGuardedSigners are those that the configuration serves from Secrets, once rotation is enabled.
+func TestGuardedSigners(t *testing.T) {
+	t.Parallel()
+	c := config.Default()
+	c.Signing.Secret = "ns/csr-signer"
+	c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/a"}}, {Name: "kubernetes.io/kubelet-serving"}}
+	if got := controllers.GuardedSigners(c); len(got) != 0 {
+		t.Errorf("without rotation %v", got)
+	}
+	c.Rotation.Enabled = true
+	var got []string
+	for _, one := range controllers.GuardedSigners(c) {
+		got = append(got, one.Signer+" "+one.Secret.String())
+	}
+	want := "example.com/a ns/a, kubernetes.io/kube-apiserver-client ns/csr-signer, kubernetes.io/kube-apiserver-client-kubelet ns/csr-signer, kubernetes.io/kubelet-serving ns/csr-signer"
+	if text := strings.Join(got, ", "); text != want {
+		t.Errorf("got %s, want %s", text, want)
+	}
+}

@@ -1,0 +1,100 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Running checks whether a manager runs and leads. Reader must not be a cache.
+type Running struct {
+	Reader client.Reader
+	// Leases are where the manager's may be, the likeliest first. Each is named as its Deployment is.
+	Leases []types.NamespacedName
+	// Pause is how long a leader takes at most to renew its Lease.
+	Pause time.Duration
+	Clock clock.Clock
+}
+
+// startManager is what to do when none runs.
+const startManager = "see why no manager runs: kubectl get deployments,pods and the log of its pods in that namespace; give check the manager's own configuration, which names the Lease"
+
+// Look returns a Result about the Lease, and one about the Deployment beside it if there is one that can be read.
+func (r Running) Look(ctx context.Context) []Result {
+	result := Result{Check: ManagerRunning, Status: Failed, Evidence: "there is no such Lease: no manager has ever led", NextStep: startManager}
+	for i, name := range r.Leases {
+		lease := &coordinationv1.Lease{}
+		err := r.Reader.Get(ctx, name, lease)
+		if apierrors.IsNotFound(err) && i < len(r.Leases)-1 {
+			continue
+		}
+		result.Subject = "Lease " + name.String()
+		switch {
+		case apierrors.IsNotFound(err):
+			result.Subject = "Lease " + r.Leases[0].String()
+		case err != nil:
+			result.Status, result.Evidence, result.NextStep = Unknown, ReadError("get leases", err), askAgain
+		default:
+			r.judge(ctx, lease, &result)
+		}
+		return append([]Result{result}, r.deployment(ctx, name)...)
+	}
+	return []Result{result}
+}
+
+// judge says who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must also stand still.
+func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result *Result) {
+	holder, renewed := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Spec.RenewTime
+	if holder == "" || renewed == nil {
+		result.Evidence = "nobody holds it: the last manager that led has ended"
+		return
+	}
+	age := r.Clock.Since(renewed.Time).Round(time.Second)
+	term := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second
+	moving := age <= term && age >= -term
+	if !moving {
+		moving = r.moves(ctx, lease)
+	}
+	if moving {
+		result.Status, result.NextStep = OK, ""
+		result.Evidence = fmt.Sprintf("held by %s, renewed %s ago", holder, age)
+		return
+	}
+	result.Evidence = fmt.Sprintf("held by %s, but last renewed %s ago, and a leader renews it every few seconds", holder, age)
+}
+
+// moves reports whether lease is renewed while it is watched.
+func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.Clock.After(r.Pause):
+	}
+	again := &coordinationv1.Lease{}
+	err := r.Reader.Get(ctx, client.ObjectKeyFromObject(lease), again)
+	return err == nil && !again.Spec.RenewTime.Equal(lease.Spec.RenewTime) && ptr.Deref(again.Spec.HolderIdentity, "") != ""
+}
+
+// deployment returns a Result about the Deployment of that name, or nothing if there is none that can be read: a manager may
+// run elsewhere, and itself may not read Deployments.
+func (r Running) deployment(ctx context.Context, name types.NamespacedName) []Result {
+	found := &appsv1.Deployment{}
+	if err := r.Reader.Get(ctx, name, found); err != nil {
+		return nil
+	}
+	wanted, ready := ptr.Deref(found.Spec.Replicas, 1), found.Status.ReadyReplicas
+	result := Result{Check: ManagerRunning, Subject: "Deployment " + name.String(), Status: OK, Evidence: fmt.Sprintf("%d of %d replicas are ready", ready, wanted)}
+	if ready < wanted || wanted == 0 {
+		result.Status = Failed
+		result.NextStep = "see why: kubectl -n " + name.Namespace + " describe pods, and their /readyz"
+	}
+	return []Result{result}
+}
