@@ -32,7 +32,6 @@ func GuardedSigners(c *config.Configuration) []GuardedSigner {
 			sources[one.Name] = one.CA
 		}
 	}
-	delete(sources, signer.LegacyUnknownSignerName) // no new request can name it
 	var guarded []GuardedSigner
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		if namespace, secret := sources[name].SecretName(); secret != "" {

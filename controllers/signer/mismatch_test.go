@@ -13,6 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 )
 
 // TestAMismatchIsNeverStored takes the rules for requests of a signer away, as a fault in them would: the finished
@@ -22,6 +23,7 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	p := newParts(t, object(t, signerName(name), usages("client auth"), template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })))
 	root := newRoot(t, 365*24*time.Hour)
 	p.pair.Load(root.cert, root.key)
+	p.pair.noteTrust(must(p.pair.Authority(now)), probe.Answer{Trust: probe.Refused}, now)
 	signer := p.reconciler.Signers[name]
 	within := contentsOf("kubernetes.io/kube-apiserver-client-kubelet", nil)
 	signer.Profile = signer.Profile.Containing(within)
