@@ -1,10 +1,12 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -187,13 +190,53 @@ func TestPublishIsNotLate(t *testing.T) {
 	}
 }
 
+// bundlesByDefault is the version of ClusterTrustBundle that the API server serves unasked: v1 from Kubernetes 1.37 on.
+func bundlesByDefault(t *testing.T, cfg *rest.Config) string {
+	t.Helper()
+	client, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := client.ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if minor, err := strconv.Atoi(strings.TrimRight(server.Minor, "+")); err != nil || minor < 37 {
+		return ""
+	}
+	return "v1"
+}
+
+// TestClusterTrustBundlesByDefault publishes on an API server as it comes: for Kubernetes' signers and for a custom one.
+func TestClusterTrustBundlesByDefault(t *testing.T) {
+	want, p := bundlesByDefault(t, shared.Config), publisher(t, shared.Config)
+	wanted := trust.Wanted{Bundle: newCA(t).CertPEM, Authority: "by-default", Signers: []string{"kubernetes.io/kubelet-serving", "example.com/client"}}
+	state := p.Publish(t.Context(), wanted)
+	wantState(t, "published", state)
+	if state.Served != want {
+		t.Fatalf("%q is served, want %q", state.Served, want)
+	}
+	if want == "" {
+		return
+	}
+	bundles := bundlesOf(t, shared.Config, want)
+	for _, signer := range wanted.Signers {
+		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
+	}
+	wanted.Signers = nil // all have left
+	wantState(t, "removed", p.Publish(t.Context(), wanted))
+	if _, err := bundles.Get(t.Context(), "example.com:client:by-default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("it is there, or: %v", err)
+	}
+}
+
 // TestPublishToClusterTrustBundles on an API server that serves none, then does, then only an older version, and none again.
 func TestPublishToClusterTrustBundles(t *testing.T) {
 	c, own := ownCluster(t, cluster.Token{Token: "publisher-token", User: "publisher", UID: "p-1"})
 	restart := func(gate, versions string) {
 		t.Helper()
 		if err := c.RestartAPIServer(func(args *envtest.Arguments) {
-			args.Set("feature-gates", "ClusterTrustBundle="+gate).Set("runtime-config", versions)
+			args.Set("feature-gates", "ClusterTrustBundle="+gate+",ClusterTrustBundleProjection="+gate).Set("runtime-config", versions)
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -202,8 +245,10 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	anyone.BearerToken = "publisher-token"
 	p := publisher(t, anyone)
 	mayRead(t, own)
+	version := cmp.Or(bundlesByDefault(t, c.Config), "v1beta1")
 	wanted := trust.Wanted{Bundle: c.CA.CertPEM, Authority: "cluster", Signers: []string{"kubernetes.io/kube-apiserver-client", "example.com/client"}}
 
+	restart("false", "certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
 	off := p.Publish(t.Context(), wanted)
 	wantState(t, "not served", off)
 	if off.Served != "" {
@@ -226,12 +271,12 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	attest.ResourceNames = append(attest.ResourceNames, "example.com/client")
 	grants(t, own, role, all, attest)
 	eventually(t, "all is published", func(ctx context.Context) error {
-		if state := p.Publish(ctx, wanted); !state.Published() || state.Served != "v1beta1" {
+		if state := p.Publish(ctx, wanted); !state.Published() || state.Served != version {
 			return fmt.Errorf("%s is served, problems are %q", state.Served, state.Problems)
 		}
 		return nil
 	})
-	bundles := bundlesOf(t, c.Config, "v1beta1")
+	bundles := bundlesOf(t, c.Config, version)
 	first := got(t, bundles, "kubernetes.io:kube-apiserver-client:cluster")
 	wantBundle(t, first, "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 	wantBundle(t, got(t, bundles, "example.com:client:cluster"), "example.com/client", c.CA.CertPEM)
@@ -251,8 +296,8 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	wantBundle(t, got(t, bundles, first.GetName()), "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 
 	// A signer leaves; those of others stay.
-	others := bundle("example.com:client:theirs", "example.com/client", c.CA.CertPEM, "csr-controller-manager")
-	byHand := bundle("example.com:other:cluster", "example.com/other", c.CA.CertPEM, "somebody")
+	others := bundle(version, "example.com:client:theirs", "example.com/client", c.CA.CertPEM, "csr-controller-manager")
+	byHand := bundle(version, "example.com:other:cluster", "example.com/other", c.CA.CertPEM, "somebody")
 	for _, obj := range []*unstructured.Unstructured{others, byHand} {
 		if _, err := bundles.Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -268,16 +313,17 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	got(t, bundles, byHand.GetName())
 
 	// Only an older version is served, then none.
-	restart("true", "certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=true")
+	last := map[string]string{"v1": "v1beta1", "v1beta1": "v1alpha1"}[version] // v1alpha1 is gone from 1.37
+	restart("true", "certificates.k8s.io/v1=false,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false,certificates.k8s.io/"+last+"=true")
 	older := p.Published(t.Context(), wanted)
 	wantState(t, "by an older version", older)
-	spoil(t, bundlesOf(t, c.Config, "v1alpha1"), first, newCA(t).CertPEM)
+	spoil(t, bundlesOf(t, c.Config, last), first, newCA(t).CertPEM)
 	wantState(t, "spoilt by an older version", p.Published(t.Context(), wanted), "is not as it should be")
 	wantState(t, "put right by an older version", p.Publish(t.Context(), wanted))
-	if older.Served != "v1alpha1" {
+	if older.Served != last {
 		t.Errorf("%s is served", older.Served)
 	}
-	restart("false", "certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
+	restart("false", "certificates.k8s.io/v1=true,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
 	if off := p.Published(t.Context(), wanted); !off.Published() || off.Served != "" {
 		t.Errorf("when they are served no longer: %+v", off)
 	}
@@ -339,9 +385,9 @@ func bundlesOf(t *testing.T, cfg *rest.Config, version string) dynamic.ResourceI
 	return objects.Resource(schema.GroupVersionResource{Group: "certificates.k8s.io", Version: version, Resource: "clustertrustbundles"})
 }
 
-func bundle(name, signer string, certs []byte, managedBy string) *unstructured.Unstructured {
+func bundle(version, name, signer string, certs []byte, managedBy string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "certificates.k8s.io/v1beta1", "kind": "ClusterTrustBundle",
+		"apiVersion": "certificates.k8s.io/" + version, "kind": "ClusterTrustBundle",
 		"metadata": map[string]any{"name": name, "labels": map[string]any{"app.kubernetes.io/managed-by": managedBy}},
 		"spec":     map[string]any{"signerName": signer, "trustBundle": string(certs)},
 	}}
