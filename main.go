@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/commands"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -66,7 +67,8 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	mgr, err := newManager(configuration, logger)
+	options.Observer = apiuse.New()
+	mgr, err := newManager(configuration, options.Observer, logger)
 	if err != nil {
 		return err
 	}
@@ -84,12 +86,13 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-func newManager(c *config.Configuration, logger logr.Logger) (manager.Manager, error) {
+func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.Logger) (manager.Manager, error) {
 	cluster, err := commands.RESTConfig(c)
 	if err != nil {
 		return nil, err
 	}
 	apicall.Bound(cluster)
+	observer.Wrap(cluster)
 	election := rest.CopyConfig(cluster)
 	election.QPS = -1 // renewing the Lease never waits behind work
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}

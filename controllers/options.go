@@ -8,16 +8,19 @@ import (
 	"fmt"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -40,6 +43,10 @@ type Options struct {
 
 	// BlockList, if set, is that of the approver and the signer, and runs with them.
 	BlockList *inventory.BlockList
+
+	// Observer, if set, sees the calls of the manager's clients. The replica is then not ready while they do not get through, and asks
+	// for its own rights again as soon as one is refused.
+	Observer *apiuse.Observer
 
 	// SelfCheck, if set, has the manager look after its own rights, the kubelets' and the trust in its CA.
 	SelfCheck *SelfCheck
@@ -96,7 +103,21 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := o.setupCaches(mgr); err != nil {
 		return err
 	}
+	if o.Observer != nil {
+		if err := mgr.AddReadyzCheck("api-server", o.Observer.Ready(o.collections()...)); err != nil {
+			return fmt.Errorf("add readiness check: %w", err)
+		}
+	}
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
+}
+
+// collections are the paths of what the controllers work on.
+func (o Options) collections() []string {
+	paths := []string{"/apis/" + certificatesv1.SchemeGroupVersion.String() + "/" + requestsResource}
+	if o.Rotation != nil {
+		paths = append(paths, "/apis/"+v1alpha1.GroupVersion.String()+"/signingauthorities")
+	}
+	return paths
 }
 
 // setupControllers returns all that is wrong with any of them.

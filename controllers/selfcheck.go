@@ -30,6 +30,8 @@ type SelfCheck struct {
 const (
 	// checkRetry is when what is not well is looked at again, and whether the CA is another one.
 	checkRetry = time.Minute
+	// refusalPause is the least time between two questions for our own rights because calls are refused.
+	refusalPause = 5 * time.Second
 	// checkPatience bounds one check: an API server that does not answer leaves it unknown.
 	checkPatience = time.Minute
 	// caPatience bounds how long the first look at the CA waits for it to be read.
@@ -55,6 +57,7 @@ type selfCheck struct {
 	interval time.Duration
 	tasks    []*checkTask
 	elected  <-chan struct{}
+	refused  <-chan struct{} // yields when an API server has refused a call
 	clock    clock.WithTicker
 	log      logr.Logger
 
@@ -79,7 +82,7 @@ type checkTask struct {
 
 // setupSelfCheck adds what o.SelfCheck describes to mgr, with a readiness check of our own rights.
 func (o Options) setupSelfCheck(mgr manager.Manager) error {
-	s := &selfCheck{interval: o.SelfCheck.Interval, elected: mgr.Elected(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check")}
+	s := &selfCheck{interval: o.SelfCheck.Interval, elected: mgr.Elected(), refused: o.Observer.Refused(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check")}
 	if s.clock == nil {
 		s.clock = clock.RealClock{}
 	}
@@ -130,7 +133,8 @@ func (s *selfCheck) Start(ctx context.Context) error {
 	ctx = log.IntoContext(ctx, s.log)
 	ticker := s.clock.NewTicker(s.pause())
 	defer ticker.Stop()
-	elected := s.elected
+	elected, refused := s.elected, s.refused
+	var heedAgain <-chan time.Time
 	leads := false
 	for {
 		for _, task := range s.tasks {
@@ -143,7 +147,21 @@ func (s *selfCheck) Start(ctx context.Context) error {
 			return nil
 		case <-elected:
 			elected, leads = nil, true
+		case <-refused: // whoever causes refusals must not cause as many questions
+			refused, heedAgain = nil, time.After(refusalPause)
+			s.rightsAreDue()
+		case <-heedAgain:
+			refused, heedAgain = s.refused, nil
 		case <-ticker.C():
+		}
+	}
+}
+
+// rightsAreDue lets the next round ask for our own rights, whatever was answered before.
+func (s *selfCheck) rightsAreDue() {
+	for _, task := range s.tasks {
+		if task.name == check.OwnRights || task.name == check.OptionalRights {
+			task.due = time.Time{}
 		}
 	}
 }

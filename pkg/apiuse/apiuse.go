@@ -1,0 +1,190 @@
+// Package apiuse notes what becomes of the manager's own calls to API servers, as they happen: a manager that asked once an hour
+// whether all is well would say so for an hour after it no longer is.
+package apiuse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+const (
+	// longestSilence is how long a watch may bring nothing. An API server sends a bookmark each minute.
+	longestSilence = 3 * time.Minute
+	// unreachableAfter is how long no call may get through before the replica is not ready. One lost connection is no outage.
+	unreachableAfter = 3 * time.Second
+	// staleAfter is how long there may be no watch of what the controllers work on. client-go tries again every half minute.
+	staleAfter = 45 * time.Second
+)
+
+var (
+	reachable = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_api_server_reachable",
+		Help: "1 when the last call of the manager to an API server was answered, 0 when there was no answer or its credentials were not accepted.",
+	})
+	refusedTotal = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "csr_api_refused_total",
+		Help: "Calls of the manager that an API server refused with status 401 or 403.",
+	})
+)
+
+func init() { metrics.Registry.MustRegister(reachable, refusedTotal) }
+
+// Observer notes what becomes of calls. It also ends watches that are silent, so that they are opened anew. It is safe for
+// concurrent use.
+type Observer struct {
+	silence time.Duration
+	refused chan struct{}
+
+	mu      sync.Mutex
+	since   time.Time // of the first call without an answer after the last one that had one; zero is none
+	err     error
+	watches map[string]*watched // by path
+}
+
+// watched is what is known of the watches of one collection.
+type watched struct {
+	open int
+	lost time.Time // when the last one ended
+}
+
+// New returns an Observer.
+func New() *Observer {
+	return &Observer{silence: longestSilence, refused: make(chan struct{}, 1), watches: map[string]*watched{}}
+}
+
+// Wrap lets o see the calls of clients that are made of cfg from now on.
+func (o *Observer) Wrap(cfg *rest.Config) {
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{next: next, observer: o} })
+}
+
+// Refused yields after calls that an API server refused.
+func (o *Observer) Refused() <-chan struct{} {
+	if o == nil {
+		return nil
+	}
+	return o.refused
+}
+
+// Ready reports API servers that do not answer, and watches of collections that are lost: what is in the cache is not current. It is
+// a readiness check, and no check of liveness: a restart would help nothing.
+func (o *Observer) Ready(collections ...string) func(*http.Request) error {
+	return func(*http.Request) error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		now := time.Now()
+		if !o.since.IsZero() && now.Sub(o.since) >= unreachableAfter {
+			return fmt.Errorf("no call to the API server has got through for %s: %w", now.Sub(o.since).Round(time.Second), o.err)
+		}
+		for path, one := range o.watches {
+			concerned := slices.ContainsFunc(collections, func(collection string) bool { return strings.HasSuffix(path, collection) })
+			if concerned && one.open == 0 && now.Sub(one.lost) >= staleAfter {
+				return fmt.Errorf("the cache of %s is stale: there has been no watch for %s", path, now.Sub(one.lost).Round(time.Second))
+			}
+		}
+		return nil
+	}
+}
+
+// answered notes that an API server has answered.
+func (o *Observer) answered() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.since, o.err = time.Time{}, nil
+	reachable.Set(1)
+}
+
+// failed notes a call that has not got through.
+func (o *Observer) failed(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.since.IsZero() {
+		o.since = time.Now()
+	}
+	o.err = err
+	reachable.Set(0)
+}
+
+func (o *Observer) refuse() {
+	refusedTotal.Inc()
+	select {
+	case o.refused <- struct{}{}:
+	default: // already on its way
+	}
+}
+
+func (o *Observer) watching(path string, by int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	one := o.watches[path]
+	if one == nil {
+		one = &watched{}
+		o.watches[path] = one
+	}
+	if one.open += by; one.open == 0 {
+		one.lost = time.Now()
+	}
+}
+
+type transport struct {
+	next     http.RoundTripper
+	observer *Observer
+}
+
+// WrappedRoundTripper lets client-go find what is wrapped.
+func (t *transport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// RoundTrip passes r on and notes what becomes of it.
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if watch := r.URL.Query().Get("watch"); watch != "true" && watch != "1" {
+		return t.noted(r)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	response, err := t.noted(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return response, err
+	}
+	if response.StatusCode != http.StatusOK {
+		response.Body = &closing{ReadCloser: response.Body, end: cancel}
+		return response, nil
+	}
+	path := strings.TrimSuffix(r.URL.Path, "/")
+	t.observer.watching(path, 1)
+	body := &stream{ReadCloser: response.Body, limit: t.observer.silence}
+	body.timer = time.AfterFunc(body.limit, func() { body.silent.Store(true); cancel() })
+	body.end = sync.OnceFunc(func() {
+		body.timer.Stop()
+		cancel()
+		t.observer.watching(path, -1)
+	})
+	response.Body = body
+	return response, nil
+}
+
+func (t *transport) noted(r *http.Request) (*http.Response, error) {
+	response, err := t.next.RoundTrip(r)
+	switch {
+	case err != nil && errors.Is(r.Context().Err(), context.Canceled): // the manager gave up
+	case err != nil:
+		t.observer.failed(err)
+	case response.StatusCode == http.StatusUnauthorized:
+		t.observer.refuse()
+		t.observer.failed(fmt.Errorf("the API server does not accept the manager's credentials: status %s", response.Status))
+	case response.StatusCode == http.StatusForbidden:
+		t.observer.refuse()
+		t.observer.answered()
+	default:
+		t.observer.answered()
+	}
+	return response, err
+}

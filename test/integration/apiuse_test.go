@@ -1,0 +1,98 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// soon bounds "within seconds".
+const soon = 15 * time.Second
+
+// shows waits until a page of p has status and contains part.
+func shows(t *testing.T, address, path string, status int, part string) {
+	t.Helper()
+	within(t, soon, path, func(ctx context.Context) error {
+		got, body := get(ctx, address, path)
+		if got != status || !strings.Contains(body, part) {
+			return fmt.Errorf("status %d, want %d with %q", got, status, part)
+		}
+		return nil
+	})
+}
+
+// TestAnAPIServerThatIsGoneShowsAtOnce takes the API server away and brings it back. The replica is not ready in between. It is alive.
+func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	proxy := throughFaults(t, serviceAccountConfig(t))
+	p := startManager(t, proxy.Config, "--leader-elect=false")
+	shows(t, p.probes, "/readyz", http.StatusOK, "")
+	shows(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 1")
+	if err := proxy.Down(); err != nil {
+		t.Fatal(err)
+	}
+	shows(t, p.probes, "/readyz/api-server", http.StatusInternalServerError, "")
+	shows(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 0")
+	shows(t, p.probes, "/healthz", http.StatusOK, "")
+	if err := proxy.Up(); err != nil {
+		t.Fatal(err)
+	}
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 1")
+}
+
+// TestALostRightShowsAtItsFirstUse takes the right to approve away from a manager that asks for its rights once an hour.
+func TestALostRightShowsAtItsFirstUse(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1h")
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	const healthy, lost = `csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 1`
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, healthy)
+
+	binding := bindingOfApprover(t)
+	if err := admin.Delete(t.Context(), binding.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Create(context.Background(), binding) })
+	time.Sleep(2 * time.Second) // the authorizer of the API server follows its informers
+	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "joins"))
+	shows(t, p.probes, "/readyz/own-rights", http.StatusInternalServerError, "")
+	shows(t, p.metrics, "/metrics", http.StatusOK, lost)
+	shows(t, p.probes, "/healthz", http.StatusOK, "")
+
+	if err := admin.Create(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 2*time.Minute, "the request is approved", func(ctx context.Context) error {
+		if err := admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		if csr.StateOf(obj) == csr.Pending {
+			return fmt.Errorf("it is pending")
+		}
+		return nil
+	})
+}
+
+// bindingOfApprover is the binding of config/rbac that lets the manager approve.
+func bindingOfApprover(t *testing.T) *rbacv1.ClusterRoleBinding {
+	t.Helper()
+	found := &rbacv1.ClusterRoleBinding{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: "csr-approver"}, found); err != nil {
+		t.Fatal(err)
+	}
+	found.ResourceVersion, found.UID = "", ""
+	return found
+}
