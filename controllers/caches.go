@@ -16,8 +16,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
 )
 
-// caches keeps the caches of the controllers filled on every replica: a controller that starts when its replica is elected fills
-// its queue from there. It waits for what is missing, such as a CRD, and a replica is not ready before all is read.
+// caches keeps the caches of the controllers filled on every replica: a controller that starts when its replica is
+// elected fills its queue from there. It waits for what is missing, such as a CRD, and a replica is not ready before
+// all is read.
 type caches struct {
 	cache cache.Cache
 	kinds []client.Object

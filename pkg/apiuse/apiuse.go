@@ -1,5 +1,5 @@
-// Package apiuse notes what becomes of the manager's own calls to API servers, as they happen: a manager that asked once an hour
-// whether all is well would say so for an hour after it no longer is.
+// Package apiuse notes what becomes of the manager's own calls to API servers, as they happen: a manager that asked
+// once an hour whether all is well would say so for an hour after it no longer is.
 package apiuse
 
 import (
@@ -14,15 +14,18 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
 const (
 	// longestSilence is how long a watch may bring nothing. An API server sends a bookmark each minute.
 	longestSilence = 3 * time.Minute
-	// unreachableAfter is how long no call may get through before the replica is not ready. One lost connection is no outage.
+	// unreachableAfter is how long no call may get through before the replica is not ready. One lost connection is no
+	// outage.
 	unreachableAfter = 3 * time.Second
-	// staleAfter is how long there may be no watch of what the controllers work on. client-go tries again every half minute.
+	// staleAfter is how long there may be no watch of what the controllers work on. client-go tries again every half
+	// minute.
 	staleAfter = 45 * time.Second
 )
 
@@ -39,9 +42,10 @@ var (
 
 func init() { metrics.Registry.MustRegister(reachable, refusedTotal) }
 
-// Observer notes what becomes of calls. It also ends watches that are silent, so that they are opened anew. It is safe for
-// concurrent use.
+// Observer notes what becomes of calls. It also ends watches that are silent, so that they are opened anew. It is safe
+// for concurrent use.
 type Observer struct {
+	clock   clock.PassiveClock
 	silence time.Duration
 	refused chan struct{}
 
@@ -59,7 +63,10 @@ type watched struct {
 
 // New returns an Observer.
 func New() *Observer {
-	return &Observer{silence: longestSilence, refused: make(chan struct{}, 1), watches: map[string]*watched{}}
+	return &Observer{
+		clock: clock.RealClock{}, silence: longestSilence,
+		refused: make(chan struct{}, 1), watches: map[string]*watched{},
+	}
 }
 
 // Wrap lets o see the calls of clients that are made of cfg from now on.
@@ -75,18 +82,20 @@ func (o *Observer) Refused() <-chan struct{} {
 	return o.refused
 }
 
-// Ready reports API servers that do not answer, and watches of collections that are lost: what is in the cache is not current. It is
-// a readiness check, and no check of liveness: a restart would help nothing.
+// Ready reports API servers that do not answer, and watches of collections that are lost: what is in the cache is not
+// current. It is a readiness check, and no check of liveness: a restart would help nothing.
 func (o *Observer) Ready(collections ...string) func(*http.Request) error {
 	return func(*http.Request) error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		now := time.Now()
+		now := o.clock.Now()
 		if !o.since.IsZero() && now.Sub(o.since) >= unreachableAfter {
 			return fmt.Errorf("no call to the API server has got through for %s: %w", now.Sub(o.since).Round(time.Second), o.err)
 		}
 		for path, one := range o.watches {
-			concerned := slices.ContainsFunc(collections, func(collection string) bool { return strings.HasSuffix(path, collection) })
+			concerned := slices.ContainsFunc(collections, func(collection string) bool {
+				return strings.HasSuffix(path, collection)
+			})
 			if concerned && one.open == 0 && now.Sub(one.lost) >= staleAfter {
 				return fmt.Errorf("the cache of %s is stale: there has been no watch for %s", path, now.Sub(one.lost).Round(time.Second))
 			}
@@ -108,7 +117,7 @@ func (o *Observer) failed(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.since.IsZero() {
-		o.since = time.Now()
+		o.since = o.clock.Now()
 	}
 	o.err = err
 	reachable.Set(0)
@@ -131,7 +140,7 @@ func (o *Observer) watching(path string, by int) {
 		o.watches[path] = one
 	}
 	if one.open += by; one.open == 0 {
-		one.lost = time.Now()
+		one.lost = o.clock.Now()
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 // firstRetry and lastRetry bound the pause between attempts. Each attempt is a discovery.
 const firstRetry, lastRetry = time.Second, 10 * time.Second
 
-// Get returns the informer for obj's kind, which may not have synced yet. It tries until it can: the discovery before fails when
-// a connection is reset, and while the kind is not installed. It fails only when ctx ends. failed is called with each error, and
-// with nil in the end.
+// Get returns the informer for obj's kind, which may not have synced yet. It tries until it can: the discovery before
+// fails when a connection is reset, and while the kind is not installed. It fails only when ctx ends. failed is called
+// with each error, and with nil in the end.
 func Get(ctx context.Context, from cache.Informers, obj client.Object, log logr.Logger, failed func(error)) (cache.Informer, error) {
 	var informer cache.Informer
 	err := Try(ctx, log, failed, func() (err error) {
@@ -25,7 +25,8 @@ func Get(ctx context.Context, from cache.Informers, obj client.Object, log logr.
 	return informer, err
 }
 
-// Try calls attempt until it succeeds, or fails when ctx ends. failed is called with each error, and with nil in the end.
+// Try calls attempt until it succeeds, or fails when ctx ends. failed is called with each error, and with nil in the
+// end.
 func Try(ctx context.Context, log logr.Logger, failed func(error), attempt func() error) error {
 	last := ""
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {

@@ -17,20 +17,21 @@ import (
 const (
 	// longestSilence is how long a watch may bring nothing. An API server sends a bookmark each minute.
 	longestSilence = 3 * time.Minute
-	// longestGap is how long there may be no watch. client-go waits between attempts for up to half a minute, and tells nobody
-	// of a refused connection or of status 429.
+	// longestGap is how long there may be no watch. client-go waits between attempts for up to half a minute, and tells
+	// nobody of a refused connection or of status 429.
 	longestGap = 10 * time.Second
-	// openTimeout bounds how long a watch may take to open. Some proxies hold an answer back until it has a first event.
+	// openTimeout bounds how long a watch may take to open. Some proxies hold an answer back until it has a first
+	// event.
 	openTimeout = 90 * time.Second
 	// listTimeout bounds one page of a list.
 	listTimeout = time.Minute
 )
 
-// stream follows one resource for as long as nothing can have been missed. It calls fail with the first reason why something may
-// have been: a list or a watch that fails, a watch that is silent, or no watch at all.
+// stream follows one resource for as long as nothing can have been missed. It calls fail with the first reason why
+// something may have been: a list or a watch that fails, a watch that is silent, or no watch at all.
 type stream struct {
 	from                  *upstream
-	ctx                   context.Context //nolint:containedctx // client-go lists with a context that never ends
+	ctx                   context.Context // client-go lists with a context that never ends
 	fail                  context.CancelCauseFunc
 	silence, gap, opening time.Duration
 
@@ -55,8 +56,8 @@ func (s *stream) end() {
 	}
 }
 
-// watches notes what has changed in the number of watches that are open, and of those that are asked for. While there is none, one
-// must be open in time.
+// watches notes what has changed in the number of watches that are open, and of those that are asked for. While there
+// is none, one must be open in time.
 func (s *stream) watches(open, asked int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,8 +23,8 @@ func protobufClient(config *rest.Config, httpClient *http.Client) (kubernetes.In
 	return kubernetes.NewForConfigAndClient(own, httpClient)
 }
 
-// typedUpstream reads a resource of Kubernetes' own. A refusal with status 429 is an error at once: client-go would wait
-// without a word.
+// typedUpstream reads a resource of Kubernetes' own. A refusal with status 429 is an error at once: client-go would
+// wait without a word.
 func typedUpstream(client rest.Interface, resource schema.GroupVersionResource, namespace string, object, list runtime.Object) *upstream {
 	get := func(options metav1.ListOptions) *rest.Request {
 		return client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource.Resource).

@@ -1,5 +1,5 @@
-// Package servertime tells the time of the API servers, which stamp every object. Ages that are computed with another clock
-// are wrong by the difference of the two clocks.
+// Package servertime tells the time of the API servers, which stamp every object. Ages that are computed with another
+// clock are wrong by the difference of the two clocks.
 package servertime
 
 import (
@@ -23,18 +23,18 @@ const (
 	// MaxSkew is the difference that certificates bear: they are valid from five minutes before they are issued.
 	MaxSkew = 5 * time.Minute
 
-	// roundEvery is the pause between measurements, roundSkewed the pause while the skew stops signing, and roundRetry the pause
-	// while nothing is known.
+	// roundEvery is the pause between measurements, roundSkewed the pause while the skew stops signing, and roundRetry
+	// the pause while nothing is known.
 	roundEvery  = time.Minute
 	roundSkewed = 5 * time.Second
 	roundRetry  = time.Second
 	// perRound is the number of new connections of one measurement. A load balancer spreads them over the API servers.
 	perRound = 5
-	// rounds is the number of measurements that count. The earliest reading of all counts, so that an API server that one round
-	// missed still counts.
+	// rounds is the number of measurements that count. The earliest reading of all counts, so that an API server that
+	// one round missed still counts.
 	rounds = 5
-	// maxStep is how far the wall clock and the monotonic clock may part before readings are useless: the clock was set, or the
-	// machine was suspended.
+	// maxStep is how far the wall clock and the monotonic clock may part before readings are useless: the clock was
+	// set, or the machine was suspended.
 	maxStep = 5 * time.Second
 )
 
@@ -51,9 +51,9 @@ var (
 
 func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 
-// Clock tells the time of the API servers: the manager's clock plus the offset that Date headers show. Where API servers
-// differ, it follows the one that is most behind, so that no age is too high. The zero value knows no time. It is safe for
-// concurrent use.
+// Clock tells the time of the API servers: the manager's clock plus the offset that Date headers show. Where API
+// servers differ, it follows the one that is most behind, so that no age is too high. The zero value knows no time. It
+// is safe for concurrent use.
 type Clock struct {
 	machine, shown clock.PassiveClock // if set, shown is the time, and nothing is measured
 	ask            func(context.Context) (time.Time, error)
@@ -95,10 +95,11 @@ func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
 	}
-	start := time.Now()
+	real := clock.RealClock{}
+	start := real.Now()
 	return &Clock{
 		ask: ask, log: log, again: make(chan struct{}, 1),
-		now: func() instant { return instant{time.Now().Round(0), time.Since(start)} },
+		now: func() instant { return instant{real.Now().Round(0), real.Since(start)} },
 	}, nil
 }
 
@@ -117,7 +118,8 @@ func (c *Clock) Now() time.Time {
 // Since returns the age of what an API server stamped with t.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// Skew returns how far the clock of the machine is ahead of the API servers, negative if it is behind, or why that is not known.
+// Skew returns how far the clock of the machine is ahead of the API servers, negative if it is behind, or why that is
+// not known.
 func (c *Clock) Skew() (time.Duration, error) {
 	if c.shown != nil {
 		return c.machine.Now().Sub(c.shown.Now()), nil
@@ -132,7 +134,7 @@ func (c *Clock) Skew() (time.Duration, error) {
 
 func (c *Clock) instant() instant {
 	if c.now == nil {
-		return instant{wall: time.Now()}
+		return instant{wall: clock.RealClock{}.Now()}
 	}
 	return c.now()
 }

@@ -17,7 +17,8 @@ import (
 
 var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// machine is a Clock whose own clocks are set by hand, and whose API servers answer in turn with what they are ahead of noon.
+// machine is a Clock whose own clocks are set by hand, and whose API servers answer in turn with what they are ahead of
+// noon.
 type machine struct {
 	*Clock
 	at      instant

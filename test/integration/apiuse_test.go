@@ -29,7 +29,8 @@ func shows(t *testing.T, address, path string, status int, part string) {
 	})
 }
 
-// TestAnAPIServerThatIsGoneShowsAtOnce takes the API server away and brings it back. The replica is not ready in between. It is alive.
+// TestAnAPIServerThatIsGoneShowsAtOnce takes the API server away and brings it back. The replica is not ready in
+// between. It is alive.
 func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 	installRBAC(t)
 	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
@@ -50,7 +51,8 @@ func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 1")
 }
 
-// TestALostRightShowsAtItsFirstUse takes the right to approve away from a manager that asks for its rights once an hour.
+// TestALostRightShowsAtItsFirstUse takes the right to approve away from a manager that asks for its rights once an
+// hour.
 func TestALostRightShowsAtItsFirstUse(t *testing.T) {
 	installRBAC(t)
 	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))

@@ -32,8 +32,9 @@ func throughFaults(t *testing.T, cfg *rest.Config, rules ...faults.Rule) *faults
 	return proxy
 }
 
-// TestClockAnHourAhead runs the manager with a clock that is an hour ahead of the API server, by the Date headers that it sees.
-// Approving goes on, nothing is signed, and nothing is deleted early. When the clocks agree, all that waits is done.
+// TestClockAnHourAhead runs the manager with a clock that is an hour ahead of the API server, by the Date headers that
+// it sees. Approving goes on, nothing is signed, and nothing is deleted early. When the clocks agree, all that waits is
+// done.
 func TestClockAnHourAhead(t *testing.T) {
 	installRBAC(t)
 	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))

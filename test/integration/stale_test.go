@@ -10,8 +10,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestStaleInventoryHoldsServingApprovalsUp cuts the watches of Nodes, Services and EndpointSlices while the manager runs, and refuses
-// new ones. client-go tells nobody of the refusals. What was read before is not believed until it has been read again.
+// TestStaleInventoryHoldsServingApprovalsUp cuts the watches of Nodes, Services and EndpointSlices while the manager
+// runs, and refuses new ones. client-go tells nobody of the refusals. What was read before is not believed until it has
+// been read again.
 func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
 	installRBAC(t)
 	for name, resource := range map[string]string{"nodes": "nodes", "services": "services", "slices": "endpointslices"} {

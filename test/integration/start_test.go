@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestDiscoveryThatFailsAtTheStartEndsNothing resets the connections of the first discoveries.
+// TestDiscoveryThatFailsAtTheStartEndsNothing breaks the first discoveries off.
 func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
 	installRBAC(t)
 	apply(t, "kubelet-serving")
@@ -30,11 +30,11 @@ approval:
 cleaning: {supersededAfter: 1h}
 `))
 	proxy := throughFaults(t, serviceAccountConfig(t),
-		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.ResetConnection()})
+		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
 	p := startManager(t, proxy.Config, "--leader-elect=false", "--config", file)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	if applied := proxy.Applied(); applied[0] == 0 {
-		t.Error("no discovery was reset")
+		t.Error("no discovery was broken off")
 	}
 	newNode(t, "starts", "192.0.2.61")
 	reaches(t, createRequest(t, kubeletOf(t, "starts"), servingRequest(t, "starts", "192.0.2.61")), csr.Issued)
@@ -43,8 +43,8 @@ cleaning: {supersededAfter: 1h}
 	}
 }
 
-// TestRotationWithoutItsCRDHoldsUpNothingElse switches rotation on where its CRD is not installed. The approver works, and the replica
-// says what it waits for, until the CRD is there.
+// TestRotationWithoutItsCRDHoldsUpNothingElse switches rotation on where its CRD is not installed. The approver works,
+// and the replica says what it waits for, until the CRD is there.
 func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
