@@ -67,6 +67,12 @@ var (
 		Help: "Configured lifetime of certificates, in seconds, for requests that ask for none.",
 	}, []string{"signer"})
 
+	// issuedLifetimeSeconds is of certificates that anybody would have got: what a requester asks for says nothing of others.
+	issuedLifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_signer_issued_lifetime_seconds",
+		Help: "Lifetime of the last certificate that was issued to a request that asks for none: shorter than configured while a rotation caps lifetimes, or when the CA ends soon.",
+	}, []string{"signer"})
+
 	// caRejected lasts as long as the state does, where reloadsTotal counts the moment.
 	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_ca_rejected",
@@ -82,5 +88,5 @@ var (
 
 func init() {
 	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, reloadsTotal, caRejected, caNotAfter,
-		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds)
+		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
 }

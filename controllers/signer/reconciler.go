@@ -242,6 +242,9 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 		}
 	}
 	r.measure(obj)
+	if obj.Spec.ExpirationSeconds == nil {
+		issuedLifetimeSeconds.WithLabelValues(obj.Spec.SignerName).Set(issued.NotAfter.Sub(issued.NotBefore).Seconds())
+	}
 	if issued.Cut > 0 {
 		lifetimeCutTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", CutShort(issued))
