@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands"
@@ -60,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	logger := commands.NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", commands.VersionOrBuild())
-	for _, warning := range configuration.Warnings() {
+	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
 		report.Warn(logger, warning)
 	}
 	options, err := controllers.FromConfiguration(configuration)
@@ -97,7 +96,7 @@ func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.
 	election.QPS = -1 // renewing the Lease never waits behind work
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
 	if c.MetricsSecure {
-		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, filters.WithAuthenticationAndAuthorization
+		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, controllers.MetricsFilter
 	}
 	return manager.New(cluster, manager.Options{
 		Scheme:                        clientgoscheme.Scheme,

@@ -52,6 +52,8 @@ func (e *explainer) beforeApproval(f *findings) string {
 		return "it is not approved: " + f.decision.Reason
 	case e.options.Approver.Denial == approver.DenialPermanent:
 		return "it will be denied: " + f.decision.Reason
+	case approver.ByConfiguration(f.decision.Reason):
+		return "it is not approved with this configuration: " + f.decision.Reason
 	default:
 		return "it will never be approved: " + f.decision.Reason
 	}

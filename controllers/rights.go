@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
@@ -24,7 +25,7 @@ import (
 // Rights are those that a manager with this configuration needs: what config/rbac grants, which a test compares.
 // leaseNamespace is where its Lease is.
 func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
-	var r rights
+	r := rights{manifest: "config/rbac"}
 	if c.Enabled(config.ApproverController) {
 		r.approver(c.Approval)
 	}
@@ -37,15 +38,18 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
 	}
 	if c.Enabled(config.RotationController) {
-		if err := r.rotation(c); err != nil {
+		var err error
+		if r.granted("config/rotation", func() { err = r.rotation(c) }); err != nil {
 			return nil, err
 		}
 	}
 	r.dryRun(c)
 	if blockList(c) != nil {
 		namespace, name := c.BlockListName()
-		r.add("block list", "", "configmaps", namespace, name, "get", "list", "watch")
-		r.events("block list", namespace)
+		r.granted("config/node-block-list", func() {
+			r.add("block list", "", "configmaps", namespace, name, "get", "list", "watch")
+			r.events("block list", namespace)
+		})
 	}
 	if c.LeaderElection.Enabled {
 		r.leaderElection(leaseNamespace, c.LeaderElection.ResourceName)
@@ -77,7 +81,38 @@ func LeaseNamespace(c *config.Configuration) string {
 const requestsResource = "certificatesigningrequests"
 
 // rights collects, each right once.
-type rights struct{ all []check.Right }
+type rights struct {
+	all []check.Right
+	// manifest grants what is added.
+	manifest string
+}
+
+// granted has what add adds granted by manifest.
+func (r *rights) granted(manifest string, add func()) {
+	before := r.manifest
+	r.manifest = manifest
+	add()
+	r.manifest = before
+}
+
+// shippedSecret is the signing Secret that the roles in config/ name.
+const shippedNamespace, shippedSecret = "csr-controller-manager-system", "csr-signer"
+
+// ofSecret returns manifest if it grants rights to the Secret name in namespace, or to what is called after it.
+func ofSecret(manifest, namespace, name string) string {
+	if namespace == shippedNamespace && name == shippedSecret {
+		return manifest
+	}
+	return ""
+}
+
+// ofSigner returns manifest for Kubernetes' own signers: the roles in config/ name no others.
+func ofSigner(manifest, name string) string {
+	if slices.Contains(signer.KubernetesSignerNames(), name) {
+		return manifest
+	}
+	return ""
+}
 
 func (r *rights) add(need, group, resource, namespace, name string, verbs ...string) {
 	for _, verb := range verbs {
@@ -93,6 +128,7 @@ func (r *rights) optional(need, group, resource, namespace, name string, verbs .
 }
 
 func (r *rights) one(right check.Right) {
+	right.Manifest = r.manifest
 	for i := range r.all {
 		known := &r.all[i]
 		if known.String() != right.String() {
@@ -129,15 +165,17 @@ func (r *rights) signer(all *config.Configuration) error {
 	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
 	r.add(need, certificatesv1.GroupName, requestsResource+"/status", "", "", "update")
 	for _, name := range slices.Sorted(maps.Keys(signers)) {
-		r.add(need, certificatesv1.GroupName, "signers", "", name, "sign")
+		r.granted(ofSigner(r.manifest, name), func() { r.add(need, certificatesv1.GroupName, "signers", "", name, "sign") })
 	}
 	r.events(need, metav1.NamespaceDefault)
 	for _, source := range append([]config.Signer{{CA: c.CA}}, c.Signers...) {
 		if namespace, name := source.SecretName(); name != "" {
-			r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
-			r.events(need, namespace)
+			r.granted(ofSecret(r.manifest, namespace, name), func() {
+				r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
+				r.events(need, namespace)
+			})
 			if source.CreateIfMissing { // which is needed once, if at all
-				r.optional("a new CA", "", "secrets", namespace, "", "create")
+				r.granted("config/create-ca", func() { r.optional("a new CA", "", "secrets", namespace, "", "create") })
 			}
 			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) {
 				r.ledger(namespace, name)
@@ -153,7 +191,9 @@ func (r *rights) signer(all *config.Configuration) error {
 
 // ledger is what is issued by the CA in a Secret. The rotation makes it.
 func (r *rights) ledger(namespace, secret string) {
-	r.add("ledger", "", "configmaps", namespace, ledger.BookName(secret), "get", "update")
+	r.granted(ofSecret("config/rotation", namespace, secret), func() {
+		r.add("ledger", "", "configmaps", namespace, ledger.BookName(secret), "get", "update")
+	})
 }
 
 func (r *rights) leaderElection(namespace, name string) {

@@ -13,26 +13,35 @@ import (
 // what the API server calls its resource is found out later.
 func (r *rights) inventory(c config.Approval) {
 	const need = "inventory"
-	r.add(need, "", "nodes", "", "", "get", "list", "watch")
 	if c.KubeletServing.Enabled {
-		r.add(need, "", "services", "", "", "get", "list", "watch")
-		r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+		r.granted("config/kubelet-serving", func() {
+			r.add(need, "", "nodes", "", "", "get", "list", "watch")
+			r.add(need, "", "services", "", "", "get", "list", "watch")
+			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+		})
 	}
 	if c.NodeClient.Bound() {
-		r.add(need, coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
-		r.add(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
-		r.add(need, "", "serviceaccounts", "", "", "get")
+		r.granted("config/node-identity", func() {
+			r.add(need, "", "nodes", "", "", "get", "list", "watch")
+			r.add(need, coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
+			r.add(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
+			r.add(need, "", "serviceaccounts", "", "", "get")
+		})
 	}
 	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" { // another cluster's are its own matter
-		r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
+		r.granted("config/inventory-"+c.NodeClient.Inventory, func() {
+			r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
+		})
 	}
 	for _, source := range c.Inventory.Sources {
 		if source.Static == nil {
 			continue
 		}
 		if namespace, name := source.Static.ConfigMapName(); name != "" {
-			r.add(need, "", "configmaps", namespace, name, "list", "watch")
-			r.events(need, namespace)
+			r.granted("", func() {
+				r.add(need, "", "configmaps", namespace, name, "list", "watch")
+				r.events(need, namespace)
+			})
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (r *rights) rotation(c *config.Configuration) error {
 	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
 	r.add(need, certificatesv1.GroupName, "clustertrustbundles", "", "", "get", "list", "create", "update", "delete")
 	for _, name := range slices.Sorted(maps.Keys(signers)) {
-		r.add(need, certificatesv1.GroupName, "signers", "", name, "attest")
+		r.granted(ofSigner(r.manifest, name), func() { r.add(need, certificatesv1.GroupName, "signers", "", name, "attest") })
 	}
 	r.add(need, discoveryv1.GroupName, "endpointslices", "", "", "list")
 	r.add(need, "apiregistration.k8s.io", "apiservices", "", "", "list")
@@ -39,12 +39,14 @@ func (r *rights) rotation(c *config.Configuration) error {
 		if name == "" {
 			continue
 		}
-		r.add(need, "", "secrets", namespace, "", "create")
-		r.add(need, "", "secrets", namespace, name, "get", "list", "watch", "update")
-		r.add(need, "", "configmaps", namespace, "", "create")
-		for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
-			r.add(need, "", "configmaps", namespace, each, "get", "update")
-		}
+		r.granted(ofSecret(r.manifest, namespace, name), func() {
+			r.add(need, "", "secrets", namespace, "", "create")
+			r.add(need, "", "secrets", namespace, name, "get", "list", "watch", "update")
+			r.add(need, "", "configmaps", namespace, "", "create")
+			for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
+				r.add(need, "", "configmaps", namespace, each, "get", "update")
+			}
+		})
 	}
 	return nil
 }

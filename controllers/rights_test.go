@@ -303,3 +303,41 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		}
 	}
 }
+
+// TestRightsNameTheirManifest: what the check command tells to apply does grant the right that is missing.
+func TestRightsNameTheirManifest(t *testing.T) {
+	t.Parallel()
+	all, err := Rights(configured(func(c *config.Configuration) {
+		c.Signing.Secret, c.Signing.CreateIfMissing = "csr-controller-manager-system/csr-signer", true
+		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "ns/web"}, Usages: []string{"server auth"}}}
+		c.Approval.KubeletServing.Enabled = true
+		c.Approval.NodeClient.Inventory, c.Approval.NodeClient.ClusterName = config.InventoryClusterAPI, "lab"
+		c.NodeBlockList, c.Rotation.Enabled, c.MetricsSecure = "csr-controller-manager-system/blocked", true, true
+	}), "csr-controller-manager-system")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, right := range all {
+		got[right.String()] = right.Manifest
+	}
+	for right, want := range map[string]string{
+		"update certificatesigningrequests/approval.certificates.k8s.io": "config/rbac",
+		"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving": "config/rbac",
+		"sign signers.certificates.k8s.io example.com/web":               "",
+		"get secrets csr-signer in csr-controller-manager-system":        "config/rbac",
+		"get secrets web in ns":                              "",
+		"create secrets in csr-controller-manager-system":    "config/create-ca",
+		"list leases.coordination.k8s.io in kube-node-lease": "config/node-identity",
+		"list services":                                                        "config/kubelet-serving",
+		"watch machines.cluster.x-k8s.io":                                      "config/inventory-cluster-api",
+		"create tokenreviews.authentication.k8s.io":                            "config/rbac",
+		"update signingauthorities/status.csr-controller-manager.io":           "config/rotation",
+		"update configmaps csr-signer-ledger in csr-controller-manager-system": "config/rotation",
+	} {
+		manifest, asked := got[right]
+		if !asked || manifest != want {
+			t.Errorf("%s: asked %t, names %q, want %q", right, asked, manifest, want)
+		}
+	}
+}

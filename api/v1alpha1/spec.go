@@ -11,7 +11,7 @@ import (
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.signing.keyID`
-// +kubebuilder:printcolumn:name="Ends",type=date,JSONPath=`.status.signing.notAfter`
+// +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.status.signing.notAfter`
 // +kubebuilder:printcolumn:name="Outstanding",type=integer,JSONPath=`.status.outstandingOnRetiring`,description="certificates that may still live on the CA that retires, at most"
 // +kubebuilder:printcolumn:name="Waiting for",type=string,JSONPath=`.status.waitingFor[0]`,priority=1
 // +kubebuilder:printcolumn:name="Rotated",type=date,JSONPath=`.status.lastCompletedAt`,description="when the last rotation was completed"

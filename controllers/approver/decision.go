@@ -125,11 +125,20 @@ func texts(all []string) []string {
 // unread is the Decision about a request that csr.Limits.Parse returns err for.
 func unread(err error) Decision {
 	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
-		return Decision{Verdict: Deny, Reason: refused.Reason, Message: refused.Message + "; a new request is needed"}
+		message := refused.Message + "; a new request is needed"
+		if ByConfiguration(refused.Reason) {
+			message += ", or a configuration that permits this one"
+		}
+		return Decision{Verdict: Deny, Reason: refused.Reason, Message: message}
 	}
 	return Decision{Verdict: Wait, Reason: "InternalError", Message: csr.Fault(err)}
 }
 
 func malformed(err error) Decision {
 	return Decision{Verdict: Deny, Reason: "Malformed", Message: fmt.Sprintf("%v; a new request is needed", err)}
+}
+
+// ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same request.
+func ByConfiguration(reason string) bool {
+	return reason == "SANReserved" || reason == "RequestTooLarge"
 }

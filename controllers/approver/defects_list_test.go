@@ -61,7 +61,7 @@ var defects = []struct {
 	{"28 a request is deleted by its name", []string{"test/integration TestCleanerSparesARequestOfTheSameName", "controllers/cleaner TestReconcileDeletesWhenDue"}},
 	{"29 unknown conditions keep a request", []string{"controllers/cleaner TestReconcileDeletesWhenDue: somebody else's condition", "controllers/approver TestInputsThatAreCleaned"}},
 	{"30 a bundle stops signing", []string{"controllers/signer TestDefect30ABundleStopsSigning", "controllers/signer TestKeyPair: a bad one"}},
-	{"31 half a pair is silent", []string{"pkg/config TestValidate: half a pair beside the Secret", "pkg/config TestFourPairs"}},
+	{"31 half a pair is silent", []string{"pkg/config TestValidate: half a pair beside the Secret", "pkg/config TestAPairForEach"}},
 	{"32 what can never be signed is tried for ever", []string{"controllers/signer TestDefects: 32 a usage that nobody knows", "controllers/signer TestReconcileWaitsForACA", "controllers/signer TestKeyPair: expired while in use"}},
 	{"33 a decision passes to another of the name", []string{"test/integration TestApprovalDoesNotPassToARequestOfTheSameName", "test/integration TestApproverWritesOnlyWhatItJudged"}},
 }

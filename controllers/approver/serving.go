@@ -182,6 +182,16 @@ func judgeOwnership(node string, facts servingFacts) []violation {
 	return found
 }
 
+// adviceOf says what helps against what is denied: only the requester, or the configuration, which reserves names.
+func adviceOf(violations []violation) string {
+	for _, each := range violations {
+		if each.verdict == Deny && !ByConfiguration(each.reason) {
+			return "a new request is needed"
+		}
+	}
+	return "a new request is needed, or a configuration that permits this one"
+}
+
 // refused is the decision of all violations together: the first one's reason, and Deny if one of them is for good.
 func refused(req *csr.Request, violations []violation) Decision {
 	decision := Decision{Verdict: Wait, Reason: violations[0].reason}
@@ -194,7 +204,7 @@ func refused(req *csr.Request, violations []violation) Decision {
 	}
 	advice := "it is looked at again when that changes"
 	if decision.Verdict == Deny {
-		advice = "a new request is needed"
+		advice = adviceOf(violations)
 	}
 	decision.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s", req.SignerName, strings.Join(sentences, "; "), advice)
 	return decision

@@ -14,6 +14,8 @@ type Right struct {
 	Verb, Group, Resource, Namespace, Name string
 	// Need says who needs it.
 	Need string
+	// Manifest is the folder that grants it, as it is shipped; empty if only a role of the operator's own can.
+	Manifest string
 	// Optional rights are missed, but the work goes on without them.
 	Optional bool
 }
@@ -48,6 +50,14 @@ func (r Right) check() string {
 	return OwnRights
 }
 
+// howToGrant names the manifest that grants r.
+func (r Right) howToGrant() string {
+	if r.Manifest == "" {
+		return "grant it to this user by a role of your own: no manifest that is shipped has it"
+	}
+	return fmt.Sprintf("apply the roles and bindings of %s, and see that they name this user", r.Manifest)
+}
+
 // Rights asks for each of rights whether c's user has it. The results are in the order of rights.
 func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
 	results := make([]Result, len(rights))
@@ -59,7 +69,7 @@ func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
 			result.Evidence = fmt.Sprintf("allowed; needed by %s", right.Need)
 		case Failed:
 			result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", right.Need))
-			result.NextStep = "apply the roles and bindings of config/rbac, and see that they name this user"
+			result.NextStep = right.howToGrant()
 			if right.Optional {
 				result.Evidence += "; the work goes on without it"
 			}

@@ -233,12 +233,12 @@ func TestLegacyUnknownFlagsDoNothingAndWarn(t *testing.T) {
 	if diff := cmp.Diff(want, loaded.Retired); diff != "" {
 		t.Errorf("retired flags (-want +got):\n%s", diff)
 	}
-	if warnings := loaded.Warnings(); len(warnings) != 2 || !strings.HasPrefix(warnings[0], cert+" does nothing") {
+	if warnings := loaded.Warnings(false); len(warnings) != 2 || !strings.HasPrefix(warnings[0], cert+" does nothing") {
 		t.Errorf("warnings %q", warnings)
 	}
 	loaded.Retired = nil
-	if diff := cmp.Diff(plain, loaded); diff != "" || len(loaded.Warnings()) != 0 {
-		t.Errorf("they do something, or there are warnings without them %q:\n%s", loaded.Warnings(), diff)
+	if diff := cmp.Diff(plain, loaded); diff != "" || len(loaded.Warnings(false)) != 0 {
+		t.Errorf("they do something, or there are warnings without them %q:\n%s", loaded.Warnings(false), diff)
 	}
 	if _, problem := load(t, "", "--signing-secret=ns/ca", key+"=k"); problem != "" {
 		t.Errorf("half a pair: %s", problem)
@@ -249,6 +249,25 @@ func TestLegacyUnknownFlagsDoNothingAndWarn(t *testing.T) {
 	_, problem = load(t, "signing: {signers: [{name: kubernetes.io/legacy-unknown, secret: ns/ca}]}\n")
 	if !strings.Contains(problem, "Kubernetes has no such signer that can be served") {
 		t.Errorf("in a file: %s", problem)
+	}
+}
+
+func TestMetricsOnLoopbackInAPodWarn(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		args  []string
+		inPod bool
+		want  int
+	}{
+		"left out, in a Pod":     {nil, true, 1},
+		"left out, elsewhere":    {nil, false, 0},
+		"given, in a Pod":        {[]string{"--metrics-bind-address=:8443"}, true, 0},
+		"switched off, in a Pod": {[]string{"--metrics-bind-address=0"}, true, 0},
+	} {
+		loaded, problem := load(t, "", append(test.args, "--signing-secret=ns/ca")...)
+		if got := loaded.Warnings(test.inPod); len(got) != test.want || problem != "" {
+			t.Errorf("%s: %q, %s", name, got, problem)
+		}
 	}
 }
 

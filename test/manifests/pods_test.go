@@ -199,6 +199,9 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 	if loaded.MetricsBindAddress != ports["metrics"] || !strings.HasSuffix(loaded.HealthProbeBindAddress, ports["probes"]) {
 		t.Errorf("ports %v, but it listens on %s and %s", ports, loaded.MetricsBindAddress, loaded.HealthProbeBindAddress)
 	}
+	if container.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
+		t.Errorf("%q: why it ended can't be read when kubectl logs does not work", container.TerminationMessagePolicy)
+	}
 	host := strings.TrimSuffix(loaded.HealthProbeBindAddress, ports["probes"])
 	for path, probe := range map[string]*corev1.Probe{"/healthz": container.LivenessProbe, "/readyz": container.ReadinessProbe} {
 		if get := probe.HTTPGet; get.Path != path || get.Port.String() != "probes" || get.Host != host {
