@@ -14,10 +14,7 @@ const maxDNSName = 253
 // of letters and a trailing dot. A wildcard is permitted as the first label only, and only if wildcards is set.
 func CheckDNSName(name string, wildcards bool) error {
 	if address, err := netip.ParseAddr(name); err == nil {
-		if address.Zone() != "" || address.Is4In6() || address.String() != name {
-			return errors.New("is an IP address in another form than the canonical one")
-		}
-		return nil
+		return checkAddressName(name, address)
 	}
 	host, wildcard := strings.CutPrefix(name, "*.")
 	if wildcard && !wildcards {
@@ -30,6 +27,14 @@ func CheckDNSName(name string, wildcards bool) error {
 		if label == "" || label[0] == '-' || strings.ContainsFunc(label, notInLabel) {
 			return errors.New("is no DNS name: labels must be of letters, digits, - and _, and not begin with -")
 		}
+	}
+	return nil
+}
+
+// checkAddressName is CheckDNSName for a name that is read as address.
+func checkAddressName(name string, address netip.Addr) error {
+	if address.Zone() != "" || address.Is4In6() || address.String() != name {
+		return errors.New("is an IP address in another form than the canonical one")
 	}
 	return nil
 }
