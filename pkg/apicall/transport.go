@@ -87,7 +87,7 @@ func (t *transport) watch(request *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		asked := retryAfter(response)
-		if try == openTries || !transient(response, err) && asked == 0 {
+		if hung := errors.Is(err, context.DeadlineExceeded); try == openTries || ctx.Err() != nil || !hung && !transient(response, err) && asked == 0 {
 			return withoutRetryAfter(request, response), err
 		}
 		discard(response)

@@ -182,7 +182,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if shift != 0 {
 		w = &shifted{ResponseWriter: w, by: shift}
 	}
-	p.backend.serve(action, w, r)
+	p.backend.serve(action, call.Verb == "watch", w, r)
 }
 
 // decide returns what happens to call, and by how much the Date of its answer is shifted, and notes both.

@@ -96,7 +96,7 @@ func (a Action) RetryAfter(wait time.Duration) Action {
 }
 
 // Landed forwards the request first, waits until the API server has answered, and drops that answer. It is for Answer,
-// Hang, Reset and ResetConnection.
+// Hang, Reset and ResetConnection. It does nothing for a watch.
 func (a Action) Landed() Action {
 	a.landed = true
 	return a

@@ -76,8 +76,8 @@ func (b backend) forward(w http.ResponseWriter, r *http.Request) {
 }
 
 // serve does action to r.
-func (b backend) serve(action Action, w http.ResponseWriter, r *http.Request) {
-	if action.landed {
+func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http.Request) {
+	if action.landed && !watch { // a watch changes nothing, and has no end
 		b.land(r)
 	}
 	ctx := r.Context()

@@ -1,0 +1,245 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+const (
+	// faultyRequests is a mass join.
+	faultyRequests = 500
+	// servedWithin is how much longer than without faults the slowest request may take. Two calls of it may hang.
+	servedWithin = 15 * time.Second
+)
+
+// storm is what the manager meets: of all calls 15 % fail before and 15 % after the API server has done what they say, 5 %
+// are refused for a second, 5 % are reset and 1 % hang, and watches are cut every three seconds.
+func storm() []faults.Rule {
+	return []faults.Rule{
+		{Share: 0.15, Do: faults.Answer(500)},
+		{Share: 0.15, Do: faults.Answer(500).Landed()},
+		{Share: 0.05, Do: faults.Answer(429).RetryAfter(time.Second)},
+		{Share: 0.025, Do: faults.Reset()},
+		{Share: 0.025, Do: faults.Reset().Landed()},
+		{Share: 0.005, Do: faults.Hang()},
+		{Share: 0.005, Do: faults.Hang().Landed()},
+		{Verbs: faults.Watch, Do: faults.Cut(3 * time.Second)},
+	}
+}
+
+// TestServesAllUnderFaults has 500 kubelets join while the calls of the manager fail by a seeded schedule.
+func TestServesAllUnderFaults(t *testing.T) {
+	installRBAC(t)
+	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	eventuallyAllowed(t, "joiner", true)
+	proxy, err := faults.Start(shared.Config, 11)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := proxy.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	cfg := rest.CopyConfig(proxy.Config)
+	cfg.BearerToken = serviceAccountConfig(t).BearerToken
+	records := filepath.Join(t.TempDir(), "audit.log")
+	startManager(t, cfg, "--audit-log-path", records)
+	leaderAfter(t, "")
+	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "first")), csr.Issued)
+
+	usual := slices.Max(joinAll(t, "usual", faultyRequests))
+	proxy.Use(storm()...)
+	took := joinAll(t, "stormy", faultyRequests)
+	slices.Sort(took)
+	t.Logf("slowest without faults %s; with faults p50 %s, p99 %s, slowest %s; applied %v",
+		usual, percentile(took, 50), percentile(took, 99), took[len(took)-1], proxy.Applied())
+	if slowest := took[len(took)-1]; slowest > usual+servedWithin {
+		t.Errorf("the slowest request took %s, without faults %s", slowest, usual)
+	}
+	for i, applied := range proxy.Applied() {
+		if applied == 0 {
+			t.Errorf("rule %d never applied", i)
+		}
+	}
+	recorded(t, records)
+}
+
+// joinAll creates requests of kubelets, each once, and returns how long each took until it was issued.
+func joinAll(t *testing.T, name string, count int) []time.Duration {
+	t.Helper()
+	label := client.MatchingLabels{"join": name}
+	t.Cleanup(func() { deleteRequests(t, label) })
+	payloads := make([]*request, count)
+	for i := range payloads {
+		payloads[i] = nodeRequest(t, fmt.Sprintf("%s-%03d", name, i))
+		payloads[i].GenerateName, payloads[i].Name, payloads[i].Labels = "", fmt.Sprintf("%s-%03d", name, i), label
+	}
+	watcher, err := admin.Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+	var mu sync.Mutex
+	began := map[string]time.Time{}
+	var group sync.WaitGroup
+	defer group.Wait()
+	joiner := as(t, "joiner")
+	for creator := range 10 {
+		group.Go(func() {
+			for i := creator; i < count; i += 10 {
+				mu.Lock()
+				began[payloads[i].Name] = time.Now()
+				mu.Unlock()
+				if err := joiner.Create(t.Context(), payloads[i]); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	ended, giveUp := map[string]time.Duration{}, time.After(2*time.Minute)
+	for len(ended) < count {
+		select {
+		case event, open := <-watcher.ResultChan():
+			obj, ok := event.Object.(*request)
+			if !open || !ok {
+				t.Fatalf("watch ended with %+v", event)
+			}
+			if event.Type == apiwatch.Modified && csr.StateOf(obj) == csr.Issued && ended[obj.Name] == 0 {
+				mu.Lock()
+				ended[obj.Name] = time.Since(began[obj.Name])
+				mu.Unlock()
+			}
+		case <-giveUp:
+			t.Fatalf("%d of %d requests were served within two minutes", len(ended), count)
+		}
+	}
+	var took []time.Duration
+	for _, one := range ended {
+		took = append(took, one)
+	}
+	return took
+}
+
+// recorded checks that each request has the record of its decision, and that its certificate has a record and is nowhere
+// called discarded.
+func recorded(t *testing.T, file string) {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := admin.List(t.Context(), list, client.MatchingLabels{"join": "stormy"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the records of all requests", func(context.Context) error {
+		decided, signed, discarded := map[string]bool{}, map[string]bool{}, map[string]bool{}
+		for _, record := range auditRecords(t, file) {
+			switch record.Event {
+			case audit.Decided:
+				decided[record.Name] = decided[record.Name] || record.Verdict == "Approve"
+			case audit.Signed:
+				signed[record.Serial] = true
+			case audit.Discarded:
+				discarded[record.Serial] = true
+			}
+		}
+		var undecided, unsigned, wrong []string
+		for i := range list.Items {
+			obj := &list.Items[i]
+			serial := leaf(t, obj).SerialNumber.Text(16)
+			if !decided[obj.Name] {
+				undecided = append(undecided, obj.Name)
+			}
+			if !signed[serial] {
+				unsigned = append(unsigned, obj.Name)
+			}
+			if discarded[serial] {
+				wrong = append(wrong, obj.Name)
+			}
+		}
+		if len(undecided)+len(unsigned)+len(wrong) > 0 || len(list.Items) != faultyRequests {
+			return fmt.Errorf("of %d requests %d have no Decided record %v, %d no Signed record %v, %d are Discarded %v",
+				len(list.Items), len(undecided), undecided, len(unsigned), unsigned, len(wrong), wrong)
+		}
+		return nil
+	})
+}
+
+// TestHungDeleteHoldsUpNoOther has one delete of the cleaner hang: the others go on, and it is tried again.
+func TestHungDeleteHoldsUpNoOther(t *testing.T) {
+	installRBAC(t)
+	proxy, err := faults.Start(shared.Config, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := proxy.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	proxy.Use(faults.Rule{Verbs: []string{"delete"}, Resources: []string{"certificatesigningrequests"}, Times: 1, Do: faults.Hang()})
+	var due []*request
+	for i := range 20 {
+		obj := nodeRequest(t, fmt.Sprint("due-", i))
+		obj.Spec.SignerName = "example.com/foreign"
+		due = append(due, createRequest(t, admin, obj))
+	}
+	cfg := rest.CopyConfig(proxy.Config)
+	cfg.BearerToken = serviceAccountConfig(t).BearerToken
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+controllers: [csrcleaner]
+cleaning: {signers: [{name: example.com/foreign, retention: {pending: 2s}}]}
+`))
+	startManager(t, cfg, "--config", file, "--leader-elect=false")
+	gone := func(objs []*request) (left int) {
+		for _, obj := range objs {
+			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {
+				left++
+			}
+		}
+		return left
+	}
+	var hung time.Time
+	eventually(t, "a delete hangs", func(context.Context) error {
+		for _, call := range proxy.Calls() {
+			if call.Fault == "Hang" {
+				hung = call.Start
+				return nil
+			}
+		}
+		return errors.New("it has not come yet")
+	})
+	eventually(t, "the others are deleted", func(context.Context) error {
+		if left := gone(due); left > 1 {
+			return fmt.Errorf("%d are left", left)
+		}
+		return nil
+	})
+	if after := time.Since(hung); after > 2500*time.Millisecond { // the deadline of the delete is at three seconds
+		t.Errorf("the others were deleted %s after one began to hang", after)
+	}
+	eventually(t, "the last one is deleted", func(context.Context) error {
+		if left := gone(due); left > 0 {
+			return fmt.Errorf("%d are left", left)
+		}
+		return nil
+	})
+}
