@@ -192,22 +192,18 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration) {
 	key := call.Verb + " " + call.Path
 	p.attempts[key]++
 	draw := p.draw(fmt.Sprint(key, " ", p.attempts[key]))
-	found := false
 	for i := range p.rules {
 		rule := &p.rules[i]
-		if !rule.matches(call) {
+		if !rule.matches(call) || !p.due(i) {
 			continue
 		}
-		p.matched[i]++
-		due := p.matched[i] > rule.Skip && (rule.Times == 0 || p.applied[i] < rule.Times)
-		switch hit := rule.Share == 0 || draw >= 0 && draw < rule.Share; {
-		case !due || rule.Do.kind != dated && found:
+		switch hit := rule.Share == 0 || draw < rule.Share; {
 		case rule.Do.kind == dated && hit:
 			shift += rule.Do.after
 			p.applied[i]++
-		case rule.Do.kind == dated:
+		case rule.Do.kind == dated || action.kind != forwarded:
 		case hit:
-			action, found = rule.Do, true
+			action = rule.Do
 			p.applied[i]++
 		default:
 			draw -= rule.Share // the next rule has the next share
@@ -216,6 +212,13 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration) {
 	call.Fault = action.String()
 	p.calls = append(p.calls, call)
 	return action, shift
+}
+
+// due notes that a request matches rule i, and reports whether the rule is past its Skip and within its Times.
+func (p *Proxy) due(i int) bool {
+	p.matched[i]++
+	rule := &p.rules[i]
+	return p.matched[i] > rule.Skip && (rule.Times == 0 || p.applied[i] < rule.Times)
 }
 
 // draw returns a number from 0 to 1 that follows from the seed and key alone.

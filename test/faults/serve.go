@@ -99,14 +99,18 @@ func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http
 		b.forward(w, r.WithContext(ctx))
 	case stalled:
 		b.forward(&stalling{ResponseWriter: w, ctx: ctx, from: time.Now().Add(action.after)}, r)
-	case delayed:
+	default:
+		sleep(ctx, action.after)
+		b.forward(w, r)
+	}
+}
+
+func sleep(ctx context.Context, pause time.Duration) {
+	if pause > 0 {
 		select {
-		case <-time.After(action.after):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		b.forward(w, r)
-	default:
-		b.forward(w, r)
 	}
 }
 
