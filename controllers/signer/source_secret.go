@@ -41,7 +41,7 @@ func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, 
 	secrets, err := cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(),
 		Scheme:     mgr.GetScheme(),
-		Mapper:     mgr.GetRESTMapper(),
+		Mapper:     informers.Mapper(corev1.SchemeGroupVersion.WithKind("Secret")),
 		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
 			// Once it has been read, what was read counts, and the reflector's own log tells.
 			if apierrors.IsForbidden(err) && !synced.Load() {

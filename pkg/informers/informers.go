@@ -6,12 +6,21 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // firstRetry and lastRetry bound the pause between attempts. Each attempt is a discovery.
 const firstRetry, lastRetry = time.Second, 10 * time.Second
+
+// Mapper returns a mapper that knows one kind of objects in namespaces. A cache of nothing else needs no discovery to be made.
+func Mapper(kind schema.GroupVersionKind) meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{kind.GroupVersion()})
+	mapper.Add(kind, meta.RESTScopeNamespace)
+	return mapper
+}
 
 // Get returns the informer for obj's kind, which may not have synced yet. It tries until it can: the discovery before
 // fails when a connection is reset, and while the kind is not installed. It fails only when ctx ends. failed is called

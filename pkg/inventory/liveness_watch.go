@@ -46,6 +46,7 @@ func NewLeases(config *rest.Config, httpClient *http.Client, passed clock.Passiv
 	var err error
 	l.cache, err = cache.New(config, cache.Options{
 		HTTPClient: httpClient,
+		Mapper:     informers.Mapper(coordinationv1.SchemeGroupVersion.WithKind("Lease")),
 		ByObject: map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {
 			Namespaces: map[string]cache.Config{corev1.NamespaceNodeLease: {}},
 			Transform:  stripLease,
