@@ -96,6 +96,11 @@ func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *p
 	p.reconciler = &Reconciler{
 		Rules:      []Rule{NodeClient()},
 		Client:     p.client(t),
+		Live: liveFunc(func(now *request) error { // it was changed meanwhile
+			*now = *p.served.DeepCopy()
+			now.ResourceVersion += "1"
+			return nil
+		}),
 		Authorizer: authz.Func(p.review),
 		Reporter:   report.New(p.recorder, p.clock),
 		Clock:      p.clock,

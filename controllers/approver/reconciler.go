@@ -4,7 +4,6 @@ package approver
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -21,6 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/unanswered"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -66,7 +66,11 @@ type Reconciler struct {
 	// Audit, if set, gets a record of each decision, beside the log.
 	Audit *audit.Log
 
+	// Live reads past the cache: after a write without a certain answer it says what became of it.
+	Live client.Reader
+
 	places  places
+	written unanswered.Writes[outcome]
 	trial   trial
 	limiter *limiter
 }
@@ -111,6 +115,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine 
 		return r.rehearse(ctx, obj)
 	}
 	if r.rule(obj) == nil {
+		r.settle(ctx, obj)
 		return reconcile.Result{}, nil
 	}
 	req, decision, err := r.Decide(ctx, obj)
@@ -158,24 +163,13 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 	obj = obj.DeepCopy()
 	csr.AddCondition(obj, kind, decision.Reason, decision.Message, time.Time{})
+	about := outcome{req, decision, kind}
 	if err := r.Client.SubResource("approval").Update(ctx, obj); err != nil {
-		if decision.Verdict == Approve {
-			r.limiter.giveBack(req)
+		if landed, unsettled := r.landed(ctx, obj, about, err); !landed {
+			return r.unwritten(ctx, obj, about, err, unsettled)
 		}
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return reconcile.Result{}, nil // the watch brings what changed
-		}
-		if apierrors.IsInvalid(err) { // it stays so until the object changes
-			return r.refuse(ctx, obj, req, malformed(fmt.Errorf("the API server takes no approval for this request: %w", err))), nil
-		}
-		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
 	}
-	if decision.Verdict == Deny {
-		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
-	} else {
-		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.serverTime().Since(obj.CreationTimestamp.Time).Seconds())
-	}
-	r.record(ctx, obj, req, decision)
+	r.decided(ctx, obj, about)
 	return reconcile.Result{}, nil
 }
 

@@ -36,6 +36,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
 	}
+	if r.Live == nil {
+		r.Live = mgr.GetAPIReader()
+	}
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
 	}
@@ -106,6 +109,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 		queues := r.queues(gone.Object)
 		r.places.leave(gone.Object.GetName())
 		r.Reporter.Forget(gone.Object)
+		r.written.Drop(gone.Object.GetName())
 		return queues
 	}
 	return events

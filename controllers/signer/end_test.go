@@ -2,7 +2,10 @@ package signer
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"os"
 	"path/filepath"
@@ -30,16 +33,32 @@ func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) e
 func TestEndOfACertificate(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
+	conflict := apierrors.NewConflict(requests, "csr-1", down)
 	for name, test := range map[string]struct {
 		write error
 		live  func(p *parts, now *request) error // not asked when nil
 		want  audit.Event                        // none when empty: it was stored as usual
 		fails bool                               // and is tried again
 	}{
-		"stored":            {},
-		"conflict":          {write: apierrors.NewConflict(requests, "csr-1", down), want: audit.Discarded},
-		"unauthorized":      {write: apierrors.NewUnauthorized("no"), want: audit.Discarded, fails: true},
-		"too many requests": {write: apierrors.NewTooManyRequests("later", 1), want: audit.Discarded, fails: true},
+		"stored": {},
+		"conflict, changed": {write: conflict, live: func(p *parts, now *request) error {
+			*now = *p.served.DeepCopy()
+			now.ResourceVersion = "8"
+			return nil
+		}, want: audit.Discarded},
+		"conflict, stored by a try before": {write: conflict, live: func(p *parts, now *request) error {
+			*now = *p.written[0].DeepCopy()
+			now.ResourceVersion = "8"
+			return nil
+		}, want: audit.Stored},
+		"conflict, another signer's": {write: conflict, live: func(p *parts, now *request) error {
+			*now = *p.written[0].DeepCopy()
+			now.ResourceVersion, now.Status.Certificate = "8", []byte("another")
+			return nil
+		}, want: audit.Discarded},
+		"not found":         {write: apierrors.NewNotFound(requests, "csr-1"), want: audit.Discarded},
+		"unauthorized":      {write: apierrors.NewUnauthorized("no"), want: audit.Uncertain, fails: true},
+		"too many requests": {write: apierrors.NewTooManyRequests("later", 1), want: audit.Uncertain, fails: true},
 		"no answer, stored": {write: down, live: func(p *parts, now *request) error {
 			*now = *p.written[0]
 			return nil
@@ -58,8 +77,8 @@ func TestEndOfACertificate(t *testing.T) {
 			*now = *p.served.DeepCopy()
 			now.UID = "another"
 			return nil
-		}, want: audit.Discarded, fails: true},
-		"no answer, gone":      {write: down, live: func(*parts, *request) error { return apierrors.NewNotFound(requests, "csr-1") }, want: audit.Discarded, fails: true},
+		}, want: audit.Uncertain, fails: true},
+		"no answer, gone":      {write: down, live: func(*parts, *request) error { return apierrors.NewNotFound(requests, "csr-1") }, want: audit.Uncertain, fails: true},
 		"no answer, no change": {write: down, live: func(p *parts, now *request) error { *now = *p.served.DeepCopy(); return nil }, want: audit.Uncertain, fails: true},
 		"no answer at all":     {write: down, live: func(*parts, *request) error { return down }, want: audit.Uncertain, fails: true},
 	} {
@@ -87,6 +106,9 @@ func TestEndOfACertificate(t *testing.T) {
 				t.Errorf("result %+v, error %v", result, err)
 			}
 			signed, end := twoRecords(t, file)
+			if signed.CertificateSHA256 != certificateSHA256(p.written[0]) || end.Event != "" && end.CertificateSHA256 != signed.CertificateSHA256 {
+				t.Errorf("SHA-256 %q, then %q", signed.CertificateSHA256, end.CertificateSHA256)
+			}
 			if signed.Event != audit.Signed || end.Event != test.want || end.Event != "" && end.Serial != signed.Serial {
 				t.Errorf("%+v, then %+v", signed, end)
 			}
@@ -95,6 +117,13 @@ func TestEndOfACertificate(t *testing.T) {
 			}
 		})
 	}
+}
+
+// certificateSHA256 is the digest of the certificate of obj.
+func certificateSHA256(obj *request) string {
+	block, _ := pem.Decode(obj.Status.Certificate)
+	sum := sha256.Sum256(block.Bytes)
+	return hex.EncodeToString(sum[:])
 }
 
 // twoRecords reads the first two records of an audit log, of which the second may be missing.

@@ -8,7 +8,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 )
 
@@ -19,7 +18,10 @@ func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] { return fair
 func (r *Reconciler) queued() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
-		r.places.Drop(gone.Object.GetName())
+		name := gone.Object.GetName()
+		r.places.Drop(name)
+		r.attempts.Drop(name)
+		r.failures.Drop(name)
 		r.Reporter.Forget(gone.Object)
 		return false
 	}
@@ -33,14 +35,14 @@ func (r *Reconciler) queues(obj client.Object) bool {
 		r.places.Drop(obj.GetName())
 		return false
 	}
-	r.places.Keep(request, func() fairqueue.Place { return placeOf(request) })
+	r.places.Keep(request, func() fairqueue.Place { return r.placeOf(request) })
 	return true
 }
 
 // placeOf returns the place of obj in the queue: that of its requester and of the node that its subject names.
-func placeOf(obj *certificatesv1.CertificateSigningRequest) fairqueue.Place {
+func (r *Reconciler) placeOf(obj *certificatesv1.CertificateSigningRequest) fairqueue.Place {
 	place := fairqueue.Place{Requester: fairqueue.DigestOf(obj.Spec.Username), Created: obj.CreationTimestamp.Time}
-	if req, err := csr.Parse(obj); err == nil {
+	if req, err := r.RequestLimits.Parse(obj); err == nil {
 		place.Node = fairqueue.DigestOf(req.NodeName())
 	}
 	return place

@@ -10,6 +10,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -23,14 +24,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/unanswered"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
 
-// storeTimeout bounds the one write that goes on when the manager is told to stop. It is well within the time that
-// controller-runtime leaves to what is under way.
-const storeTimeout = 10 * time.Second
+// maxObject bounds a request with its certificate, in bytes. It is the default limit of etcd for a write (--max-request-bytes),
+// less some room for what the API server adds.
+const maxObject = 1536<<10 - 4<<10
 
 // The outcomes of a Judgement other than a certificate.
 const (
@@ -69,6 +71,9 @@ type Reconciler struct {
 
 	started startedAt
 	places  fairqueue.Places
+
+	attempts unanswered.Writes[*attempt]  // to store a certificate
+	failures unanswered.Writes[Judgement] // to mark a request as Failed
 }
 
 // Judgement is what is to become of an approved request: to be signed by Authority, or if that is nil, Outcome (Failed,
@@ -106,10 +111,15 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if r.DryRun {
 		return r.rehearse(ctx, obj, now), nil
 	}
+	r.settle(ctx, obj)
 	if !r.signable(obj) {
+		r.settleFailure(ctx, obj)
 		return reconcile.Result{}, nil
 	}
 	judged := r.Judge(obj, now)
+	if judged.Authority == nil {
+		r.giveUp(ctx, obj)
+	}
 	switch {
 	case judged.Authority != nil:
 		// Whole seconds, as a certificate has them: so its own times tell how it came to them.
@@ -179,6 +189,10 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	case violation != nil:
 		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
 	}
+	if size := obj.Size() + authority.LongestPEM(req.Cert); size > maxObject {
+		return Judgement{Request: req, Outcome: Failed, Reason: csr.ReasonTooLarge,
+			Message: fmt.Sprintf("the request and its certificate need up to %d bytes, and the API server stores at most %d in an object; ask for fewer names, with fewer labels and annotations", size, maxObject)}
+	}
 	return Judgement{Request: req, Authority: authority, LifetimeCap: longest}
 }
 
@@ -190,16 +204,37 @@ func unread(err error) Judgement {
 	return Judgement{Outcome: Wait, Reason: "InternalError", Message: csr.Fault(err)}
 }
 
+// fail marks obj as Failed, and tells why.
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {
 	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.serverTime().Now())
-	if err := r.Client.Status().Update(ctx, obj); err != nil && !final(err) {
-		return newsOrError(err)
-	}
 	// What only etcd can hold, such as a request without PKCS#10, the API server refuses to mark: then it is told, and
 	// left to the cleaner.
+	if err := r.Client.Status().Update(ctx, obj); err != nil && !final(err) {
+		stored, readErr := r.read(ctx, obj)
+		if readErr != nil || !hasFailedAs(stored, obj.UID, judged) {
+			r.failures.Keep(obj, judged) // it may be stored yet
+			return newsOrError(err)
+		}
+	}
+	r.failed(ctx, obj, judged)
+	return nil
+}
+
+// settleFailure tells why obj is Failed if the write of that had no answer.
+func (r *Reconciler) settleFailure(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) {
+	if judged, ok := r.failures.Of(obj); ok && hasFailedAs(obj, obj.UID, judged) {
+		r.failed(ctx, obj, judged)
+	}
+}
+
+func hasFailedAs(obj *certificatesv1.CertificateSigningRequest, uid types.UID, judged Judgement) bool {
+	return obj.UID == uid && csr.HasCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message)
+}
+
+func (r *Reconciler) failed(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
+	r.failures.Drop(obj.Name)
 	judged.Message = judged.Sentence(obj.Spec.SignerName)
 	r.tell(ctx, obj, judged)
-	return nil
 }
 
 // Sentence is that of the Event about a request for signerName: where it fails, the condition has the Message alone,
@@ -215,41 +250,6 @@ func (j Judgement) Sentence(signerName string) string {
 func CutShort(issued *ca.Issued) string {
 	return fmt.Sprintf("the certificate ends %s early, at %s, because its CA ends then: replace the CA",
 		issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339))
-}
-
-// store writes the certificate. It is recorded before, so that none exists that no record names.
-func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, issued *ca.Issued) error {
-	record := audit.Of(obj, judged.Request)
-	record.Serial, record.IssuerKeyID = issued.Serial.Text(16), judged.Authority.KeyID()
-	record.NotBefore, record.NotAfter = &issued.NotBefore, &issued.NotAfter
-	r.Audit.Write(ctx, r.Clock.Now(), audit.Signed, record)
-	obj.Status.Certificate = issued.PEM
-	// Given up half-way, nobody would know whether it was stored.
-	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-	defer cancel()
-	if err := r.Client.Status().Update(writing, obj); err != nil {
-		record.Message = err.Error()
-		end := r.end(ctx, obj, issued, err)
-		r.Audit.Write(ctx, r.Clock.Now(), end, record)
-		switch {
-		case end == audit.Stored:
-		case final(err):
-			r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "Malformed",
-				Message: fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err)})
-			return nil
-		default:
-			return newsOrError(err)
-		}
-	}
-	r.measure(obj)
-	if obj.Spec.ExpirationSeconds == nil {
-		issuedLifetimeSeconds.WithLabelValues(obj.Spec.SignerName).Set(issued.NotAfter.Sub(issued.NotBefore).Seconds())
-	}
-	if issued.Cut > 0 {
-		lifetimeCutTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", CutShort(issued))
-	}
-	return nil
 }
 
 func (r *Reconciler) measure(obj *certificatesv1.CertificateSigningRequest) {
@@ -277,9 +277,4 @@ func newsOrError(err error) error {
 		return nil
 	}
 	return fmt.Errorf("update status: %w", err)
-}
-
-// final says whether trying again is no use as long as the object stays as it is.
-func final(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err)
 }

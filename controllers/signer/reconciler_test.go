@@ -210,7 +210,7 @@ func TestReconcileFaults(t *testing.T) {
 	}{
 		"gone":                              {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":                    {get: down, want: "down"},
-		"certificate, conflict":             {write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
+		"certificate, conflict, no change":  {write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, want: "Operation cannot be fulfilled"},
 		"certificate, deleted meanwhile":    {write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
 		"certificate, write fails":          {write: down, writes: 1, want: "update status: down"},
 		"certificate, forbidden":            {write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: "forbidden"},

@@ -14,14 +14,26 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
-// sign issues the certificate and stores it. Where a ledger is kept, what is to be issued is noted there before.
+// sign issues the certificate and stores it. Where a ledger is kept, what is to be issued is noted there before. A
+// certificate that was made for the same request before, and that would be issued now, is stored instead of a new one.
 func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, now time.Time) error {
 	signer := r.Signers[obj.Spec.SignerName]
 	profile := signer.Profile.Within(judged.LifetimeCap)
 	notAfter := judged.Authority.NotAfterOf(profile, judged.Request.Cert, now)
+	made, kept := r.attempts.Of(obj)
+	if kept && (made.keyID != judged.Authority.KeyID() || made.issued.NotAfter.After(notAfter)) {
+		r.giveUp(ctx, obj)
+		kept = false
+	}
+	if kept {
+		notAfter = made.issued.NotAfter
+	}
 	if err := signer.KeyPair.cover(ctx, judged.Authority.KeyID(), obj.Spec.SignerName, notAfter); err != nil {
 		r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Wait, Reason: "LedgerUnavailable", Message: notCovered(err)})
 		return err
+	}
+	if kept {
+		return r.store(ctx, obj.DeepCopy(), judged, made)
 	}
 	issued, err := judged.Authority.Issue(profile, judged.Request.Cert, now)
 	var differs *ca.LintError
@@ -31,7 +43,7 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 	case err != nil:
 		return fmt.Errorf("issue certificate: %w", err)
 	}
-	return r.store(ctx, obj.DeepCopy(), judged, issued)
+	return r.store(ctx, obj.DeepCopy(), judged, attemptOf(obj, judged, issued))
 }
 
 // mismatch reports that the finished certificate is not the judged one. It is not stored. Signing again is no use as long as

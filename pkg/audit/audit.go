@@ -89,10 +89,12 @@ type Record struct {
 	Message string `json:"message,omitempty"`
 
 	// Serial is in hex; IssuerKeyID is that of ca.Authority.
-	Serial      string     `json:"serial,omitempty"`
-	IssuerKeyID string     `json:"issuerKeyID,omitempty"`
-	NotBefore   *time.Time `json:"notBefore,omitempty"`
-	NotAfter    *time.Time `json:"notAfter,omitempty"`
+	Serial      string `json:"serial,omitempty"`
+	IssuerKeyID string `json:"issuerKeyID,omitempty"`
+	// CertificateSHA256 is the hex SHA-256 of the leaf certificate, in DER.
+	CertificateSHA256 string     `json:"certificateSHA256,omitempty"`
+	NotBefore         *time.Time `json:"notBefore,omitempty"`
+	NotAfter          *time.Time `json:"notAfter,omitempty"`
 }
 
 // Requester is who made the request.
@@ -169,9 +171,7 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 		return
 	}
 	record.Requester = record.Requester.bounded()
-	if event != Signed {
-		record = record.bounded()
-	}
+	record = record.bounded(event == Signed)
 	line, err := json.Marshal(record)
 	if err == nil {
 		l.mu.Lock()
@@ -184,13 +184,17 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	}
 }
 
-// bounded is what is kept of a request that no certificate came of: whoever may make requests could otherwise fill the
-// file until the records of certificates are rotated away.
-func (r Record) bounded() Record {
-	r.Subject, r.Message = csr.Shorten(r.Subject), csr.ShortenTo(r.Message, maxMessage)
-	for _, list := range []*[]string{&r.DNSNames, &r.Addresses, &r.Emails, &r.URIs, &r.Usages} {
-		*list = few(*list)
+// bounded cuts what a requester chose. The record of a certificate keeps all of its names, which csr.Limits bound. All
+// other records are cut: whoever may make requests could otherwise fill the file until the records of certificates are
+// rotated away.
+func (r Record) bounded(signed bool) Record {
+	if !signed {
+		r.Subject = csr.Shorten(r.Subject)
+		for _, list := range []*[]string{&r.DNSNames, &r.Addresses, &r.Emails, &r.URIs} {
+			*list = few(*list)
+		}
 	}
+	r.Message, r.Usages = csr.ShortenTo(r.Message, maxMessage), few(r.Usages)
 	return r
 }
 
@@ -202,15 +206,17 @@ func (r *Requester) bounded() *Requester {
 	return &Requester{csr.Shorten(r.Username), csr.Shorten(r.UID), few(r.Groups)}
 }
 
-// few are the first of all, each shortened.
+// few returns the first of all, each shortened: at most 20, and at most 1 KiB together.
 func few(all []string) []string {
-	const most = 20
+	const most, room = 20, 1024
 	var kept []string
+	bytes := 0
 	for i, text := range all {
-		if i == most {
-			return append(kept, fmt.Sprintf("and %d more", len(all)-most))
+		text = csr.Shorten(text)
+		if bytes += len(text); i == most || bytes > room {
+			return append(kept, fmt.Sprintf("and %d more", len(all)-i))
 		}
-		kept = append(kept, csr.Shorten(text))
+		kept = append(kept, text)
 	}
 	return kept
 }
@@ -247,6 +253,7 @@ func (r Record) keysAndValues() []any {
 	}
 	add("serial", r.Serial)
 	add("issuerKeyID", r.IssuerKeyID)
+	add("certificateSHA256", r.CertificateSHA256)
 	if r.NotBefore != nil && r.NotAfter != nil {
 		all = append(all, "notBefore", r.NotBefore, "notAfter", r.NotAfter)
 	}

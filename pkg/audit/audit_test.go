@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -201,5 +202,49 @@ func TestRequesterIsBounded(t *testing.T) {
 	opened.Write(ctx, now, audit.Signed, audit.Of(obj, nil))
 	if written, err := os.ReadFile(path); err != nil || len(written) > 10_000 {
 		t.Errorf("the record has %d bytes, error %v", len(written), err)
+	}
+}
+
+// TestRecordsOfRequestsAreSmall: no request without a certificate makes a record long, and the record of a certificate keeps
+// each of its names.
+func TestRecordsOfRequestsAreSmall(t *testing.T) {
+	t.Parallel()
+	many := func(text string) (all []string) {
+		for i := range 1000 {
+			all = append(all, fmt.Sprint(i, strings.Repeat(text, 200)))
+		}
+		return all
+	}
+	for _, text := range []string{"a", "\x01"} {
+		record := audit.Record{
+			Requester: &audit.Requester{Username: strings.Repeat(text, 1<<20), UID: strings.Repeat(text, 1<<20), Groups: many(text)},
+			Subject:   strings.Repeat(text, 1<<16), DNSNames: many(text), Addresses: many(text), Emails: many(text), URIs: many(text),
+			Usages: many(text), Message: strings.Repeat(text, 1<<20), CertificateSHA256: "0a",
+		}
+		for event, names := range map[audit.Event]int{audit.Decided: 0, audit.NotSigned: 0, audit.Discarded: 0, audit.Uncertain: 0, audit.Signed: 1000} {
+			file := filepath.Join(t.TempDir(), "audit.log")
+			opened, err := audit.Open(audit.Options{Path: file, MaxSize: 100})
+			if err != nil {
+				t.Fatal(err)
+			}
+			opened.Write(t.Context(), time.Now(), event, record)
+			written, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got audit.Record
+			if err := json.Unmarshal(written, &got); err != nil {
+				t.Fatal(err)
+			}
+			if names > 0 {
+				if len(got.DNSNames) != names || len(got.URIs) != names || len(got.Subject) != 1<<16 || len(got.Requester.Groups) > 21 || len(got.Message) > 1024 {
+					t.Errorf("%s has %d DNS names, %d groups", event, len(got.DNSNames), len(got.Requester.Groups))
+				}
+				continue
+			}
+			if len(written) > 64<<10 || got.CertificateSHA256 != "0a" {
+				t.Errorf("%s has %d bytes", event, len(written))
+			}
+		}
 	}
 }

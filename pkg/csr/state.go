@@ -72,6 +72,12 @@ func condition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv
 	return nil
 }
 
+// HasCondition reports whether obj has a condition with status True, that reason and that message.
+func HasCondition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string) bool {
+	has := condition(obj, kind)
+	return has != nil && has.Status == corev1.ConditionTrue && has.Reason == reason && has.Message == message
+}
+
 // AddCondition appends a condition with status True. A zero now leaves the times to the API server.
 func AddCondition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string, now time.Time) {
 	added := certificatesv1.CertificateSigningRequestCondition{

@@ -1,0 +1,138 @@
+package approver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// liveFunc is an API server that is asked for one request.
+type liveFunc func(*request) error
+
+func (f liveFunc) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	return f(obj.(*request))
+}
+
+func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("list")
+}
+
+// A decision that is stored is recorded once, whatever the write answered, and one that is not stored never is.
+func TestALostAnswerAboutADecision(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	conflict := apierrors.NewConflict(requests, "csr-1", down)
+	stored := func(p *parts, now *request) error {
+		*now = *p.written[0].DeepCopy()
+		now.ResourceVersion = "8"
+		return nil
+	}
+	unchanged := func(p *parts, now *request) error { *now = *p.served; return nil }
+	unread := func(*parts, *request) error { return down }
+	for name, test := range map[string]struct {
+		write error
+		live  func(p *parts, now *request) error
+		fails bool
+		then  func(*parts) // before the next look, at which writes succeed
+		want  string
+	}{
+		"a conflict with a try before": {write: conflict, live: stored, want: "Approve"},
+		"no answer, stored":            {write: down, live: stored, want: "Approve"},
+		"a conflict with another": {write: conflict, live: func(p *parts, now *request) error {
+			*now = *p.served.DeepCopy()
+			with("Denied")(now)
+			now.ResourceVersion = "8"
+			return nil
+		}, then: func(p *parts) { with("Denied")(p.served) }},
+		"a conflict, another by a name": {write: conflict, live: func(p *parts, now *request) error {
+			*now = *p.written[0].DeepCopy()
+			now.UID, now.ResourceVersion = "another", "8"
+			return nil
+		}, then: func(p *parts) { p.served.UID = "another"; with("Denied")(p.served) }},
+		"a conflict, and no change":    {write: conflict, live: unchanged, fails: true, want: "Approve"},
+		"no answer, and not stored":    {write: down, live: unchanged, fails: true, want: "Approve"},
+		"no answer, stored later":      {write: down, live: unchanged, fails: true, then: func(p *parts) { p.served = p.written[0] }, want: "Approve"},
+		"no answer, reads fail":        {write: down, live: unread, fails: true, then: func(p *parts) { p.served = p.written[0] }, want: "Approve"},
+		"a conflict, reads fail":       {write: conflict, live: unread, fails: true, then: func(p *parts) { p.served = p.written[0] }, want: "Approve"},
+		"no answer, denied by another": {write: down, live: unread, fails: true, then: func(p *parts) { with("Denied")(p.served) }},
+		"gone":                         {write: apierrors.NewNotFound(requests, "csr-1"), then: func(p *parts) { p.getFault = apierrors.NewNotFound(requests, "csr-1") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t))
+			p.grants, p.writeFault = []string{"nodeclient"}, test.write
+			p.reconciler.limiter = newLimiter(Limit{Burst: 1, PerHour: 1}, p.clock)
+			p.reconciler.Live = liveFunc(func(now *request) error { return test.live(p, now) })
+			file := filepath.Join(t.TempDir(), "audit.log")
+			opened, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.reconciler.Audit = opened
+			if _, err := p.reconcile(t); (err != nil) != test.fails {
+				t.Errorf("error %v", err)
+			}
+			if test.want == "" || test.fails {
+				p.writeFault = nil
+				if test.then != nil {
+					test.then(p)
+				}
+			} else {
+				p.served = p.written[0]
+			}
+			for range 2 {
+				if _, err := p.reconcile(t); err != nil {
+					t.Error(err)
+				}
+				if len(p.written) > 0 && p.writeFault == nil && test.then == nil {
+					p.served = p.written[len(p.written)-1]
+				}
+			}
+			if got := verdicts(t, file); got != test.want {
+				t.Errorf("recorded %q, want %q", got, test.want)
+			}
+			if _, within := p.reconciler.limiter.check(parsed(t, p.served)); within != (test.want == "") {
+				t.Errorf("the requester may have another: %t", within)
+			}
+		})
+	}
+}
+
+func parsed(t *testing.T, obj *request) *csr.Request {
+	t.Helper()
+	req, err := csr.Parse(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+func verdicts(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
+		var record audit.Record
+		if line == "" {
+			continue
+		}
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, record.Verdict)
+	}
+	return strings.Join(all, " ")
+}
