@@ -31,7 +31,7 @@ import (
 const Name = "csr-signer"
 
 // maxObject bounds a request with its certificate, in bytes. It is the default limit of etcd for a write (--max-request-bytes),
-// less some room for what the API server adds.
+// less some room for what the API server adds. It drops managed fields where they take the room.
 const maxObject = 1536<<10 - 4<<10
 
 // The outcomes of a Judgement other than a certificate.

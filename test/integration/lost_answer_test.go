@@ -1,0 +1,136 @@
+package integration
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+// TestRecordsAreRightWhenAnswersAreLost lets the writes of approver and signer fail in each way, before and after they have
+// landed. Each request is recorded as decided once. Each stored certificate is recorded as signed, and never as discarded.
+// A certificate that was not stored is written again, and no second one is made.
+func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
+	proxy, err := faults.Start(shared.Config, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Stop() })
+	records := filepath.Join(t.TempDir(), "audit.log")
+	startLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Audit = openAudit(t, records) }})
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	eventuallyAllowed(t, "joiner", true)
+	for name, do := range map[string]faults.Action{
+		"no fault":                     {},
+		"500":                          faults.Answer(500),
+		"500, landed":                  faults.Answer(500).Landed(),
+		"503, landed, client-go again": faults.Answer(503).RetryAfter(time.Second).Landed(),
+		"429, client-go again":         faults.Answer(429).RetryAfter(time.Second),
+		"429, later":                   faults.Answer(429),
+		"409":                          faults.Answer(409),
+		"reset":                        faults.Reset(),
+		"reset, landed":                faults.Reset().Landed(),
+		"connection reset, landed":     faults.ResetConnection().Landed(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var rules []faults.Rule
+			if do.String() != "" {
+				for _, write := range []string{"approval", "status"} {
+					rules = append(rules, faults.Rule{Verbs: []string{"update"}, Resources: []string{"certificatesigningrequests/" + write}, Times: 1, Do: do})
+				}
+			}
+			proxy.Use(rules...)
+			obj := reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "lost")), csr.Issued)
+			sum := sha256.Sum256(leaf(t, obj).Raw)
+			want := hex.EncodeToString(sum[:])
+			eventually(t, "the records are complete", func(context.Context) error {
+				var decided, signed int
+				var last audit.Record
+				for _, record := range readAudit(t, records) {
+					switch {
+					case record.UID != obj.UID:
+					case record.Event == audit.Decided:
+						decided++
+					case record.Event == audit.Discarded:
+						t.Fatalf("discarded: %+v", record)
+					default:
+						last = record
+						if record.Event == audit.Signed {
+							signed++
+						}
+					}
+				}
+				if decided != 1 || signed != 1 || last.CertificateSHA256 != want || last.Event == audit.Uncertain {
+					return fmt.Errorf("%d times decided, %d times signed, and the last record is %s %s", decided, signed, last.Event, last.CertificateSHA256)
+				}
+				return nil
+			})
+			for i, applied := range proxy.Applied() {
+				if applied != 1 {
+					t.Errorf("rule %d was applied %d times", i, applied)
+				}
+			}
+		})
+	}
+}
+
+// TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that there is room for a Failed condition and not
+// for a certificate: none is made.
+func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
+	records := filepath.Join(t.TempDir(), "audit.log")
+	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver, o.Audit = nil, openAudit(t, records) }})
+	obj := reaches(t, storeLarge(t), csr.Failed)
+	last := obj.Status.Conditions[len(obj.Status.Conditions)-1]
+	if last.Reason != "RequestTooLarge" || last.Status != corev1.ConditionTrue {
+		t.Errorf("%s: %s", last.Reason, last.Message)
+	}
+	for _, record := range readAudit(t, records) {
+		if record.UID == obj.UID && record.Event == audit.Signed {
+			t.Error("a certificate was made")
+		}
+	}
+}
+
+// labelled returns a request with so many labels of 200 bytes.
+func labelled(t *testing.T, count int) *request {
+	t.Helper()
+	obj := nodeRequest(t, "large")
+	obj.Labels = map[string]string{}
+	for i := range count {
+		obj.Labels[fmt.Sprintf("%s.%s.%s/a%05d", strings.Repeat("a", 60), strings.Repeat("b", 60), strings.Repeat("c", 60), i)] = ""
+	}
+	return obj
+}
+
+// storeLarge stores an approved request of almost 1.5 MiB without managed fields.
+func storeLarge(t *testing.T) *request {
+	t.Helper()
+	obj := labelled(t, 1)
+	empty := obj.Size()
+	each := labelled(t, 2).Size() - empty
+	obj = labelled(t, (1536<<10-6<<10-empty)/each)
+	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = "stored-large", "", "u-1", metav1.Now()
+	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "", time.Now())
+	obj.Status.Conditions[0].LastTransitionTime = metav1.Now()
+	if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	return obj
+}
