@@ -102,6 +102,7 @@ func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
 	reporter := report.New(made.events, clock)
 	options.Approver.Client, options.Approver.Clock, options.Approver.Reporter, options.Approver.Authorizer = cached{remote, made}, clock, reporter, authz.Func(made.review)
+	options.Approver.Live = remote
 	options.Signer.Client, options.Signer.Clock, options.Signer.Reporter, options.Signer.Live = cached{remote, made}, clock, reporter, remote
 	return &options, made
 }

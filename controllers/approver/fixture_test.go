@@ -94,8 +94,8 @@ func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *p
 	t.Helper()
 	p := &parts{served: served, clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
 	p.reconciler = &Reconciler{
-		Rules:      []Rule{NodeClient()},
-		Client:     p.client(t),
+		Rules:  []Rule{NodeClient()},
+		Client: p.client(t),
 		Live: liveFunc(func(now *request) error { // it was changed meanwhile
 			*now = *p.served.DeepCopy()
 			now.ResourceVersion += "1"

@@ -60,8 +60,8 @@ func TestTheSameCertificateIsWrittenAgain(t *testing.T) {
 	p, events := audited(t, object(t))
 	for _, fault := range []error{apierrors.NewInternalError(errors.New("no")), errors.New("no answer"), apierrors.NewTooManyRequests("later", 1), apierrors.NewForbidden(requests, "csr-1", nil), nil} {
 		p.writeFault = fault
-		if _, err := p.reconcile(t); (err != nil) != (fault != nil) {
-			t.Errorf("%v: error %v", fault, err)
+		if result, err := p.reconcile(t); (err != nil || result.RequeueAfter > 0) != (fault != nil) {
+			t.Errorf("%v: %+v, error %v", fault, result, err)
 		}
 	}
 	if got := events(); p.certificates() != 1 || len(p.written) != 5 || got != "Signed, Uncertain, Stored" {
@@ -101,7 +101,7 @@ func TestAnOutageIsNoRefusal(t *testing.T) {
 		p, _ := audited(t, object(t))
 		change(p)
 		for range 3 * mostTries {
-			if _, err := p.reconcile(t); err == nil {
+			if result, err := p.reconcile(t); err == nil && result.RequeueAfter == 0 {
 				t.Fatalf("%s: given up", name)
 			}
 		}

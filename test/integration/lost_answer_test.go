@@ -10,9 +10,7 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -94,7 +92,8 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
 	records := filepath.Join(t.TempDir(), "audit.log")
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver, o.Audit = nil, openAudit(t, records) }})
-	obj := reaches(t, storeLarge(t), csr.Failed)
+	obj := storeLarge(t)
+	reaches(t, obj, csr.Failed)
 	last := obj.Status.Conditions[len(obj.Status.Conditions)-1]
 	if last.Reason != "RequestTooLarge" || last.Status != corev1.ConditionTrue {
 		t.Errorf("%s: %s", last.Reason, last.Message)
@@ -117,20 +116,12 @@ func labelled(t *testing.T, count int) *request {
 	return obj
 }
 
-// storeLarge stores an approved request of almost 1.5 MiB without managed fields.
+// storeLarge makes an approved request of almost 1.5 MiB. The API server drops its managed fields, as they do not fit.
 func storeLarge(t *testing.T) *request {
 	t.Helper()
-	obj := labelled(t, 1)
-	empty := obj.Size()
-	each := labelled(t, 2).Size() - empty
-	obj = labelled(t, (1536<<10-6<<10-empty)/each)
-	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = "stored-large", "", "u-1", metav1.Now()
-	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
-	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "", time.Now())
-	obj.Status.Conditions[0].LastTransitionTime = metav1.Now()
-	if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	empty := labelled(t, 0).Size()
+	each := labelled(t, 2).Size() - labelled(t, 1).Size()
+	obj := createRequest(t, admin, labelled(t, (1536<<10-6<<10-empty)/each))
+	approve(t, obj)
 	return obj
 }
