@@ -6,11 +6,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -85,43 +82,4 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that there is room for a Failed condition and not
-// for a certificate: none is made.
-func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
-	records := filepath.Join(t.TempDir(), "audit.log")
-	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver, o.Audit = nil, openAudit(t, records) }})
-	obj := storeLarge(t)
-	reaches(t, obj, csr.Failed)
-	last := obj.Status.Conditions[len(obj.Status.Conditions)-1]
-	if last.Reason != "RequestTooLarge" || last.Status != corev1.ConditionTrue {
-		t.Errorf("%s: %s", last.Reason, last.Message)
-	}
-	for _, record := range readAudit(t, records) {
-		if record.UID == obj.UID && record.Event == audit.Signed {
-			t.Error("a certificate was made")
-		}
-	}
-}
-
-// labelled returns a request with so many labels of 200 bytes.
-func labelled(t *testing.T, count int) *request {
-	t.Helper()
-	obj := nodeRequest(t, "large")
-	obj.Labels = map[string]string{}
-	for i := range count {
-		obj.Labels[fmt.Sprintf("%s.%s.%s/a%05d", strings.Repeat("a", 60), strings.Repeat("b", 60), strings.Repeat("c", 60), i)] = ""
-	}
-	return obj
-}
-
-// storeLarge makes an approved request of almost 1.5 MiB. The API server drops its managed fields, as they do not fit.
-func storeLarge(t *testing.T) *request {
-	t.Helper()
-	empty := labelled(t, 0).Size()
-	each := labelled(t, 2).Size() - labelled(t, 1).Size()
-	obj := createRequest(t, admin, labelled(t, (1536<<10-6<<10-empty)/each))
-	approve(t, obj)
-	return obj
 }
