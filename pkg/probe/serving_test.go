@@ -1,0 +1,57 @@
+package probe
+
+import (
+	"context"
+	"encoding/pem"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// A certificate is read whether or not it is to be trusted, which is said too.
+func TestServingCertificate(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" || len(r.TLS.PeerCertificates) > 0 {
+			t.Error("it shows a credential")
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer server.Close()
+	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for name, test := range map[string]struct {
+		tls      rest.TLSClientConfig
+		verified bool
+	}{
+		"its own CA":              {rest.TLSClientConfig{CAData: own}, true},
+		"its own CA, by its name": {rest.TLSClientConfig{CAData: own, ServerName: "example.com"}, true},
+		"another name":            {rest.TLSClientConfig{CAData: own, ServerName: "kubernetes.default.svc"}, false},
+		"the system's CAs":        {rest.TLSClientConfig{}, false},
+		"not verified at all":     {rest.TLSClientConfig{Insecure: true}, true},
+	} {
+		shown, err := ServingCertificate(t.Context(), &rest.Config{Host: server.URL, TLSClientConfig: test.tls, BearerToken: "secret"})
+		if err != nil || shown.Verified != test.verified || !slices.Contains(shown.Certificate.DNSNames, "example.com") {
+			t.Errorf("%s: %+v, %v", name, shown, err)
+		}
+	}
+}
+
+// A server that takes a connection and says nothing costs no more than the deadline.
+func TestServingCertificateOfASilentServer(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if shown, err := ServingCertificate(ctx, &rest.Config{Host: "https://" + listener.Addr().String()}); err == nil {
+		t.Errorf("%+v", shown)
+	}
+}
