@@ -18,6 +18,7 @@ func (r *rights) inventory(c config.Approval) {
 			r.add(need, "", "nodes", "", "", "get", "list", "watch")
 			r.add(need, "", "services", "", "", "get", "list", "watch")
 			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+			r.optional(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "list", "watch")
 		})
 	}
 	if c.NodeClient.Bound() {

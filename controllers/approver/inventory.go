@@ -30,6 +30,7 @@ type Inventory struct {
 	services, bootstrap bool // which rules ask
 
 	cluster    *inventory.Cluster
+	apiServers *inventory.APIServers // nil unless services
 	sources    inventory.Inventory
 	expecting  inventory.Inventory // sources without what a node says of itself
 	leases     *inventory.Leases
@@ -47,9 +48,25 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, server
 		return err
 	}
 	cluster.Changed, cluster.Freed = woken.node, woken.free
-	if err := mgr.Add(cluster); err != nil {
+	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, woken)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
+	if i.services {
+		if err := i.setupServing(mgr, cluster, woken); err != nil {
+			return err
+		}
+	}
+	if i.bootstrap {
+		if err := i.setupBootstrap(mgr, passed, woken.node); err != nil {
+			return err
+		}
+	}
+	i.cluster, i.serverTime = cluster, serverTime
+	return nil
+}
+
+// setupSources makes the sources that are configured run.
+func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster, woken wakers) error {
 	// What a source says of a node may cost it its claim to what it reports.
 	changed := func(node string) {
 		woken.node(node)
@@ -68,12 +85,23 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, server
 			i.expecting = append(i.expecting, source)
 		}
 	}
-	if i.bootstrap {
-		if err := i.setupBootstrap(mgr, passed, woken.node); err != nil {
-			return err
-		}
+	return nil
+}
+
+// setupServing makes run what only requests for serving certificates need.
+func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, woken wakers) error {
+	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
+		mgr.GetLogger().WithName(Name).Info("Warning: for kubelet serving certificates nothing counts but what nodes report of themselves, so a compromised node can keep another one from its certificate; add a machine, static or webhook source before node",
+			"setting", "approval.inventory.sources")
 	}
-	i.cluster, i.serverTime = cluster, serverTime
+	var err error
+	if i.apiServers, err = inventory.NewAPIServers(mgr.GetConfig(), cluster, mgr.GetLogger().WithName("inventory")); err != nil {
+		return err
+	}
+	i.apiServers.Changed, i.apiServers.Freed = func() { woken.node("") }, woken.free
+	if err := mgr.Add(i.apiServers); err != nil {
+		return fmt.Errorf("run the inventory: %w", err)
+	}
 	return nil
 }
 
@@ -103,6 +131,7 @@ func (i *Inventory) Setup(mgr manager.Manager, passed clock.PassiveClock) error 
 // Tried says whether each of the sources that run has read, or has said why it can't.
 func (i *Inventory) Tried(ctx context.Context) bool {
 	_, err := i.cluster.Node(ctx, "")
+	err = errors.Join(err, i.apiServers.Ready())
 	if i.leases != nil {
 		_, _, leaseErr := i.leases.Of("")
 		err = errors.Join(err, leaseErr)
@@ -138,10 +167,14 @@ func (i *Inventory) lookup(ctx context.Context, node string, req *csr.Request) (
 	return i.sources.Lookup(ctx, node, req)
 }
 
-// taken is Cluster.Taken.
-func (i *Inventory) taken(ctx context.Context, san inventory.SAN) (service, endpoint string, err error) {
+// taken says which Service has san, and what of the API servers it is.
+func (i *Inventory) taken(ctx context.Context, san inventory.SAN) (service, apiServer string, err error) {
 	if i.cluster == nil {
 		return "", "", errNotRunning
 	}
-	return i.cluster.Taken(ctx, san)
+	service, apiServer, err = i.cluster.Taken(ctx, san)
+	if apiServer == "" {
+		apiServer = i.apiServers.Has(san)
+	}
+	return service, apiServer, err
 }

@@ -40,6 +40,11 @@ var (
 		Buckets: prometheus.DefBuckets,
 	}, []string{"result"})
 
+	nodesLeftOut = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_approver_nodes_left_out",
+		Help: "Nodes that report names or addresses of two or more other Nodes: their own word is left out of the comparison.",
+	})
+
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_errors_total",
 		Help: "Reconciles of the approver that failed and are tried again, by the API server's reason, or Other.",
@@ -47,7 +52,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, errorsTotal)
+	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, nodesLeftOut, errorsTotal)
 }
 
 // measured measures the reviews that are really sent.

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -40,48 +39,13 @@ type servingFacts struct {
 // sanFacts are what is known about one name or address.
 type sanFacts struct {
 	san inventory.SAN
-	// reserved says why nobody can have it, ever; taken who has it at the moment; contested who else has a better claim.
-	reserved, taken, contested string
+	// reserved says why nobody can have it, ever; taken which Service has it at the moment; apiServer what of the API servers
+	// it is; contested who else has a better claim.
+	reserved, taken, apiServer, contested string
+	// contest is why other Nodes that report it stand in the way.
+	contest inventory.Contest
 	// unpublished is that several nodes may have it, and this one's Node does not report it.
 	unpublished bool
-}
-
-// claim is what speaks for a node's having a name or an address.
-type claim struct {
-	rank   int          // of the source that gives it
-	shared bool         // it gives it to others too
-	node   *corev1.Node // nil if there is none
-}
-
-func claimOf(found inventory.Found, san inventory.SAN, node *corev1.Node) claim {
-	return claim{rank: found.Rank, shared: found.Shares(san), node: node}
-}
-
-// stronger is the number of sources whose word that somebody has it alone is better than c.
-func (c claim) stronger() int {
-	if c.shared {
-		return c.rank + 1
-	}
-	return c.rank
-}
-
-// beats says whether c is better than other: of a stronger source, else of one that gives it to nobody else, else of the
-// older Node.
-func (c claim) beats(other claim) bool {
-	switch {
-	case c.rank != other.rank:
-		return c.rank < other.rank
-	case c.shared != other.shared:
-		return other.shared
-	}
-	return other.node == nil || older(c.node, other.node)
-}
-
-func older(a, b *corev1.Node) bool {
-	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.Name < b.Name
-	}
-	return a.CreationTimestamp.Before(&b.CreationTimestamp)
 }
 
 // violation is one difference from what may be approved.
@@ -146,6 +110,8 @@ func judgeNames(node string, facts servingFacts) []violation {
 			found = append(found, violation{Deny, "SANReserved", fmt.Sprintf("%s is %s, which no node can have", each.san, each.reserved)})
 		case each.taken != "":
 			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is a name or an address of %s, which no node can have", each.san, each.taken)})
+		case each.apiServer != "":
+			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is a name or an address of the API server (%s), which no node can have: if one runs on this node, name the node in approval.kubeletServing.apiServerNodes", each.san, each.apiServer)})
 		}
 	}
 	switch {
@@ -172,6 +138,10 @@ func judgeOwnership(node string, facts servingFacts) []violation {
 			foreign = append(foreign, each.san.String())
 		case each.contested != "":
 			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is claimed by node %q and by %s, which has the better claim", each.san, csr.Shorten(node), each.contested)})
+		case each.contest.Better != "":
+			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is claimed by node %q and by Node %s, which has the better claim", each.san, csr.Shorten(node), each.contest.Better)})
+		case each.contest.Contested():
+			found = append(found, violation{Wait, "SANContested", disputed(node, each.san, each.contest)})
 		case each.unpublished:
 			found = append(found, violation{Wait, "AddressNotPublished", fmt.Sprintf("%s may be several nodes', says %s, and Node %q does not report it", each.san, facts.entry.Source, csr.Shorten(node))})
 		}

@@ -5,89 +5,113 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// maxRivals bounds how many other nodes are looked up for one request, each in sources that may be slow to answer. More
-// have it wait.
-const maxRivals = 50
+// maxLookups bounds how many other nodes are looked up for one request in sources that may be slow to answer.
+const maxLookups = 4 * inventory.MaxRivals
 
 // contest is about what one request asks for.
 type contest struct {
-	sources inventory.Inventory
-	holders func(context.Context, inventory.SAN) ([]corev1.Node, error)
-	req     *csr.Request
-	found   inventory.Found            // of the node that asks
-	node    *corev1.Node               // nil if there is none
-	known   map[string]inventory.Found // by name, of other nodes that have been looked up
+	ctx      context.Context
+	sources  inventory.Inventory
+	holders  func(inventory.SAN) ([]string, error)
+	reported func(node string) []inventory.SAN
+	// barred reports whether node can have no claim to san, because it is the API server's.
+	barred func(node string, san inventory.SAN) bool
+	req    *csr.Request
+	found  inventory.Found            // of the node that asks
+	known  map[string]inventory.Found // by name, of other nodes that have been looked up
 }
 
-// weigh finds out whether the node has the best claim to what its source gives it.
+// weigh finds out whether others have a claim to what the node's source gives it.
 func (s Serving) weigh(ctx context.Context, req *csr.Request, found inventory.Found, names []sanFacts) error {
-	node, err := s.Inventory.cluster.Node(ctx, req.NodeName())
-	if err != nil {
-		return fmt.Errorf("look for Node %s: %w", csr.Shorten(req.NodeName()), err)
+	c := contest{
+		ctx: ctx, sources: s.Inventory.sources, holders: s.Inventory.cluster.Holders, reported: s.Inventory.cluster.Reported,
+		barred: func(node string, san inventory.SAN) bool {
+			return s.Inventory.apiServers.Has(san) != "" && !slices.Contains(s.APIServerNodes, node)
+		},
+		req: req, found: found, known: map[string]inventory.Found{},
 	}
-	return contest{
-		sources: s.Inventory.sources, holders: s.Inventory.cluster.Holders,
-		req: req, found: found, node: node, known: map[string]inventory.Found{},
-	}.weigh(ctx, names)
+	return c.weigh(names)
 }
 
-// weigh goes up to the first name to which another has a better claim.
-func (c contest) weigh(ctx context.Context, names []sanFacts) error {
+// weigh goes up to the first name that others have a claim to.
+func (c contest) weigh(names []sanFacts) error {
+	node := c.req.NodeName()
+	ownership := &inventory.Ownership{Holders: c.holders, Reported: c.reported, Claim: c.claim}
 	for i := range names {
 		each := &names[i]
-		holders, err := c.holders(ctx, each.san)
+		holders, err := c.holders(each.san)
 		if err != nil {
 			return fmt.Errorf("look for %s among Nodes: %w", each.san, err)
 		}
-		ours := claimOf(c.found, each.san, c.node)
-		each.unpublished = ours.shared && !slices.ContainsFunc(holders, func(holder corev1.Node) bool { return holder.Name == c.req.NodeName() })
-		if each.contested, err = c.sources.Owner(each.san, ours.stronger()); err == nil && each.contested == "" {
-			each.contested, err = c.rival(ctx, each.san, ours, holders)
+		ours := c.found.Claim(each.san)
+		each.unpublished = c.found.Shares(each.san) && !slices.Contains(holders, node)
+		stronger := ours.Rank // sources whose word that another one has it alone counts more
+		if ours.Strength != inventory.Alone {
+			stronger++
 		}
-		if err != nil || each.contested != "" {
+		if each.contested, err = c.sources.Owner(each.san, stronger); err != nil || each.contested != "" {
+			return err
+		}
+		if ours.Strength == inventory.ForSeveral && c.sources.NamesOwners(stronger) {
+			continue // whoever else reports it may do so, and may be every node there is
+		}
+		if each.contest, err = ownership.Contest(node, each.san); err != nil || each.contest.Contested() {
 			return err
 		}
 	}
 	return nil
 }
 
-// rival names the first other one of holders, which report san, whose claim is better than ours.
-func (c contest) rival(ctx context.Context, san inventory.SAN, ours claim, holders []corev1.Node) (string, error) {
-	for i := range holders {
-		holder := &holders[i]
-		// One that no source could give a better claim is not looked up: that could fail, and is not waited for.
-		if best := (claim{node: holder}); holder.Name == c.req.NodeName() || !best.beats(ours) {
-			continue
-		}
-		theirs, err := c.lookup(ctx, holder.Name)
-		if err != nil {
-			return "", err
-		}
-		// It may report what a stronger source does not give it.
-		if theirs.Entry != nil && theirs.Owns(san) && claimOf(theirs, san, holder).beats(ours) {
-			return "Node " + holder.Name, nil
-		}
+// claim is what speaks for node's having san. Sources weaker than the one that knows the node that asks could give no
+// better claim, and are not waited for.
+func (c contest) claim(node string, san inventory.SAN) (inventory.Claim, error) {
+	if node == c.req.NodeName() {
+		return c.found.Claim(san), nil
 	}
-	return "", nil
-}
-
-// lookup asks for each node once. Sources weaker than ours could give it no better claim, and are not waited for.
-func (c contest) lookup(ctx context.Context, node string) (inventory.Found, error) {
-	if found, known := c.known[node]; known {
-		return found, nil
+	if c.barred(node, san) {
+		return inventory.Claim{}, nil
 	}
-	if len(c.known) == maxRivals {
-		return inventory.Found{}, fmt.Errorf("more than %d other Nodes report what it asks for", maxRivals)
-	}
-	found, err := c.sources[:c.found.Rank+1].Lookup(ctx, node, c.req)
-	if err == nil {
+	found, known := c.known[node]
+	if !known {
+		first := c.found.Rank + 1
+		if len(c.known) >= maxLookups && !c.sources.NamesOwners(first) {
+			return inventory.Claim{}, fmt.Errorf("more than %d other Nodes would have to be looked up", maxLookups)
+		}
+		var err error
+		if found, err = c.sources.Claimant(c.ctx, node, first, c.req); err != nil {
+			return inventory.Claim{}, err
+		}
 		c.known[node] = found
 	}
-	return found, err
+	return found.Claim(san), nil
+}
+
+// disputed says why nobody gets san for now, and what to do about it.
+func disputed(node string, san inventory.SAN, contest inventory.Contest) string {
+	node = csr.Shorten(node)
+	switch {
+	case contest.LeftOut != nil:
+		return fmt.Sprintf("Node %q is left out of the comparison and gets nothing by its own word: %s; find out what runs there, or have a Machine, a row or a webhook say what belongs to it",
+			node, contest.LeftOut)
+	case contest.Twice != "":
+		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: correct the source, or delete the Node of a machine that was replaced",
+			san, node, contest.Twice)
+	case contest.Reporters > 2:
+		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: if they share it, add the row %s to a static source before the others",
+			san, contest.Reporters, node, contest.Equal[0], sharedRow(san))
+	}
+	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; or, if they share it, add the row %s to a static source before the others",
+		san, node, contest.Equal[0], sharedRow(san))
+}
+
+// sharedRow is the row of a static list that lets all nodes have san.
+func sharedRow(san inventory.SAN) string {
+	if san.Name != "" {
+		return fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`, csr.Shorten(san.Name))
+	}
+	return fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, san)
 }

@@ -8,9 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
@@ -32,20 +29,22 @@ func (c *askedOf) Lookup(_ context.Context, node string, _ *csr.Request) (*inven
 	return c.entries[node], nil
 }
 
-// created is a Node of that name that was created at a second.
-func created(name string, second int64) corev1.Node {
-	return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
-}
+// reporting is the source that believes Nodes. It is never asked for what they report.
+type reporting struct{ askedOf }
 
-// contestOf is about a request of node a, created at second 2, which a source of that rank knows and asks for names that
-// all of holders report.
-func contestOf(source *askedOf, rank int, holders []corev1.Node, names []inventory.SAN) (contest, []sanFacts, *int) {
+func (*reporting) Reported(string) []inventory.SAN { return nil }
+
+// contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of holders
+// report. The source of rank 1 is what Nodes report.
+func contestOf(source *askedOf, rank int, holders []string, names []inventory.SAN) (contest, []sanFacts, *int) {
 	req, _ := serving()
-	node, listed := created("a", 2), new(int)
+	listed := new(int)
 	c := contest{
-		sources: inventory.Inventory{source, &askedOf{}}, req: req, node: &node, known: map[string]inventory.Found{},
-		found: inventory.Found{Entry: &inventory.Entry{SANs: names}, Rank: rank},
-		holders: func(context.Context, inventory.SAN) ([]corev1.Node, error) {
+		ctx: context.Background(), sources: inventory.Inventory{source, &reporting{}}, req: req, known: map[string]inventory.Found{},
+		found:    inventory.Found{Entry: &inventory.Entry{SANs: names, OwnWord: rank == 1}, Rank: rank},
+		reported: func(string) []inventory.SAN { return nil },
+		barred:   func(string, inventory.SAN) bool { return false },
+		holders: func(inventory.SAN) ([]string, error) {
 			*listed++
 			return holders, nil
 		},
@@ -69,8 +68,8 @@ func manySANs(count int) []inventory.SAN {
 func TestRivalsAreLookedUpOnce(t *testing.T) {
 	t.Parallel()
 	source := &askedOf{}
-	c, facts, _ := contestOf(source, 1, []corev1.Node{created("b", 3), created("c", 1)}, manySANs(500))
-	if err := c.weigh(t.Context(), facts); err != nil || !slices.Equal(source.asked, []string{"b", "c"}) {
+	c, facts, _ := contestOf(source, 0, []string{"c", "a", "b"}, manySANs(500))
+	if err := c.weigh(facts); err != nil || !slices.Equal(source.asked, []string{"b", "c"}) {
 		t.Errorf("%v, asked for %d nodes: %.10q", err, len(source.asked), source.asked)
 	}
 }
@@ -80,46 +79,49 @@ func TestWeighingEndsAtTheFirstContested(t *testing.T) {
 	t.Parallel()
 	names := manySANs(500)
 	source := &askedOf{entries: map[string]*inventory.Entry{"b": {SANs: names}}}
-	c, facts, listed := contestOf(source, 0, []corev1.Node{created("b", 1)}, names)
-	if err := c.weigh(t.Context(), facts); err != nil || facts[0].contested != "Node b" || *listed != 1 {
-		t.Errorf("%v, %+v, looked for the holders of %d names", err, facts[0], *listed)
+	c, facts, listed := contestOf(source, 1, []string{"a", "b"}, names)
+	if err := c.weigh(facts); err != nil || facts[0].contest.Better != "b" || *listed > 3 {
+		t.Errorf("%v, %+v, looked %d times for holders", err, facts[0], *listed)
 	}
 }
 
-// A node may report what others have, and it may be that nobody can say what it is. Who has the better claim anyway does
-// not wait for that.
-func TestWeakRivalsAreNotLookedUp(t *testing.T) {
+// A node may report what others have, and it may be that no source can say what it is. A node that a stronger source knows
+// does not wait for weaker ones, nor for what belongs to the API server anyway.
+func TestWeakerSourcesAreNotAsked(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		rank    int
-		rival   corev1.Node
-		unknown bool
+		rank, broken int
+		barred       bool
+		unknown      bool
 	}{
-		"a younger one":                         {rank: 0, rival: created("b", 3)},
-		"one of the same second":                {rank: 0, rival: created("b", 2)},
-		"an older one":                          {rank: 0, rival: created("b", 1), unknown: true},
-		"one that a stronger source could know": {rank: 1, rival: created("b", 3), unknown: true},
+		"the same source is broken":                     {rank: 0, broken: 0, unknown: true},
+		"a weaker source is broken":                     {rank: 0, broken: 1},
+		"a stronger source is broken":                   {rank: 1, broken: 0, unknown: true},
+		"it is broken, but the other can have no claim": {rank: 1, broken: 0, barred: true},
 	} {
-		source := &askedOf{broken: "b"}
-		c, facts, _ := contestOf(source, test.rank, []corev1.Node{test.rival}, manySANs(1))
-		if err := c.weigh(t.Context(), facts); (err != nil) != test.unknown || (len(source.asked) > 0) != test.unknown {
-			t.Errorf("%s: %v, asked for %q", name, err, source.asked)
+		broken := &askedOf{broken: "b"}
+		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a", "b"}, manySANs(1))
+		c.sources = inventory.Inventory{&askedOf{}, &askedOf{}}
+		c.sources[test.broken] = broken
+		c.barred = func(string, inventory.SAN) bool { return test.barred }
+		if err := c.weigh(facts); (err != nil) != test.unknown || (len(broken.asked) > 0) != test.unknown {
+			t.Errorf("%s: %v, asked for %q", name, err, broken.asked)
 		}
 	}
 }
 
-// No request has more than so many nodes looked up.
+// No request has more than so many nodes looked up in a source that may be slow.
 func TestRivalsAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, more := range []int{0, 1} {
-		var holders []corev1.Node
-		for i := range maxRivals + more {
-			holders = append(holders, created(fmt.Sprintf("b-%03d", i), 1))
+		holders := []string{"a"}
+		for i := range inventory.MaxRivals + more {
+			holders = append(holders, fmt.Sprintf("b-%03d", i))
 		}
 		source := &askedOf{}
 		c, facts, _ := contestOf(source, 0, holders, manySANs(3))
-		err := c.weigh(t.Context(), facts)
-		if (err != nil) != (more > 0) || err != nil && !strings.Contains(err.Error(), "more than 50 other Nodes") || len(source.asked) != maxRivals {
+		err := c.weigh(facts)
+		if (err != nil) != (more > 0) || err != nil && !strings.Contains(err.Error(), "more than 50 other Nodes") || len(source.asked) != inventory.MaxRivals*(1-more) {
 			t.Errorf("with %d more: %v, asked for %d nodes", more, err, len(source.asked))
 		}
 	}

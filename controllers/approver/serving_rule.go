@@ -53,9 +53,12 @@ func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, err
 	if err != nil {
 		facts.unavailable = err.Error()
 	}
+	if err := s.Inventory.apiServers.Ready(); err != nil {
+		facts.unavailable = err.Error()
+	}
 	for _, san := range inventory.SANs(req.Cert) {
 		each := sanFacts{san: san, reserved: s.Reserved.Why(san)}
-		if each.taken, err = s.taken(ctx, node, found.Entry, san); err != nil {
+		if each.taken, each.apiServer, err = s.taken(ctx, node, found.Entry, san); err != nil {
 			facts.unavailable = err.Error()
 		}
 		facts.names = append(facts.names, each)
@@ -68,17 +71,15 @@ func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, err
 	return facts, nil
 }
 
-// taken says which Service or API server has san.
-func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry, san inventory.SAN) (string, error) {
-	service, endpoint, err := s.Inventory.taken(ctx, san)
+// taken says which Service has san, and what of the API servers it is. What is a node's own, and an API server runs there,
+// is not counted.
+func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry, san inventory.SAN) (service, apiServer string, err error) {
+	service, apiServer, err = s.Inventory.taken(ctx, san)
 	if err != nil {
-		return "", fmt.Errorf("look for %s among Services: %w", san, err)
+		return "", "", fmt.Errorf("look for %s among Services: %w", san, err)
 	}
-	if endpoint != "" && entry != nil && entry.Owns(san) && slices.Contains(s.APIServerNodes, node) {
-		endpoint = ""
+	if apiServer != "" && entry != nil && entry.Owns(san) && slices.Contains(s.APIServerNodes, node) {
+		apiServer = ""
 	}
-	if service != "" {
-		return service, nil
-	}
-	return endpoint, nil
+	return service, apiServer, nil
 }

@@ -4,13 +4,10 @@ import (
 	"crypto/x509/pkix"
 	"net"
 	"net/url"
-	"slices"
 	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -127,6 +124,24 @@ func TestServingRefuses(t *testing.T) {
 			facts.entry.SANs = []inventory.SAN{inventory.ParseSAN("10.0.0.2")}
 		}, Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
 		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
+		"another Node has the better claim": {func(_ *csr.Request, facts *servingFacts) {
+			facts.names[0].contest.Better = "b"
+		}, Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b, which has the better claim`}},
+		"another Node reports it": {func(_ *csr.Request, facts *servingFacts) {
+			facts.names[0].contest = inventory.Contest{Equal: []string{"b"}, Reporters: 2}
+		}, Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b with the same right`, "delete the Node of a machine that was replaced", "a Machine, a row or a webhook", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		"many Nodes report it": {func(_ *csr.Request, facts *servingFacts) {
+			facts.names[0].contest = inventory.Contest{Equal: []string{"b", "c"}, Reporters: 3}
+		}, Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, such as "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		"a source gives it to another one too": {func(_ *csr.Request, facts *servingFacts) {
+			facts.names[0].contest.Twice = "b"
+		}, Wait, "SANContested", []string{`given to node "a" alone and to Node b alone by the same source`}},
+		"left out": {func(_ *csr.Request, facts *servingFacts) {
+			facts.names[0].contest.LeftOut = &inventory.LeftOut{Nodes: [2]string{"b", "c"}, SANs: [2]inventory.SAN{inventory.ParseSAN("10.0.0.2"), inventory.ParseSAN("10.0.0.3")}}
+		}, Wait, "SANContested", []string{`Node "a" is left out of the comparison`, "10.0.0.2, as Node b does, and 10.0.0.3, as Node c does"}},
+		"an address of the API server": {func(_ *csr.Request, facts *servingFacts) {
+			facts.names[0].apiServer = "in the kubeconfig"
+		}, Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of the API server (in the kubeconfig)", "approval.kubeletServing.apiServerNodes"}},
 		"one of several nodes', and not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, Wait, "AddressNotPublished", []string{`10.0.0.1 may be several nodes'`, `Node "a" does not report it`}},
 		"that, and somebody else has it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].unpublished, facts.names[0].contested = true, "Machine default/b"
@@ -171,31 +186,5 @@ func TestServingTellsAllViolations(t *testing.T) {
 	facts.names[0].taken = "Service a/b"
 	if got := judgeServing(req, *facts); got.Verdict != Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
 		t.Errorf("%+v", got)
-	}
-}
-
-// TestClaims has a row for each thing that can make one of two claims the better one.
-func TestClaims(t *testing.T) {
-	t.Parallel()
-	at := func(name string, second int64) *corev1.Node {
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
-	}
-	young, old := at("a", 2), at("b", 1)
-	for name, test := range map[string]struct{ better, worse claim }{
-		"of a stronger source":                          {claim{rank: 0, node: young}, claim{rank: 1, node: old}},
-		"of a stronger source that shares":              {claim{rank: 0, shared: true, node: young}, claim{rank: 1, node: old}},
-		"not shared":                                    {claim{node: young}, claim{shared: true, node: old}},
-		"the older Node's":                              {claim{node: old}, claim{node: young}},
-		"the older Node's, both shared":                 {claim{shared: true, node: old}, claim{shared: true, node: young}},
-		"of two of one second, the first by name":       {claim{node: at("a", 1)}, claim{node: old}},
-		"of a Node that is there, if the other's isn't": {claim{node: young}, claim{}},
-	} {
-		if !test.better.beats(test.worse) || test.worse.node != nil && test.worse.beats(test.better) {
-			t.Errorf("%s: it does not beat the other alone", name)
-		}
-	}
-	// What a source gives to one node goes before what the same source gives to many.
-	if got := []int{(claim{rank: 1}).stronger(), (claim{rank: 1, shared: true}).stronger()}; !slices.Equal(got, []int{1, 2}) {
-		t.Errorf("%v sources are stronger", got)
 	}
 }

@@ -64,15 +64,28 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
 	if r.Inventory != nil {
-		woken := newWakers()
-		if err := r.Inventory.setup(mgr, r.Clock, r.ServerTime, woken); err != nil {
+		if err := r.setupInventory(mgr, others); err != nil {
 			return err
 		}
-		others.WatchesRawSource(settling{r.Inventory})
-		others.WatchesRawSource(woken.nodes.source(r.enqueueNodes))
-		others.WatchesRawSource(woken.freed.source(r.enqueueFreed))
 	}
 	return errors.Join(renewals.Complete(pool{r, true}), others.Complete(pool{r, false}))
+}
+
+// setupInventory makes the inventory run, and wake the requests of others that wait for it.
+func (r *Reconciler) setupInventory(mgr manager.Manager, others *builder.Builder) error {
+	woken := newWakers()
+	if err := r.Inventory.setup(mgr, r.Clock, r.ServerTime, woken); err != nil {
+		return err
+	}
+	if r.Inventory.services {
+		if err := mgr.Add(&liars{inventory: r.Inventory, reporter: r.Reporter, log: mgr.GetLogger().WithName(Name)}); err != nil {
+			return fmt.Errorf("compare Nodes: %w", err)
+		}
+	}
+	others.WatchesRawSource(settling{r.Inventory})
+	others.WatchesRawSource(woken.nodes.source(r.enqueueNodes))
+	others.WatchesRawSource(woken.freed.source(r.enqueueFreed))
+	return nil
 }
 
 // pool works on renewals or on all others: a source that stalls can hold up all workers of the one, and none of the other.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -20,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 )
 
 // The role is for an approver of serving certificates.
@@ -29,6 +29,9 @@ import (
 
 // bySAN is the index of Nodes, Services and the API server's endpoints by the names and addresses that they have.
 const bySAN = "san"
+
+// mostRechecked bounds the Nodes whose waiting requests are woken by one change of another Node.
+const mostRechecked = 20
 
 // apiServerService is the Service by which clients in the cluster reach the API server.
 const apiServerService = "kubernetes"
@@ -41,11 +44,13 @@ type Cluster struct {
 	Changed func(node string)
 	// Freed, if set, is called with what a Node, a Service or the API server has no more: others may wait for it.
 	Freed func([]SAN)
+	// Endpoints, if set, is called after an endpoint of the API server has changed.
+	Endpoints func()
 
 	nodes, services, endpoints *view // the last two are nil without services
 }
 
-var _ Source = &Cluster{}
+var _ NodeReports = &Cluster{}
 
 // NewCluster returns a Cluster that Start fills. httpClient may be nil. Without services it reads Nodes only, and Taken has
 // no answer.
@@ -123,22 +128,36 @@ func (c *Cluster) unread() error {
 	return first
 }
 
-// tell tells what has changed: a Node by name, whether it has come, gone or got other addresses, and whatever has left a name
-// or an address. With neither object anything may have changed.
+// tell passes on what has changed: a Node by name, whether it has come, gone or got other addresses; that endpoints have;
+// and the names and addresses for which other requests may wait. With neither object anything may have changed.
 func (c *Cluster) tell(sans func(any) []SAN, before, after metav1.Object) {
 	if c.unread() != nil {
 		return // all is looked at when all has been read
 	}
 	if before == nil && after == nil {
 		c.changed("")
+		c.endpointsChanged()
 		return
 	}
 	had, has := sans(before), sans(after)
-	if node, ok := cmp.Or(after, before).(*corev1.Node); ok && (before == nil || after == nil || !slices.Equal(had, has)) {
-		c.changed(node.Name)
+	gone := without(had, has)
+	switch obj := cmp.Or(after, before).(type) {
+	case *corev1.Node:
+		if before == nil || after == nil || !slices.Equal(had, has) {
+			c.changed(obj.Name)
+		}
+		gone = append(gone, c.recheck(obj.Name, append(without(has, had), gone...))...)
+	case *discoveryv1.EndpointSlice:
+		c.endpointsChanged()
 	}
-	if freed := without(had, has); len(freed) > 0 && c.Freed != nil {
-		c.Freed(freed)
+	if len(gone) > 0 && c.Freed != nil {
+		c.Freed(gone)
+	}
+}
+
+func (c *Cluster) endpointsChanged() {
+	if c.Endpoints != nil {
+		c.Endpoints()
 	}
 }
 
@@ -157,7 +176,7 @@ func (c *Cluster) Lookup(ctx context.Context, name string, _ *csr.Request) (*Ent
 	if node == nil || err != nil {
 		return nil, err
 	}
-	return &Entry{Source: fmt.Sprintf("Node %s", name), SANs: nodeSANs(node), Bound: name, Created: node.CreationTimestamp.Time}, nil
+	return &Entry{Source: fmt.Sprintf("Node %s", name), SANs: nodeSANs(node), OwnWord: true, Bound: name, Created: node.CreationTimestamp.Time}, nil
 }
 
 // Node returns the Node of that name, or nil when there is none. It is the cache's own, to be read only: a node may report
@@ -186,15 +205,65 @@ func (c *Cluster) Reported(node string) []SAN {
 	return nodeSANs(obj)
 }
 
-// Holders returns the Nodes that report san, by name, to be read only like Node.
-func (c *Cluster) Holders(_ context.Context, san SAN) ([]corev1.Node, error) {
-	found, err := c.having(c.nodes, san)
-	nodes := make([]corev1.Node, len(found))
-	for i, obj := range found {
-		nodes[i] = *obj.(*corev1.Node)
+// recheck returns what other Nodes report that share a value that node has got or given up: that may show which of two
+// others is left out of the comparison, so requests for these values are looked at again.
+func (c *Cluster) recheck(node string, changed []SAN) []SAN {
+	var sans []SAN
+	seen := map[string]bool{node: true}
+	for _, san := range changed {
+		holders, err := c.Holders(san)
+		if err != nil || len(holders) > 3 { // such a value shows nothing
+			continue
+		}
+		for _, other := range holders {
+			if !seen[other] && len(seen) <= mostRechecked {
+				seen[other] = true
+				sans = append(sans, c.Reported(other)...)
+			}
+		}
 	}
-	slices.SortFunc(nodes, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	return nodes, err
+	return sans
+}
+
+// Holders returns the names of the Nodes that report san, in any order. It copies no Node and costs no more than a lookup
+// in a map: the values of one Node are compared with those of all others.
+func (c *Cluster) Holders(san SAN) ([]string, error) {
+	if err := c.unread(); err != nil {
+		return nil, err
+	}
+	nodes, err := c.nodes.read()
+	if err != nil {
+		return nil, err
+	}
+	return nodes.IndexKeys(bySAN, san.String())
+}
+
+// Nodes returns the names of all Nodes, in any order.
+func (c *Cluster) Nodes() ([]string, error) {
+	if err := c.unread(); err != nil {
+		return nil, err
+	}
+	nodes, err := c.nodes.read()
+	if err != nil {
+		return nil, err
+	}
+	return nodes.ListKeys(), nil
+}
+
+// apiServers returns host:port of each endpoint of the API server.
+func (c *Cluster) apiServers() ([]string, error) {
+	if err := c.unread(); err != nil {
+		return nil, err
+	}
+	store, err := c.endpoints.read()
+	if err != nil {
+		return nil, err
+	}
+	var all []discoveryv1.EndpointSlice
+	for _, obj := range store.List() {
+		all = append(all, *obj.(*discoveryv1.EndpointSlice))
+	}
+	return probe.EndpointsOf(all)
 }
 
 // Taken says which Service, or which endpoint of the API server, has san; both are empty when none has.
@@ -216,7 +285,7 @@ func (c *Cluster) Taken(_ context.Context, san SAN) (service, endpoint string, e
 		}
 	}
 	if len(endpoints) > 0 {
-		endpoint = "the API server"
+		endpoint = "an endpoint"
 	}
 	return service, endpoint, nil
 }

@@ -18,8 +18,10 @@ type Entry struct {
 	Prefixes []netip.Prefix
 	// ShortNames makes the first label of each of the names the node's too.
 	ShortNames bool
-	// Shared is that all this may be several nodes', not this one's alone.
+	// Shared reports that other nodes may own the same names and addresses.
 	Shared bool
+	// OwnWord reports that all this is what the Node says of itself.
+	OwnWord bool
 
 	// Bound names the node that the machine has become, if it has.
 	Bound string

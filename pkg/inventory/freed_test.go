@@ -57,6 +57,16 @@ func TestClusterTellsWhatIsFree(t *testing.T) {
 		"an address less": {func(nodes, _ handler) {
 			nodes.OnUpdate(nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"))
 		}, "node a, free [10.0.0.1]"},
+		// Requests of b wait for what a reports too, or for what a third one does: what is known of b has changed.
+		"an address that another one reports": {func(nodes, _ handler) {
+			nodes.OnUpdate(nodeWith("a"), nodeWith("a", "10.0.0.7"))
+		}, "node a, free [10.0.0.7 b.example.com]"},
+		"an address less that another one reports": {func(nodes, _ handler) {
+			nodes.OnUpdate(nodeWith("a", "10.0.0.7"), nodeWith("a"))
+		}, "node a, free [10.0.0.7 10.0.0.7 b.example.com]"},
+		"an address that many report": {func(nodes, _ handler) {
+			nodes.OnUpdate(nodeWith("a"), nodeWith("a", "10.0.0.8"))
+		}, "node a"},
 		"the same":                         {func(nodes, _ handler) { nodes.OnUpdate(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
 		"a Service comes":                  {func(_, services handler) { services.OnAdd(serviceWith("10.0.0.1"), false) }, ""},
 		"a Service goes":                   {func(_, services handler) { services.OnDelete(serviceWith("10.0.0.1")) }, "free [web.default 10.0.0.1]"},
@@ -74,7 +84,7 @@ func TestClusterTellsWhatIsFree(t *testing.T) {
 		if len(told) > 0 {
 			t.Errorf("%s: told %q before all is read", name, told)
 		}
-		holds(c.nodes)
+		holds(c.nodes, nodeWith("b", "10.0.0.7", "b.example.com"), nodeWith("c", "10.0.0.8"), nodeWith("d", "10.0.0.8"), nodeWith("e", "10.0.0.8"), nodeWith("f", "10.0.0.8"))
 		holds(c.services)
 		holds(c.endpoints)
 		test.act(nodes, services)

@@ -25,6 +25,13 @@ type Owner interface {
 	Owner(san SAN) (string, error)
 }
 
+// NodeReports is the Source that believes what Nodes report of themselves.
+type NodeReports interface {
+	Source
+	// Reported returns what the Node of that name reports.
+	Reported(node string) []SAN
+}
+
 // IsUnread says whether err is that what runs has not tried to read yet.
 func IsUnread(err error) bool { return errors.Is(err, errNotRead) }
 
@@ -81,4 +88,33 @@ func (i Inventory) Owner(san SAN, stronger int) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// Claimant is Lookup in the first sources only, for a Node that reports a value that another node asks for. What the Node
+// reports itself is not repeated in the Entry: there may be tens of thousands of values.
+func (i Inventory) Claimant(ctx context.Context, node string, first int, req *csr.Request) (Found, error) {
+	for rank, source := range i[:first] {
+		if _, reports := source.(NodeReports); reports {
+			return Found{Entry: &Entry{Source: "Node " + node, OwnWord: true, Bound: node}, Rank: rank}, nil
+		}
+		found, err := i[rank:rank+1].Lookup(ctx, node, req)
+		if err != nil {
+			return Found{}, err
+		}
+		if found.Entry != nil {
+			return Found{Entry: found.Entry, Rank: rank}, nil
+		}
+	}
+	return Found{}, nil
+}
+
+// NamesOwners reports whether Owner knows everything that the first sources give to one node alone.
+func (i Inventory) NamesOwners(first int) bool {
+	for _, source := range i[:first] {
+		_, owner := source.(Owner)
+		if _, reports := source.(NodeReports); !owner && !reports {
+			return false
+		}
+	}
+	return true
 }

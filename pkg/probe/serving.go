@@ -30,12 +30,12 @@ func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error
 	if cluster.ServerName == "" && at.Scheme == "https" {
 		cluster.ServerName = at.Hostname() // client-go makes no TLS settings for a cluster that has none
 	}
-	client, err := connection(cluster)
+	client, heard, err := connection(cluster)
 	if err != nil {
 		return Shown{}, err
 	}
 	defer client.CloseIdleConnections()
-	config := client.Transport.(*http.Transport).TLSClientConfig
+	config := heard.transport.(*http.Transport).TLSClientConfig
 	name, roots := config.ServerName, config.RootCAs
 	var shown Shown
 	config.InsecureSkipVerify = true // a name in a certificate of unknown origin may be reserved, but is used for nothing else

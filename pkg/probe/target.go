@@ -68,13 +68,19 @@ var ErrNoEndpoints = errors.New("the Service default/kubernetes has no endpoints
 // It needs list on endpointslices.discovery.k8s.io in namespace default.
 func Endpoints(ctx context.Context, reader client.Reader) ([]string, error) {
 	addresses, err := endpoints(ctx, reader, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, "https")
-	if err != nil {
-		return nil, err
-	}
-	if len(addresses) == 0 {
+	return some(addresses, err)
+}
+
+// EndpointsOf is Endpoints for the EndpointSlices of the Service kubernetes.
+func EndpointsOf(all []discoveryv1.EndpointSlice) ([]string, error) {
+	return some(addressesOf(all, "https"))
+}
+
+func some(addresses []string, err error) ([]string, error) {
+	if err == nil && len(addresses) == 0 {
 		return nil, ErrNoEndpoints
 	}
-	return addresses, nil
+	return addresses, err
 }
 
 // endpoints are the addresses of a Service, at its port of that name.
@@ -84,8 +90,12 @@ func endpoints(ctx context.Context, reader client.Reader, service client.ObjectK
 	if err != nil {
 		return nil, fmt.Errorf("list the EndpointSlices of Service %s: %w", service, err)
 	}
+	return addressesOf(slicesOf.Items, port)
+}
+
+func addressesOf(all []discoveryv1.EndpointSlice, port string) ([]string, error) {
 	var addresses []string
-	for _, slice := range slicesOf.Items {
+	for _, slice := range all {
 		if len(slice.Endpoints) == 0 {
 			continue
 		}

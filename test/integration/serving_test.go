@@ -4,7 +4,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -86,12 +85,16 @@ func startServingManagerAs(t *testing.T, cfg *rest.Config, more string) *process
 	t.Helper()
 	apply(t, "kubelet-serving")
 	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	return startManager(t, cfg, "--leader-elect=false", "--config", servingConfig(t, more))
+}
+
+// servingConfig is a file with the approval of serving certificates switched on.
+func servingConfig(t *testing.T, more string) string {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
-		"approval: {kubeletServing: {enabled: true, clusterDomain: cluster.test, reserved: [api.example.com, 203.0.113.0/24]"+more+"}}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return startManager(t, cfg, "--leader-elect=false", "--config", file)
+	write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
+		"approval: {kubeletServing: {enabled: true, clusterDomain: cluster.test, reserved: [api.example.com, 203.0.113.0/24]"+more+"}}\n"))
+	return file
 }
 
 func TestServing(t *testing.T) {

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,23 +62,16 @@ func withoutWrites(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 func rulesOf(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 	t.Helper()
 	rules := map[string][]rbacv1.PolicyRule{}
-	for _, kind := range []string{"ClusterRole", "Role"} {
-		for name, role := range typed[rbacv1.ClusterRole](t, only(all, kind), kind) {
-			rules[kind+" "+name] = role.Rules
+	for _, key := range slices.Sorted(maps.Keys(all)) { // one name may be that of Roles in several namespaces
+		kind := all[key].GetKind()
+		if kind != "ClusterRole" && kind != "Role" {
+			continue
+		}
+		for name, role := range typed[rbacv1.ClusterRole](t, objects{key: all[key]}, kind) {
+			rules[kind+" "+name] = append(rules[kind+" "+name], role.Rules...)
 		}
 	}
 	return rules
-}
-
-// only are the objects of one kind.
-func only(all objects, kind string) objects {
-	found := objects{}
-	for name, obj := range all {
-		if obj.GetKind() == kind {
-			found[name] = obj
-		}
-	}
-	return found
 }
 
 // TestDryRunHasNoRightToWrite compares the component's and the chart's roles with those of a manager that writes.

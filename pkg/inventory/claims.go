@@ -1,0 +1,287 @@
+package inventory
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// MaxRivals bounds how many other Nodes are compared with one Node, each in sources that may be slow to answer.
+const MaxRivals = 50
+
+// Strength says how a source gives a name or an address to a node.
+type Strength int
+
+// The strengths, the weakest first.
+const (
+	// NoClaim means that the source does not give it to the node.
+	NoClaim Strength = iota
+	// OwnWord means that the node's own report decides: its source gives it a range, or believes whatever its Node reports.
+	OwnWord
+	// ForSeveral means that the source lists this very value for several nodes: each of them may have it.
+	ForSeveral
+	// Alone means that the source lists this very value for this node alone.
+	Alone
+)
+
+// Claim is what speaks for a node's having a name or an address.
+type Claim struct {
+	Strength Strength
+	Rank     int // of the source that gives it: the lower, the stronger
+}
+
+// Claim returns the claim that f gives its node to san.
+func (f Found) Claim(san SAN) Claim {
+	claim := Claim{Rank: f.Rank}
+	switch {
+	case f.Entry == nil:
+	case f.OwnWord:
+		claim.Strength = OwnWord // asked of Nodes that report san only
+	case !f.Owns(san):
+	case !f.lists(san):
+		claim.Strength = OwnWord
+	case f.Shared:
+		claim.Strength = ForSeveral
+	default:
+		claim.Strength = Alone
+	}
+	return claim
+}
+
+// result is how one claim compares with another.
+type result int
+
+const (
+	unopposed result = iota // the other claim is no obstacle
+	even                    // neither of the two nodes may have it
+	lost                    // the other node has the better claim
+)
+
+// against compares c with the claim of another Node that reports the same value. It looks at nothing but the sources: what
+// is older, or came first, could be chosen by whoever wants the value.
+func (c Claim) against(other Claim) result {
+	switch {
+	case other.Strength == NoClaim:
+		return unopposed
+	case c.Strength == NoClaim:
+		return lost
+	case c.Strength == ForSeveral && other.Strength != Alone:
+		return unopposed // an administrator has listed this very value for several nodes
+	case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:
+		return lost
+	case other == c:
+		return even
+	}
+	return unopposed
+}
+
+// Ownership decides who may have a name or an address that several Nodes report. Its answers depend on what its functions
+// return and on nothing else: not on order, age or earlier answers. It remembers what it has found out, so use one for one
+// decision. It is not safe for concurrent use.
+type Ownership struct {
+	// Holders returns the names of the Nodes that report san, in any order.
+	Holders func(san SAN) ([]string, error)
+	// Reported returns what the Node of that name reports.
+	Reported func(node string) []SAN
+	// Claim returns the claim of a Node that reports san, or of the node that asks for it.
+	Claim func(node string, san SAN) (Claim, error)
+
+	pairs map[string]map[string][]SAN
+	out   map[string]*LeftOut
+}
+
+// Contest is why a node may not have a name or an address. The zero value is that it may.
+type Contest struct {
+	// Better is the Node that has the better claim.
+	Better string
+	// Twice is another Node to which the same source gives it alone as well.
+	Twice string
+	// Equal are other Nodes with the same claim, so that none of them gets it, the first few in order. Reporters is the
+	// number of Nodes that report it.
+	Equal     []string
+	Reporters int
+	// LeftOut is why the node that asks is left out of the comparison.
+	LeftOut *LeftOut
+}
+
+// Contested reports whether the node has to wait.
+func (c Contest) Contested() bool {
+	return c.Better != "" || c.Twice != "" || len(c.Equal) > 0 || c.LeftOut != nil
+}
+
+// LeftOut is what shows that a Node reports what belongs to others: two values, each shared with one other Node alone,
+// where those two Nodes share nothing. Or it shares values with more other Nodes than are compared.
+type LeftOut struct {
+	Nodes [2]string
+	SANs  [2]SAN
+	More  int // the number of other Nodes, if they are too many
+}
+
+func (l LeftOut) String() string {
+	if l.More > 0 {
+		return fmt.Sprintf("it reports names and addresses of %d other Nodes", l.More)
+	}
+	return fmt.Sprintf("it reports %s, as Node %s does, and %s, as Node %s does", l.SANs[0], l.Nodes[0], l.SANs[1], l.Nodes[1])
+}
+
+// Contest says whether another Node stands in the way of node's having san.
+func (o *Ownership) Contest(node string, san SAN) (Contest, error) {
+	ours, err := o.Claim(node, san)
+	if err != nil {
+		return Contest{}, err
+	}
+	reporters, err := o.Holders(san)
+	if err != nil {
+		return Contest{}, err
+	}
+	if ours.Strength == OwnWord {
+		if out, err := o.LeftOut(node); err != nil || out != nil {
+			return Contest{LeftOut: out}, err
+		}
+		if len(reporters) > MaxRivals { // whoever they are, that is nobody's alone
+			return Contest{Equal: []string{slices.Min(others(reporters, node))}, Reporters: len(reporters)}, nil
+		}
+	}
+	if len(reporters) > MaxRivals+1 {
+		return Contest{}, fmt.Errorf("more than %d other Nodes report what it asks for", MaxRivals)
+	}
+	return o.compare(ours, san, others(reporters, node))
+}
+
+// compare compares ours with the claims of the others that report san.
+func (o *Ownership) compare(ours Claim, san SAN, reporters []string) (Contest, error) {
+	contest := Contest{Reporters: len(reporters) + 1}
+	for _, other := range slices.Sorted(slices.Values(reporters)) {
+		theirs, err := o.Claim(other, san)
+		if err != nil {
+			return Contest{}, err
+		}
+		switch result := ours.against(theirs); {
+		case result == lost:
+			return Contest{Better: other}, nil
+		case result == unopposed:
+		case ours.Strength == Alone:
+			return Contest{Twice: other}, nil
+		default:
+			out, err := o.LeftOut(other)
+			if err != nil {
+				return Contest{}, err
+			}
+			if out == nil {
+				contest.Equal = append(contest.Equal, other)
+			}
+		}
+	}
+	return contest, nil
+}
+
+func others(nodes []string, node string) []string {
+	return slices.DeleteFunc(slices.Clone(nodes), func(each string) bool { return each == node })
+}
+
+// LeftOut returns why node is left out of the comparison, or nil. A Node collides with another one if just these two
+// report a value and neither of them may have it for certain. One that collides with two that do not collide with each
+// other is left out: a single lying node is that one, and can so hold up no more than one other. Values that three or more
+// Nodes report are no evidence, as they may be honestly shared.
+func (o *Ownership) LeftOut(node string) (*LeftOut, error) {
+	if out, known := o.out[node]; known {
+		return out, nil
+	}
+	out, err := o.leftOut(node)
+	if err != nil {
+		return nil, err
+	}
+	if o.out == nil {
+		o.out = map[string]*LeftOut{}
+	}
+	o.out[node] = out
+	return out, nil
+}
+
+func (o *Ownership) leftOut(node string) (*LeftOut, error) {
+	shared, err := o.sharedBy(node)
+	if err != nil {
+		return nil, err
+	}
+	if len(shared) > MaxRivals {
+		return &LeftOut{More: len(shared)}, nil
+	}
+	var rivals []string
+	var values []SAN
+	var failed error // counts only if the others show nothing
+	for _, other := range slices.Sorted(maps.Keys(shared)) {
+		value, found, err := o.challenge(node, other, shared[other])
+		if err != nil {
+			failed = err
+		}
+		if !found {
+			continue
+		}
+		for i, rival := range rivals {
+			collide, err := o.collide(rival, other)
+			if err != nil {
+				failed = err
+			} else if !collide {
+				return &LeftOut{Nodes: [2]string{rival, other}, SANs: [2]SAN{values[i], value}}, nil
+			}
+		}
+		rivals, values = append(rivals, other), append(values, value)
+	}
+	return nil, failed
+}
+
+// challenge returns a value that node has by its own word alone, and to which other has a claim that is as good or better.
+func (o *Ownership) challenge(node, other string, shared []SAN) (SAN, bool, error) {
+	for _, san := range shared {
+		ours, err := o.Claim(node, san)
+		if err != nil {
+			return SAN{}, false, err
+		}
+		theirs, err := o.Claim(other, san)
+		if err != nil {
+			return SAN{}, false, err
+		}
+		if ours.Strength == OwnWord && ours.against(theirs) != unopposed {
+			return san, true, nil
+		}
+	}
+	return SAN{}, false, nil
+}
+
+// collide reports whether two Nodes stand in each other's way, by a value that no third one reports.
+func (o *Ownership) collide(a, b string) (bool, error) {
+	shared, err := o.sharedBy(a)
+	if err != nil {
+		return false, err
+	}
+	for _, pair := range [][2]string{{a, b}, {b, a}} {
+		if _, found, err := o.challenge(pair[0], pair[1], shared[b]); err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// sharedBy returns the values that node and just one other Node report, by that Node.
+func (o *Ownership) sharedBy(node string) (map[string][]SAN, error) {
+	if pairs, known := o.pairs[node]; known {
+		return pairs, nil
+	}
+	pairs := map[string][]SAN{}
+	for _, san := range o.Reported(node) {
+		reporters, err := o.Holders(san)
+		if err != nil {
+			return nil, err
+		}
+		if len(reporters) != 2 || !slices.Contains(reporters, node) {
+			continue
+		}
+		other := others(reporters, node)[0]
+		pairs[other] = append(pairs[other], san)
+	}
+	if o.pairs == nil {
+		o.pairs = map[string]map[string][]SAN{}
+	}
+	o.pairs[node] = pairs
+	return pairs, nil
+}

@@ -1,0 +1,306 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+// world is what all Nodes report, and what stronger sources than their word say of some of them.
+type world struct {
+	reports map[string][]string
+	entries map[string]Found
+	broken  string // the node of which a source can't say anything
+}
+
+// ownWord has Nodes that are known by their own word alone.
+func ownWord(reports map[string][]string) world { return world{reports: reports} }
+
+func (w world) knows(node string, rank int, entry Entry) world {
+	w.entries = maps.Clone(w.entries)
+	if w.entries == nil {
+		w.entries = map[string]Found{}
+	}
+	w.entries[node] = Found{Entry: &entry, Rank: rank}
+	return w
+}
+
+// store is the index of the Nodes of w, in an order and of ages that shuffle decides.
+func (w world) store(shuffle *rand.Rand) toolscache.Indexer {
+	store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{
+		bySAN: func(obj any) ([]string, error) { return keys(nodeSANs(obj)), nil },
+	})
+	names := slices.Sorted(maps.Keys(w.reports))
+	shuffle.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	for _, name := range names {
+		addresses := slices.Clone(w.reports[name])
+		shuffle.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
+		node := nodeWith(name, addresses...)
+		node.CreationTimestamp = metav1.NewTime(time.Unix(shuffle.Int64N(1000), 0))
+		_ = store.Add(node)
+	}
+	return store
+}
+
+// ownership decides about w. Sources have the ranks 0 to 2, and the Nodes' own word is 3.
+func (w world) ownership(shuffle *rand.Rand) *Ownership {
+	store := w.store(shuffle)
+	return &Ownership{
+		Holders: func(san SAN) ([]string, error) { return store.IndexKeys(bySAN, san.String()) },
+		Reported: func(node string) []SAN {
+			obj, _, _ := store.GetByKey(node)
+			return nodeSANs(obj)
+		},
+		Claim: func(node string, san SAN) (Claim, error) {
+			if node == w.broken {
+				return Claim{}, errors.New("claimed by two machines")
+			}
+			if found, known := w.entries[node]; known {
+				return found.Claim(san), nil
+			}
+			return Found{Entry: &Entry{OwnWord: true}, Rank: 3}.Claim(san), nil
+		},
+	}
+}
+
+// verdict says in short what c is.
+func verdict(c Contest, err error) string {
+	switch {
+	case err != nil:
+		return "unknown"
+	case c.LeftOut != nil:
+		return "left out"
+	case c.Better != "":
+		return "better: " + c.Better
+	case c.Twice != "":
+		return "twice: " + c.Twice
+	case len(c.Equal) > 0:
+		return fmt.Sprintf("equal: %s of %d", strings.Join(c.Equal, ","), c.Reporters)
+	}
+	return "free"
+}
+
+func fixed() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
+
+// TestOwnership has a row for each rule. It asks for the first value that the node reports.
+func TestOwnership(t *testing.T) {
+	t.Parallel()
+	pair := ownWord(map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2", "10.0.0.1"}})
+	alone, several := Entry{SANs: sans("10.0.0.1")}, Entry{SANs: sans("10.0.0.1"), Shared: true}
+	span, other := Entry{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}, Entry{SANs: sans("10.9.9.9")}
+	greedy := map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}, "c": {"10.0.0.3"}, "n": {"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"}}
+	nat := map[string][]string{"a": {"192.0.2.1", "10.0.0.1"}, "b": {"192.0.2.1", "10.0.0.2"}, "c": {"192.0.2.1", "10.0.0.3"}}
+	many := map[string][]string{}
+	for i := range MaxRivals + 2 {
+		many[fmt.Sprintf("n-%02d", i)] = []string{"192.0.2.1"}
+	}
+	collector := map[string][]string{"n": nil, "v": {"10.9.0.1"}}
+	for i := range MaxRivals + 1 {
+		address := fmt.Sprintf("10.0.1.%d", i)
+		collector[fmt.Sprintf("a-%02d", i)], collector["n"] = []string{address}, append(collector["n"], address)
+	}
+	collector["n"] = append([]string{"10.9.0.1"}, collector["n"]...)
+	for name, test := range map[string]struct {
+		world world
+		node  string
+		want  string
+	}{
+		"nobody else reports it":                          {ownWord(map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}), "a", "free"},
+		"another Node reports it":                         {pair, "a", "equal: b of 2"},
+		"its own other value is free":                     {pair, "b", "free"},
+		"a machine has it alone":                          {pair.knows("a", 0, alone), "a", "free"},
+		"another one's machine has it":                    {pair.knows("b", 0, alone), "a", "better: b"},
+		"another one's machine has not":                   {pair.knows("b", 0, other), "a", "free"},
+		"a source gives it to both alone":                 {pair.knows("a", 1, alone).knows("b", 1, alone), "a", "twice: b"},
+		"a stronger source than the other's":              {pair.knows("a", 0, alone).knows("b", 1, alone), "a", "free"},
+		"a weaker source than the other's":                {pair.knows("a", 1, alone).knows("b", 0, alone), "a", "better: b"},
+		"a row lists it for both":                         {pair.knows("a", 1, several).knows("b", 1, several), "a", "free"},
+		"a row lists it, the other's says so of it alone": {pair.knows("a", 1, several).knows("b", 1, alone), "a", "better: b"},
+		"alone, the other as one of several":              {pair.knows("a", 1, alone).knows("b", 1, several), "a", "free"},
+		"a row lists it, a stronger range spans it":       {pair.knows("a", 1, several).knows("b", 0, span), "a", "free"},
+		"a range, a row of the same source lists it":      {pair.knows("a", 1, span).knows("b", 1, several), "a", "better: b"},
+		"the same range":                                  {pair.knows("a", 1, span).knows("b", 1, span), "a", "equal: b of 2"},
+		"a range, the other by its own word":              {pair.knows("a", 1, span), "a", "free"},
+		"by its own word, the other by a range":           {pair.knows("b", 1, span), "a", "better: b"},
+		"a source can't say what the other one is":        {world{reports: pair.reports, broken: "b"}, "a", "unknown"},
+		"three Nodes report it":                           {ownWord(nat), "a", "equal: b,c of 3"},
+		"more than can be compared":                       {ownWord(many), "n-00", "equal: n-01 of 52"},
+		"more, and a row lists it":                        {ownWord(many).knows("n-00", 0, Entry{SANs: sans("192.0.2.1"), Shared: true}), "n-00", "unknown"},
+		"a Node that reports all others' addresses":       {ownWord(greedy), "a", "free"},
+		"that Node":                               {ownWord(greedy), "n", "left out"},
+		"that Node, for what its machine has":     {ownWord(greedy).knows("n", 0, alone), "n", "free"},
+		"a Node that reports too many to compare": {ownWord(collector), "v", "free"},
+		"a source can't say what one victim is":   {world{reports: greedy, broken: "c"}, "a", "free"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			san := ParseSAN(test.world.reports[test.node][0])
+			if got := verdict(test.world.ownership(fixed()).Contest(test.node, san)); got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// TestLeftOut has what shows that a Node lies, and what does not.
+func TestLeftOut(t *testing.T) {
+	t.Parallel()
+	star := map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}, "n": {"10.0.0.1", "10.0.0.2"}}
+	for name, test := range map[string]struct {
+		world world
+		want  string // the Nodes that are left out
+	}{
+		"it collides with two that do not collide": {ownWord(star), "n"},
+		"it collides with one":                     {ownWord(map[string][]string{"a": {"10.0.0.1", "10.0.0.2"}, "n": {"10.0.0.1", "10.0.0.2"}}), ""},
+		"all three collide with each other": {ownWord(map[string][]string{
+			"a": {"10.0.0.1", "10.0.0.3"}, "b": {"10.0.0.2", "10.0.0.3"}, "n": {"10.0.0.1", "10.0.0.2"}}), ""},
+		"all share an address, and two collide beside that": {ownWord(map[string][]string{
+			"a": {"192.0.2.1", "10.0.0.1"}, "b": {"192.0.2.1", "10.0.0.2"}, "c": {"192.0.2.1"}, "x": {"10.0.0.1"}}), ""},
+		"all share an address, and one reports all the others": {ownWord(map[string][]string{
+			"a": {"192.0.2.1", "10.0.0.1"}, "b": {"192.0.2.1", "10.0.0.2"}, "n": {"192.0.2.1", "10.0.0.1", "10.0.0.2"}}), "n"},
+		"a row lets two share, and one of them is attacked": {ownWord(map[string][]string{
+			"v": {"192.0.2.1", "10.0.0.1"}, "h": {"192.0.2.1", "10.0.0.2"}, "x": {"10.0.0.1"}}).
+			knows("v", 1, Entry{SANs: sans("192.0.2.1"), Shared: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}).
+			knows("h", 1, Entry{SANs: sans("192.0.2.1"), Shared: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}), ""},
+		"both have machines that say otherwise": {ownWord(star).knows("a", 0, Entry{SANs: sans("10.9.9.1")}).knows("b", 0, Entry{SANs: sans("10.9.9.2")}), ""},
+		"both have machines":                    {ownWord(star).knows("a", 0, Entry{SANs: sans("10.0.0.1")}).knows("b", 0, Entry{SANs: sans("10.0.0.2")}), "n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ownership, out := test.world.ownership(fixed()), []string{}
+			for _, node := range slices.Sorted(maps.Keys(test.world.reports)) {
+				if why, err := ownership.LeftOut(node); err != nil {
+					t.Fatal(err)
+				} else if why != nil {
+					out = append(out, node)
+				}
+			}
+			if got := strings.Join(out, ","); got != test.want {
+				t.Errorf("left out: %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// randomWorld has up to seven Nodes that report a few of a few values.
+func randomWorld(r *rand.Rand) world {
+	w := ownWord(map[string][]string{})
+	for i := range 2 + r.IntN(6) {
+		name := string(rune('a' + i))
+		w.reports[name] = nil
+		for range r.IntN(5) {
+			w.reports[name] = append(w.reports[name], fmt.Sprintf("10.0.0.%d", r.IntN(8)))
+		}
+		if r.IntN(4) == 0 {
+			entry := Entry{Shared: r.IntN(2) == 0}
+			if entry.SANs = sans(fmt.Sprintf("10.0.0.%d", r.IntN(8))); r.IntN(2) == 0 {
+				entry.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
+			}
+			w = w.knows(name, r.IntN(3), entry)
+		}
+	}
+	return w
+}
+
+// The order and the ages of Nodes, the order of what they report and the order of the questions change no answer: replicas
+// agree, and a restart changes nothing.
+func TestOwnershipDependsOnStoredStateOnly(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(7, 7))
+	for round := range 2000 {
+		w := randomWorld(r)
+		answers := func() map[string]string {
+			ownership, got := w.ownership(r), map[string]string{}
+			nodes := slices.Collect(maps.Keys(w.reports)) // in any order
+			for _, node := range nodes {
+				for _, text := range w.reports[node] {
+					got[node+" "+text] = verdict(ownership.Contest(node, ParseSAN(text)))
+				}
+			}
+			return got
+		}
+		first := answers()
+		for range 3 {
+			if again := answers(); !maps.Equal(first, again) {
+				t.Fatalf("round %d: %v\nfirst %v\nagain %v", round, w.reports, first, again)
+			}
+		}
+	}
+}
+
+// TestOneLiar has honest Nodes, of which three or more or none share one address, and one Node that may report anything.
+// That one gets nothing that an honest Node reports, and holds up no more than one of them.
+func TestOneLiar(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(11, 11))
+	for round := range 5000 {
+		honest := 1 + r.IntN(6)
+		w := ownWord(map[string][]string{"liar": {"10.9.9.9"}})
+		owner := map[string]string{}
+		for i := range honest {
+			name := fmt.Sprintf("honest-%d", i)
+			for _, text := range []string{fmt.Sprintf("10.0.0.%d", i), name + ".example.com"} {
+				w.reports[name], owner[text] = append(w.reports[name], text), name
+			}
+			if honest > 2 && i < honest-(honest-3)*(round%2) { // three or more behind one address
+				w.reports[name] = append(w.reports[name], "192.0.2.1")
+			}
+		}
+		for range r.IntN(12) {
+			w.reports["liar"] = append(w.reports["liar"], slices.Sorted(maps.Keys(owner))[r.IntN(len(owner))])
+		}
+		if r.IntN(2) == 0 {
+			w.reports["liar"] = append(w.reports["liar"], "192.0.2.1")
+		}
+		ownership, heldUp := w.ownership(r), map[string]bool{}
+		for text, name := range owner {
+			if got := verdict(ownership.Contest(name, ParseSAN(text))); got != "free" {
+				heldUp[name] = true
+			}
+			if !slices.Contains(w.reports["liar"], text) {
+				continue
+			}
+			if got := verdict(ownership.Contest("liar", ParseSAN(text))); got == "free" {
+				t.Fatalf("round %d: the liar gets %s of %s: %v", round, text, name, w.reports)
+			}
+		}
+		if len(heldUp) > 1 {
+			t.Fatalf("round %d: one liar holds up %v: %v", round, heldUp, w.reports)
+		}
+	}
+}
+
+// TestOwnershipIsBounded has one Node with 15,000 addresses among thousands, and asks about it from both sides.
+func TestOwnershipIsBounded(t *testing.T) {
+	t.Parallel()
+	w, asked := ownWord(map[string][]string{"n": {"10.255.0.1"}}), 0
+	for i := range 15_000 {
+		w.reports["n"] = append(w.reports["n"], fmt.Sprintf("10.%d.%d.%d", 1+i/65536, i/256%256, i%256))
+	}
+	for i := range 3000 {
+		w.reports[fmt.Sprintf("v-%04d", i)] = []string{fmt.Sprintf("10.1.%d.%d", i/256, i%256), "192.0.2.1"}
+	}
+	ownership := w.ownership(fixed())
+	holders, claim := ownership.Holders, ownership.Claim
+	ownership.Holders = func(san SAN) ([]string, error) { asked++; return holders(san) }
+	claims := 0
+	ownership.Claim = func(node string, san SAN) (Claim, error) { claims++; return claim(node, san) }
+	if got := verdict(ownership.Contest("v-0001", ParseSAN("10.1.0.1"))); got != "free" {
+		t.Errorf("the victim's own address is %s", got)
+	}
+	if got := verdict(ownership.Contest("n", ParseSAN("10.255.0.1"))); got != "left out" {
+		t.Errorf("the liar's is %s", got)
+	}
+	if asked > 15_100 || claims > 10 {
+		t.Errorf("%d lookups of holders, %d of claims", asked, claims)
+	}
+}

@@ -1,0 +1,128 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// asksFor is a request of the kubelet of node.
+func asksFor(t *testing.T, node string, sans ...string) *request {
+	t.Helper()
+	return createRequest(t, kubeletOf(t, node), servingRequest(t, node, sans...))
+}
+
+// TestServingOlderNodeTakesNothing has a Node that reports the address of a younger one: neither gets it, nor after a restart.
+// A machine that was replaced is the same, and goes on when its old Node is deleted.
+func TestServingOlderNodeTakesNothing(t *testing.T) {
+	p := startServingManager(t, "")
+	liar := newNode(t, "a-older-liar", "192.0.2.20")
+	time.Sleep(1100 * time.Millisecond) // creation is noted in seconds
+	newNode(t, "b-younger-victim", "192.0.2.21")
+	publish(t, liar, "192.0.2.20", "192.0.2.21")
+	theirs, ours := asksFor(t, liar.Name, "192.0.2.21"), asksFor(t, "b-younger-victim", "192.0.2.21")
+	waits := func() {
+		t.Helper()
+		hasEvent(t, theirs, "SANContested", `192.0.2.21 is claimed by node "a-older-liar" and by Node b-younger-victim`)
+		hasEvent(t, ours, "SANContested", `192.0.2.21 is claimed by node "b-younger-victim" and by Node a-older-liar`, "delete the Node of a machine that was replaced")
+		isPending(t, theirs)
+		isPending(t, ours)
+	}
+	waits()
+	reaches(t, asksFor(t, liar.Name, "192.0.2.20"), csr.Issued) // what it alone reports is its own
+	checkStop(t, p)
+	p = startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, ""))
+	again := asksFor(t, liar.Name, "192.0.2.21")
+	hasEvent(t, again, "SANContested", "b-younger-victim")
+	waits()
+	issuedSoon(t, ours, func() {
+		if err := admin.Delete(t.Context(), liar); err != nil {
+			t.Fatal(err)
+		}
+	})
+	isPending(t, theirs)
+	checkStop(t, p)
+}
+
+// TestServingNodeThatReportsOthers has a Node that reports a whole range before others join, and then all that they have.
+func TestServingNodeThatReportsOthers(t *testing.T) {
+	p := startServingManager(t, "")
+	var all []string
+	for i := range 128 {
+		all = append(all, fmt.Sprintf("192.0.2.%d", 128+i))
+	}
+	wide := newNode(t, "a-wide", all...)
+	newNode(t, "joins-a", "192.0.2.130", "joins-a.example.com")
+	first := asksFor(t, "joins-a", "192.0.2.130", "joins-a.example.com")
+	hasEvent(t, first, "SANContested", "192.0.2.130", "Node a-wide")
+	// The second one shows who lies.
+	issuedSoon(t, first, func() { newNode(t, "joins-b", "192.0.2.131", "joins-b.example.com") })
+	reaches(t, asksFor(t, "joins-b", "192.0.2.131"), csr.Issued)
+	const why = `Node "a-wide" is left out of the comparison`
+	for _, address := range []string{"192.0.2.130", "192.0.2.140"} { // that of another one, and one that nobody else reports
+		obj := asksFor(t, wide.Name, address)
+		hasEvent(t, obj, "SANContested", why, "it reports 192.0.2.130, as Node joins-a does, and 192.0.2.131, as Node joins-b does")
+		isPending(t, obj)
+	}
+	newNode(t, "joins-c", "192.0.2.10", "joins-c.example.com")
+	publish(t, wide, append(all, "192.0.2.10", "joins-a.example.com", "joins-b.example.com", "joins-c.example.com")...)
+	for _, name := range []string{"joins-a", "joins-b", "joins-c"} {
+		reaches(t, asksFor(t, name, name+".example.com"), csr.Issued)
+	}
+	p.answers(t, p.metrics, "/metrics", 200, "csr_approver_nodes_left_out 1")
+	hasEvent(t, &corev1.Node{ObjectMeta: wide.ObjectMeta}, "SANContested", "its own word about its names and addresses is left out")
+	checkStop(t, p)
+}
+
+// TestServingSharedAddress has one address on all Nodes: they wait, the Event names a row, and that row is what they need.
+func TestServingSharedAddress(t *testing.T) {
+	const nat = "198.51.100.7"
+	p := startServingManager(t, "")
+	for i := range 3 {
+		newNode(t, fmt.Sprintf("nat-%d", i), nat, fmt.Sprintf("192.0.2.%d", 60+i), fmt.Sprintf("nat-%d", i))
+	}
+	waiting := asksFor(t, "nat-0", nat, "192.0.2.60", "nat-0")
+	hasEvent(t, waiting, "SANContested", nat+` is reported by 3 Nodes, such as "nat-0" and nat-1`,
+		`{namePattern: ".*", dnsNames: ["${node}"], addresses: ["`+nat+`", CIDR of the nodes]}`)
+	isPending(t, waiting)
+	checkStop(t, p)
+
+	row := strings.Replace(`{namePattern: ".*", dnsNames: ["${node}"], addresses: ["`+nat+`", CIDR of the nodes]}`, "CIDR of the nodes", "192.0.2.0/24", 1)
+	p = startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, "}, inventory: {sources: [{static: {rows: ["+row+"]}}, {node: {}}]"))
+	reaches(t, waiting, csr.Issued)
+	for i := 1; i < 3; i++ {
+		reaches(t, asksFor(t, fmt.Sprintf("nat-%d", i), nat, fmt.Sprintf("192.0.2.%d", 60+i), fmt.Sprintf("nat-%d", i)), csr.Issued)
+	}
+	// Its own address is still a Node's own, and the shared one is nobody's who does not report it.
+	newNode(t, "nat-9", "192.0.2.60")
+	hasEvent(t, asksFor(t, "nat-9", "192.0.2.60"), "SANContested", "Node nat-0")
+	hasEvent(t, asksFor(t, "nat-9", nat), "AddressNotPublished", nat)
+	checkStop(t, p)
+}
+
+// TestServingAfterLeaderChange has two leaders answer alike about two Nodes that report one address.
+func TestServingAfterLeaderChange(t *testing.T) {
+	stop, leads := startCandidate(t, clocktesting.NewFakeClock(time.Now()))
+	elected(t, leads)
+	newNode(t, "leads-a", "192.0.2.170")
+	newNode(t, "leads-b", "192.0.2.170")
+	for round := range 2 {
+		a, b := asksFor(t, "leads-a", "192.0.2.170"), asksFor(t, "leads-b", "192.0.2.170")
+		hasEvent(t, a, "SANContested", "Node leads-b")
+		hasEvent(t, b, "SANContested", "Node leads-a")
+		isPending(t, a)
+		isPending(t, b)
+		if round == 0 {
+			next := clocktesting.NewFakeClock(time.Now())
+			_, leads = startCandidate(t, next)
+			stop()
+			elected(t, leads)
+		}
+	}
+}
