@@ -40,6 +40,9 @@ var kubeadmNames = []string{
 // address of the node cp-1 and 127.0.0.1.
 func withAPIServerCertificate(t *testing.T, names ...string) {
 	t.Helper()
+	if _, err := binary(); err != nil { // built once, in the folder of the shared control plane
+		t.Fatal(err)
+	}
 	own, err := cluster.Start()
 	if err != nil {
 		t.Fatal(err)
