@@ -33,6 +33,26 @@ const RenewalsName = Name + "-renewals"
 
 // SetupWithManager fills in what is nil and registers the controller.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+	r.fill(mgr)
+	if err := r.check(); err != nil {
+		return err
+	}
+	for _, rule := range r.Rules { // there before its first event, so that the rate has it
+		createdToApproved.WithLabelValues(rule.SignerName)
+	}
+	r.places.limits = r.RequestLimits
+	r.limiter = newLimiter(r.Limit, r.Clock)
+	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
+	if r.Inventory != nil {
+		if err := r.setupInventory(mgr, others); err != nil {
+			return err
+		}
+	}
+	return errors.Join(renewals.Complete(pool{r, true}), others.Complete(pool{r, false}))
+}
+
+// fill fills in what is nil.
+func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
 	}
@@ -54,21 +74,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if r.Denial == "" {
 		r.Denial = DenialNever
 	}
-	if err := r.check(); err != nil {
-		return err
-	}
-	for _, rule := range r.Rules { // there before its first event, so that the rate has it
-		createdToApproved.WithLabelValues(rule.SignerName)
-	}
-	r.places.limits = r.RequestLimits
-	r.limiter = newLimiter(r.Limit, r.Clock)
-	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
-	if r.Inventory != nil {
-		if err := r.setupInventory(mgr, others); err != nil {
-			return err
-		}
-	}
-	return errors.Join(renewals.Complete(pool{r, true}), others.Complete(pool{r, false}))
 }
 
 // setupInventory makes the inventory run, and wake the requests of others that wait for it.

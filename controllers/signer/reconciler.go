@@ -175,14 +175,19 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	case skew.Abs() > servertime.MaxSkew:
 		return Judgement{Request: req, Outcome: Wait, Reason: "ClockSkewed", Message: servertime.Sentence(skew)}
 	}
-	authority, longest, err := signer.KeyPair.authorityFor(obj.Spec.SignerName, now)
+	return signer.judge(obj, req, now)
+}
+
+// judge says what the CA of s, as it is at now, means for a request that s permits.
+func (s Signer) judge(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, now time.Time) Judgement {
+	authority, longest, err := s.KeyPair.authorityFor(obj.Spec.SignerName, now)
 	if err != nil {
 		var why *Unavailable
 		errors.As(err, &why)
 		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
 	}
-	trust := signer.KeyPair.clientTrust(authority)
-	switch violation, wait := signer.checkTrust(req, trust.Trust); {
+	trust := s.KeyPair.clientTrust(authority)
+	switch violation, wait := s.checkTrust(req, trust.Trust); {
 	case wait:
 		return Judgement{Request: req, IfTrusted: violation,
 			Outcome: Wait, Reason: "CATrustUnknown", Message: waitsForTrust(violation, trust.Evidence)}

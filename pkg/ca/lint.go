@@ -120,12 +120,24 @@ func valuesOf(name pkix.Name) [][]string {
 	for i := range all {
 		all[i] = slices.Sorted(slices.Values(all[i]))
 	}
-	for i, single := range []string{name.CommonName, name.SerialNumber} {
-		if single != "" {
-			all[7+i] = []string{single}
-		}
+	if name.CommonName != "" {
+		all[7] = []string{name.CommonName}
+	}
+	if name.SerialNumber != "" {
+		all[8] = []string{name.SerialNumber}
 	}
 	return all
+}
+
+// otherAttributes returns the attributes of name other than common name and organization.
+func otherAttributes(name pkix.Name) []string {
+	var found []string
+	for i, values := range valuesOf(name) {
+		if attribute := subjectAttributes[i]; len(values) > 0 && attribute != "common name" && attribute != "organization" {
+			found = append(found, attribute)
+		}
+	}
+	return found
 }
 
 // foreignExtensions reports each extension that is not one of extensions, or whose critical bit is wrong.
@@ -154,9 +166,8 @@ func (c *Contents) exceeded(cert *x509.Certificate) []string {
 	permit(strings.HasPrefix(cert.Subject.CommonName, c.CommonNamePrefix), fmt.Sprintf("common name %.64q", cert.Subject.CommonName))
 	permit(c.Organizations == nil || slices.Equal(cert.Subject.Organization, c.Organizations), fmt.Sprintf("organization %.64q", few(cert.Subject.Organization)))
 	if !c.OtherAttributes {
-		for i, values := range valuesOf(cert.Subject) {
-			name := subjectAttributes[i]
-			permit(len(values) == 0 || name == "common name" || name == "organization", name)
+		for _, name := range otherAttributes(cert.Subject) {
+			permit(false, name)
 		}
 	}
 	permit(c.DNSNames || len(cert.DNSNames) == 0, "a DNS name")
