@@ -59,7 +59,8 @@ func (l *liars) compare(ctx context.Context) {
 		if l.told[name] || len(now) > mostReported {
 			continue
 		}
-		message := "its own word about its names and addresses is left out of the comparison with other Nodes: " + found[name].String() + "; find out what runs there"
+		message := "its own word about its names and addresses is left out of the comparison with other Nodes: " +
+			found[name].String() + "; find out what runs there"
 		l.log.Error(nil, "A Node reports what belongs to others", "node", name, "message", message)
 		if node, err := l.inventory.cluster.Node(ctx, name); err == nil && node != nil {
 			about := &corev1.Node{}

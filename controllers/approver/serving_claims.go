@@ -95,16 +95,21 @@ func disputed(node string, san inventory.SAN, contest inventory.Contest) string 
 	node = csr.Shorten(node)
 	switch {
 	case contest.LeftOut != nil:
-		return fmt.Sprintf("Node %q is left out of the comparison and gets nothing by its own word: %s; find out what runs there, or have a Machine, a row or a webhook say what belongs to it",
+		return fmt.Sprintf("Node %q is left out of the comparison and gets nothing by its own word: %s; "+
+			"find out what runs there, or have a Machine, a row or a webhook say what belongs to it",
 			node, contest.LeftOut)
 	case contest.Twice != "":
-		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: correct the source, or delete the Node of a machine that was replaced",
+		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: "+
+			"correct the source, or delete the Node of a machine that was replaced",
 			san, node, contest.Twice)
 	case contest.Reporters > 2:
-		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: if they share it, add the row %s to a static source before the others",
+		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: "+
+			"if they share it, add the row %s to a static source before the others",
 			san, contest.Reporters, node, contest.Equal[0], sharedRow(san))
 	}
-	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; or, if they share it, add the row %s to a static source before the others",
+	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: "+
+		"delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; "+
+		"or, if they share it, add the row %s to a static source before the others",
 		san, node, contest.Equal[0], sharedRow(san))
 }
 

@@ -173,7 +173,8 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 		}
 	}
 	if infoErr == nil && !verified {
-		infoErr = fmt.Errorf("no serving certificate of an API server has been read that the cluster's CA has issued: %w", cmp.Or(failed, errNotIssued))
+		infoErr = fmt.Errorf("no serving certificate of an API server has been read that the cluster's CA has issued: %w",
+			cmp.Or(failed, errNotIssued))
 	}
 	switch {
 	case !a.publish(names, infoErr):
@@ -320,7 +321,8 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 			unread++
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, server.err))
 			if last == nil || last.err == nil {
-				a.log.Error(server.err, "Can't read the serving certificate of an API server: names that only it has are not reserved", "apiServer", name)
+				a.log.Error(server.err, "Can't read the serving certificate of an API server: names that only it has are not reserved",
+					"apiServer", name)
 			}
 			if last != nil {
 				server.sans = last.sans

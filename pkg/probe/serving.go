@@ -38,9 +38,11 @@ func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error
 	config := heard.transport.(*http.Transport).TLSClientConfig
 	name, roots := config.ServerName, config.RootCAs
 	var shown Shown
-	config.InsecureSkipVerify = true // a name in a certificate of unknown origin may be reserved, but is used for nothing else
+	// A name in a certificate of unknown origin may be reserved, but is used for nothing else.
+	config.InsecureSkipVerify = true
 	config.VerifyConnection = func(state tls.ConnectionState) error {
-		shown = Shown{Certificate: state.PeerCertificates[0], Verified: cluster.Insecure || verifies(state.PeerCertificates, roots, name)}
+		shown.Certificate = state.PeerCertificates[0]
+		shown.Verified = cluster.Insecure || verifies(state.PeerCertificates, roots, name)
 		return nil
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at.JoinPath("version").String(), http.NoBody)
