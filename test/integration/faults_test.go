@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
@@ -60,7 +61,8 @@ func TestServesAllUnderFaults(t *testing.T) {
 	})
 	cfg := rest.CopyConfig(proxy.Config)
 	cfg.BearerToken = serviceAccountConfig(t).BearerToken
-	startManager(t, cfg)
+	records := filepath.Join(t.TempDir(), "audit.log")
+	startManager(t, cfg, "--audit-log-path", records)
 	leaderAfter(t, "")
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "first")), csr.Issued)
 
@@ -78,6 +80,7 @@ func TestServesAllUnderFaults(t *testing.T) {
 			t.Errorf("rule %d never applied", i)
 		}
 	}
+	recorded(t, records)
 }
 
 // joinAll creates requests of kubelets, each once, and returns how long each took until it was issued.
@@ -134,6 +137,48 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 		took = append(took, one)
 	}
 	return took
+}
+
+// recorded checks that each request has the record of its decision, and that its certificate has a record and is nowhere
+// called discarded.
+func recorded(t *testing.T, file string) {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := admin.List(t.Context(), list, client.MatchingLabels{"join": "stormy"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the records of all requests", func(context.Context) error {
+		decided, signed, discarded := map[string]bool{}, map[string]bool{}, map[string]bool{}
+		for _, record := range auditRecords(t, file) {
+			switch record.Event {
+			case audit.Decided:
+				decided[record.Name] = decided[record.Name] || record.Verdict == "Approve"
+			case audit.Signed:
+				signed[record.Serial] = true
+			case audit.Discarded:
+				discarded[record.Serial] = true
+			}
+		}
+		var undecided, unsigned, wrong []string
+		for i := range list.Items {
+			obj := &list.Items[i]
+			serial := leaf(t, obj).SerialNumber.Text(16)
+			if !decided[obj.Name] {
+				undecided = append(undecided, obj.Name)
+			}
+			if !signed[serial] {
+				unsigned = append(unsigned, obj.Name)
+			}
+			if discarded[serial] {
+				wrong = append(wrong, obj.Name)
+			}
+		}
+		if len(undecided)+len(unsigned)+len(wrong) > 0 || len(list.Items) != faultyRequests {
+			return fmt.Errorf("of %d requests %d have no Decided record %v, %d no Signed record %v, %d are Discarded %v",
+				len(list.Items), len(undecided), undecided, len(unsigned), unsigned, len(wrong), wrong)
+		}
+		return nil
+	})
 }
 
 // TestHungDeleteHoldsUpNoOther has one delete of the cleaner hang: the others go on, and it is tried again.
