@@ -70,13 +70,12 @@ var explainedThere = map[[2]string]bool{
 	{"Approver", "RequestTooOld"}:       true,
 }
 
-// notExplained are tokens that only a running manager can say of a request: how many it has approved, what it could
-// not note in a ledger, whose Event explain shows, and what it would have done, which explain says in its own words
-// ("dry run").
+// notExplained are the reasons that only a running manager gives: what it counts, what it could not store or note (explain
+// shows the Event), and what a dry run would have done (explain says "dry run").
 var notExplained = map[string]bool{
 	"RateLimited": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
-	"ClockSkewed": true, "CertificateMismatch": true,
+	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true,
 	"InternalError": true, // a defect that nobody knows how to cause
 }
 
