@@ -72,6 +72,9 @@ func (e *explainer) decide(ctx context.Context, f *findings) {
 	switch {
 	case e.lacksInventory(f):
 		f.undecidable = e.nodes.unread(ctx, r.Inventory, f)
+	case f.decision.Verdict == approver.Approve:
+		// Without them nothing waits, but a manager that has them may know better.
+		f.undecidable = e.nodes.missing(ctx, func(right check.Right) bool { return right.Optional && right.Verb != "create" && right.Verb != "patch" })
 	case f.decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.req.NodeName()):
 		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))
 	}
@@ -153,7 +156,7 @@ func (n *nodes) stop() {
 
 // unread says why the inventory can't be asked here, or is nil if that would be the same for the manager.
 func (n *nodes) unread(ctx context.Context, inventory *approver.Inventory, f *findings) error {
-	if err := n.missing(ctx, func(check.Right) bool { return true }); err != nil {
+	if err := n.missing(ctx, func(right check.Right) bool { return !right.Optional }); err != nil {
 		return err
 	}
 	if err := inventory.Unavailable(ctx, f.req); apierrors.IsForbidden(err) {
@@ -165,7 +168,7 @@ func (n *nodes) unread(ctx context.Context, inventory *approver.Inventory, f *fi
 	return nil
 }
 
-// missing says which of the rights that matter the caller has not.
+// missing returns an error that names all rights that matter and that the caller lacks, or nil.
 func (n *nodes) missing(ctx context.Context, matters func(check.Right) bool) error {
 	var asked []check.Right
 	for _, right := range n.rights {
@@ -173,10 +176,14 @@ func (n *nodes) missing(ctx context.Context, matters func(check.Right) bool) err
 			asked = append(asked, right)
 		}
 	}
+	var lacking []string
 	for _, result := range check.Rights(ctx, n.api, asked) {
 		if result.Status == check.Failed {
-			return unanswerable("may not " + result.Subject)
+			lacking = append(lacking, result.Subject)
 		}
 	}
-	return nil
+	if len(lacking) == 0 {
+		return nil
+	}
+	return unanswerable("may not " + strings.Join(lacking, ", "))
 }

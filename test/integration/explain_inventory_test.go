@@ -136,7 +136,8 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 	reader := as(t, "stranger")
 	allow(func(ctx context.Context) error { return reader.Get(ctx, client.ObjectKeyFromObject(obj), &request{}) },
 		rbacv1.PolicyRule{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"certificatesigningrequests"}, Verbs: read})
-	exits(t, 0, "  verdict         unknown: may not list nodes\n", args("")...)
+	exits(t, 0, "  verdict         unknown: may not list nodes, watch nodes, list services, watch services, list endpointslices.discovery.k8s.io in default, "+
+		"watch endpointslices.discovery.k8s.io in default\n", args("")...)
 
 	allow(func(ctx context.Context) error { return reader.List(ctx, &discoveryv1.EndpointSliceList{}) },
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "services"}, Verbs: read},
@@ -146,6 +147,11 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 	if took := time.Since(began); took > 8*time.Second {
 		t.Errorf("that took %s", took)
 	}
+
+	// Without the right to read what reserves names, a refusal stands, but an approval may be wrong.
+	own := createRequest(t, kubeletOf(t, "asked-a"), servingRequest(t, "asked-a", "192.0.2.61"))
+	exits(t, 0, "  verdict         unknown: may not list configmaps cluster-info in kube-public, watch configmaps cluster-info in kube-public\n",
+		append(args("")[:4:4], own.Name)...)
 
 	// Of a source that is configured by hand, only the source can tell.
 	out := exits(t, 0, "  verdict         unknown: ", args(", inventory: {sources: [{machine: {group: apps, version: v1, kind: Deployment, addressesPath: .status.addresses}}]}")...)

@@ -30,6 +30,7 @@ func newApprover(clock *clocktesting.FakeClock) (*approver.Reconciler, *events.F
 		Authorizer: &authz.Shared{Authorizer: authz.SubjectAccess{Client: admin}},
 		Reporter:   report.New(recorder, clock),
 		Clock:      clock,
+		Live:       admin,
 	}, recorder
 }
 
@@ -136,8 +137,12 @@ func TestCleanerDeletesWhenDueAndNothingElse(t *testing.T) {
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}
-	if got := reconcileOnce(t, r, obj).RequeueAfter; got != 24*time.Hour+time.Millisecond {
-		t.Errorf("new request comes back after %s, want 24h", got)
+	if got := reconcileOnce(t, r, obj).RequeueAfter; got != 10*time.Minute {
+		t.Errorf("new request comes back after %s, want the longest timer of 10m", got)
+	}
+	clock.SetTime(obj.CreationTimestamp.Add(24*time.Hour - time.Minute))
+	if got := reconcileOnce(t, r, obj).RequeueAfter; got != time.Minute+time.Millisecond {
+		t.Errorf("request that is due in a minute comes back after %s", got)
 	}
 	approve(t, reload(t, obj))
 	approved := obj.Status.Conditions[0].LastUpdateTime.Time
