@@ -57,6 +57,11 @@ func run(ctx context.Context, args []string) error {
 	case err != nil:
 		return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 	}
+	return manage(ctx, configuration)
+}
+
+// manage runs the manager until ctx is done or the manager fails.
+func manage(ctx context.Context, configuration *config.Configuration) error {
 	logger := commands.NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", commands.VersionOrBuild())
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {

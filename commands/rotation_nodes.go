@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -35,9 +36,7 @@ func (r *rotation) stayed(ctx context.Context, obj *v1alpha1.SigningAuthority) *
 	if err != nil {
 		s.problems = append(s.problems, explained(err, "get on the configmaps "+secret.Name+"-nodes-00 to -0f in namespace "+secret.Namespace))
 	}
-	seen := map[string]bool{}
 	for _, certificate := range newest {
-		seen[certificate.Node] = true
 		if signing := obj.Status.Signing; signing == nil || certificate.KeyID != signing.KeyID {
 			s.certificates = append(s.certificates, certificate)
 		}
@@ -50,17 +49,24 @@ func (r *rotation) stayed(ctx context.Context, obj *v1alpha1.SigningAuthority) *
 	}
 	exists := map[string]bool{}
 	for i := range nodes.Items {
-		name := nodes.Items[i].Name
-		exists[name] = true
-		if !seen[name] && (err == nil || len(newest) > 0) && slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
-			s.unknown = append(s.unknown, name)
-		}
+		exists[nodes.Items[i].Name] = true
 	}
-	slices.Sort(s.unknown)
 	for _, certificate := range s.certificates {
 		s.deleted[certificate.Node] = !exists[certificate.Node]
 	}
+	if slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) && (err == nil || len(newest) > 0) {
+		s.unknown = without(exists, newest)
+	}
 	return s
+}
+
+// without returns the sorted names of the nodes that have none of certificates.
+func without(nodes map[string]bool, certificates []ledger.Certificate) []string {
+	remaining := maps.Clone(nodes)
+	for _, certificate := range certificates {
+		delete(remaining, certificate.Node)
+	}
+	return slices.Sorted(maps.Keys(remaining))
 }
 
 // explained says what to grant if that is what is missing.

@@ -75,7 +75,7 @@ func authorityPreparing() *v1alpha1.SigningAuthority {
 	obj := authority("cluster", v1alpha1.SigningAuthorityStatus{
 		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),
 		InitiatedAt: at(-2 * time.Minute), LastCompletedAt: at(-100 * day),
-		WaitingFor:  []string{"API server 10.0.0.2:6443 to recognise the CA 2222222222222222\x1b[31m: it answers 401", "its owner to confirm that those who can't be asked trust the candidate 2222222222222222 (kubernetes.io/kubelet-serving): operation trust-confirmed"},
+		WaitingFor: []string{"API server 10.0.0.2:6443 to recognise the CA 2222222222222222\x1b[31m: it answers 401", "its owner to confirm that those who can't be asked trust the candidate 2222222222222222 (kubernetes.io/kubelet-serving): operation trust-confirmed"},
 		APIServers: []v1alpha1.APIServerStatus{
 			{Address: "10.0.0.1:6443", Trust: "Recognised", Since: at(-90 * time.Second)},
 			{Address: "10.0.0.2:6443", Trust: "Refused", Evidence: "it answers 401"},

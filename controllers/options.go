@@ -83,11 +83,6 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil && o.Rotation == nil {
 		return errors.New("no controller to run")
 	}
-	if o.BlockList != nil {
-		if err := o.BlockList.SetupWithManager(mgr); err != nil {
-			return err
-		}
-	}
 	serverTime, err := o.serverTime(mgr)
 	if err != nil {
 		return err
@@ -95,20 +90,27 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := o.setupControllers(mgr, serverTime); err != nil {
 		return err
 	}
-	if o.SelfCheck != nil {
-		if err := o.setupSelfCheck(mgr); err != nil {
-			return err
-		}
+	if err := o.setupSelfCheck(mgr); err != nil {
+		return err
 	}
 	if err := o.setupCaches(mgr); err != nil {
 		return err
 	}
-	if o.Observer != nil {
-		if err := mgr.AddReadyzCheck("api-server", o.Observer.Ready(o.collections()...)); err != nil {
-			return fmt.Errorf("add readiness check: %w", err)
-		}
+	if err := o.setupObserver(mgr); err != nil {
+		return err
 	}
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
+}
+
+// setupObserver adds a readiness check that fails while calls to the API server do not get through.
+func (o Options) setupObserver(mgr manager.Manager) error {
+	if o.Observer == nil {
+		return nil
+	}
+	if err := mgr.AddReadyzCheck("api-server", o.Observer.Ready(o.collections()...)); err != nil {
+		return fmt.Errorf("add readiness check: %w", err)
+	}
+	return nil
 }
 
 // collections are the paths of what the controllers work on.
@@ -120,9 +122,12 @@ func (o Options) collections() []string {
 	return paths
 }
 
-// setupControllers returns all that is wrong with any of them.
+// setupControllers sets up the block list and the controllers, and returns all that is wrong with any of them.
 func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Clock) error {
 	var errs []error
+	if o.BlockList != nil {
+		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
+	}
 	if r := o.Approver; r != nil {
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)

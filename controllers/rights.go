@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
@@ -95,12 +96,12 @@ func (r *rights) granted(manifest string, add func()) {
 	r.manifest = before
 }
 
-// shippedSecret is the signing Secret that the roles in config/ name.
-const shippedNamespace, shippedSecret = "csr-controller-manager-system", "csr-signer"
+// shippedCA is the Secret of the signing CA that the roles in config/ name.
+var shippedCA = types.NamespacedName{Namespace: "csr-controller-manager-system", Name: "csr-signer"}
 
 // ofSecret returns manifest if it grants rights to the Secret name in namespace, or to what is called after it.
 func ofSecret(manifest, namespace, name string) string {
-	if namespace == shippedNamespace && name == shippedSecret {
+	if (types.NamespacedName{Namespace: namespace, Name: name}) == shippedCA {
 		return manifest
 	}
 	return ""

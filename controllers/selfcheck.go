@@ -80,8 +80,11 @@ type checkTask struct {
 	key  string
 }
 
-// setupSelfCheck adds what o.SelfCheck describes to mgr, with a readiness check of our own rights.
+// setupSelfCheck adds what o.SelfCheck describes, if anything, to mgr, with a readiness check of our own rights.
 func (o Options) setupSelfCheck(mgr manager.Manager) error {
+	if o.SelfCheck == nil {
+		return nil
+	}
 	s := &selfCheck{interval: o.SelfCheck.Interval, elected: mgr.Elected(), refused: o.Observer.Refused(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check")}
 	if s.clock == nil {
 		s.clock = clock.RealClock{}

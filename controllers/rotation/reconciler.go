@@ -91,12 +91,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err == nil && step.Action != None {
 		err = r.take(ctx, obj, step.Action, seen, again)
 	}
+	busy = busy || step.Action != None && !again // what somebody else undoes is not done again at once
+	return r.result(obj, busy, err)
+}
+
+// result returns when to reconcile obj again: at once while it is busy. After a conflict it waits without an error.
+func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error) (reconcile.Result, error) {
 	switch {
-	case apierrors.IsConflict(err): // somebody else has written: it is looked at anew, without a word
+	case apierrors.IsConflict(err):
 		return reconcile.Result{RequeueAfter: r.every(obj)}, nil
 	case err != nil:
 		return reconcile.Result{}, err
-	case busy || step.Action != None && !again: // what somebody else undoes is not done again at once
+	case busy:
 		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
 	default:
 		return reconcile.Result{RequeueAfter: r.pause(obj)}, nil

@@ -41,6 +41,7 @@ func TestReadyFollowsTheCalls(t *testing.T) {
 		"gone":         {down, false, "no call to the API server has got through for 3s: connection refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				o := New()
 				call := func(answer roundTripper) {

@@ -269,7 +269,7 @@ func (c *Cluster) apiServers() ([]string, error) {
 // Taken says which Service, or which endpoint of the API server, has san; both are empty when none has.
 func (c *Cluster) Taken(_ context.Context, san SAN) (service, endpoint string, err error) {
 	if c.services == nil {
-		return "", "", errors.New("Services are not read here")
+		return "", "", errors.New("no watch of Services is set up")
 	}
 	services, err := c.having(c.services, san)
 	if err != nil {

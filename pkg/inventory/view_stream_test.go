@@ -109,6 +109,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				ctx, fail := context.WithCancelCause(t.Context())
 				source := &staged{watchers: make(chan *watch.FakeWatcher, 10)}
