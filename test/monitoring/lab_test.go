@@ -222,12 +222,21 @@ func (l *lab) round(t *testing.T, name string) *certificatesv1.CertificateSignin
 	} {
 		obj := request(t, name+suffix, signer, "server auth")
 		l.create(t, l.admin, obj)
-		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Approved by a test.", time.Time{})
-		if err := l.admin.SubResource("approval").Update(t.Context(), obj); err != nil {
-			t.Fatal(err)
-		}
+		l.approve(t, obj)
 	}
+	serving := servingRequest(t, name+"-serves")
+	l.create(t, l.admin, serving)
+	l.approve(t, serving)
 	return node
+}
+
+// approve does by hand what the manager is not configured for.
+func (l *lab) approve(t *testing.T, obj *certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Approved by a test.", time.Time{})
+	if err := l.admin.SubResource("approval").Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // store makes a request of a stranger that is hours old.
@@ -272,12 +281,25 @@ func (l *lab) breakShortCA(t *testing.T) {
 // request is one of a node, named like it.
 func request(t *testing.T, name, signer string, usage certificatesv1.KeyUsage) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
+	return requestFor(t, name, signer, usage, nil)
+}
+
+// servingRequest asks for the serving certificate of a node.
+func servingRequest(t *testing.T, node string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	obj := requestFor(t, node, certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, []string{node})
+	obj.Name += "-serving"
+	return obj
+}
+
+func requestFor(t *testing.T, name, signer string, usage certificatesv1.KeyUsage, dnsNames []string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
+		Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}, DNSNames: dnsNames,
 	}, key)
 	if err != nil {
 		t.Fatal(err)

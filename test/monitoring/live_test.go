@@ -30,7 +30,7 @@ func TestLive(t *testing.T) {
 	l := newLab(t)
 	l.applyOperatorObjects(t)
 	first, second := freeAddress(t), freeAddress(t)
-	p := startPrometheus(t, l.Cluster, first, second)
+	p := startPrometheus(t, l.Cluster, nil, first, second)
 	leader := l.startManager(t, "leader", first)
 	t.Run("errors", func(t *testing.T) { l.failForWantOfRights(t, p) })
 	standby := l.startManager(t, "standby", second)

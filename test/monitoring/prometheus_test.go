@@ -27,7 +27,8 @@ type prometheus struct {
 	address string
 }
 
-func startPrometheus(t *testing.T, c *cluster.Cluster, targets ...string) *prometheus {
+// startPrometheus scrapes kubelets and managers.
+func startPrometheus(t *testing.T, c *cluster.Cluster, kubelets []string, managers ...string) *prometheus {
 	t.Helper()
 	rules, err := filepath.Abs(plainFile)
 	if err != nil {
@@ -40,7 +41,10 @@ rule_files: [%q]
 scrape_configs:
 - job_name: csr-controller-manager
   static_configs: [{targets: [%s]}]
-`, rules, strings.Join(targets, ", ")))
+- job_name: kubelet
+  fallback_scrape_protocol: PrometheusText0.0.4
+  static_configs: [{targets: [%s]}]
+`, rules, strings.Join(managers, ", "), strings.Join(kubelets, ", ")))
 	p := &prometheus{address: freeAddress(t)}
 	p.Process, err = c.StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
 		"--storage.tsdb.path", filepath.Join(c.Dir, "prometheus"), "--web.listen-address", p.address)

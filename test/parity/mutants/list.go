@@ -61,5 +61,5 @@ var cleanerMutations = []mutation{
 	{"cleaner: time of the condition", "pkg/csr/retention.go", "deadline.add(found.LastUpdateTime.Time, age)", "deadline.add(obj.CreationTimestamp.Time, age)"},
 	{"cleaner: foreign signers", "controllers/cleaner/reconciler.go", "if obj.DeletionTimestamp != nil {", "if obj.Spec.SignerName == \"example.com/client\" {"},
 	{"cleaner: not before due", "controllers/cleaner/reconciler.go", "left >= 0 {", "left >= time.Hour {"},
-	{"cleaner: deviation, on time", "controllers/cleaner/reconciler.go", "RequeueAfter: left + time.Millisecond", "RequeueAfter: left + time.Hour"},
+	{"cleaner: deviation, on time", "controllers/cleaner/reconciler.go", "RequeueAfter: min(left+time.Millisecond, longestTimer)", "RequeueAfter: left + time.Hour"},
 }

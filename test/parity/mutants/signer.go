@@ -12,7 +12,7 @@ var signerMutations = []mutation{
 	{"signer: only approved", "pkg/csr/state.go", "case condition(obj, certificatesv1.CertificateApproved) != nil:\n\t\treturn Approved\n\tdefault:\n\t\treturn Pending", "default:\n\t\treturn Approved"},
 	{"signer: never after Failed", "pkg/csr/state.go", "case hasFailed(obj):", "case false && hasFailed(obj):"},
 	{"signer: never after Denied", "pkg/csr/state.go", "case condition(obj, certificatesv1.CertificateDenied) != nil:", "case false:"},
-	{"signer: stale approvals", "controllers/signer/reconciler.go", "ok && now.After(at)", "ok && now.Before(at.Add(-1000*time.Hour))"},
+	{"signer: stale approvals", "controllers/signer/reconciler.go", "ok && now.Add(-skew).After(at)", "ok && now.Add(-skew).Before(at.Add(-1000*time.Hour))"},
 	{"client: shape is checked", "controllers/signer/profile.go", "certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,", "certificatesv1.KubeAPIServerClientSignerName:        nil,"},
 	{"client: usages permitted", "pkg/csr/shape.go", "return fmt.Errorf(\"invalid usage for client certificate: %s\", usage)", "continue"},
 	{"client: client auth needed", "pkg/csr/shape.go", "if !slices.Contains(req.Usages, certificatesv1.UsageClientAuth) {", "if false {"},

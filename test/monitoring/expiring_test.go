@@ -1,0 +1,177 @@
+package monitoring
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+const rotatingConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+signing: {secret: csr-controller-manager-system/csr-signer}
+rotation: {enabled: true, settleFor: 1s}
+`
+
+// authorityManifest has a single API server, which nobody tells of a new CA: a rotation stays in Preparing.
+const authorityManifest = `apiVersion: csr-controller-manager.io/v1alpha1
+kind: SigningAuthority
+metadata: {name: cluster}
+spec:
+  secret: {namespace: csr-controller-manager-system, name: csr-signer}
+  signers: [kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving]
+  trust: {configMaps: [{namespace: csr-controller-manager-system, name: csr-trust}]}
+  verification: {apiServers: [%q], serverName: localhost}
+`
+
+// TestKubeletAlertsDuringRotation issues real certificates under the cap of a rotation, has kubelets report how long theirs
+// are still good, and wants alerts only for the kubelets that did not renew.
+func TestKubeletAlertsDuringRotation(t *testing.T) {
+	l := newLab(t)
+	kubelets := newKubelets(t)
+	metrics := freeAddress(t)
+	p := startPrometheus(t, l.Cluster, []string{kubelets.address()}, metrics)
+	l.startRotation(t, metrics)
+
+	now := time.Now()
+	kubelets.joins("new", l.clientCertificate(t, "new", 0), l.servingCertificate(t, "new", 0))
+	for name, end := range map[string]time.Time{"client": kubelets.client["new"], "serving": kubelets.serving["new"]} {
+		if left := end.Sub(now); left < 23*time.Hour || left > 25*time.Hour {
+			t.Fatalf("the %s certificate is good for %s, not for the rotation's cap of 24h", name, left)
+		}
+	}
+	kubelets.joins("stuck", l.clientCertificate(t, "stuck", time.Hour), l.servingCertificate(t, "stuck", time.Hour))
+	want := map[string]string{"CSRKubeletClientExpiring critical": "firing", "CSRKubeletServerExpiring warning": "firing"}
+	p.reach(t, want)
+	eventually(t, "samples of all kubelets", func(ctx context.Context) error {
+		return p.data(ctx, `kubelet_certificate_manager_client_ttl_seconds{node="new"} and kubelet_certificate_manager_server_ttl_seconds{node="new"}`)
+	})
+	rules, err := p.rules(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rules {
+		if want[strings.TrimSpace(r.Name+" "+r.Labels["severity"])] != "" && (len(r.Alerts) != 1 || r.Alerts[0].Labels["node"] != "stuck") {
+			t.Errorf("%s fires for %v, want the kubelet stuck alone", r.Name, r.Alerts)
+		}
+	}
+}
+
+// startRotation starts a manager, and a rotation that waits for the API server's trust.
+func (l *lab) startRotation(t *testing.T, metrics string) {
+	t.Helper()
+	dir := t.TempDir()
+	var paths []any
+	for _, name := range []string{"../../config/rbac", "../../config/rotation"} {
+		absolute, err := filepath.Abs(name)
+		if err == nil {
+			name, err = filepath.Rel(dir, absolute)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, name)
+	}
+	write(t, filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil,
+		"kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\nresources: [%q]\ncomponents: [%q]\n", paths...))
+	l.kubectl(t, "apply", "-k", dir)
+	l.kubectl(t, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	authority := filepath.Join(dir, "authority.yaml")
+	write(t, authority, fmt.Appendf(nil, authorityManifest, strings.Trim(strings.TrimPrefix(l.Config.Host, "https://"), "/")))
+	l.kubectl(t, "apply", "-f", authority)
+	write(t, l.config, []byte(rotatingConfig))
+	l.startManager(t, "rotating", metrics)
+	phase := func(phase string) {
+		l.kubectl(t, "wait", "--for=jsonpath={.status.phase}="+phase, "--timeout=60s", "signingauthority/cluster")
+	}
+	phase("Completed")
+	l.kubectl(t, "annotate", "signingauthority/cluster", "csr-controller-manager.io/operation=rotate-start")
+	phase("Preparing")
+}
+
+// clientCertificate joins a node. Its certificate is good for as long as is asked for, or as long as the manager likes.
+func (l *lab) clientCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
+	t.Helper()
+	obj := request(t, node, certificatesv1.KubeAPIServerClientKubeletSignerName, "client auth")
+	obj.Spec.ExpirationSeconds = seconds(lifetime)
+	l.create(t, l.joiner, obj)
+	return l.certificate(t, obj)
+}
+
+// servingCertificate is approved by hand.
+func (l *lab) servingCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
+	t.Helper()
+	obj := servingRequest(t, node)
+	obj.Spec.ExpirationSeconds = seconds(lifetime)
+	l.create(t, l.admin, obj)
+	l.approve(t, obj)
+	return l.certificate(t, obj)
+}
+
+func (l *lab) certificate(t *testing.T, obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
+	t.Helper()
+	l.issued(t, obj)
+	block, _ := pem.Decode(obj.Status.Certificate)
+	if block == nil {
+		t.Fatalf("%s has no certificate in PEM", obj.Name)
+	}
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certificate
+}
+
+// kubelets serve the metrics of kubelets, from the ends of their certificates.
+type kubelets struct {
+	*httptest.Server
+	mu              sync.Mutex
+	client, serving map[string]time.Time
+}
+
+func newKubelets(t *testing.T) *kubelets {
+	k := &kubelets{client: map[string]time.Time{}, serving: map[string]time.Time{}}
+	k.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		for _, name := range []string{"client", "server"} {
+			ends := map[string]map[string]time.Time{"client": k.client, "server": k.serving}[name]
+			metric := "kubelet_certificate_manager_" + name + "_ttl_seconds"
+			_, _ = fmt.Fprintf(w, "# TYPE %s gauge\n", metric)
+			for _, node := range slices.Sorted(maps.Keys(ends)) {
+				_, _ = io.WriteString(w, fmt.Sprintf("%s{node=%q} %f\n", metric, node, time.Until(ends[node]).Seconds()))
+			}
+		}
+	}))
+	t.Cleanup(k.Close)
+	return k
+}
+
+func (k *kubelets) address() string { return k.Listener.Addr().String() }
+
+// joins has node report the ends of its certificates from now on.
+func (k *kubelets) joins(node string, client, serving *x509.Certificate) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.client[node], k.serving[node] = client.NotAfter, serving.NotAfter
+}
+
+// seconds is nil, which asks for nothing, if lifetime is zero.
+func seconds(lifetime time.Duration) *int32 {
+	if lifetime == 0 {
+		return nil
+	}
+	return new(int32(lifetime / time.Second))
+}
