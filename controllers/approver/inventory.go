@@ -10,6 +10,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -91,7 +92,7 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster
 // setupServing makes run what only requests for serving certificates need.
 func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, woken wakers) error {
 	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
-		mgr.GetLogger().WithName(Name).Info("Warning: for kubelet serving certificates nothing counts but what nodes report of themselves, so a compromised node can keep another one from its certificate; add a machine, static or webhook source before node",
+		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report of themselves, so a compromised node can keep another one from its certificate; add a machine, static or webhook source before node",
 			"setting", "approval.inventory.sources")
 	}
 	var err error

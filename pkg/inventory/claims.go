@@ -167,7 +167,7 @@ func (o *Ownership) compare(ours Claim, san SAN, reporters []string) (Contest, e
 			if err != nil {
 				return Contest{}, err
 			}
-			if out == nil {
+			if out == nil || san == ParseSAN(other) { // a Node keeps its own name, whatever others report
 				contest.Equal = append(contest.Equal, other)
 			}
 		}

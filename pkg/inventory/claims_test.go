@@ -140,6 +140,10 @@ func TestOwnership(t *testing.T) {
 		"that Node, for what its machine has":     {ownWord(greedy).knows("n", 0, alone), "n", "free"},
 		"a Node that reports too many to compare": {ownWord(collector), "v", "free"},
 		"a source can't say what one victim is":   {world{reports: greedy, broken: "c"}, "a", "free"},
+		"the name of a Node that is left out": {ownWord(map[string][]string{
+			"n": {"n", "10.0.0.1"}, "a": {"10.0.0.1"}, "x": {"n"}}), "x", "equal: n of 2"},
+		"another name of a Node that is left out": {ownWord(map[string][]string{
+			"n": {"n.example.com", "10.0.0.1"}, "a": {"10.0.0.1"}, "x": {"n.example.com"}}), "x", "free"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -276,6 +280,100 @@ func TestOneLiar(t *testing.T) {
 		if len(heldUp) > 1 {
 			t.Fatalf("round %d: one liar holds up %v: %v", round, heldUp, w.reports)
 		}
+	}
+}
+
+// ownWordWorld has up to seven Nodes that report a few of a few addresses, and often their own name or another's.
+func ownWordWorld(r *rand.Rand) world {
+	w := ownWord(map[string][]string{})
+	nodes := 3 + r.IntN(5)
+	for i := range nodes {
+		name := string(rune('a' + i))
+		w.reports[name] = []string{fmt.Sprintf("10.0.%d.1", i)}
+		for range r.IntN(4) {
+			w.reports[name] = append(w.reports[name], fmt.Sprintf("10.0.%d.1", r.IntN(2*nodes)))
+		}
+		if r.IntN(2) == 0 {
+			w.reports[name] = append(w.reports[name], string(rune('a'+r.IntN(nodes))))
+		}
+	}
+	return w
+}
+
+// judged returns the Nodes that get all that they report, and those that are left out.
+func (w world) judged(t *testing.T, r *rand.Rand) (served, out map[string]bool) {
+	t.Helper()
+	ownership := w.ownership(r)
+	served, out = map[string]bool{}, map[string]bool{}
+	for node, reported := range w.reports {
+		served[node] = true
+		for _, text := range reported {
+			got := verdict(ownership.Contest(node, ParseSAN(text)))
+			served[node] = served[node] && got == "free"
+		}
+		why, err := ownership.LeftOut(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[node] = why != nil
+	}
+	return served, out
+}
+
+func (w world) without(node string) world {
+	left := maps.Clone(w.reports)
+	delete(left, node)
+	return ownWord(left)
+}
+
+// TestOwnWordInAnyGraph has Nodes that report anything of each other. A value goes to no Node while another one reports it
+// that is not left out, or whose name it is. No Node alone holds up more than one other, where nobody else is left out. A
+// Node gets a value of another one only if that one shares a value with just one third Node: kubelet-serving.md says so.
+func TestOwnWordInAnyGraph(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(13, 13))
+	taken, heldUp := 0, 0
+	for round := range 1500 {
+		w := ownWordWorld(r)
+		ownership := w.ownership(r)
+		served, out := w.judged(t, r)
+		for node, reported := range w.reports {
+			rest := w.without(node)
+			before, outBefore := rest.judged(t, r)
+			for _, text := range reported {
+				san := ParseSAN(text)
+				if verdict(ownership.Contest(node, san)) != "free" {
+					continue
+				}
+				holders, _ := ownership.Holders(san)
+				for _, other := range others(holders, node) {
+					taken++
+					if !out[other] || text == other {
+						t.Fatalf("round %d: %s gets %s of %s: %v", round, node, text, other, w.reports)
+					}
+					if shared, err := rest.ownership(r).sharedBy(other); err != nil || len(shared) == 0 {
+						t.Fatalf("round %d: %s takes %s of %s, which shares nothing with just one other: %v", round, node, text, other, w.reports)
+					}
+				}
+			}
+			if slices.Contains(slices.Collect(maps.Values(outBefore)), true) {
+				continue
+			}
+			var waiting []string
+			for other := range rest.reports {
+				if before[other] && !served[other] {
+					waiting = append(waiting, other)
+				}
+			}
+			if len(waiting) == 1 {
+				heldUp++
+			} else if len(waiting) > 1 {
+				t.Fatalf("round %d: %s holds up %v: %v", round, node, waiting, w.reports)
+			}
+		}
+	}
+	if taken < 100 || heldUp < 100 {
+		t.Errorf("%d values were taken, %d Nodes held up: the graphs show too little", taken, heldUp)
 	}
 }
 

@@ -5,17 +5,23 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,8 +43,8 @@ var kubeadmNames = []string{
 }
 
 // withAPIServerCertificate runs a test on a control plane of its own, whose API server has a certificate for names, the
-// address of the node cp-1 and 127.0.0.1.
-func withAPIServerCertificate(t *testing.T, names ...string) {
+// address of the node cp-1 and 127.0.0.1. It returns the CA of that certificate.
+func withAPIServerCertificate(t *testing.T, names ...string) authorityOfServers {
 	t.Helper()
 	if _, err := binary(); err != nil { // built once, in the folder of the shared control plane
 		t.Fatal(err)
@@ -75,6 +81,7 @@ func withAPIServerCertificate(t *testing.T, names ...string) {
 	eventually(t, "the API server answers", func(ctx context.Context) error {
 		return admin.Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
 	})
+	return authority
 }
 
 type authorityOfServers struct {
@@ -124,25 +131,91 @@ func (a authorityOfServers) issue(t *testing.T, names []string, ips ...net.IP) (
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
 }
 
+// anotherAPIServer listens on host, with a certificate of authority for names, and returns its port.
+func anotherAPIServer(t *testing.T, authority authorityOfServers, host string, names []string, ips ...net.IP) int32 {
+	t.Helper()
+	pair, err := tls.X509KeyPair(authority.issue(t, names, ips...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	_ = server.Listener.Close()
+	server.Listener, server.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return int32(listener.Addr().(*net.TCPAddr).Port)
+}
+
+// storeEndpoint stores an EndpointSlice of the API servers with one of them. API servers refuse one on loopback.
+func storeEndpoint(t *testing.T, name, address string, port int32) {
+	t.Helper()
+	https := "https"
+	slice := &discoveryv1.EndpointSlice{
+		TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID(name), CreationTimestamp: metav1.Now(),
+			Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}}},
+		Ports: []discoveryv1.EndpointPort{{Name: &https, Port: &port}},
+	}
+	if err := shared.Store(t.Context(), "endpointslices/default/"+name, slice); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestServingReadsAPIServersFromEndpoints has more API servers than that of the kubeconfig, which EndpointSlices name. What
+// only their certificates hold is reserved, also after a new one has joined. One that can't be reached stops nothing.
+func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
+	authority := withAPIServerCertificate(t, kubeadmNames...)
+	second := anotherAPIServer(t, authority, "127.0.0.2", []string{"kubernetes", "cp-2", "*.second.example"}, net.ParseIP("192.0.2.210"))
+	storeEndpoint(t, "kubernetes-second", "127.0.0.2", second)
+	storeEndpoint(t, "kubernetes-away", "127.0.0.3", 1)
+	p := startServingManager(t, "")
+	newNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.210", "cp-2", "node.second.example", "192.0.2.211", "cp-3")
+	reaches(t, asksFor(t, "w-1", "192.0.2.201", "node.second.example", "cp-3"), csr.Issued)
+	refused := func(san, server string) {
+		t.Helper()
+		obj := asksFor(t, "w-1", san)
+		hasEvent(t, obj, "SANReserved", san+" is a name or an address of the API server (in the serving certificate of "+server)
+		isPending(t, obj)
+	}
+	refused("192.0.2.210", "127.0.0.2:")
+	refused("cp-2", "127.0.0.2:")
+	if !strings.Contains(p.log(t), `"apiServer":"127.0.0.3:1"`) {
+		t.Error("the API server that can't be reached is not named in the log")
+	}
+
+	storeEndpoint(t, "kubernetes-third", "127.0.0.4", anotherAPIServer(t, authority, "127.0.0.4", []string{"kubernetes", "cp-3"}, net.ParseIP("192.0.2.211")))
+	hasEvent(t, asksFor(t, "w-1", "cp-3", "of-nobody"), "SANReserved", "cp-3 is a name or an address of the API server (in the serving certificate of 127.0.0.4:")
+	refused("192.0.2.211", "127.0.0.4:")
+	checkStop(t, p)
+}
+
 // TestServingOnKubeadmControlPlane has a worker report what is in the API server's certificate, and in cluster-info. The
-// control-plane node gets its own name and address, whatever the worker reports.
+// control-plane node gets its own name and address, whatever the worker reports. The wildcard in the certificate reserves
+// the host that cluster-info names, and no other one.
 func TestServingOnKubeadmControlPlane(t *testing.T) {
 	withAPIServerCertificate(t, kubeadmNames...)
 	if err := client.IgnoreAlreadyExists(admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespacePublic}})); err != nil {
 		t.Fatal(err)
 	}
 	create(t, admin, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, Data: map[string]string{
-		"kubeconfig": `{apiVersion: v1, kind: Config, clusters: [{name: "", cluster: {server: "https://info.lab.example:6443"}}]}`,
+		"kubeconfig": `{apiVersion: v1, kind: Config, clusters: [{name: "", cluster: {server: "https://info.lab.example:6443"}}, {name: wild, cluster: {server: "https://in.wild.example:6443"}}]}`,
 	}})
 	apply(t, "node-identity")
 	p := startServingManager(t, ", apiServerNodes: [cp-1]}, nodeClient: {requireTokenBinding: true")
 	newNode(t, "cp-1", "192.0.2.200", "cp-1")
-	newNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.200", "cp-1", "api.lab.example", "info.lab.example", "node.wild.example")
+	newNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.200", "cp-1", "api.lab.example", "info.lab.example", "node.wild.example", "in.wild.example")
 	reaches(t, asksFor(t, "cp-1", "192.0.2.200", "cp-1"), csr.Issued)
 	reaches(t, asksFor(t, "w-1", "192.0.2.201", "w-1", "node.wild.example"), csr.Issued)
 	for san, from := range map[string]string{
 		"192.0.2.200": "in the serving certificate of", "cp-1": "in the serving certificate of", "API.lab.example": "in the serving certificate of",
-		"info.lab.example": "in ConfigMap kube-public/cluster-info",
+		"info.lab.example": "in ConfigMap kube-public/cluster-info", "in.wild.example": "in ConfigMap kube-public/cluster-info",
 	} {
 		obj := asksFor(t, "w-1", san)
 		hasEvent(t, obj, "SANReserved", "is a name or an address of the API server ("+from, "approval.kubeletServing.apiServerNodes")

@@ -91,11 +91,18 @@ func TestServingSharedAddress(t *testing.T) {
 	hasEvent(t, waiting, "SANContested", nat+` is reported by 3 Nodes, such as "nat-0" and nat-1`,
 		`{namePattern: ".*", dnsNames: ["${node}"], addresses: ["`+nat+`", CIDR of the nodes]}`)
 	isPending(t, waiting)
+	warned := `"level":"WARN","msg":"For kubelet serving certificates nothing counts but what nodes report of themselves`
+	if !strings.Contains(p.log(t), warned) {
+		t.Error("no warning that node is the only source")
+	}
 	checkStop(t, p)
 
 	row := strings.Replace(`{namePattern: ".*", dnsNames: ["${node}"], addresses: ["`+nat+`", CIDR of the nodes]}`, "CIDR of the nodes", "192.0.2.0/24", 1)
 	p = startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, "}, inventory: {sources: [{static: {rows: ["+row+"]}}, {node: {}}]"))
 	reaches(t, waiting, csr.Issued)
+	if strings.Contains(p.log(t), warned) {
+		t.Error("a warning that node is the only source, and there is a static one")
+	}
 	for i := 1; i < 3; i++ {
 		reaches(t, asksFor(t, fmt.Sprintf("nat-%d", i), nat, fmt.Sprintf("192.0.2.%d", 60+i), fmt.Sprintf("nat-%d", i)), csr.Issued)
 	}
