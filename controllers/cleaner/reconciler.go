@@ -49,10 +49,10 @@ type Reconciler struct {
 	Clock  clock.PassiveClock
 	// ServerTime, if set, is the time by which ages count; it is Clock's when nil.
 	ServerTime *servertime.Clock
-	// Attempts lists requests by the index that SetupWithManager makes; it is the manager's cache when nil.
-	Attempts client.Reader
 	// Reporter is used by a dry run only.
 	Reporter *report.Reporter
+
+	attempts attempts
 }
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch;delete
@@ -75,11 +75,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
 	}
 	if r.SupersededAfter > 0 {
-		if r.Attempts == nil {
-			r.Attempts = mgr.GetCache()
-		}
-		if err := mgr.Add(&indexing{reconciler: r, indexer: mgr.GetFieldIndexer(), log: mgr.GetLogger().WithName(Name)}); err != nil {
-			return fmt.Errorf("index requests by node: %w", err)
+		if err := mgr.Add(&follower{reconciler: r, cache: mgr.GetCache(), log: mgr.GetLogger().WithName(Name)}); err != nil {
+			return fmt.Errorf("follow the requests of each node: %w", err)
 		}
 	}
 	return builder.ControllerManagedBy(mgr).

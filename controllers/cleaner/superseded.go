@@ -3,56 +3,18 @@ package cleaner
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
 )
 
-// byAttempt is the index of the requests that can supersede each other, so that each is parsed once for it.
-const byAttempt = "attempt"
-
-func (r *Reconciler) attempts(obj client.Object) []string {
-	if request, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
-		if attempt, ok := r.RequestLimits.AttemptOf(request); ok {
-			return []string{attemptKey(attempt)}
-		}
-	}
-	return nil
-}
-
-// indexing makes the index byAttempt. The discovery before may fail, so it is no part of the setup. Until there is an index, what may
-// be superseded is looked at again.
-type indexing struct {
-	reconciler *Reconciler
-	indexer    client.FieldIndexer
-	log        logr.Logger
-}
-
-// NeedLeaderElection returns false: a standby has the index when it takes over.
-func (*indexing) NeedLeaderElection() bool { return false }
-
-// Start makes the index, and tries again until it can or ctx ends.
-func (i *indexing) Start(ctx context.Context) error {
-	_ = informers.Try(ctx, i.log, func(error) {}, func() error {
-		return i.indexer.IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, byAttempt, i.reconciler.attempts)
-	})
-	return nil
-}
-
-// attemptKey has no separator that a name could hold.
-func attemptKey(a csr.Attempt) string {
-	return strings.Join([]string{a.Signer, a.Requester, a.Node}, "\x00")
-}
-
-// superseded returns when obj is due because a newer request stands in for it, or if none does, when to look again, which
-// has not passed yet; zero is for a request that can't be superseded. A newer one that is made from now on makes nothing
-// due before SupersededAfter has passed again, so nothing has to wake it.
+// superseded returns when obj is due because a newer request stands in for it. If none does, it returns an instant in the
+// future at which to look again. It returns zero for a request that can't be superseded. A newer request that is made from
+// now on makes nothing due before SupersededAfter has passed again, so nothing has to wake obj.
 func (r *Reconciler) superseded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, error) {
 	if r.SupersededAfter <= 0 {
 		return time.Time{}, nil
@@ -65,16 +27,35 @@ func (r *Reconciler) superseded(ctx context.Context, obj *certificatesv1.Certifi
 	if !ok {
 		return time.Time{}, nil
 	}
-	same := &certificatesv1.CertificateSigningRequestList{}
-	if err := r.Attempts.List(ctx, same, client.MatchingFields{byAttempt: attemptKey(attempt)}, client.UnsafeDisableDeepCopy); err != nil {
-		return time.Time{}, fmt.Errorf("list requests for the same node: %w", err)
+	soon := now.Add(time.Second)
+	if !r.attempts.ready() {
+		return soon, nil
 	}
-	others := make([]time.Time, len(same.Items))
-	for i := range same.Items {
-		others[i] = same.Items[i].CreationTimestamp.Time
+	newer, since := r.attempts.newer(attempt, created)
+	if newer == "" {
+		return now.Add(r.SupersededAfter), nil
 	}
-	if since, is := csr.Superseded(created, others); is {
-		return since.Add(r.SupersededAfter), nil
+	due := since.Add(r.SupersededAfter)
+	if !now.After(due) {
+		return due, nil
 	}
-	return now.Add(r.SupersededAfter), nil
+	// The cache may be ahead of the attempts.
+	if stands, err := r.stands(ctx, newer, since, attempt); err != nil || !stands {
+		return soon, err
+	}
+	return due, nil
+}
+
+// stands reports whether the cache has the request of that name and creation, and it is of the given attempt.
+func (r *Reconciler) stands(ctx context.Context, name string, created time.Time, of csr.Attempt) (bool, error) {
+	obj := &certificatesv1.CertificateSigningRequest{}
+	// The cache's own object: nothing of it is changed.
+	if err := r.Client.Get(ctx, types.NamespacedName{Name: name}, obj, client.UnsafeDisableDeepCopy); err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			return false, nil
+		}
+		return false, fmt.Errorf("read the newer request %s for the same node: %w", name, err)
+	}
+	attempt, ok := r.RequestLimits.AttemptOf(obj)
+	return ok && attempt == of && obj.CreationTimestamp.Unix() == created.Unix(), nil
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -43,13 +43,29 @@ func ofNode(t *testing.T, node string, seconds int, modify ...func(*request)) *r
 	return obj
 }
 
-// indexed lists others by the index, as the manager's cache does.
-func indexed(others []*request) client.Client {
-	build := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&request{}, byAttempt, (&Reconciler{}).attempts)
-	for _, other := range others {
-		build = build.WithObjects(other)
+// among has r see others, besides what it sees, as the manager's cache does.
+func among(r *Reconciler, others ...*request) {
+	served := r.Client
+	r.Client = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+			for _, other := range others {
+				if other.Name == key.Name {
+					*obj.(*request) = *other
+					return nil
+				}
+			}
+			return served.Get(ctx, key, obj, options...)
+		},
+		Delete: func(ctx context.Context, _ client.WithWatch, obj client.Object, options ...client.DeleteOption) error {
+			return served.Delete(ctx, obj, options...)
+		},
+	})
+	mine := &request{}
+	_ = served.Get(context.Background(), client.ObjectKey{Name: "csr-1"}, mine)
+	for _, obj := range append(others, mine) {
+		r.attempts.note(obj, r.RequestLimits)
 	}
-	return build.Build()
+	r.attempts.markReady()
 }
 
 func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
@@ -99,12 +115,8 @@ func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
 				}
 			}
 			r, deleted, _ := newReconciler(served, now.Add(test.age), nil, nil)
-			mine := served.DeepCopy()
-			mine.ResourceVersion = ""
-			for _, other := range test.others {
-				other.ResourceVersion = ""
-			}
-			r.Attempts, r.SupersededAfter = indexed(append(test.others, mine)), hour
+			among(r, test.others...)
+			r.SupersededAfter = hour
 			if test.off {
 				r.SupersededAfter = 0
 			}
@@ -116,16 +128,67 @@ func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
 	}
 }
 
+// The cache may be ahead of what was noted of it: a request that was approved or deleted since stands in for nothing.
+func TestSupersededByNothingAnyMore(t *testing.T) {
+	t.Parallel()
+	for name, now := range map[string]*request{
+		"approved":       ofNode(t, "a", 900, with("Approved")),
+		"another node's": ofNode(t, "b", 900),
+		"made again":     ofNode(t, "a", 901),
+		"deleted":        nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			served, newer := ofNode(t, "a", 0), ofNode(t, "a", 900)
+			newer.Name = "csr-2"
+			r, deleted, _ := newReconciler(served, newer.CreationTimestamp.Add(2*time.Hour), nil, nil)
+			r.SupersededAfter = time.Hour
+			among(r, newer)
+			reads := r.Client
+			r.Client = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+				Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+					switch {
+					case key.Name != newer.Name:
+						return reads.Get(ctx, key, obj, options...)
+					case now == nil:
+						return apierrors.NewNotFound(requests, key.Name)
+					}
+					*obj.(*request) = *now
+					return nil
+				},
+			})
+			if again, problem := reconcileOnce(t, r); again != time.Second+time.Millisecond || problem != "" || len(*deleted) != 0 {
+				t.Errorf("again after %s, %d deletions, error %q", again, len(*deleted), problem)
+			}
+		})
+	}
+}
+
+func TestSupersededWaitsForTheCache(t *testing.T) {
+	t.Parallel()
+	r, deleted, _ := newReconciler(ofNode(t, "a", 0), now.Add(2*time.Hour), nil, nil)
+	among(r, ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" }))
+	r.SupersededAfter, r.attempts.complete = time.Hour, false
+	if again, problem := reconcileOnce(t, r); again != time.Second+time.Millisecond || problem != "" || len(*deleted) != 0 {
+		t.Errorf("again after %s, %d deletions, error %q", again, len(*deleted), problem)
+	}
+}
+
 func TestSupersededFault(t *testing.T) {
 	t.Parallel()
 	r, deleted, _ := newReconciler(ofNode(t, "a", 0), now.Add(2*time.Hour), nil, nil)
 	r.SupersededAfter = time.Hour
-	r.Attempts = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
-		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
-			return errors.New("down")
+	among(r, ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" }))
+	reads := r.Client
+	r.Client = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+			if key.Name == "csr-2" {
+				return errors.New("down")
+			}
+			return reads.Get(ctx, key, obj, options...)
 		},
 	})
-	if _, problem := reconcileOnce(t, r); problem != "list requests for the same node: down" || len(*deleted) != 0 {
+	if _, problem := reconcileOnce(t, r); problem != "read the newer request csr-2 for the same node: down" || len(*deleted) != 0 {
 		t.Errorf("%d deletions, error %q", len(*deleted), problem)
 	}
 }
@@ -149,9 +212,8 @@ func TestDryRunDeletesNothing(t *testing.T) {
 
 	served := ofNode(t, "a", 0)
 	r, deleted, _ = newReconciler(served, now.Add(2*time.Hour), nil, nil)
-	mine, newer := served.DeepCopy(), ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" })
-	mine.ResourceVersion, newer.ResourceVersion = "", ""
-	r.DryRun, r.Reporter, r.SupersededAfter, r.Attempts = true, report.New(recorder, r.Clock), time.Hour, indexed([]*request{mine, newer})
+	among(r, ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" }))
+	r.DryRun, r.Reporter, r.SupersededAfter = true, report.New(recorder, r.Clock), time.Hour
 	if _, problem := reconcileOnce(t, r); problem != "" || len(*deleted) != 0 {
 		t.Errorf("%d deletions, error %q", len(*deleted), problem)
 	}

@@ -30,15 +30,3 @@ func (l Limits) AttemptOf(obj *certificatesv1.CertificateSigningRequest) (attemp
 	}
 	return Attempt{Signer: obj.Spec.SignerName, Requester: obj.Spec.Username, Node: req.NodeName()}, true
 }
-
-// Superseded returns since when a request created at created is superseded, if it is: since the first one was made of
-// those that are newer among others, the creation times of the same Attempt's requests. Of two of the same second, which
-// is all that the API server notes, neither is newer.
-func Superseded(created time.Time, others []time.Time) (since time.Time, ok bool) {
-	for _, other := range others {
-		if other.After(created) && (!ok || other.Before(since)) {
-			since, ok = other, true
-		}
-	}
-	return since, ok
-}

@@ -52,34 +52,3 @@ func TestAttemptOf(t *testing.T) {
 		}
 	}
 }
-
-func TestSuperseded(t *testing.T) {
-	t.Parallel()
-	created := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
-	at := func(seconds ...int) []time.Time {
-		var all []time.Time
-		for _, second := range seconds {
-			all = append(all, created.Add(time.Duration(second)*time.Second))
-		}
-		return all
-	}
-	for name, test := range map[string]struct {
-		others []time.Time
-		since  int // of none when zero
-	}{
-		"alone":                     {},
-		"an older one":              {others: at(-1)},
-		"one of the same second":    {others: at(0)},
-		"a newer one":               {others: at(1), since: 1},
-		"older and newer ones":      {others: at(-5, 9, 3, 0, 7), since: 3},
-		"two newer ones at a time":  {others: at(2, 2), since: 2},
-		"the first of the newer":    {others: at(900, 1800), since: 900},
-		"the first, in any order":   {others: at(1800, 900), since: 900},
-		"of its own time and newer": {others: at(0, 900), since: 900},
-	} {
-		since, ok := csr.Superseded(created, test.others)
-		if want := at(test.since)[0]; ok != (test.since > 0) || ok && !since.Equal(want) {
-			t.Errorf("%s: since %s, %t", name, since, ok)
-		}
-	}
-}
