@@ -49,6 +49,8 @@ type Proxy struct {
 	server   *http.Server // nil while it is down
 	end      func()       // ends what hangs
 	rules    []Rule
+	watches  context.Context // ends with the rules that its watches began under
+	endRules func()
 	matched  []int          // the requests that each rule matched
 	applied  []int          // the times that each rule was applied
 	attempts map[string]int // the requests of each verb and path
@@ -96,10 +98,15 @@ func Start(upstream *rest.Config, seed uint64, rules ...Rule) (*Proxy, error) {
 	return p, nil
 }
 
-// Use replaces all rules and starts their schedule anew. Requests that are under way keep their fate.
+// Use replaces all rules and starts their schedule anew. It ends all watches, so that the new rules apply to those too;
+// other requests that are under way keep their fate.
 func (p *Proxy) Use(rules ...Rule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.endRules != nil {
+		p.endRules()
+	}
+	p.watches, p.endRules = context.WithCancel(context.Background())
 	p.rules = slices.Clone(rules)
 	p.matched, p.applied, p.attempts = make([]int, len(rules)), make([]int, len(rules)), map[string]int{}
 }
@@ -178,15 +185,22 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			call.Resource += "/" + info.Subresource
 		}
 	}
-	action, shift := p.decide(call)
+	action, shift, watches := p.decide(call)
+	if call.Verb == "watch" {
+		ctx, end := context.WithCancel(r.Context())
+		defer end()
+		defer context.AfterFunc(watches, end)()
+		r = r.WithContext(ctx)
+	}
 	if shift != 0 {
 		w = &shifted{ResponseWriter: w, by: shift}
 	}
 	p.backend.serve(action, call.Verb == "watch", w, r)
 }
 
-// decide returns what happens to call, and by how much the Date of its answer is shifted, and notes both.
-func (p *Proxy) decide(call *Call) (action Action, shift time.Duration) {
+// decide returns what happens to call, and by how much the Date of its answer is shifted, and notes both. It also returns
+// the context with which the rules end.
+func (p *Proxy) decide(call *Call) (action Action, shift time.Duration, watches context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := call.Verb + " " + call.Path
@@ -211,7 +225,7 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration) {
 	}
 	call.Fault = action.String()
 	p.calls = append(p.calls, call)
-	return action, shift
+	return action, shift, p.watches
 }
 
 // due notes that a request matches rule i, and reports whether the rule is past its Skip and within its Times.

@@ -198,7 +198,7 @@ func TestScheduleFollowsFromTheSeed(t *testing.T) {
 		found := map[string]string{}
 		for _, i := range order {
 			for attempt := range 2 {
-				action, _ := p.decide(&Call{Verb: "update", Path: fmt.Sprint("/object-", i)})
+				action, _, _ := p.decide(&Call{Verb: "update", Path: fmt.Sprint("/object-", i)})
 				found[fmt.Sprint(i, attempt)] = action.String()
 			}
 		}
@@ -249,6 +249,19 @@ func TestWatchIsCutOrStalls(t *testing.T) {
 				t.Errorf("then: %+v, nothing came: %t", event, timedOut)
 			}
 		})
+	}
+}
+
+func TestUseEndsWatches(t *testing.T) {
+	f := setup(t)
+	watcher, err := f.client.CoreV1().ConfigMaps(f.namespace).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+	f.Use()
+	if event, timedOut := next(watcher, 5*time.Second); event.Type == watch.Added || timedOut {
+		t.Errorf("the watch goes on: %+v, nothing came: %t", event, timedOut)
 	}
 }
 

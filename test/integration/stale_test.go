@@ -2,7 +2,8 @@ package integration
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,15 +21,15 @@ func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
 			followed := []string{resource}
 			proxy := throughFaults(t, serviceAccountConfig(t),
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Cut(3 * time.Second)})
-			startServingManagerAs(t, proxy.Config, "")
+			p := startServingManagerAs(t, proxy.Config, "")
 			node := "stale-" + name
 			newNode(t, node, "192.0.2.60")
 			reaches(t, createRequest(t, kubeletOf(t, node), servingRequest(t, node, "192.0.2.60")), csr.Issued)
 
 			proxy.Use(faults.Rule{Verbs: []string{"list", "watch"}, Resources: followed, Do: faults.Answer(429).RetryAfter(time.Second)})
-			eventually(t, "a watch is refused", func(context.Context) error {
-				if applied := proxy.Applied(); applied[0] == 0 {
-					return fmt.Errorf("applied %v", applied)
+			eventually(t, "the manager notices", func(context.Context) error {
+				if !strings.Contains(p.log(t), `"Inventory is not available","resource":"`+resource+`"`) {
+					return errors.New("it has not yet")
 				}
 				return nil
 			})
