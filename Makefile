@@ -54,13 +54,16 @@ fleet: ## a CA is rotated under 200 certificate managers of client-go, until not
 test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -count=1 ./test/monitoring
 
+# The versions of Kubernetes that are pinned beside the newest.
+OLDER := 1.36.3 1.35.4 1.34.4
+
 .PHONY: test-matrix
-test-matrix: ## the integration tests on every Kubernetes version that is pinned
-	for version in 1.37.1 1.36.3 1.35.4 1.34.4; do \
+test-matrix: ## the integration tests and parity on every Kubernetes version that is pinned
+	for version in 1.37.1 $(OLDER); do \
 	  echo "== Kubernetes $$version"; \
-	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh etcd kube-apiserver kubectl apiextensions-apiserver); \
+	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh); \
 	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \
-	    go test $(RACE) -count=1 ./test/integration/... ./pkg/csrenv/... ); \
+	    go test $(RACE) -count=1 ./test/integration/... ./pkg/csrenv/... ./test/parity ); \
 	done
 
 # The commit of the release before, from which an upgrade must roll through.
@@ -92,9 +95,9 @@ e2e: e2e-root image ## as root: real kubelets join, renew and resume through the
 	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly
-e2e-nightly: e2e-root image ## make e2e, two versions of the kubelet, static pods, and what takes six minutes
-	OLD_KUBELET=$$(KUBEBUILDER_ASSETS= K8S_VERSION=1.34.4 hack/controlplane/get.sh kubelet | sed -n 's/^CONTROLPLANE=//p')/kubelet; \
-	  export OLD_KUBELET; \
+e2e-nightly: e2e-root image ## make e2e, kubelets of every version that is pinned, static pods, and what takes six minutes
+	OLD_KUBELETS=$$(for version in $(OLDER); do KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh kubelet | \
+	  sed -n 's|^CONTROLPLANE=\(.*\)|\1/kubelet|p'; done); export OLD_KUBELETS; \
 	  $(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
 
 .PHONY: e2e-kind

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -29,9 +30,12 @@ const (
 
 // TestNodes is step 8 and the long parts of step 3: what takes too long for every change.
 func TestNodes(t *testing.T) {
-	versions := map[string]string{"new": binary("kubelet"), "old": os.Getenv("OLD_KUBELET")}
-	if versions["old"] == "" {
-		t.Fatal("OLD_KUBELET names no kubelet of an older version: make e2e-nightly does")
+	versions := map[string]string{"new": binary("kubelet")}
+	for i, old := range strings.Fields(os.Getenv("OLD_KUBELETS")) {
+		versions[fmt.Sprint("old-", i+1)] = old
+	}
+	if len(versions) == 1 {
+		t.Fatal("OLD_KUBELETS names no kubelets of older versions: make e2e-nightly does")
 	}
 	c := startCluster(t)
 	c.install(t, "manifests/default", c.ca)
@@ -63,7 +67,7 @@ func TestNodes(t *testing.T) {
 	})
 }
 
-// testVersions has kubelets of two versions join, and pods run on both.
+// testVersions has kubelets of several versions join, and pods run on all.
 func (c *cluster) testVersions(t *testing.T, kubelets map[string]string) {
 	t.Helper()
 	seen := map[string]string{}
