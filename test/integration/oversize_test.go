@@ -6,13 +6,17 @@ import (
 	"crypto/x509/pkix"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 )
@@ -89,4 +93,41 @@ func TestOversizeKeyIsNotSigned(t *testing.T) {
 		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
 	}
 	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+}
+
+// TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that etcd has room for a Failed condition and not
+// for a certificate: none is made. A slightly smaller one gets its certificate.
+func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
+	records := filepath.Join(t.TempDir(), "audit.log")
+	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver, o.Audit = nil, openAudit(t, records) }})
+	const limit = 1536 << 10 // etcd's --max-request-bytes
+	obj := storeLarge(t, limit-5<<10)
+	reaches(t, obj, csr.Failed)
+	last := obj.Status.Conditions[len(obj.Status.Conditions)-1]
+	if last.Reason != "RequestTooLarge" || last.Status != corev1.ConditionTrue || !strings.Contains(last.Message, "the API server stores at most") {
+		t.Errorf("%s: %s", last.Reason, last.Message)
+	}
+	for _, record := range readAudit(t, records) {
+		if record.UID == obj.UID && record.Event != audit.NotSigned {
+			t.Errorf("a certificate was made: %s", record.Event)
+		}
+	}
+	reaches(t, storeLarge(t, limit-12<<10), csr.Issued)
+}
+
+// storeLarge makes an approved request of about size bytes, of which most are labels: annotations may not be so long. The
+// API server drops its managed fields, as they do not fit.
+func storeLarge(t *testing.T, size int) *request {
+	t.Helper()
+	obj := nodeRequest(t, "large")
+	obj.Labels = map[string]string{}
+	prefix := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60)
+	for left := size - obj.Size(); left > 0; left = size - obj.Size() {
+		for range 1 + left/300 { // a label takes less than 300 bytes
+			obj.Labels[fmt.Sprintf("%s/a%05d", prefix, len(obj.Labels))] = ""
+		}
+	}
+	create(t, admin, obj)
+	approve(t, obj)
+	return obj
 }
