@@ -34,7 +34,8 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.reconciler.Audit = opened
-	before := mismatches(t, name)
+	const mismatches, discards = "csr_signer_certificate_mismatches_total", "csr_signer_discarded_total"
+	before, discardedBefore := counted(t, mismatches, name), counted(t, discards, name)
 	taken(p.recorder)
 	if _, err := p.reconcile(t); err == nil || !strings.Contains(err.Error(), "a DNS name is not permitted in this profile") || !strings.Contains(err.Error(), "terminal error") {
 		t.Errorf("error %v", err)
@@ -42,8 +43,8 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	if len(p.written) > 0 {
 		t.Error("it was written")
 	}
-	if got := mismatches(t, name) - before; got != 1 {
-		t.Errorf("counted %v times", got)
+	if got, gotDiscarded := counted(t, mismatches, name)-before, counted(t, discards, name)-discardedBefore; got != 1 || gotDiscarded != 1 {
+		t.Errorf("counted as a mismatch %v times, as discarded %v times", got, gotDiscarded)
 	}
 	discarded, told := twoRecords(t, file)
 	if discarded.Event != audit.Discarded || discarded.Serial == "" || discarded.IssuerKeyID == "" || told.Event != audit.NotSigned || told.Reason != "CertificateMismatch" {
@@ -54,8 +55,8 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	}
 }
 
-// mismatches is the value of the metric of that name.
-func mismatches(t *testing.T, signerName string) (value float64) {
+// counted returns the value of a counter for a signer.
+func counted(t *testing.T, counter, signerName string) (value float64) {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
 	if err != nil {
@@ -63,7 +64,7 @@ func mismatches(t *testing.T, signerName string) (value float64) {
 	}
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
-			if family.GetName() == "csr_signer_certificate_mismatches_total" && metric.GetLabel()[0].GetValue() == signerName {
+			if family.GetName() == counter && metric.GetLabel()[0].GetValue() == signerName {
 				value = metric.GetCounter().GetValue()
 			}
 		}
