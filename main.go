@@ -24,6 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/health"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -35,9 +36,14 @@ func main() {
 	err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "csr-controller-manager:", strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  "))
+		fmt.Fprintln(os.Stderr, printable(err))
 		os.Exit(1)
 	}
+}
+
+// printable returns err as the last words of the process.
+func printable(err error) string {
+	return "csr-controller-manager: " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
 }
 
 func run(ctx context.Context, args []string) error {
@@ -47,6 +53,20 @@ func run(ctx context.Context, args []string) error {
 			return command(ctx, args[1:], ascii.LinesWriter(os.Stdout))
 		}
 	}
+	return serve(ctx, args, terminationLog)
+}
+
+// serve runs the manager. If that fails, the file at log tells a kubelet why. Commands don't write it: a person who runs one
+// in the manager's Pod ends nothing.
+func serve(ctx context.Context, args []string, log string) error {
+	err := configureAndManage(ctx, args)
+	if err != nil {
+		err = errors.Join(err, noteTermination(log, printable(err)))
+	}
+	return err
+}
+
+func configureAndManage(ctx context.Context, args []string) error {
 	configuration, err := config.Load(args, os.Stdout)
 	switch {
 	case errors.Is(err, config.ErrHelp):
@@ -74,6 +94,9 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	options.Observer = apiuse.New()
 	mgr, err := newManager(configuration, options.Observer, logger)
 	if err != nil {
+		return err
+	}
+	if mgr, err = health.Serve(mgr, configuration.HealthProbeBindAddress); err != nil {
 		return err
 	}
 	if err := options.SetupWithManager(mgr); err != nil {
@@ -108,7 +131,7 @@ func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.
 		Logger:                        logger,
 		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:                       served,
-		HealthProbeBindAddress:        c.HealthProbeBindAddress,
+		HealthProbeBindAddress:        health.Off, // health.Serve does
 		LeaderElection:                c.LeaderElection.Enabled,
 		LeaderElectionID:              c.LeaderElection.ResourceName,
 		LeaderElectionNamespace:       controllers.LeaseNamespace(c),

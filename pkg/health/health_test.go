@@ -1,0 +1,86 @@
+package health
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+)
+
+// checks has one check that fails with what err holds.
+func checks(t *testing.T, err *error, log func(string)) *probe {
+	t.Helper()
+	p := newProbe("readyz", funcr.New(func(_, args string) { log(args) }, funcr.Options{}))
+	for name, check := range map[string]healthz.Checker{
+		"ping": healthz.Ping, "a-first": healthz.Ping, "clock": func(*http.Request) error { return *err },
+	} {
+		if err := p.add(name, check); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+func ask(p *probe, path string) (int, string) {
+	answer := httptest.NewRecorder()
+	p.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+	return answer.Code, answer.Body.String()
+}
+
+func TestAnswerNamesTheFailedCheckFirst(t *testing.T) {
+	err := errors.New("the clock is 6m ahead:\n\u202eset it")
+	p := checks(t, &err, func(string) {})
+	for path, want := range map[string]struct {
+		code int
+		body string
+	}{
+		"/readyz":                          {500, "[-]clock failed: the clock is 6m ahead:\\n\\u202eset it\n[+]a-first ok\n[+]ping ok\nreadyz check failed\n"},
+		"/readyz?exclude=clock":            {200, "ok"},
+		"/readyz?exclude=clock&verbose":    {200, "[+]a-first ok\n[+]ping ok\nreadyz check passed\n"},
+		"/readyz/clock":                    {500, "[-]clock failed: the clock is 6m ahead:\\n\\u202eset it\nreadyz check failed\n"},
+		"/readyz/ping":                     {200, "ok"},
+		"/readyz/":                         {500, "[-]clock failed: the clock is 6m ahead:\\n\\u202eset it\n[+]a-first ok\n[+]ping ok\nreadyz check failed\n"},
+		"/readyz/no-such":                  {404, "404 page not found\n"},
+		"/readyz?exclude=ping&exclude=any": {500, "[-]clock failed: the clock is 6m ahead:\\n\\u202eset it\n[+]a-first ok\nreadyz check failed\n"},
+	} {
+		if code, body := ask(p, path); code != want.code || body != want.body {
+			t.Errorf("%s: %d %q, want %d %q", path, code, body, want.code, want.body)
+		}
+	}
+	err = errors.New(strings.Repeat("x", 100_000))
+	if _, body := ask(p, "/readyz"); len(body) > 700 {
+		t.Errorf("the answer has %d bytes", len(body))
+	}
+	err = nil
+	if code, body := ask(p, "/readyz"); code != 200 || body != "ok" {
+		t.Errorf("%d %q when all pass", code, body)
+	}
+}
+
+func TestTwoChecksOfOneNameAreAnError(t *testing.T) {
+	var err error
+	if checks(t, &err, nil).add("ping", healthz.Ping) == nil {
+		t.Error("no error")
+	}
+}
+
+func TestChangesAreLoggedOnce(t *testing.T) {
+	var logged []string
+	err := errors.New("no measurement for 1s")
+	p := checks(t, &err, func(line string) { logged = append(logged, line) })
+	ask(p, "/readyz")
+	err = errors.New("no measurement for 2s")
+	ask(p, "/readyz")
+	ask(p, "/readyz/clock")
+	ask(p, "/readyz?exclude=clock")
+	err = nil
+	ask(p, "/readyz")
+	ask(p, "/readyz")
+	if len(logged) != 2 || !strings.Contains(logged[0], "clock failed: no measurement for 1s") || !strings.Contains(logged[1], "pass again") {
+		t.Errorf("logged %q", logged)
+	}
+}
