@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/yaml"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -40,7 +41,7 @@ type tokenOptions struct {
 
 // BootstrapToken prints a token that is bound to one node.
 func BootstrapToken(_ context.Context, args []string, out io.Writer) error {
-	return bootstrapToken(args, clock.RealClock{}, out, os.Stderr)
+	return bootstrapToken(args, clock.RealClock{}, out, ascii.LinesWriter(os.Stderr))
 }
 
 func bootstrapToken(args []string, clock clock.PassiveClock, out, aside io.Writer) error {

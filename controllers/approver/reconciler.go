@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -131,8 +132,15 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine 
 }
 
 // Decide says what Reconcile would decide about obj, and writes nothing. The request is nil when it can't be read. The
-// Decision of what is not ours, or decided already, is the zero one.
+// Decision of what is not ours, or decided already, is the zero one. Its message is ASCII: it becomes a condition that
+// kubectl prints.
 func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (*csr.Request, Decision, error) {
+	req, decision, err := r.decide(ctx, obj)
+	decision.Message = ascii.Quote(decision.Message)
+	return req, decision, err
+}
+
+func (r *Reconciler) decide(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (*csr.Request, Decision, error) {
 	rule := r.rule(obj)
 	if rule == nil {
 		return nil, Decision{}, nil

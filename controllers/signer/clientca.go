@@ -34,7 +34,7 @@ func (s Signer) checkTrust(req *csr.Request, trust probe.Trust) (violation *ca.V
 		return violation, true
 	case len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage:
 		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %q hold no extended key usage: without one a certificate is good for everything; "+
+			Message: fmt.Sprintf("usages %+q hold no extended key usage: without one a certificate is good for everything; "+
 				"ask for one of those that signer %s permits", req.Usages, req.SignerName)}, false
 	default:
 		return nil, false
@@ -45,7 +45,7 @@ func (s Signer) checkTrust(req *csr.Request, trust probe.Trust) (violation *ca.V
 func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	if len(req.Cert.ExtKeyUsage) == 0 {
 		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %q hold no extended key usage: API servers trust this CA for clients, and would take the "+
+			Message: fmt.Sprintf("usages %+q hold no extended key usage: API servers trust this CA for clients, and would take the "+
 				"certificate for a client's; ask for one of those that signer %s permits", req.Usages, req.SignerName)}
 	}
 	forbidden := s.ForbiddenOnClientCA
@@ -64,7 +64,7 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	}
 	if s.AllowedNames.Empty() {
 		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("usages %q are a server's, and API servers trust the CA of signer %s for clients: it serves no server "+
+			Message: fmt.Sprintf("usages %+q are a server's, and API servers trust the CA of signer %s for clients: it serves no server "+
 				"unless its allowedNames list the names", req.Usages, req.SignerName)}
 	}
 	if name := s.AllowedNames.Refused(req.Cert); name != "" {

@@ -60,14 +60,14 @@ func (s Signer) check(req *csr.Request) *ca.Violation {
 		}
 	}
 	if len(req.UnknownUsages) > 0 {
-		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %q", req.UnknownUsages)}
+		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %+q", req.UnknownUsages)}
 	}
 	if !kubernetes {
 		for _, usage := range req.Usages {
 			if !slices.Contains(s.Usages, usage) {
 				return &ca.Violation{
 					Reason:  "UsagesNotPermitted",
-					Message: fmt.Sprintf("usage %q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages),
+					Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages),
 				}
 			}
 		}

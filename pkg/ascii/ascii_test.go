@@ -17,6 +17,8 @@ func TestQuote(t *testing.T) {
 		"\x1b[31m\x7f\x00":        `\x1b[31m\x7f\x00`,
 		"\u009b31m \u202e \u00a0": `\u009b31m \u202e \u00a0`,
 		"syst\u0435m:masters '":   `syst\u0435m:masters '`,
+		"\u3164\u2028\ufeff":      `\u3164\u2028\ufeff`, // strconv.Quote leaves the first, which looks like a space
+		"\U000e0041":              `\U000e0041`,
 		"\U0001f511":              `\U0001f511`,
 		"\xff\xc3 \ufffd":         `\xff\xc3 \ufffd`,
 	} {

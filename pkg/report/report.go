@@ -1,5 +1,5 @@
 // Package report tells people about outcomes: as Events, once for each distinct outcome of a request, and fewer of them
-// when one requester causes many.
+// when one requester causes many. Notes are ASCII, whatever a requester has chosen: kubectl writes them to a terminal.
 package report
 
 import (
@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -109,7 +110,7 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 	if leftOut > 0 {
 		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
 	}
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(message, maxNote-len(suffix))+suffix)
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote-len(suffix))+suffix)
 	return true
 }
 
@@ -131,5 +132,5 @@ func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) 
 
 // Object writes an Event about something that is not a request, such as the signing Secret.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(message, maxNote))
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
 }
