@@ -75,7 +75,7 @@ var explainedThere = map[[2]string]bool{
 var notExplained = map[string]bool{
 	"RateLimited": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
-	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true,
+	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true, "SecondSigner": true,
 	"InternalError": true, // a defect that nobody knows how to cause
 }
 

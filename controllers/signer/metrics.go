@@ -39,6 +39,12 @@ var (
 		Help: "Certificates that the API server did not take because the request had changed, was gone or may not be written: nobody has them.",
 	}, []string{"signer"})
 
+	// foreignTotal rises when another signer is active, or somebody sets certificates by hand.
+	foreignTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_signer_foreign_certificates_total",
+		Help: "Certificates of our signers that somebody else has stored while this replica was the leader.",
+	}, []string{"signer"})
+
 	// mismatchesTotal rises when a certificate is wrong; it must never rise.
 	mismatchesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_certificate_mismatches_total",
@@ -87,6 +93,6 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, reloadsTotal, caRejected, caNotAfter,
+	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal, reloadsTotal, caRejected, caNotAfter,
 		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
 }

@@ -17,11 +17,16 @@ func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] { return fair
 // queued returns the events that queue a request.
 func (r *Reconciler) queued() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
+	events.UpdateFunc = func(change event.UpdateEvent) bool {
+		foreign := r.gotForeign(change.ObjectOld, change.ObjectNew)
+		return r.queues(change.ObjectNew) || foreign
+	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		name := gone.Object.GetName()
 		r.places.Drop(name)
 		r.attempts.Drop(name)
 		r.failures.Drop(name)
+		r.certificates.drop(name)
 		r.Reporter.Forget(gone.Object)
 		return false
 	}

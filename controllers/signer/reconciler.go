@@ -74,6 +74,8 @@ type Reconciler struct {
 
 	attempts unanswered.Writes[*attempt]  // to store a certificate
 	failures unanswered.Writes[Judgement] // to mark a request as Failed
+
+	certificates certificates
 }
 
 // Judgement is what is to become of an approved request: to be signed by Authority, or if that is nil, Outcome (Failed,
@@ -114,7 +116,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	r.settle(ctx, obj)
 	if !r.signable(obj) {
 		r.settleFailure(ctx, obj)
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, r.reportForeign(ctx, obj)
 	}
 	judged := r.Judge(obj, now)
 	if judged.Authority == nil {
@@ -214,7 +216,7 @@ func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSi
 	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.serverTime().Now())
 	// What only etcd can hold, such as a request without PKCS#10, the API server refuses to mark: then it is told, and
 	// left to the cleaner.
-	if err := r.Client.Status().Update(ctx, obj); err != nil && !final(err) {
+	if err := r.Client.Status().Update(ctx, obj, client.FieldOwner(FieldManager)); err != nil && !final(err) {
 		stored, readErr := r.read(ctx, obj)
 		if readErr != nil || !hasFailedAs(stored, obj.UID, judged) {
 			r.failures.Keep(obj, judged) // it may be stored yet

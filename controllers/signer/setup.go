@@ -42,6 +42,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
 		WithOptions(options)
+	ctrl.WatchesRawSource(r.atElection())
 	r.warnOfSharing(mgr)
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
@@ -109,7 +110,7 @@ func (r *Reconciler) fillProfiles() error {
 		r.Signers[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
 		// A counter that is there before its first event has a rate of that event.
-		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal, mismatchesTotal} {
+		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal} {
 			counter.WithLabelValues(name)
 		}
 		for _, histogram := range []*prometheus.HistogramVec{approvedToIssued, createdToIssued} {

@@ -9,6 +9,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -49,10 +50,11 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 	before := obj.DeepCopy()
 	obj.Status.Certificate = made.issued.PEM
+	r.certificates.writes(obj.Name, made.issued.PEM)
 	// Given up half-way, nobody would know whether it was stored.
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
-	err := r.Client.Status().Update(writing, obj)
+	err := r.Client.Status().Update(writing, obj, client.FieldOwner(FieldManager))
 	if err == nil {
 		r.stored(ctx, obj, made)
 		return nil
@@ -126,6 +128,7 @@ func (r *Reconciler) giveUp(ctx context.Context, obj *certificatesv1.Certificate
 
 func (r *Reconciler) discarded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, made *attempt) {
 	r.attempts.Drop(obj.Name)
+	r.certificates.discards(obj.Name, made.issued.PEM)
 	discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, made.record)
 }

@@ -1,0 +1,175 @@
+package signer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+)
+
+// storedBy is an update of status by manager that sets the certificate.
+func storedBy(manager string, fields string) func(*request) {
+	return func(obj *request) {
+		obj.Status.Certificate = []byte("certificate of " + manager)
+		obj.ManagedFields = append(obj.ManagedFields,
+			metav1.ManagedFieldsEntry{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:certificate":{}}}}`)},
+			metav1.ManagedFieldsEntry{Manager: manager, Subresource: "status", FieldsV1: metav1.NewFieldsV1(fields)})
+	}
+}
+
+func TestSecondSignerIsNoticed(t *testing.T) {
+	t.Parallel()
+	const certificate = `{"f:status":{"f:certificate":{}}}`
+	const advice = "and this manager signs for example.com/second too: only one of them may; switch that signer off in one, and check the issuer of this certificate"
+	for name, test := range map[string]struct {
+		after  func(*request)
+		led    time.Duration // how long we have led; an hour if zero
+		before func(*request)
+		signer string
+		dryRun bool
+		want   string // the beginning of an Event, or none
+	}{
+		"kube-controller-manager":                 {after: storedBy("kube-controller-manager", certificate), want: `field manager "kube-controller-manager" has`},
+		"kube-controller-manager, just after":     {after: storedBy("kube-controller-manager", certificate), led: time.Second, want: `field manager "kube-controller-manager" has`},
+		"a person":                                {after: storedBy("kubectl-edit", certificate), want: `field manager "kubectl-edit" has`},
+		"a name that fools a terminal":            {after: storedBy("a\u202eb", certificate), want: `field manager "a\u202eb" has`},
+		"another csr-controller-manager":          {after: storedBy(FieldManager, certificate), want: "another csr-controller-manager has"},
+		"perhaps the leader before":               {after: storedBy(FieldManager, certificate), led: 59 * time.Second},
+		"not noted":                               {after: storedBy("someone", `{"f:status":{"f:conditions":{}}}`), want: "an unknown field manager has"},
+		"not noted, perhaps the leader before":    {after: storedBy("someone", "broken"), led: 59 * time.Second},
+		"it was there before":                     {before: storedBy("kube-controller-manager", certificate), after: storedBy("kube-controller-manager", certificate)},
+		"for a signer that is not ours":           {after: storedBy("kube-controller-manager", certificate), signer: "example.com/theirs"},
+		"beside a dry run":                        {after: storedBy("kube-controller-manager", certificate), dryRun: true},
+		"a change that brings no certificate yet": {after: func(obj *request) { obj.Labels = map[string]string{"a": "b"} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := object(t, signerName("example.com/second"))
+			if test.signer != "" {
+				before.Spec.SignerName = test.signer
+			}
+			after := before.DeepCopy()
+			if test.before != nil {
+				test.before(before)
+			}
+			test.after(after)
+			p := newParts(t, after)
+			r := p.reconciler
+			r.Signers["example.com/second"] = r.Signers["example.com/custom"]
+			r.DryRun = test.dryRun
+			if test.led == 0 {
+				test.led = time.Hour
+			}
+			r.certificates.begin(now.Add(-test.led))
+			r.queued().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
+			for range 2 {
+				if _, err := p.reconcile(t); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := slices.DeleteFunc(taken(p.recorder), func(event string) bool { return !strings.Contains(event, "SecondSigner") })
+			switch {
+			case test.want == "" && len(got) == 0:
+			case len(got) != 1 || test.want == "" || !strings.HasPrefix(got[0], "Warning SecondSigner "+test.want) || !strings.HasSuffix(got[0], advice):
+				t.Errorf("Events %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// A certificate of our own is none of others, however its write ended, and one that took its place is.
+func TestSecondSignerIsNotOurselves(t *testing.T) {
+	t.Parallel()
+	for text, test := range map[string]struct {
+		fault error
+		other bool
+		want  float64
+	}{
+		"stored":                   {},
+		"stored without an answer": {fault: errors.New("connection reset")},
+		"another was faster":       {fault: errors.New("connection reset"), other: true, want: 1},
+	} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			name := "example.com/ourselves: " + text
+			p := partsOf(t, name)
+			root := newRoot(t, 365*24*time.Hour)
+			p.pair.Load(root.cert, root.key)
+			r := p.reconciler
+			r.certificates.begin(now.Add(-time.Hour))
+			p.writeFault = test.fault
+			_, _ = p.reconcile(t)
+			before, after := p.served, p.served.DeepCopy()
+			after.ResourceVersion = "8"
+			after.Status.Certificate = p.written[0].Status.Certificate
+			if test.other {
+				storedBy("kube-controller-manager", `{"f:status":{"f:certificate":{}}}`)(after)
+			}
+			p.served = after
+			r.queued().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
+			if _, err := p.reconcile(t); err != nil {
+				t.Fatal(err)
+			}
+			if got := countOf(t, foreignTotal.WithLabelValues(name)); got != test.want {
+				t.Errorf("%v noticed, want %v", got, test.want)
+			}
+			if len(r.certificates.own)+len(r.certificates.foreign) != 0 {
+				t.Errorf("remembered: %v, %v", r.certificates.own, r.certificates.foreign)
+			}
+		})
+	}
+}
+
+func TestSecondSignerIsReadAgainAfterAFault(t *testing.T) {
+	t.Parallel()
+	before := object(t)
+	after := before.DeepCopy()
+	storedBy("kube-controller-manager", `{"f:status":{"f:certificate":{}}}`)(after)
+	p := newParts(t, after)
+	live := p.reconciler.Live
+	p.reconciler.Live = fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return errors.New("down")
+		},
+	}).Build()
+	p.reconciler.queued().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
+	if _, err := p.reconcile(t); err == nil || err.Error() != "read who has stored the certificate: down" {
+		t.Errorf("error %v", err)
+	}
+	p.reconciler.Live = live
+	if _, err := p.reconcile(t); err != nil || len(taken(p.recorder)) != 1 {
+		t.Errorf("error %v, or no Event", err)
+	}
+}
+
+// The field manager is named in each write, as the client's user agent may be anything.
+func TestWritesNameTheFieldManager(t *testing.T) {
+	t.Parallel()
+	root := newRoot(t, 365*24*time.Hour)
+	for name, obj := range map[string]*request{"a certificate": object(t), "a Failed condition": object(t, usages("fly"))} {
+		p := newParts(t, obj)
+		p.pair.Load(root.cert, root.key)
+		var options client.SubResourceUpdateOptions
+		p.reconciler.Client = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+			Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, got client.Object, _ ...client.GetOption) error {
+				*got.(*request) = *obj
+				return nil
+			},
+			SubResourceUpdate: func(_ context.Context, _ client.Client, _ string, _ client.Object, given ...client.SubResourceUpdateOption) error {
+				options.ApplyOptions(given)
+				return nil
+			},
+		})
+		if _, err := p.reconcile(t); err != nil || options.FieldManager != "csr-controller-manager" {
+			t.Errorf("%s: field manager %q, error %v", name, options.FieldManager, err)
+		}
+	}
+}
