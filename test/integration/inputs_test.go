@@ -110,7 +110,7 @@ func hugeRequest(t *testing.T) {
 	if size := len(obj.Spec.Request); size < 1<<20 {
 		t.Errorf("only %d bytes", size)
 	}
-	hasEvent(t, obj, "UnexpectedContent", "25000 names and addresses")
+	hasEvent(t, obj, "RequestTooLarge", "requestLimits")
 }
 
 // hugeRequester has a name and extra fields as no authenticator makes them: the API server is asked about all of them.
@@ -124,7 +124,7 @@ func hugeRequester(t *testing.T) {
 		obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:inputs-b", Organization: []string{"system:nodes"}}})
 	})
 	stored(t, "inputs-huge-requester", obj)
-	hasEvent(t, obj, "NotAuthorized", "Ü名Ü名")
+	hasEvent(t, obj, "NotAuthorized", `\u00dc\u540d\u00dc`)
 	create(t, admin, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: mayJoin},

@@ -61,6 +61,7 @@ func TestAuditLog(t *testing.T) {
 	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
 	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), keyID(t, shared.CA.CertPEM)
 	signed.NotBefore, signed.NotAfter = &cert.NotBefore, &cert.NotAfter
+	signed.CertificateSHA256 = fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
 	fails.Event, fails.Verdict, fails.Reason = audit.NotSigned, "Failed", "SignerValidationFailure"
 	if want := fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)); signed.KeySHA256 != want {

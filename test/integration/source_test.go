@@ -182,6 +182,9 @@ func checkEventsOf(t *testing.T, secret *corev1.Secret) {
 		if event.Series != nil {
 			t.Errorf("told %d times: %s: %s", event.Series.Count, event.Reason, event.Note)
 		}
+		if event.Reason == "CANotTrusted" { // the API server knows none of these CAs
+			continue
+		}
 		told[event.Reason]++
 		if strings.Contains(event.Note, "can't be read") {
 			told["CAMissing"]--

@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -57,9 +59,13 @@ rotation: {enabled: true}
 	p := startManager(t, shared.Config, "--leader-elect=false", "--config", file)
 	p.answers(t, p.probes, "/readyz/caches", http.StatusInternalServerError)
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "joins")), csr.Approved)
-	if log := p.log(t); !strings.Contains(log, "Waiting for a resource that can't be watched yet") || !strings.Contains(log, "SigningAuthority") {
-		t.Errorf("the log does not say that SigningAuthority is missing:\n%s", log)
-	}
+	eventually(t, "the log says what is missing", func(context.Context) error {
+		log := p.log(t)
+		if !strings.Contains(log, "Waiting for a resource that can't be watched yet") || !strings.Contains(log, "SigningAuthority") {
+			return errors.New("it does not yet")
+		}
+		return nil
+	})
 	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
 	t.Cleanup(func() {
 		if err := envtest.UninstallCRDs(shared.Config, options); err != nil {
