@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -92,6 +93,9 @@ func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthori
 	}
 	if err := ring.WriteTo(changed.Data); err != nil {
 		return err
+	}
+	if !made.Empty() && changed.DeletionTimestamp == nil {
+		controllerutil.AddFinalizer(changed, keyring.Finalizer)
 	}
 	if changed.UID == "" {
 		if err := r.Client.Create(ctx, changed); err != nil && !apierrors.IsAlreadyExists(err) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
 // maker is a creator with what it works on.
@@ -160,7 +162,15 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	m := newMaker(t, "ca")
 	first := m.look(t)
 	m.reasons()
-	if err := m.client.Delete(t.Context(), first.DeepCopy()); err != nil {
+	if !slices.Contains(first.Finalizers, keyring.Finalizer) {
+		t.Errorf("the only copy of the CA has the finalizers %q", first.Finalizers)
+	}
+	released := first.DeepCopy()
+	released.Finalizers = nil
+	if err := m.client.Update(t.Context(), released); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.client.Delete(t.Context(), released); err != nil {
 		t.Fatal(err)
 	}
 	if secret := m.look(t); len(secret.Data) > 0 {

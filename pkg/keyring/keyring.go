@@ -27,6 +27,10 @@ const (
 // rootsKey is where such a Secret may have the CAs in which the chain of tls.crt ends. Who brings a CA may have put them there.
 const rootsKey = "ca.crt"
 
+// Finalizer keeps a Secret with a CA that was made in the cluster when the Secret, or its namespace, is deleted: the key exists
+// nowhere else. Nothing but a person removes it.
+const Finalizer = "csr-controller-manager.io/only-copy-of-a-ca-key"
+
 // Pair is a CA in PEM: certificates of which one belongs to the key, and the key.
 type Pair struct{ Cert, Key []byte }
 

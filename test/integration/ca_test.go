@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -13,6 +14,10 @@ import (
 	"math/big"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	certificates "k8s.io/client-go/util/certificate"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +37,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
 // mayCreateCA gives the manager's account the role of config/create-ca.
@@ -57,6 +64,7 @@ func TestCreateIfMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.IgnoreNotFound(admin.Delete(context.Background(), secretCalled(name))) })
+	t.Cleanup(func() { _ = client.IgnoreNotFound(release(context.Background(), name)) })
 	creating := func(o *controllers.Options) {
 		signingFrom(signer.Secret(name))(o)
 		for _, one := range o.Signer.Signers {
@@ -90,7 +98,9 @@ func TestCreateIfMissing(t *testing.T) {
 	})
 	rejected := func() int { return counted(t, "csr_signer_ca_reloads_total", map[string]string{"result": "rejected"}) }
 	before := rejected()
-	if err := admin.Delete(t.Context(), secret); err != nil {
+	survivesDeletion(t, secret, made)
+	kubeconfig, saved := saveSecret(t, name)
+	if err := release(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "both notice the loss", func(context.Context) error {
@@ -103,6 +113,58 @@ func TestCreateIfMissing(t *testing.T) {
 	if err := admin.Get(t.Context(), name, secret); client.IgnoreNotFound(err) != nil || err == nil {
 		t.Errorf("it is back: error %v", err)
 	}
+	putBack(t, kubeconfig, saved)
+	if err := admin.Get(t.Context(), name, secret); err != nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) || !slices.Contains(secret.Finalizers, keyring.Finalizer) {
+		t.Errorf("what was put back: error %v, finalizers %q", err, secret.Finalizers)
+	}
+}
+
+// saveSecret saves a Secret as docs/deploy.md says.
+func saveSecret(t *testing.T, name client.ObjectKey) (kubeconfig, file string) {
+	t.Helper()
+	kubeconfig, err := shared.WriteKubeconfig("saves", shared.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "csr-signer.yaml")
+	saved := kubectl(t, kubeconfig, "-n", name.Namespace, "get", "secret", name.Name, "-o", "yaml")
+	if err := os.WriteFile(file, []byte(saved), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig, file
+}
+
+// putBack runs the command of docs/deploy.md.
+func putBack(t *testing.T, kubeconfig, file string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/deploy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^sed -E .* csr-signer.yaml \| kubectl create -f -$`).FindString(string(page))
+	script := strings.NewReplacer(" csr-signer.yaml ", " "+file+" ", "kubectl ", filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")+" --kubeconfig="+kubeconfig+" ").Replace(line)
+	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil || line == "" {
+		t.Fatalf("%q: %v\n%s", script, err, out)
+	}
+}
+
+// survivesDeletion deletes secret, which holds the only copy of made: the manager goes on with it, and a person can still
+// save it.
+func survivesDeletion(t *testing.T, secret *corev1.Secret, made *csrenv.CA) {
+	t.Helper()
+	if err := admin.Delete(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	name := client.ObjectKeyFromObject(secret)
+	if err := admin.Get(t.Context(), name, secret); err != nil || secret.DeletionTimestamp == nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) {
+		t.Fatalf("the Secret with the only copy of the CA: %v, deleted %v", err, secret.DeletionTimestamp)
+	}
+	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "deleted")), csr.Issued), made)
+}
+
+// release lets the Secret go, as docs/deploy.md says.
+func release(ctx context.Context, name client.ObjectKey) error {
+	return admin.Patch(ctx, secretCalled(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
 }
 
 func secretCalled(name client.ObjectKey) *corev1.Secret {
