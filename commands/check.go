@@ -78,6 +78,7 @@ type checker struct {
 	api           client.Client
 	cas           []check.CA
 	unread        map[string]error // why a signer's CA could not be read
+	clock         clock.Clock
 	now           time.Time
 }
 
@@ -98,13 +99,14 @@ func newChecker(ctx context.Context, configuration *config.Configuration) (*chec
 	if err != nil {
 		return nil, err
 	}
-	c := &checker{configuration: configuration, options: options, cluster: cluster, api: api, now: clock.RealClock{}.Now()}
+	shown := serverClock(ctx, cluster)
+	c := &checker{configuration: configuration, options: options, cluster: cluster, api: api, clock: shown, now: shown.Now()}
 	if options.Approver != nil {
-		options.Approver.Authorizer = authz.SubjectAccess{Client: api}
+		options.Approver.Clock, options.Approver.Authorizer = shown, authz.SubjectAccess{Client: api}
 	}
 	readBlockList(ctx, options, api)
 	if options.Signer != nil {
-		options.Signer.Clock = clock.RealClock{}
+		options.Signer.Clock = shown
 		if c.unread, err = options.Signer.ReadOnce(ctx, api); err != nil {
 			return nil, fmt.Errorf("read the CA: %w", err)
 		}
@@ -164,7 +166,7 @@ func (c *checker) running(ctx context.Context) []check.Result {
 	if election.ResourceNamespace == "" && leases[0].Namespace != installed { // asked from elsewhere, perhaps
 		leases = append(leases, types.NamespacedName{Namespace: installed, Name: election.ResourceName})
 	}
-	return check.Running{Reader: c.api, Leases: leases, Pause: 2*election.RetryPeriod.Duration + time.Second, Clock: clock.RealClock{}}.Look(ctx)
+	return check.Running{Reader: c.api, Leases: leases, Pause: 2*election.RetryPeriod.Duration + time.Second, Clock: c.clock}.Look(ctx)
 }
 
 // whoAmI is the caller's name.

@@ -61,7 +61,7 @@ func explainName(ctx context.Context, configuration *config.Configuration, name 
 	if err != nil {
 		return fmt.Errorf("reach the API server: %w", err)
 	}
-	return explainFrom(ctx, configuration, server{api, cluster}, name, clock.RealClock{}, out)
+	return explainFrom(ctx, configuration, server{api, cluster}, name, serverClock(ctx, cluster), out)
 }
 
 // server is an API server; without a config nobody can watch anything there.

@@ -80,6 +80,7 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 	}
 	e := &explainer{options: options, reader: reader, secrets: reader, clock: clock, advice: readAdvice()}
 	if options.Approver != nil {
+		options.Approver.Clock = clock
 		options.Approver.Authorizer = authz.Func(func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 			allowed, err := authorizer.Allowed(ctx, who, what)
 			e.answers[what] = answer{allowed, err}

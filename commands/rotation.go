@@ -87,7 +87,7 @@ func Rotation(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("reach the API server: %w", err)
 	}
-	r := &rotation{options, api, clock.RealClock{}, out, time.Second, 5 * time.Second}
+	r := &rotation{options, api, serverClock(ctx, cluster), out, time.Second, 5 * time.Second}
 	if err := r.run(ctx); err != nil {
 		return fmt.Errorf("rotation %s: %w", options.verb, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 )
 
 // askTimeout bounds one question. A slow answer only makes ages too low.
@@ -61,3 +62,34 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	}
 	return shown, nil
 }
+
+// Shifted is the clock of the machine, moved by what an API server's clock differs from it.
+type Shifted struct {
+	clock.RealClock
+	offset time.Duration
+}
+
+// Measure asks an API server of cfg for its time, once, for a command that soon ends.
+func Measure(ctx context.Context, cfg *rest.Config) (Shifted, error) {
+	ask, err := dateOf(cfg)
+	if err != nil {
+		return Shifted{}, fmt.Errorf("measure the time of the API server: %w", err)
+	}
+	local := time.Now()
+	shown, err := ask(ctx)
+	if err != nil {
+		return Shifted{}, err
+	}
+	// A Date header has whole seconds. What differs by less than the answer took, and a second, may not differ at all.
+	offset := shown.Sub(local)
+	if took := time.Since(local); offset > -time.Second && offset < took {
+		offset = 0
+	}
+	return Shifted{offset: offset}, nil
+}
+
+// Now returns the time of the API server.
+func (s Shifted) Now() time.Time { return time.Now().Add(s.offset) }
+
+// Since returns the age of what an API server stamped with t.
+func (s Shifted) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
