@@ -186,7 +186,7 @@ func (r *rights) signer(all *config.Configuration) error {
 	if len(signers) > 0 && len(c.APIServers) == 0 && !all.DryRuns(config.SignerController) { // which API servers there are to ask
 		r.optional("the trust in its CAs", discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
 	}
-	r.optional("self-check", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
+	r.optional("self-check and the trust in its CAs", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
 	return nil
 }
 

@@ -21,10 +21,16 @@ var serverUsages = []x509.ExtKeyUsage{
 
 // checkTrust judges req by the rules of a custom signer that depend on whether API servers trust its CA for clients. While
 // that is unknown, a request that a trusted CA must not sign waits; all others are judged alike either way. Kubernetes' own
-// signers have kube-controller-manager's rules, which do not depend on it.
-func (s Signer) checkTrust(req *csr.Request, trust probe.Trust) (violation *ca.Violation, wait bool) {
+// signers have kube-controller-manager's rules, which do not depend on it. A CA for front proxies counts as trusted.
+func (s Signer) checkTrust(req *csr.Request, trust probe.Trust, front frontProxy) (violation *ca.Violation, wait bool) {
 	if _, kubernetes := shapes[req.SignerName]; kubernetes {
 		return nil, false
+	}
+	if violation := front.forbids(req); violation != nil {
+		return violation, front.unread != ""
+	}
+	if front.trusted {
+		trust = probe.Recognised
 	}
 	violation = s.onClientCA(req)
 	switch {

@@ -77,6 +77,9 @@ type KeyPair struct {
 	toldSharing bool
 	creation    creation
 	trusted     clientTrust
+	front       frontProxyTrust
+	// asksFrontProxy is set where somebody finds out about front.
+	asksFrontProxy bool
 
 	guard // of a Guarded source
 }

@@ -188,8 +188,11 @@ func (s Signer) judge(obj *certificatesv1.CertificateSigningRequest, req *csr.Re
 		errors.As(err, &why)
 		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
 	}
-	trust := s.KeyPair.clientTrust(authority)
-	switch violation, wait := s.checkTrust(req, trust.Trust); {
+	trust, front := s.KeyPair.clientTrust(authority), s.KeyPair.frontProxy(authority)
+	switch violation, wait := s.checkTrust(req, trust.Trust, front); {
+	case wait && front.forbids(req) != nil:
+		return Judgement{Request: req, IfTrusted: violation,
+			Outcome: Wait, Reason: "CATrustUnknown", Message: front.waitsForFrontProxy(violation)}
 	case wait:
 		return Judgement{Request: req, IfTrusted: violation,
 			Outcome: Wait, Reason: "CATrustUnknown", Message: waitsForTrust(violation, trust.Evidence)}

@@ -15,6 +15,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -98,13 +99,16 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*KeyPair) error {
 	if r.DryRun || len(asked) == 0 {
 		return nil
 	}
-	endpoints := runtime.NewScheme() // the manager's own, which a caller may have brought, need not know them
-	if err := discoveryv1.AddToScheme(endpoints); err != nil {
+	read := runtime.NewScheme() // the manager's own, which a caller may have brought, need not know them
+	if err := errors.Join(discoveryv1.AddToScheme(read), corev1.AddToScheme(read)); err != nil {
 		return fmt.Errorf("ask about trust: %w", err)
 	}
-	live, err := client.New(mgr.GetConfig(), client.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: endpoints, Mapper: mgr.GetRESTMapper()})
+	live, err := client.New(mgr.GetConfig(), client.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: read, Mapper: mgr.GetRESTMapper()})
 	if err != nil {
 		return fmt.Errorf("ask about trust: %w", err)
+	}
+	for _, pair := range asked {
+		pair.asksFrontProxy = pair.servesCustom()
 	}
 	// API servers verify certificates by the time of day, whatever clock is given to the controllers.
 	wall := clock.RealClock{}
@@ -176,10 +180,12 @@ func (a *trustAsker) ask(ctx context.Context, pair *KeyPair, authority *ca.Autho
 	if pair.servesCustom() {
 		// Whoever holds a certificate can append what the configured chain leaves out.
 		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
+		front, err := readFrontProxy(ctx, a.live, authority, a.clock.Now())
 		if ctx.Err() == nil {
+			pair.noteFrontProxy(authority, front, err)
 			pair.noteTrust(authority, answer, a.clock.Now())
 		}
-		known = answer.Trust != probe.Unknown
+		known = answer.Trust != probe.Unknown && (err == nil || apierrors.IsForbidden(err))
 	}
 	if names := pair.servesClients(); len(names) > 0 {
 		round := a.prober.Recognise(ctx, authority, targets)

@@ -75,7 +75,7 @@ func TestCheckTrust(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, trust := range []probe.Trust{probe.Unknown, probe.Recognised, probe.Refused} {
-				violation, wait := test.signer.checkTrust(req, trust)
+				violation, wait := test.signer.checkTrust(req, trust, frontProxy{})
 				want := test.want[i : i+1]
 				if wait != (want == "w") || (violation != nil) != (want != "s") || violation != nil && !wait && violation.Reason != letters[want] {
 					t.Errorf("%s: wait %t, %+v, want %s", trust, wait, violation, want)

@@ -42,9 +42,9 @@ var kubeadmNames = []string{
 	"api.lab.example", "*.wild.example",
 }
 
-// withAPIServerCertificate runs a test on a control plane of its own, whose API server has a certificate for names, the
-// address of the node cp-1 and 127.0.0.1. It returns the CA of that certificate.
-func withAPIServerCertificate(t *testing.T, names ...string) authorityOfServers {
+// withAPIServer runs a test on a control plane of its own, whose API server has flags as configure changes them, with files
+// in a folder. caPEM, if any, is the CA of its certificate then.
+func withAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *envtest.Arguments)) {
 	t.Helper()
 	if _, err := binary(); err != nil { // built once, in the folder of the shared control plane
 		t.Fatal(err)
@@ -58,28 +58,35 @@ func withAPIServerCertificate(t *testing.T, names ...string) authorityOfServers 
 			t.Error(err)
 		}
 	})
-	authority := serverAuthority(t)
-	certPEM, keyPEM := authority.issue(t, names, net.ParseIP("192.0.2.200"), net.ParseIP("127.0.0.1"))
-	certFile, keyFile := filepath.Join(own.Dir, "server.crt"), filepath.Join(own.Dir, "server.key")
-	write(t, certFile, certPEM)
-	write(t, keyFile, keyPEM)
-	if err := own.RestartAPIServer(func(args *envtest.Arguments) {
-		args.Set("tls-cert-file", certFile).Set("tls-private-key-file", keyFile)
-	}); err != nil {
+	if err := own.RestartAPIServer(func(args *envtest.Arguments) { configure(own.Dir, args) }); err != nil {
 		t.Fatal(err)
 	}
-	own.Config = rest.CopyConfig(own.Config)
-	own.Config.CAData = authority.certPEM
+	if caPEM != nil {
+		own.Config = rest.CopyConfig(own.Config)
+		own.Config.CAData = caPEM
+	}
 	before, beforeAdmin := shared, admin
 	t.Cleanup(func() { shared, admin = before, beforeAdmin })
-	if shared = own; shared.Config == nil {
-		t.Fatal("no configuration")
-	}
+	shared = own
 	if admin, err = client.NewWithWatch(own.Config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the API server answers", func(ctx context.Context) error {
 		return admin.Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
+	})
+}
+
+// withAPIServerCertificate is withAPIServer with a certificate for names, the address of the node cp-1 and 127.0.0.1. It
+// returns the CA of that certificate.
+func withAPIServerCertificate(t *testing.T, names ...string) authorityOfServers {
+	t.Helper()
+	authority := serverAuthority(t)
+	withAPIServer(t, authority.certPEM, func(dir string, args *envtest.Arguments) {
+		certPEM, keyPEM := authority.issue(t, names, net.ParseIP("192.0.2.200"), net.ParseIP("127.0.0.1"))
+		certFile, keyFile := filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key")
+		write(t, certFile, certPEM)
+		write(t, keyFile, keyPEM)
+		args.Set("tls-cert-file", certFile).Set("tls-private-key-file", keyFile)
 	})
 	return authority
 }

@@ -1,0 +1,84 @@
+package integration
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+)
+
+// TestCustomSignerMakesNoFrontProxy has a custom signer on a copy of the CA for front proxies (--requestheader-client-ca-file).
+// The API server answers 401 to its client certificates, so the probe sees nothing, but believes what a front proxy says.
+func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
+	proxies := issueCA(t, "front proxies", newKey(t), nil, 24*time.Hour)
+	withAPIServer(t, nil, func(dir string, args *envtest.Arguments) {
+		file := filepath.Join(dir, "front-proxy-ca.crt")
+		write(t, file, proxies.pem())
+		args.Set("requestheader-client-ca-file", file).Set("requestheader-allowed-names", "front-proxy-client").
+			Set("requestheader-username-headers", "X-Remote-User").Set("requestheader-group-headers", "X-Remote-Group")
+	})
+	// This is what such a certificate is worth.
+	if got := asRemoteUser(t, proxies.leaf(t, "front-proxy-client")); got != http.StatusOK {
+		t.Fatalf("a front proxy gets %d", got)
+	}
+	if got := asRemoteUser(t, proxies.leaf(t, plain.CommonName)); got != http.StatusUnauthorized {
+		t.Fatalf("a client that is no front proxy gets %d", got)
+	}
+	startLoop(t, csrenv.Options{Customize: hook(proxies.pem(), proxies.keyPEM(t), func(s *signer.Signer) {
+		s.Usages, s.AllowNoExtKeyUsage = append(s.Usages, "client auth"), true
+	})})
+	proxy := pkix.Name{CommonName: "front-proxy-client"}
+	for _, wanted := range [][]certificatesv1.KeyUsage{{"digital signature", "client auth"}, {"digital signature", "any"}, {"digital signature"}} {
+		failsAs(t, askHook(t, proxy, "", wanted...), "SubjectNotPermitted", "accept the CA of signer example.com/hook for front proxies")
+	}
+	failsAs(t, askHook(t, plain, "", "digital signature"), "UsagesNotPermitted", "")
+	failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature", "client auth"), "SubjectNotPermitted", "")
+	reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued) // it is nobody to the API server
+}
+
+// leaf returns a client certificate of c.
+func (c *testCA) leaf(t *testing.T, name string) tls.Certificate {
+	t.Helper()
+	key := newKey(t)
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: c.cert.NotBefore, NotAfter: c.cert.NotAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, c.cert, key.Public(), c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// asRemoteUser reads the Secrets of the cluster with pair, as an administrator whom headers name, and returns the status.
+func asRemoteUser(t *testing.T, pair tls.Certificate) int {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(shared.Config.CAData)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(shared.Config.Host, "/")+"/api/v1/secrets", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header = http.Header{"X-Remote-User": {"mallory"}, "X-Remote-Group": {"system:masters"}}
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	return response.StatusCode
+}
