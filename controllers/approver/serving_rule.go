@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
@@ -72,11 +73,14 @@ func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, err
 }
 
 // taken says which Service has san, and what of the API servers it is. What is a node's own, and an API server runs there,
-// is not counted.
+// is not counted. Nor is a Service that is called as the node is: only pods beside that Service mean it by this name alone.
 func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry, san inventory.SAN) (service, apiServer string, err error) {
 	service, apiServer, err = s.Inventory.taken(ctx, san)
 	if err != nil {
 		return "", "", fmt.Errorf("look for %s among Services: %w", san, err)
+	}
+	if short, _, _ := strings.Cut(node, "."); san.Name != "" && san.Name == short {
+		service = ""
 	}
 	if apiServer != "" && entry != nil && entry.Owns(san) && slices.Contains(s.APIServerNodes, node) {
 		apiServer = ""

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -275,11 +276,15 @@ func (c *Cluster) Taken(_ context.Context, san SAN) (service, endpoint string, e
 	if err != nil {
 		return "", "", err
 	}
+	above, err := c.servicesAbove(san)
+	if err != nil {
+		return "", "", err
+	}
 	endpoints, err := c.having(c.endpoints, san)
 	if err != nil {
 		return "", "", err
 	}
-	for _, obj := range services { // always the same of several
+	for _, obj := range slices.Concat(services, above) { // always the same of several
 		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(obj.(*corev1.Service))); service == "" || name < service {
 			service = name
 		}
@@ -288,6 +293,20 @@ func (c *Cluster) Taken(_ context.Context, san SAN) (service, endpoint string, e
 		endpoint = "an endpoint"
 	}
 	return service, endpoint, nil
+}
+
+// servicesAbove returns the Service of which san names a host: pods of any namespace resolve HOST.SERVICE.NAMESPACE, as they do
+// SERVICE.NAMESPACE.
+func (c *Cluster) servicesAbove(san SAN) ([]any, error) {
+	labels := strings.Split(san.Name, ".")
+	if len(labels) < 3 {
+		return nil, nil
+	}
+	service := client.ObjectKey{Namespace: labels[len(labels)-1], Name: labels[len(labels)-2]}
+	found, err := c.having(c.services, SAN{Name: service.Name + "." + service.Namespace})
+	return slices.DeleteFunc(found, func(obj any) bool { // it may be a host name of a load balancer
+		return client.ObjectKeyFromObject(obj.(*corev1.Service)) != service
+	}), err
 }
 
 // having lists, without copies, the objects of from that have san.

@@ -45,15 +45,15 @@ func nodeSANs(obj any) []SAN {
 	return all
 }
 
-// serviceSANs has the name by which pods find a Service of another namespace, which the search path of their resolver
-// completes (Kubernetes, "DNS for Services and Pods"). It leaves out where an ExternalName points, and the load balancer
+// serviceSANs has the names by which pods find a Service of their own and of another namespace, which the search path of
+// their resolver completes (Kubernetes, "DNS for Services and Pods"). It leaves out where an ExternalName points, and the load balancer
 // that somebody wishes for: whoever may make a Service could block any node with them.
 func serviceSANs(obj any) []SAN {
 	service, ok := obj.(*corev1.Service)
 	if !ok {
 		return nil
 	}
-	all := parse(service.Name+"."+service.Namespace, service.Spec.ClusterIP)
+	all := parse(service.Name, service.Name+"."+service.Namespace, service.Spec.ClusterIP)
 	all = append(all, parse(service.Spec.ClusterIPs...)...)
 	all = append(all, parse(service.Spec.ExternalIPs...)...)
 	for _, ingress := range service.Status.LoadBalancer.Ingress {

@@ -19,10 +19,10 @@ func TestWhatObjectsHave(t *testing.T) {
 				LoadBalancerIP: "192.0.2.66", ExternalName: "elsewhere.example.com",
 			},
 			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.000.002.007"}, {Hostname: "LB.example.com."}}}},
-		}), sans("metrics-server.kube-system", "10.96.0.1", "10.96.0.1", "fd00::1", "10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
+		}), sans("metrics-server", "metrics-server.kube-system", "10.96.0.1", "10.96.0.1", "fd00::1", "10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
 		"a Service without an address": {serviceSANs(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: "None", ClusterIPs: []string{"None"}},
-		}), sans("headless.default")},
+		}), sans("headless", "headless.default")},
 		"a Node": {nodeSANs(&corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 			{Address: "010.000.000.001"}, {Address: "Node-1"}, {Address: "fd00::1%eth0"}, {Address: "010.0.0.256"}, {Address: ""},
 		}}}), sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},

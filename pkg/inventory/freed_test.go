@@ -69,8 +69,8 @@ func TestClusterTellsWhatIsFree(t *testing.T) {
 		}, "node a"},
 		"the same":                         {func(nodes, _ handler) { nodes.OnUpdate(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
 		"a Service comes":                  {func(_, services handler) { services.OnAdd(serviceWith("10.0.0.1"), false) }, ""},
-		"a Service goes":                   {func(_, services handler) { services.OnDelete(serviceWith("10.0.0.1")) }, "free [web.default 10.0.0.1]"},
-		"a Service without addresses goes": {func(_, services handler) { services.OnDelete(serviceWith()) }, "free [web.default]"},
+		"a Service goes":                   {func(_, services handler) { services.OnDelete(serviceWith("10.0.0.1")) }, "free [web web.default 10.0.0.1]"},
+		"a Service without addresses goes": {func(_, services handler) { services.OnDelete(serviceWith()) }, "free [web web.default]"},
 		"a Service moves":                  {func(_, services handler) { services.OnUpdate(serviceWith("10.0.0.1"), serviceWith("10.0.0.2")) }, "free [10.0.0.1]"},
 	} {
 		var told []string

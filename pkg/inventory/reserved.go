@@ -42,6 +42,8 @@ func (r Reserved) whyName(name string) string {
 		return "a name of the API server"
 	case inDomain(name, "svc") || strings.Contains(name, ".svc."):
 		return "a name of a Service"
+	case inDomain(name, "pod"):
+		return "a name of a Pod"
 	case inDomain(name, r.ClusterDomain):
 		return fmt.Sprintf("in the cluster's domain %s", r.ClusterDomain)
 	case slices.Contains(r.Endpoints, SAN{Name: name}):

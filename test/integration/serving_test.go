@@ -130,6 +130,9 @@ func TestServing(t *testing.T) {
 		"the API server's Service":         {[]string{apiServer.Spec.ClusterIP}, nil, "SANReserved", []string{"Service default/kubernetes"}},
 		"a Service's address":              {[]string{service.Spec.ClusterIP}, nil, "SANReserved", []string{"Service default/" + service.Name}},
 		"a Service's name for pods":        {[]string{service.Name + ".default"}, nil, "SANReserved", []string{"Service default/" + service.Name}},
+		"a Service's name beside it":       {[]string{service.Name}, nil, "SANReserved", []string{"Service default/" + service.Name}},
+		"a host of a Service":              {[]string{"web-0." + service.Name + ".default"}, nil, "SANReserved", []string{"Service default/" + service.Name}},
+		"a Pod's name":                     {[]string{"192-0-2-1.default.pod"}, nil, "SANReserved", []string{"a name of a Pod"}},
 		"a Service's external address":     {[]string{"192.0.2.77"}, nil, "SANReserved", []string{"Service default/" + service.Name}},
 		"a name of the API server":         {[]string{"kubernetes.default.svc"}, nil, "SANReserved", nil},
 		"a name in the cluster's domain":   {[]string{"x.cluster.test"}, nil, "SANReserved", nil},
@@ -149,6 +152,9 @@ func TestServing(t *testing.T) {
 			}
 		})
 	}
+	// A node that is called as a Service is keeps its name.
+	newNode(t, service.Name, "192.0.2.90", service.Name)
+	reaches(t, createRequest(t, kubeletOf(t, service.Name), servingRequest(t, service.Name, "192.0.2.90", service.Name)), csr.Issued)
 	checkStop(t, p)
 }
 
