@@ -76,8 +76,12 @@ type Reconciler struct {
 	limiter *limiter
 }
 
-// rule returns the rule for obj, or nil when obj is not ours or already decided.
+// rule returns the rule for obj, or nil when obj is not ours, already decided or being deleted: whoever may create requests
+// can have a finalizer keep one for good.
 func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
+	if obj.DeletionTimestamp != nil {
+		return nil
+	}
 	for i := range r.Rules {
 		if r.Rules[i].SignerName == obj.Spec.SignerName && csr.Undecided(obj) {
 			return &r.Rules[i]

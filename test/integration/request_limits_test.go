@@ -12,7 +12,7 @@ import (
 )
 
 // TestRequestLimitsPolicy has the policy in config/request-limits refuse requests of more bytes than
-// the manager reads, and nothing else.
+// the manager reads and those with a finalizer, and nothing else.
 func TestRequestLimitsPolicy(t *testing.T) {
 	apply(t, "request-limits")
 	t.Cleanup(func() {
@@ -49,5 +49,9 @@ func TestRequestLimitsPolicy(t *testing.T) {
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
+	}
+	kept := nodeRequest(t, "a", func(obj *request) { obj.Finalizers = []string{"example.com/kept"} })
+	if err := admin.Create(t.Context(), kept, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "no finalizers") {
+		t.Errorf("a request with a finalizer: error %v", err)
 	}
 }
