@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -27,6 +28,8 @@ func NodeSource(_ manager.Manager, cluster *inventory.Cluster, _ func(string)) (
 type Inventory struct {
 	// Sources in order, strongest first.
 	Sources []SourceBuilder
+	// WatchSilence is how long watches of Nodes, Services and EndpointSlices may bring nothing; zero is three minutes.
+	WatchSilence time.Duration
 
 	services, bootstrap bool // which rules ask
 
@@ -48,7 +51,7 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, server
 	if err != nil {
 		return err
 	}
-	cluster.Changed, cluster.Freed = woken.node, woken.free
+	cluster.Silence, cluster.Changed, cluster.Freed = i.WatchSilence, woken.node, woken.free
 	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, woken)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}

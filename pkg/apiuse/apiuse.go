@@ -45,8 +45,10 @@ func init() { metrics.Registry.MustRegister(reachable, refusedTotal) }
 // Observer notes what becomes of calls. It also ends watches that are silent, so that they are opened anew. It is safe
 // for concurrent use.
 type Observer struct {
+	// Silence is how long a watch may bring nothing. New sets three minutes. It must be set before Wrap.
+	Silence time.Duration
+
 	clock   clock.PassiveClock
-	silence time.Duration
 	refused chan struct{}
 
 	mu      sync.Mutex
@@ -64,7 +66,7 @@ type watched struct {
 // New returns an Observer.
 func New() *Observer {
 	return &Observer{
-		clock: clock.RealClock{}, silence: longestSilence,
+		Silence: longestSilence, clock: clock.RealClock{},
 		refused: make(chan struct{}, 1), watches: map[string]*watched{},
 	}
 }
@@ -169,7 +171,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	t.observer.watching(path, 1)
-	body := &stream{ReadCloser: response.Body, limit: t.observer.silence}
+	body := &stream{ReadCloser: response.Body, limit: t.observer.Silence}
 	body.timer = time.AfterFunc(body.limit, func() { body.silent.Store(true); cancel() })
 	body.end = sync.OnceFunc(func() {
 		body.timer.Stop()

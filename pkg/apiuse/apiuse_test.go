@@ -95,7 +95,7 @@ func TestSilentWatchEnds(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	o := New()
-	o.silence = 2 * time.Second
+	o.Silence = 2 * time.Second
 	cfg := &rest.Config{Host: server.URL}
 	o.Wrap(cfg)
 	client, err := rest.HTTPClientFor(cfg)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,9 @@ type Cluster struct {
 	Changed func(node string)
 	// Freed, if set, is called with what a Node, a Service or the API server has no more: others may wait for it.
 	Freed func([]SAN)
+	// Silence is how long watches of one resource may bring neither an event nor a bookmark before what was read is not
+	// believed until it has been read again. Zero is three minutes. An API server sends a bookmark each minute.
+	Silence time.Duration
 	// Endpoints, if set, is called after an endpoint of the API server has changed.
 	Endpoints func()
 
@@ -103,6 +107,7 @@ func (*Cluster) NeedLeaderElection() bool { return false }
 func (c *Cluster) Start(ctx context.Context) error {
 	var running sync.WaitGroup
 	for _, each := range c.views() {
+		each.silence = c.Silence
 		running.Go(func() { each.run(ctx) })
 	}
 	running.Wait()

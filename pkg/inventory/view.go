@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +41,9 @@ type view struct {
 	// failed, if set, is called with why nothing can be read any more.
 	failed func(error)
 	retry  time.Duration // the longest wait between attempts
-	log    logr.Logger
+	// silence is how long watches may bring nothing; zero is longestSilence.
+	silence time.Duration
+	log     logr.Logger
 
 	mu    sync.RWMutex
 	store toolscache.Indexer // nil if err is set
@@ -125,7 +128,7 @@ func (v *view) follow(ctx context.Context) (synced bool, err error) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer fail(nil)
-	stream := newStream(ctx, from, fail)
+	stream := newStream(ctx, from, cmp.Or(v.silence, longestSilence), fail)
 	defer stream.end()
 	informer := toolscache.NewSharedIndexInformer(plainLists{stream.listWatch(v.narrow)}, from.object, 0, v.indexers)
 	registration, err := informer.AddEventHandler(v.handler())

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// longestSilence is how long a watch may bring nothing. An API server sends a bookmark each minute.
+	// longestSilence is how long watches may bring nothing. An API server sends a bookmark each minute.
 	longestSilence = 3 * time.Minute
 	// longestGap is how long there may be no watch. client-go waits between attempts for up to half a minute, and tells
 	// nobody of a refused connection or of status 429.
@@ -28,7 +28,8 @@ const (
 )
 
 // stream follows one resource for as long as nothing can have been missed. It calls fail with the first reason why
-// something may have been: a list or a watch that fails, a watch that is silent, or no watch at all.
+// something may have been: a list or a watch that fails, watches that are silent, or no watch at all. A silent watch that
+// ends and is opened anew stays silent: an API server, or a proxy before it, may take watches and bring nothing by any.
 type stream struct {
 	from                  *upstream
 	ctx                   context.Context // client-go lists with a context that never ends
@@ -39,11 +40,28 @@ type stream struct {
 	open    int         // watches
 	asked   int         // for watches, without an answer yet
 	waiting *time.Timer // for a watch
+	silent  *time.Timer // since the last list, event or bookmark
 	ended   bool
 }
 
-func newStream(ctx context.Context, from *upstream, fail context.CancelCauseFunc) *stream {
-	return &stream{from: from, ctx: ctx, fail: fail, silence: longestSilence, gap: longestGap, opening: openTimeout}
+// newStream returns a stream that takes no longer silence than the given one.
+func newStream(ctx context.Context, from *upstream, silence time.Duration, fail context.CancelCauseFunc) *stream {
+	return &stream{from: from, ctx: ctx, fail: fail, silence: silence, gap: longestGap, opening: openTimeout}
+}
+
+// heard notes that a list, an event or a bookmark has come.
+func (s *stream) heard() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ended:
+	case s.silent != nil:
+		s.silent.Reset(s.silence)
+	default:
+		s.silent = time.AfterFunc(s.silence, func() {
+			s.fail(fmt.Errorf("watch %s: %w for %s", s.from.resource.GroupResource(), errSilent, s.silence))
+		})
+	}
 }
 
 // end stops what runs. The stream fails no more.
@@ -51,8 +69,10 @@ func (s *stream) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-	if s.waiting != nil {
-		s.waiting.Stop()
+	for _, timer := range []*time.Timer{s.waiting, s.silent} {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
 }
 
@@ -104,6 +124,7 @@ func (s *stream) listWatch(narrow func(*metav1.ListOptions)) *toolscache.ListWat
 			list, err := s.from.list(ctx, options)
 			s.check("list", err)
 			if err == nil {
+				s.heard()
 				s.watches(0, 0)
 			}
 			return list, err
@@ -118,26 +139,21 @@ func (s *stream) listWatch(narrow func(*metav1.ListOptions)) *toolscache.ListWat
 				return nil, err
 			}
 			s.watches(1, -1)
-			return s.heard(watcher), nil
+			return s.passing(watcher), nil
 		},
 	}
 }
 
-// heard passes on what watcher brings, and fails when that is nothing for too long.
-func (s *stream) heard(watcher watch.Interface) watch.Interface {
+// passing passes on what watcher brings.
+func (s *stream) passing(watcher watch.Interface) watch.Interface {
 	events := make(chan watch.Event)
 	passed := &proxyWatch{Interface: watcher, events: events, stopped: make(chan struct{})}
 	go func() {
 		defer close(events)
 		defer s.watches(-1, 0)
 		defer watcher.Stop()
-		silent := time.NewTimer(s.silence)
-		defer silent.Stop()
 		for {
 			select {
-			case <-silent.C:
-				s.fail(fmt.Errorf("watch %s: %w for %s", s.from.resource.GroupResource(), errSilent, s.silence))
-				return
 			case <-s.ctx.Done():
 				return
 			case <-passed.stopped:
@@ -146,7 +162,7 @@ func (s *stream) heard(watcher watch.Interface) watch.Interface {
 				if !open {
 					return
 				}
-				silent.Reset(s.silence)
+				s.heard()
 				select {
 				case events <- event:
 				case <-passed.stopped:

@@ -60,6 +60,17 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			},
 			after: longestSilence - time.Second,
 		},
+		"silent watches that end, one after another": {
+			act: func(s *staged, w *watch.FakeWatcher, again func()) {
+				for range 3 {
+					time.Sleep(longestSilence / 3)
+					w.Stop()
+					again()
+					w = <-s.watchers
+				}
+			},
+			after: time.Second, want: "watch nodes: neither an event nor a bookmark for 3m0s",
+		},
 		"silence": {after: longestSilence + time.Second, want: "watch nodes: neither an event nor a bookmark for 3m0s"},
 		"a watch that ends and is opened anew": {
 			act: func(_ *staged, w *watch.FakeWatcher, again func()) {
@@ -113,7 +124,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, fail := context.WithCancelCause(t.Context())
 				source := &staged{watchers: make(chan *watch.FakeWatcher, 10)}
-				followed := newStream(ctx, source.upstream(), fail)
+				followed := newStream(ctx, source.upstream(), longestSilence, fail)
 				from := followed.listWatch(func(*metav1.ListOptions) {})
 				again := func() {
 					opened, err := from.WatchWithContext(ctx, metav1.ListOptions{})

@@ -1,0 +1,148 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+// TestSilentWatchHoldsServingApprovalsUp stalls the watch of Nodes, Services or EndpointSlices: the connection and new
+// watches stay open, and bring nothing. The limit is ten seconds in place of three minutes, so something changes each half
+// second in place of a bookmark each minute. What was read is not believed until it has been read again.
+func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
+	const limit = 10 * time.Second
+	touched := touchEachHalfSecond(t)
+	for _, resource := range []string{"nodes", "services", "endpointslices"} {
+		t.Run(resource, func(t *testing.T) {
+			followed := []string{resource}
+			// Lists fail later on, so that nothing is read again before the test has looked.
+			proxy := throughFaults(t, shared.Config,
+				faults.Rule{Verbs: []string{"list"}, Resources: followed, Skip: 1, Do: faults.Answer(503)},
+				faults.Rule{Verbs: faults.Watch, Resources: followed, Times: 1, Do: faults.Stall(limit)},
+				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Stall(0)})
+			log := startApproverInProcess(t, proxy.Config, limit)
+			node := "silent-" + resource
+			newNode(t, node, "192.0.2.61")
+			reaches(t, asksFor(t, node, "192.0.2.61"), csr.Approved)
+
+			within(t, time.Minute, "the manager notices", func(context.Context) error {
+				if !strings.Contains(log(), "watch "+resource) {
+					return errors.New("it has not yet")
+				}
+				return nil
+			})
+			waiting := asksFor(t, node, "192.0.2.61")
+			hasEvent(t, waiting, "InventoryUnavailable", resource)
+			isPending(t, waiting)
+			proxy.Use()
+			reaches(t, waiting, csr.Approved)
+		})
+	}
+	touched()
+}
+
+// startApproverInProcess runs an approver of serving certificates as the binary does, but for the limit of silence. It
+// returns what it logs about silent watches.
+func startApproverInProcess(t *testing.T, cfg *rest.Config, limit time.Duration) (log func() string) {
+	t.Helper()
+	var mu sync.Mutex
+	var silent strings.Builder
+	logger := funcr.New(func(_, line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(line, "neither an event nor a bookmark for "+limit.String()) {
+			silent.WriteString(line + "\n")
+		}
+	}, funcr.Options{})
+	cfg = rest.CopyConfig(cfg)
+	observer := apiuse.New()
+	observer.Silence = limit - time.Second // a silent watch ends before, and the next one is as silent
+	observer.Wrap(cfg)
+	unnamed := true
+	mgr, err := manager.New(cfg, manager.Options{
+		Scheme: clientgoscheme.Scheme, Logger: logger, Metrics: metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: &unnamed},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := servingApprover()
+	serving.Inventory.WatchSilence = limit
+	if err := (controllers.Options{Approver: serving, Observer: observer}).SetupWithManager(mgr); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return silent.String()
+	}
+}
+
+// touchEachHalfSecond changes a Node, a Service and the EndpointSlice of the API server until the end of the test, or
+// until stop is called, which reports what went wrong.
+func touchEachHalfSecond(t *testing.T) (stop func()) {
+	t.Helper()
+	newNode(t, "silent-touched", "192.0.2.62")
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "silent-touched"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+	create(t, admin, service)
+	slices := &discoveryv1.EndpointSliceList{}
+	eventually(t, "the EndpointSlice of the API server", func(ctx context.Context) error {
+		err := admin.List(ctx, slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"})
+		if err == nil && len(slices.Items) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+	objects := []client.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "silent-touched"}}, service, &slices.Items[0]}
+	ctx, cancel := context.WithCancel(t.Context())
+	var touching sync.WaitGroup
+	touching.Go(func() {
+		for ctx.Err() == nil {
+			patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"touched":"`+time.Now().Format(time.RFC3339Nano)+`"}}}`))
+			for _, obj := range objects {
+				if err := admin.Patch(ctx, obj.DeepCopyObject().(client.Object), patch); err != nil && ctx.Err() == nil {
+					t.Errorf("touch %s: %v", obj.GetName(), err)
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(500 * time.Millisecond):
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		cancel()
+		touching.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
