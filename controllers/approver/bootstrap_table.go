@@ -30,7 +30,7 @@ var bootstrapTable = []objection{
 			"user %q is not bound to node %q, and approval.nodeClient.requireTokenBinding is on: only a token with the group %s may ask for it", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 	}},
 	{Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
-		return when(!p.permits(req.Requester.Username), "user %q is none of those who may bootstrap nodes: %q", userOf(req), texts(p.Users))
+		return when(!p.permits(req.Requester.Username), "user %q is none of those who may bootstrap nodes: %q", userOf(req), csr.ShortenAll(p.Users))
 	}},
 	{Ignore, "RequestTooOld", func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) string {
 		return when(p.MaxRequestAge > 0 && f.age > p.MaxRequestAge, "the request is older than %s: its kubelet has given up on it and asks anew", p.MaxRequestAge)

@@ -105,21 +105,8 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 		Verdict: Wait,
 		Reason:  "NotAuthorized",
 		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
-			csr.Shorten(req.Requester.Username), texts(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
+			csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
 	}
-}
-
-// texts bounds the number and the length of texts that a requester has chosen, for a message.
-func texts(all []string) []string {
-	const most = 8
-	shown := make([]string, 0, most+1)
-	for i, text := range all {
-		if i == most {
-			return append(shown, fmt.Sprintf("and %d more", len(all)-most))
-		}
-		shown = append(shown, csr.Shorten(text))
-	}
-	return shown
 }
 
 // unread is the Decision about a request that csr.Limits.Parse returns err for.

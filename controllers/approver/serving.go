@@ -67,22 +67,22 @@ func reviewServing(req *csr.Request) []violation {
 	subject := req.Cert.Subject
 	deny(!req.Requester.IsNode(), "RequesterNotNode",
 		"the requester is user %q with groups %q, which is no kubelet: only a node (user system:node:NAME, group system:nodes) may ask for its serving certificate",
-		csr.Shorten(req.Requester.Username), texts(req.Requester.Groups))
+		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups))
 	deny(subject.CommonName != req.Requester.Username || req.NodeName() == "", "CommonNameMismatch",
 		"common name %q is not the requester's user name %q", csr.Shorten(subject.CommonName), csr.Shorten(req.Requester.Username))
 	deny(!slices.Equal(subject.Organization, []string{csr.NodeGroup}), "ShapeMismatch",
-		"organization is %q, and must be exactly system:nodes", texts(subject.Organization))
+		"organization is %q, and must be exactly system:nodes", csr.ShortenAll(subject.Organization))
 	deny(!req.HasServingUsages(), "UsagesNotPermitted",
 		"usages are %q, and must be digital signature and server auth, with or without key encipherment", req.Usages)
-	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted", "e-mail addresses %q are not permitted", texts(req.Cert.EmailAddresses))
+	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted", "e-mail addresses %q are not permitted", csr.ShortenAll(req.Cert.EmailAddresses))
 	deny(len(req.Cert.URIs) > 0, "SANTypeNotPermitted", "%d URI(s) are not permitted", len(req.Cert.URIs))
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
-	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", texts(unexpected))
+	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", csr.ShortenAll(unexpected))
 	names := len(req.Cert.DNSNames) + len(req.Cert.IPAddresses)
 	impossible := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), func(name string) bool { return ca.CheckDNSName(name, true) == nil })
-	deny(len(impossible) > 0, "NameNotPermitted", "%+q are neither DNS names nor canonical IP addresses", texts(impossible))
+	deny(len(impossible) > 0, "NameNotPermitted", "%+q are neither DNS names nor canonical IP addresses", csr.ShortenAll(impossible))
 	odd := oddNames(req.Cert.DNSNames)
-	deny(len(odd) > 0 && len(impossible) == 0, "UnexpectedContent", "%q are no names of hosts", texts(odd))
+	deny(len(odd) > 0 && len(impossible) == 0, "UnexpectedContent", "%q are no names of hosts", csr.ShortenAll(odd))
 	deny(names == 0, "SANMissing", "it asks for no DNS name and no IP address")
 	return found
 }
@@ -147,7 +147,7 @@ func judgeOwnership(node string, facts servingFacts) []violation {
 		}
 	}
 	if len(foreign) > 0 {
-		found = append([]violation{{Wait, "SANNotOwned", fmt.Sprintf("%q do not belong to the node: %s has %s", texts(foreign), facts.entry.Source, facts.entry)}}, found...)
+		found = append([]violation{{Wait, "SANNotOwned", fmt.Sprintf("%q do not belong to the node: %s has %s", csr.ShortenAll(foreign), facts.entry.Source, facts.entry)}}, found...)
 	}
 	return found
 }

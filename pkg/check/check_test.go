@@ -111,7 +111,7 @@ func TestBindRequester(t *testing.T) {
 	} {
 		obj := requestWith(t, newKey(t)) // for system:node:a
 		obj.Spec.Username, obj.Spec.Groups = test.user, test.groups
-		if got := bindRequester(obj); got != test.want {
+		if got := (Node{}).bindRequester(obj); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}

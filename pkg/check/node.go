@@ -38,6 +38,8 @@ type Node struct {
 	Trust  Trust
 	// BootstrapGroups are those, beside system:bootstrappers, whose members make requests for nodes that join.
 	BootstrapGroups []string
+	// RequestLimits bound what is read of a request: the manager's, or DefaultLimits.
+	RequestLimits csr.Limits
 	// CAs are those that we can sign with, for the proof of the last step.
 	CAs []CA
 	// Approve and Issue are what we would do. They write nothing.
@@ -77,7 +79,7 @@ func (n Node) client(ctx context.Context, all []certificatesv1.CertificateSignin
 	}
 	results := []Result{{
 		Check: StepRequested, Subject: obj.Name, Status: OK,
-		Evidence: fmt.Sprintf("made %s ago by %q with groups %q", age(obj, now), csr.Shorten(obj.Spec.Username), obj.Spec.Groups) +
+		Evidence: fmt.Sprintf("made %s ago by %q with groups %q", age(obj, now), csr.Shorten(obj.Spec.Username), csr.ShortenAll(obj.Spec.Groups)) +
 			newer(foreign, now),
 	}}
 	results = append(results, n.decided(ctx, obj, now)...)

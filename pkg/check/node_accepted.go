@@ -49,17 +49,17 @@ func (n Node) wrong(obj *certificatesv1.CertificateSigningRequest, leaf *x509.Ce
 	case now.Before(leaf.NotBefore):
 		return "the certificate is not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339)
 	case leaf.Subject.CommonName != user || !slices.Contains(leaf.Subject.Organization, csr.NodeGroup):
-		return fmt.Sprintf("the certificate is for %q, not for %s in %s", leaf.Subject, user, csr.NodeGroup)
+		return fmt.Sprintf("the certificate is for %q, not for %s in %s", ca.SubjectText(leaf.Subject, 256), user, csr.NodeGroup)
 	case !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageClientAuth):
 		return "the certificate is not for client authentication"
-	case !ownKey(obj, leaf):
+	case !n.ownKey(obj, leaf):
 		return "the certificate is for another key than the one that was asked for"
 	}
 	return ""
 }
 
-func ownKey(obj *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate) bool {
-	req, err := csr.Parse(obj)
+func (n Node) ownKey(obj *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate) bool {
+	req, err := n.RequestLimits.Parse(obj)
 	return err == nil && req.KeyIn(leaf)
 }
 

@@ -69,7 +69,7 @@ func (n Node) notApproved(ctx context.Context, obj *certificatesv1.CertificateSi
 		result.NextStep = "switch on what approves them, or, if you know the machine: kubectl certificate approve " + obj.Name
 	case opinion.Reason == "NotAuthorized":
 		result.Evidence += opinion.Reason + ": " + opinion.Message
-		result.NextStep = bindRequester(obj)
+		result.NextStep = n.bindRequester(obj)
 	default:
 		result.Evidence += opinion.Reason + ": " + opinion.Message
 		result.NextStep = "docs/reasons.md says what to do about " + opinion.Reason
@@ -79,21 +79,21 @@ func (n Node) notApproved(ctx context.Context, obj *certificatesv1.CertificateSi
 }
 
 // bindRequester is what lets whoever made obj have it approved, as far as that is to be.
-func bindRequester(obj *certificatesv1.CertificateSigningRequest) string {
+func (n Node) bindRequester(obj *certificatesv1.CertificateSigningRequest) string {
 	user := obj.Spec.Username
 	switch {
-	case strings.HasPrefix(user, csr.NodeUserPrefix) && !asksFor(obj, user):
+	case strings.HasPrefix(user, csr.NodeUserPrefix) && !n.asksFor(obj, user):
 		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its credential, which may be stolen; "+
 			"kubectl certificate deny %s", word(csr.Shorten(user)), word(obj.Name))
 	case strings.HasPrefix(user, csr.NodeUserPrefix) && slices.Contains(obj.Spec.Groups, csr.NodeGroup):
 		return "if nodes are to renew their certificates: " + bind(roleRenew, "group", csr.NodeGroup)
 	case strings.HasPrefix(user, csr.NodeUserPrefix):
-		return "if this user is to renew its certificate: " + bind(roleRenew, "user", user)
+		return "if this user is to renew its certificate: " + bind(roleRenew, "user", csr.Shorten(user))
 	}
 	if i := slices.IndexFunc(obj.Spec.Groups, isBootstrapGroup); i >= 0 {
-		return "if this group is to join nodes: " + bind(roleJoin, "group", obj.Spec.Groups[i])
+		return "if this group is to join nodes: " + bind(roleJoin, "group", csr.Shorten(obj.Spec.Groups[i]))
 	}
-	return "if this user is to join nodes: " + bind(roleJoin, "user", user)
+	return "if this user is to join nodes: " + bind(roleJoin, "user", csr.Shorten(user))
 }
 
 func (n Node) notIssued(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) Result {

@@ -29,7 +29,7 @@ func (n Node) requests(ctx context.Context) ([]certificatesv1.CertificateSigning
 			return nil, err
 		}
 		for _, obj := range list.Items {
-			if obj.Spec.Username == user || asksFor(&obj, user) {
+			if obj.Spec.Username == user || n.asksFor(&obj, user) {
 				found = append(found, obj)
 			}
 		}
@@ -39,8 +39,8 @@ func (n Node) requests(ctx context.Context) ([]certificatesv1.CertificateSigning
 	}
 }
 
-func asksFor(obj *certificatesv1.CertificateSigningRequest, user string) bool {
-	req, err := csr.Parse(obj)
+func (n Node) asksFor(obj *certificatesv1.CertificateSigningRequest, user string) bool {
+	req, err := n.RequestLimits.Parse(obj)
 	return err == nil && req.Cert.Subject.CommonName == user
 }
 

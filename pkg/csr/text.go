@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -21,6 +22,19 @@ func ShortenTo(text string, room int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:room-len(cut)], "") + cut
+}
+
+// ShortenAll bounds the number and the length of texts that a requester has chosen, for a message.
+func ShortenAll(all []string) []string {
+	const most = 8
+	shown := make([]string, 0, most+1)
+	for i, text := range all {
+		if i == most {
+			return append(shown, fmt.Sprintf("and %d more", len(all)-most))
+		}
+		shown = append(shown, Shorten(text))
+	}
+	return shown
 }
 
 // SubjectText is the subject as it would be issued, shortened, for logs and messages.

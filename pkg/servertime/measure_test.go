@@ -19,7 +19,7 @@ func TestMeasureFollowsTheDateHeader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := time.Until(shown.Now()); (got - want).Abs() > 2*time.Second || want == 0 && got > 0 {
+		if got := time.Until(shown.Now()); (got-want).Abs() > 2*time.Second || want == 0 && got > 0 {
 			t.Errorf("%s ahead, want %s", got, want)
 		}
 	}
