@@ -137,11 +137,6 @@ func (k *KeyPair) noteFrontProxy(authority *ca.Authority, found frontProxy, err 
 	defer k.mu.Unlock()
 	before := k.front
 	switch known := before.authority == authority && before.unread == ""; {
-	case apierrors.IsForbidden(err): // this can't be asked here: an operator has taken the right away
-		if !known {
-			k.log.Info("Can't find out whether API servers accept this CA for front proxies: grant get on that ConfigMap", "source", k.name, "error", err.Error())
-		}
-		found = frontProxy{}
 	case err != nil && known:
 		return
 	case err != nil:

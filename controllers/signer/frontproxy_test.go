@@ -137,8 +137,8 @@ func TestFrontProxyRules(t *testing.T) {
 	}
 }
 
-// TestFrontProxyIsOfOneCA keeps an answer for its CA, also when it can't be read any more. Without the right to read it no
-// request waits.
+// TestFrontProxyIsOfOneCA keeps an answer for its CA, also when it can't be read any more. A right that is missing is no
+// answer either: an API server that has just started forbids what it will permit.
 func TestFrontProxyIsOfOneCA(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair()
@@ -157,9 +157,10 @@ func TestFrontProxyIsOfOneCA(t *testing.T) {
 		want  frontProxy
 	}{
 		{err: down, want: frontProxy{unread: "down"}},
-		{err: forbidden, want: frontProxy{}},
+		{err: forbidden, want: frontProxy{unread: forbidden.Error()}},
 		{found: frontProxy{trusted: true}, want: frontProxy{trusted: true}},
 		{err: down, want: frontProxy{trusted: true}},
+		{err: forbidden, want: frontProxy{trusted: true}},
 	} {
 		pair.noteFrontProxy(authority, step.found, step.err)
 		if got := pair.frontProxy(authority); got.unread != step.want.unread || got.trusted != step.want.trusted {

@@ -15,7 +15,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -185,7 +184,7 @@ func (a *trustAsker) ask(ctx context.Context, pair *KeyPair, authority *ca.Autho
 			pair.noteFrontProxy(authority, front, err)
 			pair.noteTrust(authority, answer, a.clock.Now())
 		}
-		known = answer.Trust != probe.Unknown && (err == nil || apierrors.IsForbidden(err))
+		known = answer.Trust != probe.Unknown && err == nil
 	}
 	if names := pair.servesClients(); len(names) > 0 {
 		round := a.prober.Recognise(ctx, authority, targets)
