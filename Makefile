@@ -136,6 +136,7 @@ generate: ## roles in config/rbac, the API in config/crd, and their copies in th
 	cp config/crd/csr-controller-manager.io_signingauthorities.yaml config/rotation/spec_policy.yaml config/rotation/cluster_role.yaml \
 	  config/rotation/people.yaml \
 	  charts/csr-controller-manager/files/rotation/
+	cp config/request-limits/policy.yaml charts/csr-controller-manager/files/admission/request_limits.yaml
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
 	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \
