@@ -40,6 +40,25 @@ func dnsNamesOf(count int) func(*content) {
 	return names(slices.Repeat([]asn1.RawValue{generalName(2, false, []byte("a"))}, count)...)
 }
 
+// unknownExtensions asks for count of them in one attribute.
+func unknownExtensions(count int) func(*content) {
+	var all []pkix.Extension
+	for i := range count {
+		all = append(all, pkix.Extension{Id: asn1.ObjectIdentifier{1, 3, 6, 1, i}, Value: []byte{5, 0}})
+	}
+	return extensions(all...)
+}
+
+func unknownAttributes(count int) func(*content) {
+	return func(said *content) {
+		one := raw(struct {
+			ID     asn1.ObjectIdentifier
+			Values []int `asn1:"set"`
+		}{asn1.ObjectIdentifier{1, 2, 3}, []int{1}})
+		said.Attributes = slices.Repeat([]asn1.RawValue{one}, count)
+	}
+}
+
 // publicKey replaces the key by one that need not exist. The signature is then none of it.
 func publicKey(algorithm pkix.AlgorithmIdentifier, key []byte) func(*content) {
 	return func(said *content) {
@@ -79,6 +98,9 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		"1001 names":                  {change: dnsNamesOf(1001), reason: "RequestTooLarge", message: "the request asks for more than 1000 names and addresses (requestLimits.maxNames)"},
 		"1001 names of another kind":  {change: names(slices.Repeat([]asn1.RawValue{other}, 1001)...), reason: "RequestTooLarge", message: "the request asks for more than 1000 names and addresses (requestLimits.maxNames)"},
 		"names of two attributes":     {limits: csr.Limits{Names: 3}, change: func(said *content) { dnsNamesOf(2)(said); dnsNamesOf(2)(said) }, reason: "RequestTooLarge", message: "the request asks for more than 3 names and addresses (requestLimits.maxNames)"},
+		"99 extensions":               {change: unknownExtensions(99)},
+		"100 extensions":              {change: unknownExtensions(100), reason: "RequestTooLarge", message: "the request holds more than 100 attributes and extensions"},
+		"101 attributes":              {change: unknownAttributes(101), reason: "RequestTooLarge", message: "the request holds more than 100 attributes and extensions"},
 		"more DER than is configured": {limits: csr.Limits{DERBytes: 100}, change: func(*content) {}, reason: "RequestTooLarge", message: "the PKCS#10 request in spec.request has more than 100 bytes of DER (requestLimits.maxDERBytes)"},
 		"more bytes than configured":  {limits: csr.Limits{RequestBytes: 100}, change: func(*content) {}, reason: "RequestTooLarge", message: "spec.request has more than 100 bytes (requestLimits.maxRequestBytes)"},
 		"more than 64 KiB of DER":     {change: subject(pkix.AttributeTypeAndValue{Type: oidCommonName, Value: strings.Repeat("x", 65<<10)}), reason: "RequestTooLarge", message: "the PKCS#10 request in spec.request has more than 65536 bytes of DER (requestLimits.maxDERBytes)"},
