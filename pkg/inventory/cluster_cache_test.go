@@ -71,11 +71,11 @@ func TestClusterSaysWhyItIsNotRead(t *testing.T) {
 	c.nodes.set(nil, errNotRead)
 	says("not read yet")
 	c.services.set(nil, forbidden)
-	says("grant list and watch on services: services is forbidden: no right to list")
+	says("grant list and watch on services (config/kubelet-serving): services is forbidden: no right to list")
 	c.nodes.set(nil, errors.New("down"))
 	says("down")
 	holds(c.nodes)
-	says("grant list and watch on services: services is forbidden: no right to list")
+	says("grant list and watch on services (config/kubelet-serving): services is forbidden: no right to list")
 	holds(c.services)
 	if _, err := c.Node(t.Context(), "a"); err != nil {
 		t.Errorf("when all has been read: %v", err)

@@ -186,9 +186,26 @@ func explain(verb string, resource schema.GroupVersionResource, err error) error
 	case apierrors.IsNotFound(err):
 		return notInstalled(resource.GroupResource().String() + " in version " + resource.Version)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("grant list and watch on %s: %w", resource.GroupResource(), err)
+		return fmt.Errorf("grant list and watch on %s%s: %w", resource.GroupResource(), grantedBy(resource.GroupResource()), err)
 	}
 	return fmt.Errorf("%s %s: %w", verb, resource.GroupResource(), err)
+}
+
+// grantedBy names the manifest whose role lets the manager read a resource, if one is shipped.
+func grantedBy(resource schema.GroupResource) string {
+	switch resource.String() {
+	case "nodes":
+		return " (config/kubelet-serving or config/node-identity)"
+	case "services", "endpointslices.discovery.k8s.io":
+		return " (config/kubelet-serving)"
+	case "leases.coordination.k8s.io":
+		return " (config/node-identity)"
+	case "machines.cluster.x-k8s.io":
+		return " (config/inventory-cluster-api)"
+	case "machines.machine.openshift.io":
+		return " (config/inventory-openshift)"
+	}
+	return ""
 }
 
 func notInstalled(what string) error { return fmt.Errorf("%s is not installed yet", what) }
