@@ -16,7 +16,7 @@ func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 	results := check.Node{
 		Name: name, Reader: c.api, Trust: c.trust(), BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
 		RequestLimits: c.options.RequestLimits,
-		Approve: c.approve, Issue: c.issue,
+		Approve:       c.approve, Issue: c.issue,
 	}.Look(ctx, c.now)
 	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.cluster.Host, c.whoAmI(ctx))
 	if err := writeTable(out, heading, results); err != nil {

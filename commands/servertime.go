@@ -23,7 +23,7 @@ func serverClock(ctx context.Context, cluster *rest.Config) clock.Clock {
 		_, _ = fmt.Fprintf(aside, "Warning: ages are by the clock of this machine, because the time of the API server is not known: %v\n", err)
 		return clock.RealClock{}
 	}
-	if skew := time.Until(shown.Now()); skew.Abs() > servertime.MaxSkew {
+	if skew := shown.Since(clock.RealClock{}.Now()); skew.Abs() > servertime.MaxSkew {
 		_, _ = fmt.Fprintf(aside, "Warning: the clocks of this machine and of the API server differ by %s. Ages are by the API server's.\n", skew.Abs().Round(time.Second))
 	}
 	return shown

@@ -75,21 +75,22 @@ func Measure(ctx context.Context, cfg *rest.Config) (Shifted, error) {
 	if err != nil {
 		return Shifted{}, fmt.Errorf("measure the time of the API server: %w", err)
 	}
-	local := time.Now()
+	own := clock.RealClock{}
+	local := own.Now()
 	shown, err := ask(ctx)
 	if err != nil {
 		return Shifted{}, err
 	}
 	// A Date header has whole seconds. What differs by less than the answer took, and a second, may not differ at all.
 	offset := shown.Sub(local)
-	if took := time.Since(local); offset > -time.Second && offset < took {
+	if took := own.Since(local); offset > -time.Second && offset < took {
 		offset = 0
 	}
 	return Shifted{offset: offset}, nil
 }
 
 // Now returns the time of the API server.
-func (s Shifted) Now() time.Time { return time.Now().Add(s.offset) }
+func (s Shifted) Now() time.Time { return s.RealClock.Now().Add(s.offset) }
 
 // Since returns the age of what an API server stamped with t.
 func (s Shifted) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
