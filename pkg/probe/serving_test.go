@@ -41,6 +41,20 @@ func TestServingCertificate(t *testing.T) {
 	}
 }
 
+// A call that is given up while its handshake goes on says that, or has the certificate, and never half of it.
+func TestServingCertificateIsWholeOrNone(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	defer server.Close()
+	for i := range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*50*time.Microsecond)
+		if shown, err := ServingCertificate(ctx, &rest.Config{Host: server.URL}); (err == nil) != (shown.Certificate != nil) {
+			t.Errorf("%+v, %v", shown, err)
+		}
+		cancel()
+	}
+}
+
 // A server that takes a connection and says nothing costs no more than the deadline.
 func TestServingCertificateOfASilentServer(t *testing.T) {
 	t.Parallel()

@@ -24,7 +24,7 @@ func runbook(t *testing.T) string {
 			functions = append(functions, block[1])
 		}
 	}
-	if len(functions) != 2 {
+	if len(functions) != 3 {
 		t.Fatalf("%d functions", len(functions))
 	}
 	return strings.Join(functions, "")

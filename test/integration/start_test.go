@@ -3,14 +3,19 @@ package integration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
@@ -48,6 +53,21 @@ cleaning: {supersededAfter: 1h}
 // TestRotationWithoutItsCRDHoldsUpNothingElse switches rotation on where its CRD is not installed. The approver works,
 // and the replica says what it waits for, until the CRD is there.
 func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
+	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
+	uninstall := func() {
+		if err := envtest.UninstallCRDs(shared.Config, options); err != nil {
+			t.Error(err)
+		}
+	}
+	uninstall() // what tests before have left
+	t.Cleanup(uninstall)
+	eventually(t, "there is no such resource", func(ctx context.Context) error {
+		list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "SigningAuthorityList"}}
+		if err := admin.List(ctx, list); !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("list: %v", err)
+		}
+		return nil
+	})
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	installRBAC(t)
@@ -65,12 +85,6 @@ rotation: {enabled: true}
 			return errors.New("it does not yet")
 		}
 		return nil
-	})
-	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
-	t.Cleanup(func() {
-		if err := envtest.UninstallCRDs(shared.Config, options); err != nil {
-			t.Error(err)
-		}
 	})
 	if _, err := envtest.InstallCRDs(shared.Config, options); err != nil {
 		t.Fatal(err)
