@@ -71,7 +71,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 }
 
 func requestLimits(c config.RequestLimits) csr.Limits {
-	return csr.Limits{RequestBytes: c.MaxRequestBytes, DERBytes: c.MaxDERBytes, SubjectAttributes: c.MaxSubjectAttributes, Names: c.MaxNames}
+	return csr.Limits{RequestBytes: c.MaxRequestBytes, DERBytes: c.MaxDERBytes, SubjectAttributes: c.MaxSubjectAttributes, Names: c.MaxNames, Extensions: c.MaxExtensions}
 }
 
 // blockList returns the list that is configured, if what needs one is on.

@@ -64,7 +64,7 @@ func defaults() *config.Configuration {
 			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
 			NodeGroups:      []string{"system:nodes"},
 		},
-		RequestLimits: config.RequestLimits{MaxRequestBytes: 131_072, MaxDERBytes: 65_536, MaxSubjectAttributes: 256, MaxNames: 1000},
+		RequestLimits: config.RequestLimits{MaxRequestBytes: 131_072, MaxDERBytes: 65_536, MaxSubjectAttributes: 256, MaxNames: 1000, MaxExtensions: 100},
 		Approval: config.Approval{
 			Denial: "Never", KubeletServing: config.KubeletServing{ClusterDomain: "cluster.local"},
 			NodeClient: config.NodeClient{JoinWindow: config.JoinWindow{Before: seconds(10), After: seconds(7200)}, MaxRequestAge: seconds(900)},
@@ -116,7 +116,7 @@ kubeAPIQPS: 20
 dryRun: [approver]
 nodeBlockList: ns/blocked
 selfCheck: {bootstrapGroups: [joiners]}
-requestLimits: {maxRequestBytes: 1, maxDERBytes: 2, maxSubjectAttributes: 3, maxNames: 4}
+requestLimits: {maxRequestBytes: 1, maxDERBytes: 2, maxSubjectAttributes: 3, maxNames: 4, maxExtensions: 5}
 concurrency: {signer: 9}
 leaderElection: {enabled: false}
 approval: {denial: Permanent}
@@ -134,7 +134,7 @@ cleaning:
 			want: func(c *config.Configuration) {
 				c.Controllers, c.KubeAPIQPS, c.Concurrency.Signer, c.LeaderElection.Enabled = []string{"signer", "csrcleaner"}, 20, 9, false
 				c.SelfCheck.BootstrapGroups = []string{"joiners"}
-				c.RequestLimits = config.RequestLimits{MaxRequestBytes: 1, MaxDERBytes: 2, MaxSubjectAttributes: 3, MaxNames: 4}
+				c.RequestLimits = config.RequestLimits{MaxRequestBytes: 1, MaxDERBytes: 2, MaxSubjectAttributes: 3, MaxNames: 4, MaxExtensions: 5}
 				c.DryRun, c.NodeBlockList = []string{"approver"}, "ns/blocked"
 				c.Approval.Denial, c.Signing.Duration, c.Signing.MinRSABits = "Permanent", seconds(7200), 3072
 				c.Signing.Signers = []config.Signer{{

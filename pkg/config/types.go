@@ -77,6 +77,8 @@ type RequestLimits struct {
 	// MaxSubjectAttributes bounds the attributes of the subject, and MaxNames the subjectAltNames of all kinds together.
 	MaxSubjectAttributes int `json:"maxSubjectAttributes"`
 	MaxNames             int `json:"maxNames"`
+	// MaxExtensions bounds the attributes of the request and the extensions that they ask for, together.
+	MaxExtensions int `json:"maxExtensions"`
 }
 
 // SelfCheck is what the manager asks the API server about its own ground: its rights, the kubelets', and whether its CA
@@ -228,6 +230,7 @@ func Default() *Configuration {
 		RequestLimits: RequestLimits{
 			MaxRequestBytes: csr.DefaultLimits.RequestBytes, MaxDERBytes: csr.DefaultLimits.DERBytes,
 			MaxSubjectAttributes: csr.DefaultLimits.SubjectAttributes, MaxNames: csr.DefaultLimits.Names,
+			MaxExtensions: csr.DefaultLimits.Extensions,
 		},
 		Approval: Approval{
 			Denial: "Never",

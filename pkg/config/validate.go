@@ -39,6 +39,7 @@ func (l RequestLimits) validate(path *field.Path) field.ErrorList {
 		atLeast(path.Child("maxDERBytes"), l.MaxDERBytes, 1),
 		atLeast(path.Child("maxSubjectAttributes"), l.MaxSubjectAttributes, 1),
 		atLeast(path.Child("maxNames"), l.MaxNames, 1),
+		atLeast(path.Child("maxExtensions"), l.MaxExtensions, 1),
 	)
 }
 

@@ -34,14 +34,13 @@ type Limits struct {
 	SubjectAttributes int
 	// Names bounds the subjectAltNames of all kinds together.
 	Names int
+	// Extensions bounds the attributes of the request and the extensions that they ask for, together. A kubelet has one of
+	// each. Thousands of them take far longer to read than as many bytes of names.
+	Extensions int
 }
 
 // DefaultLimits leave room for a node with hundreds of network interfaces.
-var DefaultLimits = Limits{RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000}
-
-// mostExtensions bounds the attributes of a request and the extensions that they ask for, together. A kubelet has one of each,
-// and no certificate holds any other. Thousands of them take far longer to read than as many bytes of names.
-const mostExtensions = 100
+var DefaultLimits = Limits{RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000, Extensions: 100}
 
 func (l Limits) withDefaults() Limits {
 	return Limits{
@@ -49,6 +48,7 @@ func (l Limits) withDefaults() Limits {
 		DERBytes:          cmp.Or(l.DERBytes, DefaultLimits.DERBytes),
 		SubjectAttributes: cmp.Or(l.SubjectAttributes, DefaultLimits.SubjectAttributes),
 		Names:             cmp.Or(l.Names, DefaultLimits.Names),
+		Extensions:        cmp.Or(l.Extensions, DefaultLimits.Extensions),
 	}
 }
 
@@ -91,8 +91,8 @@ func (l Limits) checkCounts(info *outlineInfo) *Refused {
 	if exceeds(subjectAttributes(info.Subject), l.SubjectAttributes) {
 		return tooLarge("the subject has", l.SubjectAttributes, "attributes", "maxSubjectAttributes")
 	}
-	if exceeds(attributesAndExtensions(info.Attributes), mostExtensions) {
-		return &Refused{ReasonTooLarge, fmt.Sprintf("the request holds more than %d attributes and extensions", mostExtensions)}
+	if exceeds(attributesAndExtensions(info.Attributes), l.Extensions) {
+		return tooLarge("the request holds", l.Extensions, "attributes and extensions", "maxExtensions")
 	}
 	if exceeds(subjectAltNames(info.Attributes), l.Names) {
 		return tooLarge("the request asks for", l.Names, "names and addresses", "maxNames")
