@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -64,7 +63,7 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 	eventually(t, "there is no such resource", func(ctx context.Context) error {
 		list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "SigningAuthorityList"}}
 		if err := admin.List(ctx, list); !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("list: %v", err)
+			return errors.Join(errors.New("it is still served"), err)
 		}
 		return nil
 	})
