@@ -61,7 +61,7 @@ func labelsOf(obj metav1.PartialObjectMetadata) string {
 // others are kinds of which nodes, tests and the control plane make objects: their names tell whose they are. Events about
 // requests last for an hour.
 var others = []string{
-	"certificatesigningrequests.", "events.", "nodes.", "csinodes.", "leases.", "pods.", "serviceaccounts.", "configmaps.",
+	"certificatesigningrequests.", "events.", "nodes.", "csinodes.", "leases.", "pods.", "serviceaccounts.", "configmaps.", "clustertrustbundles.",
 }
 
 // ours are parts of the names that our objects have.
