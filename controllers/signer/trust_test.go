@@ -4,12 +4,16 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -189,5 +193,39 @@ func TestTargets(t *testing.T) {
 	asker.listed = []string{"b.test:6443", "a.test:6443"}
 	if got, err := asker.targets(t.Context()); err != nil || len(got) != 3 || got[1].Name != "a.test:6443" || got[2].Cluster.ServerName != probe.ServerName {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestTargetsThatRestart asks an API server that refuses connections beside others, as its silence is no answer. If all that
+// are published refuse them, they are no ways to API servers.
+func TestTargetsThatRestart(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	port := int32(listener.Addr().(*net.TCPAddr).Port)
+	published := func(addresses ...string) *discoveryv1.EndpointSlice {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+			Ports:      []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: &port}},
+		}
+		for _, address := range addresses {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}})
+		}
+		return slice
+	}
+	for name, test := range map[string]struct {
+		published *discoveryv1.EndpointSlice
+		want      int
+	}{
+		"one of two refuses": {published("127.0.0.1", "127.0.0.2"), 3},
+		"all refuse":         {published("127.0.0.2", "127.0.0.3"), 1},
+	} {
+		asker := &trustAsker{cluster: &rest.Config{Host: "https://lb.test"}, live: fake.NewClientBuilder().WithObjects(test.published).Build()}
+		if got, err := asker.targets(t.Context()); err != nil || len(got) != test.want {
+			t.Errorf("%s: %d targets, want %d: %+v, %v", name, len(got), test.want, got, err)
+		}
 	}
 }
