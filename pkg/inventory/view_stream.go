@@ -162,7 +162,9 @@ func (s *stream) passing(watcher watch.Interface) watch.Interface {
 				if !open {
 					return
 				}
-				s.heard()
+				if event.Type != watch.Error { // which says that nothing comes
+					s.heard()
+				}
 				select {
 				case events <- event:
 				case <-passed.stopped:

@@ -71,6 +71,18 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			},
 			after: time.Second, want: "watch nodes: neither an event nor a bookmark for 3m0s",
 		},
+		"watches that bring nothing but errors": {
+			act: func(s *staged, w *watch.FakeWatcher, again func()) {
+				for range 8 {
+					time.Sleep(longestSilence / 9)
+					w.Error(&metav1.Status{Reason: metav1.StatusReasonTooManyRequests})
+					w.Stop()
+					again()
+					w = <-s.watchers
+				}
+			},
+			after: longestSilence / 8, want: "watch nodes: neither an event nor a bookmark for 3m0s",
+		},
 		"silence": {after: longestSilence + time.Second, want: "watch nodes: neither an event nor a bookmark for 3m0s"},
 		"a watch that ends and is opened anew": {
 			act: func(_ *staged, w *watch.FakeWatcher, again func()) {
