@@ -156,6 +156,7 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 	if IsUnread(err) {
 		return gatherRead
 	}
+	listed := err == nil || errors.Is(err, probe.ErrNoEndpoints)
 	endpoints = a.bounded(endpoints, err)
 	infoErr := a.readInfo()
 	names := a.known(endpoints)
@@ -164,7 +165,7 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 	if ctx.Err() != nil {
 		return readFirst
 	}
-	a.forget(targets)
+	a.forget(targets, listed)
 	for name, server := range a.servers {
 		for _, san := range server.sans {
 			if names[san] == "" {
@@ -205,11 +206,12 @@ func (a *APIServers) bounded(endpoints []string, err error) []string {
 	return endpoints
 }
 
-// forget drops API servers that have not been among targets for a while.
-func (a *APIServers) forget(targets map[string][]*rest.Config) {
+// forget drops API servers that have not been among targets for a while. While endpoints can't be listed it drops none: when
+// they can be again, approvals go on before every certificate has been read anew.
+func (a *APIServers) forget(targets map[string][]*rest.Config, listed bool) {
 	now := a.clock.Now()
 	maps.DeleteFunc(a.servers, func(name string, server *apiServer) bool {
-		if _, listed := targets[name]; listed {
+		if _, asked := targets[name]; asked || !listed {
 			server.listed = now
 		}
 		return now.Sub(server.listed) > forgetAfter

@@ -180,6 +180,36 @@ func TestAPIServersAreKeptCurrent(t *testing.T) {
 	}
 }
 
+// An API server is not gone because nobody can say which there are.
+func TestAPIServersStayWhileEndpointsAreUnknown(t *testing.T) {
+	t.Parallel()
+	f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{
+		"lb.example.com:443": shows(true, "lb.example.com"), "10.0.0.1:6443": shows(true, "first.example.com"),
+	}}
+	a, steps := apiServersOf(f)
+	var failed error
+	a.endpoints = func() ([]string, error) {
+		if failed != nil {
+			return nil, failed
+		}
+		return f.endpoints, nil
+	}
+	for _, failed = range []error{nil, errors.New("forbidden"), errors.New("forbidden")} {
+		a.round(t.Context())
+		steps.Step(forgetAfter)
+	}
+	if a.Has(ParseSAN("first.example.com")) == "" {
+		t.Errorf("reserved %s", reservedOf(a))
+	}
+	failed = probe.ErrNoEndpoints
+	a.round(t.Context())
+	steps.Step(forgetAfter)
+	a.round(t.Context())
+	if a.Has(ParseSAN("first.example.com")) != "" {
+		t.Errorf("reserved %s", reservedOf(a))
+	}
+}
+
 // What is read is bounded, whatever endpoints and certificates hold.
 func TestAPIServersAreBounded(t *testing.T) {
 	t.Parallel()
