@@ -124,13 +124,15 @@ func (r *rotating) leaves(t *testing.T, name string) {
 	r.reaches(t, name, v1alpha1.Completed, nil)
 }
 
-// completes has the completion begin, as soon as the manager knows enough.
+// completes has the completion begin, as soon as the manager knows enough. Between two refusals it leaves the manager the time
+// to publish: each change of the authority interrupts that.
 func (r *rotating) completes(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, name+" begins to complete", func(context.Context) error {
 		obj := r.get(t, name)
 		if obj.Status.Phase == v1alpha1.Prepared {
 			r.does(t, name, v1alpha1.RotateComplete)
+			time.Sleep(time.Second)
 			return fmt.Errorf("it waits for %q; Events %q", obj.Status.WaitingFor, r.told(t, name, "RotationRefused"))
 		}
 		return nil
