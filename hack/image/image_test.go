@@ -58,12 +58,16 @@ func build(from, to string) settings {
 // TestReproducible builds a copy of the sources, elsewhere and at another time.
 func TestReproducible(t *testing.T) {
 	copied, out := t.TempDir(), t.TempDir()
-	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
-		data, err := os.ReadFile(filepath.Join(root, name))
+	sources, err := filepath.Glob(filepath.Join(root, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(sources, filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum")) {
+		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(copied, name), data, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(copied, filepath.Base(file)), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
