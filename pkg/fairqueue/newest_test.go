@@ -2,6 +2,7 @@ package fairqueue
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -56,16 +57,24 @@ func TestNewestIsAList(t *testing.T) {
 	}
 }
 
-// After a restart the requests of one requester come in the order of their names. A plain list took 9 s for them.
+// After a restart the requests of one requester come in the order of their names. The cost of each must not grow with their
+// number: in a plain list four times as many took sixteen times as long.
 func TestManyRequestsOfOneRequesterComeInAnyOrder(t *testing.T) {
-	t.Parallel()
-	const many = 60_000
-	var newest Newest
-	start := time.Now()
-	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(many) {
-		newest.Add(keyOf(fmt.Sprint(i)), now.Add(time.Duration(i)*time.Second))
+	const few, many = 15_000, 60_000
+	add := func(count int) time.Duration {
+		order := rand.New(rand.NewPCG(1, 2)).Perm(count)
+		var newest Newest
+		start := time.Now()
+		for _, i := range order {
+			newest.Add(keyOf(fmt.Sprint(i)), now.Add(time.Duration(i)*time.Second))
+		}
+		return time.Since(start)
 	}
-	if took := time.Since(start); took > 3*time.Second {
-		t.Errorf("%d requests took %s", many, took)
+	least := math.Inf(1)
+	for range 3 { // other tests share the processor
+		least = min(least, float64(add(many))/float64(add(few)))
+	}
+	if least > many/few*2 {
+		t.Errorf("%d requests took %.1f times as long as %d", many, least, few)
 	}
 }
