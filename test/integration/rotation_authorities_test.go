@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
@@ -124,15 +126,18 @@ func (r *rotating) leaves(t *testing.T, name string) {
 	r.reaches(t, name, v1alpha1.Completed, nil)
 }
 
-// completes has the completion begin, as soon as the manager knows enough. Between two refusals it leaves the manager the time
-// to publish: each change of the authority interrupts that.
+// completes has the completion begin, as soon as the manager knows enough. After a refusal it asks again once the bundle is
+// published: each change of the authority interrupts a publication.
 func (r *rotating) completes(t *testing.T, name string) {
 	t.Helper()
+	asked := false
 	eventually(t, name+" begins to complete", func(context.Context) error {
 		obj := r.get(t, name)
 		if obj.Status.Phase == v1alpha1.Prepared {
-			r.does(t, name, v1alpha1.RotateComplete)
-			time.Sleep(time.Second)
+			if !asked || meta.IsStatusConditionTrue(obj.Status.Conditions, v1alpha1.ConditionPublished) {
+				r.does(t, name, v1alpha1.RotateComplete)
+				asked = true
+			}
 			return fmt.Errorf("it waits for %q; Events %q", obj.Status.WaitingFor, r.told(t, name, "RotationRefused"))
 		}
 		return nil
