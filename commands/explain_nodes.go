@@ -73,7 +73,7 @@ func (e *explainer) decide(ctx context.Context, f *findings) {
 	case e.lacksInventory(f):
 		f.undecidable = e.nodes.unread(ctx, r.Inventory, f)
 	case f.decision.Verdict == approver.Approve:
-		// Without them nothing waits, but a manager that has them may know better.
+		// A missing optional right holds nothing up, but a manager that has the right may decide otherwise.
 		f.undecidable = e.nodes.missing(ctx, func(right check.Right) bool { return right.Optional && right.Verb != "create" && right.Verb != "patch" })
 	case f.decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.req.NodeName()):
 		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))

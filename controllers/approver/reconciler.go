@@ -76,8 +76,8 @@ type Reconciler struct {
 	limiter *limiter
 }
 
-// rule returns the rule for obj, or nil when obj is not ours, already decided or being deleted: whoever may create requests
-// can have a finalizer keep one for good.
+// rule returns the rule for obj, or nil when obj is not ours, already decided or being deleted. A requester
+// can keep a deleted request for good by a finalizer.
 func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 	if obj.DeletionTimestamp != nil {
 		return nil

@@ -78,7 +78,7 @@ type KeyPair struct {
 	creation    creation
 	trusted     clientTrust
 	front       frontProxyTrust
-	// asksFrontProxy is set where somebody finds out about front.
+	// asksFrontProxy is set if the trust asker keeps front up to date.
 	asksFrontProxy bool
 
 	guard // of a Guarded source

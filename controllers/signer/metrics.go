@@ -39,10 +39,10 @@ var (
 		Help: "Certificates that the API server did not take because the request had changed, was gone or may not be written: nobody has them.",
 	}, []string{"signer"})
 
-	// foreignTotal rises when another signer is active, or somebody sets certificates by hand.
+	// foreignTotal rises when another signer is active, or a person sets certificates by hand.
 	foreignTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_foreign_certificates_total",
-		Help: "Certificates of our signers that somebody else has stored while this replica was the leader.",
+		Help: "Certificates that another program or person has stored for signers of this manager, while this replica was the leader.",
 	}, []string{"signer"})
 
 	// mismatchesTotal rises when a certificate is wrong; it must never rise.

@@ -171,7 +171,7 @@ func (r *Reconciler) reportForeign(ctx context.Context, obj *certificatesv1.Cert
 	return nil
 }
 
-// secondSignerSentence is that of the Event. manager is quoted, as whoever signs may choose it.
+// secondSignerSentence returns the note of the Event. It quotes manager, because the other signer chooses that name.
 func secondSignerSentence(signerName, manager string) string {
 	by := fmt.Sprintf("field manager %+q", manager)
 	switch manager {
