@@ -56,14 +56,16 @@ test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Pro
 
 # The versions of Kubernetes that are pinned beside the newest.
 OLDER := 1.36.3 1.35.4 1.34.4
+# Those that test-matrix takes.
+VERSIONS ?= 1.37.1 $(OLDER)
 
 .PHONY: test-matrix
 test-matrix: ## the integration tests and parity on every Kubernetes version that is pinned
-	for version in 1.37.1 $(OLDER); do \
+	for version in $(VERSIONS); do \
 	  echo "== Kubernetes $$version"; \
 	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh); \
 	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \
-	    go test $(RACE) -count=1 ./test/integration/... ./pkg/csrenv/... ./test/parity ); \
+	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./pkg/csrenv/... ./test/parity ); \
 	done
 
 # The commit of the release before, from which an upgrade must roll through.
