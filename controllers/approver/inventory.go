@@ -74,7 +74,9 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster
 	// What a source says of a node may cost it its claim to what it reports.
 	changed := func(node string) {
 		woken.node(node)
-		woken.free(cluster.Reported(node))
+		if reported, err := cluster.Reported(node); err == nil { // once it can be read, all requests are woken
+			woken.free(reported)
+		}
 	}
 	for _, build := range i.Sources {
 		source, err := build(mgr, cluster, changed)

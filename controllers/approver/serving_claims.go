@@ -17,7 +17,7 @@ type contest struct {
 	ctx      context.Context
 	sources  inventory.Inventory
 	holders  func(inventory.SAN) ([]string, error)
-	reported func(node string) []inventory.SAN
+	reported func(node string) ([]inventory.SAN, error)
 	// barred reports whether node can have no claim to san, because it is the API server's.
 	barred func(node string, san inventory.SAN) bool
 	req    *csr.Request

@@ -32,7 +32,7 @@ func (c *askedOf) Lookup(_ context.Context, node string, _ *csr.Request) (*inven
 // reporting is the source that believes Nodes. It is never asked for what they report.
 type reporting struct{ askedOf }
 
-func (*reporting) Reported(string) []inventory.SAN { return nil }
+func (*reporting) Reported(string) ([]inventory.SAN, error) { return nil, nil }
 
 // contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of holders
 // report. The source of rank 1 is what Nodes report.
@@ -42,7 +42,7 @@ func contestOf(source *askedOf, rank int, holders []string, names []inventory.SA
 	c := contest{
 		ctx: context.Background(), sources: inventory.Inventory{source, &reporting{}}, req: req, known: map[string]inventory.Found{},
 		found:    inventory.Found{Entry: &inventory.Entry{SANs: names, OwnWord: rank == 1}, Rank: rank},
-		reported: func(string) []inventory.SAN { return nil },
+		reported: func(string) ([]inventory.SAN, error) { return nil, nil },
 		barred:   func(string, inventory.SAN) bool { return false },
 		holders: func(inventory.SAN) ([]string, error) {
 			*listed++

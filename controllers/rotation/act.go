@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,13 +39,14 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	}
 }
 
-// current returns a Conflict if obj has changed since it was read or written.
+// current returns a Conflict if obj has changed since it was read or written. Annotations do not count: they ask for what the
+// next look decides on, and who changes them all the time would hold everything up.
 func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	latest := &v1alpha1.SigningAuthority{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), latest); err != nil {
 		return err
 	}
-	if latest.UID == obj.UID && latest.ResourceVersion == obj.ResourceVersion {
+	if latest.UID == obj.UID && latest.Generation == obj.Generation && equality.Semantic.DeepEqual(latest.Status, obj.Status) {
 		return nil
 	}
 	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))

@@ -4,6 +4,9 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
@@ -15,6 +18,29 @@ func TestALostAccountIsClosed(t *testing.T) {
 	over.NotAfter.Time = noon
 	if sealsLost(alive, noon) || !sealsLost(over, noon) || !sealsLost(accepted(prepared()).Retiring, noon.Add(-time.Hour)) {
 		t.Error("got it wrong")
+	}
+}
+
+// TestAChangeInterrupts what is under way, unless it is one of annotations only: they may change all the time.
+func TestAChangeInterrupts(t *testing.T) {
+	t.Parallel()
+	seen := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "cluster", UID: "1", Generation: 1}}
+	for name, test := range map[string]struct {
+		change     func(*v1alpha1.SigningAuthority)
+		interrupts bool
+	}{
+		"nothing":    {func(*v1alpha1.SigningAuthority) {}, false},
+		"annotation": {func(a *v1alpha1.SigningAuthority) { a.Annotations = map[string]string{v1alpha1.OperationAnnotation: "rotate-complete"} }, false},
+		"spec":       {func(a *v1alpha1.SigningAuthority) { a.Generation = 2 }, true},
+		"status":     {func(a *v1alpha1.SigningAuthority) { a.Status.Phase = v1alpha1.Prepared }, true},
+		"another":    {func(a *v1alpha1.SigningAuthority) { a.UID = "2" }, true},
+	} {
+		latest := seen.DeepCopy()
+		test.change(latest)
+		latest.ResourceVersion = "7"
+		if err := reconciler(t, latest).current(t.Context(), seen); apierrors.IsConflict(err) != test.interrupts || err != nil != test.interrupts {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -40,6 +40,9 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	if _, err := p.reconcile(t); err == nil || !strings.Contains(err.Error(), "a DNS name is not permitted in this profile") || !strings.Contains(err.Error(), "terminal error") {
 		t.Errorf("error %v", err)
 	}
+	if _, err := p.reconcile(t); err != nil {
+		t.Errorf("looked at again: %v", err)
+	}
 	if len(p.written) > 0 {
 		t.Error("it was written")
 	}

@@ -25,6 +25,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 		name := gone.Object.GetName()
 		r.places.Drop(name)
 		r.attempts.Drop(name)
+		r.ended.Drop(name)
 		r.failures.Drop(name)
 		r.certificates.drop(name)
 		r.Reporter.Forget(gone.Object)

@@ -73,6 +73,7 @@ type Reconciler struct {
 	places  fairqueue.Places
 
 	attempts unanswered.Writes[*attempt]  // to store a certificate
+	ended    unanswered.Writes[string]    // requests for which no other certificate is made, by versionOf
 	failures unanswered.Writes[Judgement] // to mark a request as Failed
 
 	certificates certificates

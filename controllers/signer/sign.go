@@ -20,6 +20,9 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 	signer := r.Signers[obj.Spec.SignerName]
 	profile := signer.Profile.Within(judged.LifetimeCap)
 	notAfter := judged.Authority.NotAfterOf(profile, judged.Request.Cert, now)
+	if ended, ok := r.ended.Of(obj); ok && ended == versionOf(obj, judged) {
+		return nil // the outcome would be the same
+	}
 	made, kept := r.attempts.Of(obj)
 	if kept && (made.keyID != judged.Authority.KeyID() || made.issued.NotAfter.After(notAfter)) {
 		r.giveUp(ctx, obj)
@@ -49,6 +52,7 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 // mismatch reports that the finished certificate is not the judged one. It is not stored. Signing again is no use as long as
 // the request and the configuration stay as they are.
 func (r *Reconciler) mismatch(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, differs *ca.LintError) error {
+	r.ended.Keep(obj, versionOf(obj, judged))
 	name := obj.Spec.SignerName
 	mismatchesTotal.WithLabelValues(name).Inc()
 	discardedTotal.WithLabelValues(name).Inc()
@@ -59,6 +63,11 @@ func (r *Reconciler) mismatch(ctx context.Context, obj *certificatesv1.Certifica
 	r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "CertificateMismatch",
 		Message: fmt.Sprintf("%v: it was not stored; report this as a defect of the signer, with the request", differs)})
 	return reconcile.TerminalError(fmt.Errorf("issue certificate: %w", differs))
+}
+
+// versionOf returns what the outcome of signing depends on: the version of obj, and the CA.
+func versionOf(obj *certificatesv1.CertificateSigningRequest, judged Judgement) string {
+	return obj.ResourceVersion + " " + judged.Authority.KeyID()
 }
 
 // notCovered says why nothing is signed, and what to do if it is not what err says already.

@@ -76,6 +76,7 @@ func (r *Reconciler) store(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 	if made.tries >= mostTries {
 		r.attempts.Drop(obj.Name)
+		r.ended.Keep(obj, versionOf(before, judged))
 		r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "NotStored",
 			Message: fmt.Sprintf("the API server has refused %d times to store the certificate: %v; a new request is needed", made.tries, err)})
 		return nil

@@ -81,6 +81,9 @@ func TestAWriteThatFailsForGoodIsBounded(t *testing.T) {
 	if got := events(); p.certificates() != 1 || len(p.written) != mostTries || got != "Signed, Uncertain, NotSigned NotStored" {
 		t.Errorf("%d certificates in %d writes: %s", p.certificates(), len(p.written), got)
 	}
+	if _, err := p.reconcile(t); err != nil || p.certificates() != 1 {
+		t.Errorf("looked at again: %d certificates, error %v", p.certificates(), err)
+	}
 	if told := taken(p.recorder); len(told) != 1 || !strings.Contains(told[0], "NotStored the API server has refused 20 times") {
 		t.Errorf("told %q", told)
 	}

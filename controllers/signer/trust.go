@@ -30,7 +30,7 @@ import (
 const (
 	// askKnown is the pause after an answer about a CA. Without an answer the pause doubles from askUnknownMin to askUnknownMax.
 	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
-	// trustKept is for how long an answer stands when API servers do not answer any more.
+	// trustKept is for how long it stands that a CA is trusted when API servers do not answer any more.
 	trustKept = 3 * askKnown
 	// dialTimeout bounds the look whether an API server listens.
 	dialTimeout = 3 * time.Second
@@ -53,8 +53,8 @@ func (k *KeyPair) clientTrust(authority *ca.Authority) probe.Answer {
 	return k.trusted.Answer
 }
 
-// noteTrust keeps answer about authority, and wakes the requests that wait for it. Without an answer the one before stands
-// for a while.
+// noteTrust keeps answer about authority, and wakes the requests that wait for it. That the CA is trusted
+// stands for a while without a new answer. That it is not permits more, so it ends with the first question without an answer.
 func (k *KeyPair) noteTrust(authority *ca.Authority, answer probe.Answer, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,7 +62,7 @@ func (k *KeyPair) noteTrust(authority *ca.Authority, answer probe.Answer, now ti
 	if before.authority != authority {
 		before = clientTrust{}
 	}
-	if answer.Trust == probe.Unknown && before.Trust != probe.Unknown && now.Sub(before.at) < trustKept {
+	if answer.Trust == probe.Unknown && before.Trust == probe.Recognised && now.Sub(before.at) < trustKept {
 		return
 	}
 	k.trusted = clientTrust{Answer: answer, authority: authority, at: now}

@@ -137,8 +137,8 @@ func TestTrustIsOfOneCA(t *testing.T) {
 	}{
 		{silent, 0, probe.Unknown, false},
 		{no, time.Second, probe.Refused, true},
-		{silent, time.Minute, probe.Refused, false},
-		{no, 2 * time.Minute, probe.Refused, false},
+		{no, time.Minute, probe.Refused, false},
+		{silent, 2 * time.Minute, probe.Unknown, true},
 		{yes, 3 * time.Minute, probe.Recognised, true},
 		{silent, trustKept, probe.Recognised, false},
 		{silent, 3*time.Minute + trustKept, probe.Unknown, true},

@@ -78,9 +78,9 @@ type APIServers struct {
 
 // apiServer is one endpoint, or the address in the kubeconfig.
 type apiServer struct {
-	sans   []SAN
-	listed time.Time // when it was an endpoint last
-	err    error     // of the last reading
+	shown  map[SAN]time.Time // what its certificate holds, and when that was read last
+	listed time.Time         // when it was an endpoint last
+	err    error             // of the last reading
 }
 
 // NewAPIServers reads from the API servers that cfg and the endpoints in cluster lead to. Start keeps that current.
@@ -167,7 +167,7 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 	}
 	a.forget(targets, listed)
 	for name, server := range a.servers {
-		for _, san := range server.sans {
+		for san := range server.shown {
 			if names[san] == "" {
 				names[san] = "in the serving certificate of " + name
 			}
@@ -316,7 +316,7 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 		})
 	}
 	reading.Wait()
-	unread := 0
+	unread, now := 0, a.clock.Now()
 	for _, name := range slices.Sorted(maps.Keys(results)) {
 		server, last := results[name], a.servers[name]
 		if server.err != nil {
@@ -327,7 +327,13 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 					"apiServer", name)
 			}
 			if last != nil {
-				server.sans = last.sans
+				server.shown = last.shown
+			}
+		} else if last != nil && name == kubeconfigHost { // a load balancer leads to another API server each time
+			for san, at := range last.shown {
+				if _, again := server.shown[san]; !again && now.Sub(at) <= forgetAfter {
+					server.shown[san] = at
+				}
 			}
 		}
 		a.servers[name] = server
@@ -338,7 +344,7 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 
 // readOne reads what one API server shows in each of the ways to ask it.
 func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *apiServer, verified bool) {
-	server = &apiServer{}
+	server = &apiServer{shown: map[SAN]time.Time{}}
 	for _, way := range ways {
 		shown, err := a.read(ctx, way)
 		if err != nil {
@@ -351,7 +357,9 @@ func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *
 			server.err = fmt.Errorf("it holds %d names more than are reserved", more)
 			sans = sans[:maxServerNames]
 		}
-		server.sans = append(server.sans, sans...)
+		for _, san := range sans {
+			server.shown[san] = a.clock.Now()
+		}
 	}
 	return server, verified
 }

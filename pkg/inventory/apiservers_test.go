@@ -180,6 +180,25 @@ func TestAPIServersAreKeptCurrent(t *testing.T) {
 	}
 }
 
+// Behind a load balancer each reading may show another certificate. What was not shown for an hour is forgotten.
+func TestAPIServersBehindALoadBalancer(t *testing.T) {
+	t.Parallel()
+	f := &fakeServers{shown: map[string]probe.Shown{}}
+	a, steps := apiServersOf(f)
+	for _, name := range []string{"first.example.com", "second.example.com", "first.example.com"} {
+		f.shown["lb.example.com:443"] = shows(true, name)
+		a.round(t.Context())
+		steps.Step(forgetAfter * 2 / 3)
+	}
+	if a.Has(ParseSAN("first.example.com")) == "" || a.Has(ParseSAN("second.example.com")) == "" {
+		t.Errorf("reserved %s", reservedOf(a))
+	}
+	a.round(t.Context())
+	if a.Has(ParseSAN("first.example.com")) == "" || a.Has(ParseSAN("second.example.com")) != "" {
+		t.Errorf("an hour later, reserved %s", reservedOf(a))
+	}
+}
+
 // An API server is not gone because nobody can say which there are.
 func TestAPIServersStayWhileEndpointsAreUnknown(t *testing.T) {
 	t.Parallel()

@@ -81,8 +81,8 @@ func (c Claim) against(other Claim) result {
 type Ownership struct {
 	// Holders returns the names of the Nodes that report san, in any order.
 	Holders func(san SAN) ([]string, error)
-	// Reported returns what the Node of that name reports.
-	Reported func(node string) []SAN
+	// Reported returns what the Node of that name reports. An error means that it is not known.
+	Reported func(node string) ([]SAN, error)
 	// Claim returns the claim of a Node that reports san, or of the node that asks for it.
 	Claim func(node string, san SAN) (Claim, error)
 
@@ -267,8 +267,12 @@ func (o *Ownership) sharedBy(node string) (map[string][]SAN, error) {
 	if pairs, known := o.pairs[node]; known {
 		return pairs, nil
 	}
+	reported, err := o.Reported(node)
+	if err != nil {
+		return nil, err
+	}
 	pairs := map[string][]SAN{}
-	for _, san := range o.Reported(node) {
+	for _, san := range reported {
 		reporters, err := o.Holders(san)
 		if err != nil {
 			return nil, err

@@ -56,9 +56,9 @@ func (w world) ownership(shuffle *rand.Rand) *Ownership {
 	store := w.store(shuffle)
 	return &Ownership{
 		Holders: func(san SAN) ([]string, error) { return store.IndexKeys(bySAN, san.String()) },
-		Reported: func(node string) []SAN {
-			obj, _, _ := store.GetByKey(node)
-			return nodeSANs(obj)
+		Reported: func(node string) ([]SAN, error) {
+			obj, _, err := store.GetByKey(node)
+			return nodeSANs(obj), err
 		},
 		Claim: func(node string, san SAN) (Claim, error) {
 			if node == w.broken {

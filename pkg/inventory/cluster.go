@@ -202,13 +202,13 @@ func (c *Cluster) Node(_ context.Context, name string) (*corev1.Node, error) {
 	return obj.(*corev1.Node), nil
 }
 
-// Reported is what the Node of that name reports, as far as it is known.
-func (c *Cluster) Reported(node string) []SAN {
+// Reported returns what the Node of that name reports.
+func (c *Cluster) Reported(node string) ([]SAN, error) {
 	obj, err := c.Node(context.Background(), node) //nolint:forbidigo // nothing is waited for: it is in memory
 	if obj == nil || err != nil {
-		return nil
+		return nil, err
 	}
-	return nodeSANs(obj)
+	return nodeSANs(obj), nil
 }
 
 // recheck returns what other Nodes report that share a value that node has got or given up: that may show which of two
@@ -224,7 +224,8 @@ func (c *Cluster) recheck(node string, changed []SAN) []SAN {
 		for _, other := range holders {
 			if !seen[other] && len(seen) <= mostRechecked {
 				seen[other] = true
-				sans = append(sans, c.Reported(other)...)
+				reported, _ := c.Reported(other) // if it is not known, all is looked at once it is
+				sans = append(sans, reported...)
 			}
 		}
 	}

@@ -41,13 +41,14 @@ func TestReported(t *testing.T) {
 	t.Parallel()
 	c := clusterOf(nodeWith("a", "10.0.0.1", "A.example.com"))
 	for node, want := range map[string][]SAN{"a": sans("10.0.0.1", "a.example.com"), "b": nil, "": nil} {
-		if diff := cmp.Diff(want, c.Reported(node), byValue); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", node, diff)
+		got, err := c.Reported(node)
+		if diff := cmp.Diff(want, got, byValue); diff != "" || err != nil {
+			t.Errorf("%q: error %v (-want +got):\n%s", node, err, diff)
 		}
 	}
 	c.services.set(nil, errNotRead)
-	if got := c.Reported("a"); len(got) > 0 {
-		t.Errorf("before all is read, %v", got)
+	if got, err := c.Reported("a"); len(got) > 0 || !IsUnread(err) {
+		t.Errorf("before all is read, %v, error %v", got, err)
 	}
 }
 

@@ -28,8 +28,8 @@ type Owner interface {
 // NodeReports is the Source that believes what Nodes report of themselves.
 type NodeReports interface {
 	Source
-	// Reported returns what the Node of that name reports.
-	Reported(node string) []SAN
+	// Reported returns what the Node of that name reports. An error means that the Nodes are not known.
+	Reported(node string) ([]SAN, error)
 }
 
 // IsUnread says whether err is that what runs has not tried to read yet.
