@@ -1,19 +1,40 @@
 package rotation
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
+
+// take takes action, and records that once. Who led before may come to it late: the intent that is noted just before says that
+// nobody has gone on since what was seen; where it was noted before, that is asked.
+func (r *Reconciler) take(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, seen *seen, again bool) error {
+	if !again {
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, action))
+	} else if err := r.current(ctx, obj); err != nil {
+		return err
+	}
+	if err := r.act(ctx, obj, action, seen); err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	log.FromContext(ctx).Info("Took a step of a rotation", "action", action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
+	return nil
+}
 
 // act takes one action. All of them may be taken again.
 func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, s *seen) error {
@@ -52,6 +73,49 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
 }
 
+// writeKeys takes an action that changes the Secret, in one write that fails if somebody else has changed it since.
+func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthority, k *keys, action Action, made keyring.Pair) error {
+	ring, err := turn(k.ring, action, made, r.permit(obj, action))
+	if err != nil {
+		return err
+	}
+	changed := k.object.DeepCopy()
+	if changed.Data == nil {
+		changed.Data = map[string][]byte{}
+	}
+	if err := ring.WriteTo(changed.Data); err != nil {
+		return err
+	}
+	if !made.Empty() && changed.DeletionTimestamp == nil {
+		controllerutil.AddFinalizer(changed, keyring.Finalizer)
+	}
+	if changed.UID == "" {
+		if err := r.Client.Create(ctx, changed); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create Secret: %w", err)
+		}
+		return nil // what else is there by now is looked at next
+	}
+	if maps.EqualFunc(changed.Data, k.object.Data, bytes.Equal) {
+		return nil
+	}
+	if err := r.Client.Update(ctx, changed); err != nil {
+		return fmt.Errorf("update Secret: %w", err)
+	}
+	return nil
+}
+
+// permit is what the signer is told with action.
+func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keyring.Permit {
+	lifetime := r.OldLifetimeCap
+	if own := obj.Spec.Lifetimes.OldCap; own != nil {
+		lifetime = own.Duration
+	}
+	return keyring.Permit{Authority: obj.Name, Signers: permittedSigners(&obj.Spec, &obj.Status, action), LifetimeCap: max(lifetime, shortestCap)}
+}
+
+// shortestCap keeps certificates from being due for renewal the moment that they are issued.
+const shortestCap = 2 * ca.ShortestLifetime
+
 // makeCandidate makes a CA, and before it is anywhere an account that says that it has issued nothing.
 func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
 	made, err := r.newPair(obj)
@@ -62,6 +126,37 @@ func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 		return err
 	}
 	return r.writeKeys(ctx, obj, s.keys, MakeCandidate, made.Pair)
+}
+
+// newPair is a CA that was made just now.
+type newPair struct {
+	keyring.Pair
+	keyID string
+}
+
+// newPair makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
+// another.
+func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (newPair, error) {
+	lifetime := ca.DefaultAuthorityLifetime
+	if own := obj.Spec.CA.Duration; own != nil {
+		lifetime = own.Duration
+	}
+	now := r.Clock.Now()
+	authority, key, err := ca.New(ca.NewOptions{
+		CommonName: commonName(obj.Name, obj.Status.Generation, now.Unix()),
+		Algorithm:  ca.Algorithm(obj.Spec.CA.KeyAlgorithm),
+		Lifetime:   lifetime,
+	}, now)
+	if err != nil {
+		return newPair{}, fmt.Errorf("make a CA: %w", err)
+	}
+	return newPair{keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
+}
+
+// commonName fits into X.520's 64 letters.
+func commonName(authority string, generation, at int64) string {
+	suffix := fmt.Sprintf("-g%d-%d", generation, at)
+	return authority[:min(len(authority), 64-len(suffix))] + suffix
 }
 
 // takeCandidate takes what its owner has brought, or what was copied from another authority with its account.

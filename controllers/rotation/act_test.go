@@ -29,11 +29,13 @@ func TestAChangeInterrupts(t *testing.T) {
 		change     func(*v1alpha1.SigningAuthority)
 		interrupts bool
 	}{
-		"nothing":    {func(*v1alpha1.SigningAuthority) {}, false},
-		"annotation": {func(a *v1alpha1.SigningAuthority) { a.Annotations = map[string]string{v1alpha1.OperationAnnotation: "rotate-complete"} }, false},
-		"spec":       {func(a *v1alpha1.SigningAuthority) { a.Generation = 2 }, true},
-		"status":     {func(a *v1alpha1.SigningAuthority) { a.Status.Phase = v1alpha1.Prepared }, true},
-		"another":    {func(a *v1alpha1.SigningAuthority) { a.UID = "2" }, true},
+		"nothing": {func(*v1alpha1.SigningAuthority) {}, false},
+		"annotation": {func(a *v1alpha1.SigningAuthority) {
+			a.Annotations = map[string]string{v1alpha1.OperationAnnotation: "rotate-complete"}
+		}, false},
+		"spec":    {func(a *v1alpha1.SigningAuthority) { a.Generation = 2 }, true},
+		"status":  {func(a *v1alpha1.SigningAuthority) { a.Status.Phase = v1alpha1.Prepared }, true},
+		"another": {func(a *v1alpha1.SigningAuthority) { a.UID = "2" }, true},
 	} {
 		latest := seen.DeepCopy()
 		test.change(latest)

@@ -1,156 +1,187 @@
 package rotation
 
 import (
-	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"maps"
-
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
-// keys are the Secret of an authority, as it was read.
-type keys struct {
-	object *corev1.Secret // with an empty UID when there is none yet
-	ring   keyring.Ring
-	// loaded are the CAs that can be used.
-	tls, signing, candidate, retiring *ca.Authority
-}
+// gone says whether the pair that signs is not in the Secret any more.
+func (m *machine) gone() bool { return m.s.Signing != nil && !m.f.Ring.Signing.is(m.s.Signing) }
 
-func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
-	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
-}
-
-// readKeys reads the Secret of obj, and what it holds of CAs.
-func (r *Reconciler) readKeys(ctx context.Context, obj *v1alpha1.SigningAuthority) (*keys, RingFacts, error) {
-	name := secretName(obj)
-	k := &keys{object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Type: corev1.SecretTypeTLS}}
-	err := r.Live.Get(ctx, name, k.object)
+// lost has a signing pair that is gone put back from tls.crt and tls.key, and does nothing while another one is in its place, or
+// it in that of another one.
+func (m *machine) lost() bool {
+	ring := m.f.Ring
+	misplaced := ring.Candidate.is(m.s.Signing) || ring.Retiring.is(m.s.Signing)
 	switch {
-	case client.IgnoreNotFound(err) != nil:
-		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
-	case err == nil && k.object.Type != corev1.SecretTypeTLS:
-		return nil, RingFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
+	case !m.gone():
+		return false
+	case ring.TLS.is(m.s.Signing) && ring.Signing.is(m.s.Retiring):
+		m.act(RestoreBoth)
+	case ring.TLS.is(m.s.Signing):
+		m.act(RestoreSigning)
+	case ring.Signing == nil && !misplaced:
+		return false
+	case m.f.Operation != "":
+		m.refuse("the Secret is not as it was: the CA %s, which signs here, is not in signing.crt", m.s.Signing.KeyID)
+	case misplaced:
+		m.wait("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another", m.s.Signing.KeyID)
+	default:
+		m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, which does not sign here; without a backup, remove signing.crt and signing.key",
+			m.s.Signing.KeyID, ring.Signing.KeyID)
 	}
-	if k.ring, err = keyring.Parse(k.object.Data); err != nil {
-		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+	return true
+}
+
+// waitForKey waits for a signing pair that is gone; otherwise is what can be done without it.
+func (m *machine) waitForKey(otherwise string) {
+	instead := ""
+	if m.f.Ring.TLS != nil || m.f.Ring.TLSProblem != "" {
+		instead = "; what is there instead is not taken: " + m.unfit()
 	}
-	facts := RingFacts{Told: k.ring.Permit.Signers}
-	for _, each := range []struct {
-		pair   keyring.Pair
-		loaded **ca.Authority
-		facts  **CAFacts
-	}{
-		{k.ring.Signing, &k.signing, &facts.Signing},
-		{k.ring.Candidate, &k.candidate, &facts.Candidate},
-		{k.ring.Retiring, &k.retiring, &facts.Retiring},
-		{k.ring.TLS, &k.tls, &facts.TLS},
-	} {
-		if each.pair.Empty() {
-			continue
+	m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; without a backup, %s",
+		m.s.Signing.KeyID, instead, otherwise)
+}
+
+// edited puts back what signs, while there is no place for another CA.
+func (m *machine) edited() bool {
+	ring := m.f.Ring
+	if m.s.Signing == nil || ring.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
+		return false
+	}
+	m.replaced()
+	m.act(RestoreTLS)
+	return true
+}
+
+// overwrites takes an action that writes tls.crt and tls.key too, and says so if an edit goes that was not looked at.
+func (m *machine) overwrites(action Action) {
+	ring := m.f.Ring
+	if ring.TLSProblem != "" || ring.TLS != nil && !ring.TLS.same(ring.Signing) && !ring.TLS.same(ring.Candidate) && !ring.TLS.same(ring.Retiring) {
+		m.replaced()
+	}
+	m.act(action)
+}
+
+// replaced says so of what is in tls.crt and tls.key.
+func (m *machine) replaced() {
+	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()
+}
+
+// unfit says why what is in tls.crt and tls.key can't be the candidate, or nothing.
+func (m *machine) unfit() string {
+	ring := m.f.Ring
+	switch {
+	case ring.TLSProblem != "":
+		return ring.TLSProblem
+	case ring.TLS == nil:
+		return "there is nothing"
+	case m.s.Phase != v1alpha1.Completed:
+		return "a rotation is under way"
+	case ring.TLS.KeyID == m.s.Signing.KeyID:
+		return "it has the key that signs: who leaves a CA needs another key"
+	default:
+		return m.unusable()
+	}
+}
+
+// unusable says why the CA in tls.crt and tls.key can't become one that signs, or nothing.
+func (m *machine) unusable() string {
+	switch {
+	case !m.f.Ring.TLS.NotAfter.After(m.f.Now):
+		return "it has ended"
+	case m.f.TLSRetired || m.s.LastRetired != nil && m.s.LastRetired.KeyID == m.f.Ring.TLS.KeyID:
+		return "it has retired here before, so those who left it would trust it again"
+	default:
+		return ""
+	}
+}
+
+// misplaced says why the candidate in the Secret, which comes from a backup then, can't become one that signs, or nothing.
+func (m *machine) misplaced() string {
+	switch {
+	case m.s.Signing != nil && m.f.Ring.Candidate.KeyID == m.s.Signing.KeyID:
+		return "it has the key that signs"
+	case m.f.CandidateRetired:
+		return "it has retired here before"
+	default:
+		return ""
+	}
+}
+
+// turning are the actions that change the Secret, each in one write. made is the pair that MakeCandidate or CopyFrom brings.
+var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
+	CopyFrom:      func(ring *keyring.Ring, made keyring.Pair) { ring.TLS = made }, // a candidate is taken from there
+	MakeCandidate: func(ring *keyring.Ring, made keyring.Pair) { ring.Candidate = made },
+	TakeCandidate: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Candidate = ring.TLS
+		if !ring.Signing.Empty() {
+			ring.TLS = ring.Signing
 		}
-		*each.loaded, err = each.pair.Load()
-		if err != nil && each.loaded != &k.tls {
-			return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+	},
+	DropCandidate: func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
+	RestoreTLS: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.TLS = ring.Signing
+		once(ring)
+	},
+	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Signing = ring.TLS
+		once(ring)
+	},
+	RestoreBoth: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Retiring, ring.Signing = ring.Signing, ring.TLS
+		once(ring)
+	},
+	Switch: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keyring.Pair{}
+	},
+	SwapBack: func(ring *keyring.Ring, _ keyring.Pair) {
+		ring.Signing, ring.TLS, ring.Retiring = ring.Retiring, ring.Retiring, ring.Signing
+	},
+	Permit:          func(*keyring.Ring, keyring.Pair) {},
+	DestroyRetiring: func(ring *keyring.Ring, _ keyring.Pair) { ring.Retiring = keyring.Pair{} },
+}
+
+// once has what signs be nothing else.
+func once(ring *keyring.Ring) {
+	for _, one := range []*keyring.Pair{&ring.Candidate, &ring.Retiring} {
+		if sameKey(*one, ring.Signing) {
+			*one = keyring.Pair{}
 		}
-		if err != nil {
-			facts.TLSProblem = err.Error()
-			continue
-		}
-		*each.facts = factsOf(*each.loaded)
-	}
-	return k, facts, nil
-}
-
-func factsOf(authority *ca.Authority) *CAFacts {
-	fingerprint := sha256.Sum256(authority.Certificate().Raw)
-	return &CAFacts{
-		KeyID: authority.KeyID(), Fingerprint: hex.EncodeToString(fingerprint[:]),
-		Certificate: string(authority.CertificatePEM()), NotAfter: authority.Certificate().NotAfter,
 	}
 }
 
-// writeKeys takes an action that changes the Secret, in one write that fails if somebody else has changed it since.
-func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthority, k *keys, action Action, made keyring.Pair) error {
-	ring, err := turn(k.ring, action, made, r.permit(obj, action))
-	if err != nil {
-		return err
+// sameKey says whether both have one key, however it is written.
+func sameKey(one, other keyring.Pair) bool {
+	first, err := one.Load()
+	second, otherErr := other.Load()
+	if err != nil || otherErr != nil {
+		return one.Equal(other)
 	}
-	changed := k.object.DeepCopy()
-	if changed.Data == nil {
-		changed.Data = map[string][]byte{}
-	}
-	if err := ring.WriteTo(changed.Data); err != nil {
-		return err
-	}
-	if !made.Empty() && changed.DeletionTimestamp == nil {
-		controllerutil.AddFinalizer(changed, keyring.Finalizer)
-	}
-	if changed.UID == "" {
-		if err := r.Client.Create(ctx, changed); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("create Secret: %w", err)
-		}
-		return nil // what else is there by now is looked at next
-	}
-	if maps.EqualFunc(changed.Data, k.object.Data, bytes.Equal) {
-		return nil
-	}
-	if err := r.Client.Update(ctx, changed); err != nil {
-		return fmt.Errorf("update Secret: %w", err)
-	}
-	return nil
+	return first.KeyID() == second.KeyID()
 }
 
-// permit is what the signer is told with action.
-func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keyring.Permit {
-	lifetime := r.OldLifetimeCap
-	if own := obj.Spec.Lifetimes.OldCap; own != nil {
-		lifetime = own.Duration
+// turn is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.
+func turn(ring keyring.Ring, action Action, made keyring.Pair, permit keyring.Permit) (keyring.Ring, error) {
+	change, found := turning[action]
+	if !found {
+		return ring, fmt.Errorf("%s changes no Secret", action)
 	}
-	return keyring.Permit{Authority: obj.Name, Signers: permittedSigners(&obj.Spec, &obj.Status, action), LifetimeCap: max(lifetime, shortestCap)}
+	change(&ring, made)
+	if action == CopyFrom {
+		return ring, nil // nothing signs yet
+	}
+	if ring.Candidate.Empty() {
+		permit.LifetimeCap = 0
+	}
+	ring.Permit = permit
+	return ring, nil
 }
 
-// shortestCap keeps certificates from being due for renewal the moment that they are issued.
-const shortestCap = 2 * ca.ShortestLifetime
-
-// newPair is a CA that was made just now.
-type newPair struct {
-	keyring.Pair
-	keyID string
-}
-
-// newPair makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
-// another.
-func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (newPair, error) {
-	lifetime := ca.DefaultAuthorityLifetime
-	if own := obj.Spec.CA.Duration; own != nil {
-		lifetime = own.Duration
-	}
-	now := r.Clock.Now()
-	authority, key, err := ca.New(ca.NewOptions{
-		CommonName: commonName(obj.Name, obj.Status.Generation, now.Unix()),
-		Algorithm:  ca.Algorithm(obj.Spec.CA.KeyAlgorithm),
-		Lifetime:   lifetime,
-	}, now)
-	if err != nil {
-		return newPair{}, fmt.Errorf("make a CA: %w", err)
-	}
-	return newPair{keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
-}
-
-// commonName fits into X.520's 64 letters.
-func commonName(authority string, generation, at int64) string {
-	suffix := fmt.Sprintf("-g%d-%d", generation, at)
-	return authority[:min(len(authority), 64-len(suffix))] + suffix
+// permitted says whether the signer has been told what permit says.
+func permitted(ring keyring.Ring, permit keyring.Permit) bool {
+	told, err := turn(ring, Permit, keyring.Pair{}, permit)
+	return err == nil && ring.Permit.Equal(told.Permit)
 }

@@ -106,8 +106,3 @@ func (m *machine) unkept() {
 func (m *machine) provable() bool {
 	return m.s.Retiring.NotAfter.After(m.f.Now) && len(m.f.Sharing) == 0 && askedToRefuse(m.spec.Signers, m.f)
 }
-
-// askedToRefuse says whether API servers have verified what the retiring CA has issued, be it for signers that have left.
-func askedToRefuse(signers []string, f Facts) bool {
-	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
-}

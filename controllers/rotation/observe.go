@@ -3,15 +3,22 @@ package rotation
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
@@ -36,24 +43,6 @@ func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority, a
 		s.Servers, s.Above, s.Kept, s.Holding, s.Unclear = asked.Servers, asked.Above, asked.Kept, asked.Holding, asked.Unclear
 	}
 	return s, nil
-}
-
-// verify asks those who verify certificates what the phase needs to know. It waits for API servers that do not answer, so
-// it changes nothing, and does not keep other authorities waiting.
-func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
-	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed { // which ask nobody
-		r.watches.forget(obj.Name)
-		return nil, nil
-	}
-	s, err := r.observe(ctx, obj)
-	if err != nil {
-		return nil, err
-	}
-	r.ask(ctx, obj, s)
-	if err := r.above(ctx, obj, s); err != nil {
-		return nil, err
-	}
-	return s, r.kept(ctx, obj, s)
 }
 
 // observe reads what the API server stores.
@@ -82,6 +71,67 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 		}
 	}
 	return s, nil
+}
+
+// keys are the Secret of an authority, as it was read.
+type keys struct {
+	object *corev1.Secret // with an empty UID when there is none yet
+	ring   keyring.Ring
+	// loaded are the CAs that can be used.
+	tls, signing, candidate, retiring *ca.Authority
+}
+
+// readKeys reads the Secret of obj, and what it holds of CAs.
+func (r *Reconciler) readKeys(ctx context.Context, obj *v1alpha1.SigningAuthority) (*keys, RingFacts, error) {
+	name := secretName(obj)
+	k := &keys{object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Type: corev1.SecretTypeTLS}}
+	err := r.Live.Get(ctx, name, k.object)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+	case err == nil && k.object.Type != corev1.SecretTypeTLS:
+		return nil, RingFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
+	}
+	if k.ring, err = keyring.Parse(k.object.Data); err != nil {
+		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+	}
+	facts := RingFacts{Told: k.ring.Permit.Signers}
+	for _, each := range []struct {
+		pair   keyring.Pair
+		loaded **ca.Authority
+		facts  **CAFacts
+	}{
+		{k.ring.Signing, &k.signing, &facts.Signing},
+		{k.ring.Candidate, &k.candidate, &facts.Candidate},
+		{k.ring.Retiring, &k.retiring, &facts.Retiring},
+		{k.ring.TLS, &k.tls, &facts.TLS},
+	} {
+		if each.pair.Empty() {
+			continue
+		}
+		*each.loaded, err = each.pair.Load()
+		if err != nil && each.loaded != &k.tls {
+			return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+		}
+		if err != nil {
+			facts.TLSProblem = err.Error()
+			continue
+		}
+		*each.facts = factsOf(*each.loaded)
+	}
+	return k, facts, nil
+}
+
+func factsOf(authority *ca.Authority) *CAFacts {
+	fingerprint := sha256.Sum256(authority.Certificate().Raw)
+	return &CAFacts{
+		KeyID: authority.KeyID(), Fingerprint: hex.EncodeToString(fingerprint[:]),
+		Certificate: string(authority.CertificatePEM()), NotAfter: authority.Certificate().NotAfter,
+	}
+}
+
+func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
+	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 }
 
 // others looks at the other authorities: which this one begins from, and which keeps what retires here.
@@ -204,34 +254,14 @@ func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error)
 	return w, nil
 }
 
-// above looks for CAs by which API servers would go on to accept the retiring one. One that is self-signed has none above it.
-func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	if obj.Status.Phase != v1alpha1.Prepared || s.keys.retiring == nil || !askedToRefuse(obj.Spec.Signers, s.Facts) {
-		return nil
+// certificateOf is that of a CA as it is noted.
+func certificateOf(one *v1alpha1.CAStatus) (*x509.Certificate, error) {
+	certs, err := ca.ParseCertificates([]byte(one.Certificate))
+	if err == nil && len(certs) != 1 {
+		err = fmt.Errorf("there are %d", len(certs))
 	}
-	chain, err := ca.ParseCertificates(s.keys.retiring.AppendedPEM())
-	if err != nil || len(chain) == 0 {
-		return err
-	}
-	certs, err := r.publisher.Above(ctx, chain, s.Now)
-	for _, one := range certs {
-		s.Above = append(s.Above, fmt.Sprintf("%q", one.Subject.String()))
-	}
-	return err
-}
-
-// kept looks for those who hold what was published before.
-func (r *Reconciler) kept(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	retiring := obj.Status.Retiring
-	if obj.Status.UnpublishedAt == nil || retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
-		return nil
-	}
-	cert, err := certificateOf(retiring)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("the status has no certificate for the CA %s: %w", one.KeyID, err)
 	}
-	if s.Kept, err = r.publisher.Holds(ctx, cert); err != nil || s.keys.retiring == nil {
-		return err
-	}
-	return r.aggregated(ctx, s)
+	return certs[0], nil
 }

@@ -2,15 +2,130 @@ package rotation
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 )
+
+// note writes what was decided before anything is done, and says whether the decision goes on from here at once.
+func (r *Reconciler) note(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, f Facts) (busy bool, err error) {
+	before := obj.Status.DeepCopy()
+	obj.Status = step.Status
+	describe(obj, f)
+	if !equality.Semantic.DeepEqual(*before, obj.Status) {
+		if err := r.Client.Status().Update(ctx, obj); err != nil {
+			return false, err
+		}
+	}
+	r.tell(ctx, obj, before, step)
+	if step.Take {
+		if step.Refused == "" && before.TakenOperation == "" {
+			r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, Action(obj.Status.TakenOperation)))
+		}
+		return true, r.takeOperation(ctx, obj)
+	}
+	return decided(before) != decided(&obj.Status), nil
+}
+
+// decided is what of a status a next step depends on, and not the time alone.
+func decided(status *v1alpha1.SigningAuthorityStatus) string {
+	var b strings.Builder
+	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.TakenOperation, status.UnpublishedAt == nil)
+	for _, one := range []*v1alpha1.CAStatus{status.Signing, status.Candidate, status.Retiring} {
+		if one != nil {
+			fmt.Fprint(&b, "|", one.Fingerprint)
+		}
+	}
+	return b.String()
+}
+
+// takeOperation removes the annotation, unless it is another one by now.
+func (r *Reconciler) takeOperation(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	delete(obj.Annotations, v1alpha1.OperationAnnotation)
+	return r.Client.Patch(ctx, obj, patch)
+}
+
+// unready says in the status why nothing can be decided, and returns err.
+func (r *Reconciler) unready(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
+	before := obj.Status.DeepCopy()
+	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "RotationStuck", Message: err.Error(),
+		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.Clock.Now()),
+	})
+	if equality.Semantic.DeepEqual(*before, obj.Status) {
+		return err
+	}
+	r.event(obj, corev1.EventTypeWarning, "RotationStuck", err.Error())
+	return errors.Join(err, r.Client.Status().Update(ctx, obj))
+}
+
+// tell writes Events about what an owner wants to know.
+func (r *Reconciler) tell(ctx context.Context, obj *v1alpha1.SigningAuthority, before *v1alpha1.SigningAuthorityStatus, step Step) {
+	if step.Refused != "" {
+		r.event(obj, corev1.EventTypeWarning, "RotationRefused", step.Refused)
+		log.FromContext(ctx).Info("Refused", "why", step.Refused)
+	}
+	if before.Phase != obj.Status.Phase {
+		reached := "Rotation" + string(obj.Status.Phase)
+		r.event(obj, corev1.EventTypeNormal, reached, sentence(&obj.Status))
+	}
+	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
+		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
+	}
+	measure(obj)
+}
+
+func (r *Reconciler) event(obj *v1alpha1.SigningAuthority, eventType, reason, message string) {
+	r.Reporter.Object(obj, eventType, "Rotate", reason, message)
+}
+
+// recordOf names the CA that action is about: the one that is to sign, or to go.
+func recordOf(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
+	status := &obj.Status
+	one := cmp.Or(status.Candidate, status.Signing)
+	switch action {
+	case SwapBack, Seal, Unseal, Prune, DestroyRetiring:
+		one = cmp.Or(status.Retiring, one)
+	}
+	record := audit.Record{Name: obj.Name, UID: obj.UID, Reason: string(action), Message: sentence(status)}
+	if one != nil {
+		record.IssuerKeyID = one.KeyID
+	}
+	return record
+}
+
+// sentence says what a phase means.
+func sentence(status *v1alpha1.SigningAuthorityStatus) string {
+	key := func(one *v1alpha1.CAStatus) string {
+		if one == nil {
+			return "none yet"
+		}
+		return one.KeyID
+	}
+	switch status.Phase {
+	case v1alpha1.Preparing:
+		return fmt.Sprintf("CA generation %d waits to be trusted; what signs is %s", status.Generation, key(status.Signing))
+	case v1alpha1.Prepared:
+		return fmt.Sprintf("signing with %s; %s is trusted until rotate-complete", key(status.Signing), key(status.Retiring))
+	case v1alpha1.Completing:
+		return fmt.Sprintf("%s is leaving what is published", key(status.Retiring))
+	default:
+		return fmt.Sprintf("signing with %s, and nothing else is trusted", key(status.Signing))
+	}
+}
 
 // longest bounds what a status lists.
 const longest = 20

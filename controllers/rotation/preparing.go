@@ -4,10 +4,32 @@ import (
 	"slices"
 	"strings"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
+
+// start begins to make a CA.
+func (m *machine) start() {
+	m.s.Generation++
+	m.s.Candidate = nil
+	m.enter(v1alpha1.Preparing)
+	m.act(MakeCandidate)
+}
+
+// adopt takes a CA that its owner has put into the Secret as the candidate.
+func (m *machine) adopt() {
+	m.s.Generation++
+	m.enter(v1alpha1.Preparing)
+	m.s.Candidate = m.noteCA(m.f.Ring.TLS, m.s.Generation)
+	m.s.Candidate.AdoptedAt = m.now()
+	if m.s.Signing == nil {
+		m.confirm()
+		if from := m.f.From; m.f.Ring.TLS.is(from) { // its ledger has come with it
+			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt, m.s.Candidate.TrustConfirmedAt = from.AdoptedAt, from.AttestedAt, from.TrustConfirmedAt
+			m.s.Candidate.Signers = slices.Clone(from.Signers)
+		}
+	}
+	m.act(TakeCandidate)
+}
 
 // prepare has a candidate trusted, and then switches.
 func (m *machine) prepare() {
@@ -131,53 +153,4 @@ func (m *machine) prove() {
 // confirm notes that those who can't be asked trust the candidate, as its owner says: those of the signers that there are now.
 func (m *machine) confirm() {
 	m.s.Candidate.TrustConfirmedAt, m.s.Candidate.Signers = m.now(), unasked(m.spec.Signers)
-}
-
-// added waits for a CA that signs for signers that came when the one that signs was proven already.
-func (m *machine) added() {
-	added := slices.DeleteFunc(slices.Clone(m.spec.Signers), func(name string) bool { return trustedFor(m.s.Signing, name) })
-	if len(added) > 0 {
-		m.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust the CA %s", strings.Join(added, ", "), m.s.Signing.KeyID)
-	}
-}
-
-// trusted waits for the API servers, if they verify what any of the signers issues.
-func (m *machine) trusted(proof Proof) {
-	if AsksAPIServers(m.spec.Signers) {
-		m.unproven(proof)
-	}
-}
-
-func (m *machine) unproven(proof Proof) {
-	if proof.Proven {
-		return
-	}
-	if len(proof.Missing) == 0 {
-		m.wait("every API server to be asked")
-	}
-	m.step.Waiting = append(m.step.Waiting, proof.Missing...)
-}
-
-// AsksAPIServers says whether API servers verify what any of signers issues.
-func AsksAPIServers(signers []string) bool { return slices.ContainsFunc(signers, byAPIServers) }
-
-// unasked are the signers whose verifiers can't be asked.
-func unasked(signers []string) []string {
-	return slices.DeleteFunc(slices.Clone(signers), byAPIServers)
-}
-
-// byAPIServers says whether API servers verify what signer issues.
-func byAPIServers(signer string) bool {
-	return signer == certificatesv1.KubeAPIServerClientSignerName || signer == certificatesv1.KubeAPIServerClientKubeletSignerName
-}
-
-// published has the bundle published first.
-func (m *machine) published() bool {
-	if !m.f.Published {
-		m.step.Waiting = append(m.step.Waiting, m.f.Unpublished...)
-		m.act(Publish)
-	} else if m.s.Intent == string(Publish) {
-		m.s.Intent = ""
-	}
-	return m.f.Published
 }

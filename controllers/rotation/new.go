@@ -1,8 +1,6 @@
 package rotation
 
 import (
-	"slices"
-
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
@@ -67,43 +65,4 @@ func (m *machine) resume() {
 	default:
 		m.enter(v1alpha1.Completed)
 	}
-}
-
-func (m *machine) enter(phase v1alpha1.Phase) {
-	m.s.Phase, m.s.Intent, m.s.LedgerClosedAt, m.s.PrunedAt = phase, "", nil, nil
-	switch phase {
-	case v1alpha1.Preparing:
-		m.s.InitiatedAt, m.s.PreparedAt, m.s.CompletionInitiatedAt, m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil, nil, nil, nil
-	case v1alpha1.Prepared:
-		m.s.PreparedAt, m.s.CompletionInitiatedAt = m.now(), nil
-	case v1alpha1.Completing:
-		m.s.CompletionInitiatedAt = m.now()
-	case v1alpha1.Completed:
-		m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil
-	case v1alpha1.New:
-	}
-}
-
-// adopt takes a CA that its owner has put into the Secret as the candidate.
-func (m *machine) adopt() {
-	m.s.Generation++
-	m.enter(v1alpha1.Preparing)
-	m.s.Candidate = m.noteCA(m.f.Ring.TLS, m.s.Generation)
-	m.s.Candidate.AdoptedAt = m.now()
-	if m.s.Signing == nil {
-		m.confirm()
-		if from := m.f.From; m.f.Ring.TLS.is(from) { // its ledger has come with it
-			m.s.Candidate.AdoptedAt, m.s.Candidate.AttestedAt, m.s.Candidate.TrustConfirmedAt = from.AdoptedAt, from.AttestedAt, from.TrustConfirmedAt
-			m.s.Candidate.Signers = slices.Clone(from.Signers)
-		}
-	}
-	m.act(TakeCandidate)
-}
-
-// start begins to make a CA.
-func (m *machine) start() {
-	m.s.Generation++
-	m.s.Candidate = nil
-	m.enter(v1alpha1.Preparing)
-	m.act(MakeCandidate)
 }
