@@ -7,9 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -20,6 +25,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -192,4 +198,102 @@ func verdict(results []check.Result) error {
 	default:
 		return nil
 	}
+}
+
+// node says where the certificate of one node is stuck.
+func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
+	results := check.Node{
+		Name: name, Reader: c.api, Trust: c.trust(), BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
+		RequestLimits: c.options.RequestLimits,
+		Approve:       c.approve, Issue: c.issue,
+	}.Look(ctx, c.now)
+	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.cluster.Host, c.whoAmI(ctx))
+	if err := writeTable(out, heading, results); err != nil {
+		return err
+	}
+	if stuck := check.Stuck(results); stuck != nil {
+		return fmt.Errorf("check: node %s: %s is %s", name, stuck.Check, stuck.Status)
+	}
+	return nil
+}
+
+// approve says what our approver would do.
+func (c *checker) approve(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
+	if c.options.Approver == nil {
+		return check.Opinion{}
+	}
+	_, decision, err := c.options.Approver.Decide(ctx, obj)
+	return check.Opinion{Does: decision.Verdict == approver.Approve, Reason: decision.Reason, Message: decision.Message, Err: err}
+}
+
+// issue says what our signer would do.
+func (c *checker) issue(obj *certificatesv1.CertificateSigningRequest) check.Opinion {
+	if c.options.Signer == nil {
+		return check.Opinion{}
+	}
+	name := obj.Spec.SignerName
+	if _, served := c.options.Signer.Signers[name]; !served {
+		return check.Opinion{}
+	}
+	judged := c.options.Signer.Judge(obj, c.now)
+	if err := c.unread[name]; err != nil && judged.Authority == nil && judged.Reason == "CAMissing" {
+		return check.Opinion{Err: err}
+	}
+	return check.Opinion{Does: judged.Authority != nil, Reason: judged.Reason, Message: judged.Sentence(name)}
+}
+
+// authorities compares the signers that are served with those of the SigningAuthority of their Secret: a signer that no
+// authority names is approved for, and never signed for.
+func (c *checker) authorities(ctx context.Context) []check.Result {
+	served := controllers.GuardedSigners(c.configuration)
+	if len(served) == 0 {
+		return nil
+	}
+	list := &v1alpha1.SigningAuthorityList{}
+	if err := c.api.List(ctx, list); err != nil {
+		if apierrors.IsForbidden(err) && !c.configuration.Enabled(config.RotationController) {
+			return nil // a signer of its own may not, and need not
+		}
+		result := check.Result{Check: check.Authorities, Subject: "SigningAuthorities", Status: check.Unknown,
+			Evidence: check.ReadError("list signingauthorities", err), NextStep: "ask as one who may list them, once the API server answers"}
+		if meta.IsNoMatchError(err) {
+			result.Status, result.Evidence = check.Failed, "the API server has no such objects, and rotation.enabled signs for nobody without them"
+			result.NextStep = "kubectl apply -k config/rotation"
+		}
+		return []check.Result{result}
+	}
+	return compareAuthorities(served, list.Items)
+}
+
+// compareAuthorities returns a Result for each of served.
+func compareAuthorities(served []controllers.GuardedSigner, authorities []v1alpha1.SigningAuthority) []check.Result {
+	var results []check.Result
+	for _, one := range served {
+		result := check.Result{Check: check.Authorities, Subject: one.Signer, Status: check.Failed}
+		var of []string // authorities of its Secret
+		for i := range authorities {
+			authority := &authorities[i]
+			if (v1alpha1.SecretReference{Namespace: one.Secret.Namespace, Name: one.Secret.Name}) != authority.Spec.Secret {
+				continue
+			}
+			of = append(of, authority.Name)
+			if slices.Contains(authority.Spec.Signers, one.Signer) {
+				result.Status, result.Evidence = check.OK, fmt.Sprintf("SigningAuthority %s of Secret %s names it", authority.Name, one.Secret)
+			}
+		}
+		switch {
+		case result.Status == check.OK:
+		case len(of) == 0:
+			result.Evidence = fmt.Sprintf("no SigningAuthority has its Secret %s: it is never signed for (CANotProven)", one.Secret)
+			result.NextStep = "make one for that Secret, which names the signer in spec.signers: docs/ca-rotation.md"
+		default:
+			result.Evidence = fmt.Sprintf("SigningAuthority %s of Secret %s does not name it in spec.signers: it is never signed for (CANotProven)", strings.Join(of, ", "), one.Secret)
+			result.NextStep = "make an authority with a Secret of its own and spec.from, as docs/ca-rotation.md says, or stop serving it"
+			if one.Signer == certificatesv1.KubeAPIServerClientSignerName || one.Signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
+				result.NextStep = "add it to spec.signers: it is signed for at once if API servers verify another signer there"
+			}
+		}
+		results = append(results, result)
+	}
+	return results
 }

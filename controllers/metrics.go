@@ -1,15 +1,27 @@
 package controllers
 
 import (
+	"context"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // Reviews that readers of the metrics may cause: each unknown token is one TokenReview, whoever sends it. A scraper's own
@@ -56,4 +68,113 @@ func (s *seldomSink) WithValues(keysAndValues ...any) logr.LogSink {
 
 func (s *seldomSink) WithName(name string) logr.LogSink {
 	return &seldomSink{s.LogSink.WithName(name), s.often}
+}
+
+// others is the label of signers that nothing is configured for.
+const others = "other"
+
+// scrapeTimeout bounds how long a scrape waits for a cache that is not filled yet.
+const scrapeTimeout = time.Second
+
+// requestsCollector counts the requests in the caches of the managers that run, at scrape, so that no number can stick.
+type requestsCollector struct {
+	count  *prometheus.Desc
+	oldest *prometheus.Desc
+
+	mu       sync.Mutex
+	managers map[*requestsSource]context.Context
+}
+
+// requestsSource is the cache of one manager. It is a Runnable of that manager, also of one that is not the leader.
+type requestsSource struct {
+	reader  client.Reader
+	clock   clock.PassiveClock
+	signers map[string]bool // that have a label of their own; the others share one
+}
+
+var requests = &requestsCollector{
+	count:    prometheus.NewDesc("csr_requests", "CertificateSigningRequests by state; Approved are those that are not issued yet. Every replica reports them.", []string{"signer", "state"}, nil),
+	oldest:   prometheus.NewDesc("csr_requests_oldest_seconds", "Age of the oldest CertificateSigningRequest in that state, since its creation; 0 when there is none.", []string{"signer", "state"}, nil),
+	managers: map[*requestsSource]context.Context{},
+}
+
+func init() { metrics.Registry.MustRegister(requests) }
+
+// NeedLeaderElection says no: a standby's cache is as good.
+func (*requestsSource) NeedLeaderElection() bool { return false }
+
+// Start lets the cache be counted until ctx ends.
+func (s *requestsSource) Start(ctx context.Context) error {
+	requests.mu.Lock()
+	requests.managers[s] = ctx
+	requests.mu.Unlock()
+	<-ctx.Done()
+	requests.mu.Lock()
+	delete(requests.managers, s)
+	requests.mu.Unlock()
+	return nil
+}
+
+// Describe implements prometheus.Collector.
+func (c *requestsCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	descriptions <- c.count
+	descriptions <- c.oldest
+}
+
+type requestsLabels struct {
+	signer string
+	state  csr.State
+}
+
+type requestsTotal struct{ count, oldest float64 }
+
+// Collect implements prometheus.Collector. A cache that can't be read is left out: the rest of the metrics goes on.
+func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	totals := map[requestsLabels]requestsTotal{}
+	for source, ctx := range c.managers {
+		if err := source.add(ctx, totals); err != nil {
+			log.FromContext(ctx).Error(err, "Count requests for metrics")
+		}
+	}
+	for labels, total := range totals {
+		found <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, total.count, labels.signer, string(labels.state))
+		found <- prometheus.MustNewConstMetric(c.oldest, prometheus.GaugeValue, total.oldest, labels.signer, string(labels.state))
+	}
+}
+
+func (s *requestsSource) add(ctx context.Context, totals map[requestsLabels]requestsTotal) error {
+	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
+	defer cancel()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := s.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	s.seed(totals)
+	now := s.clock.Now()
+	for i := range list.Items {
+		obj := &list.Items[i]
+		labels := requestsLabels{others, csr.StateOf(obj)}
+		if s.signers[obj.Spec.SignerName] {
+			labels.signer = obj.Spec.SignerName
+		}
+		total := totals[labels]
+		total.count++
+		total.oldest = max(total.oldest, now.Sub(obj.CreationTimestamp.Time).Seconds())
+		totals[labels] = total
+	}
+	return nil
+}
+
+// seed makes no request be a number too.
+func (s *requestsSource) seed(totals map[requestsLabels]requestsTotal) {
+	for _, name := range append(slices.Collect(maps.Keys(s.signers)), others) {
+		for _, state := range csr.States() {
+			labels := requestsLabels{name, state}
+			if _, known := totals[labels]; !known { // from another manager
+				totals[labels] = requestsTotal{}
+			}
+		}
+	}
 }

@@ -10,12 +10,14 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -208,4 +210,101 @@ func (r *rights) leaderElection(namespace, name string) {
 // events about objects in namespace; those about what is in none go to default.
 func (r *rights) events(need, namespace string) {
 	r.optional(need, eventsv1.GroupName, "events", namespace, "", "create", "patch")
+}
+
+// inventory are the rights to look nodes up. Those for a kind of machine that is configured by hand are not among them:
+// what the API server calls its resource is found out later.
+func (r *rights) inventory(c config.Approval) {
+	const need = "inventory"
+	if c.KubeletServing.Enabled {
+		r.granted("config/kubelet-serving", func() {
+			r.add(need, "", "nodes", "", "", "get", "list", "watch")
+			r.add(need, "", "services", "", "", "get", "list", "watch")
+			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+			r.optional(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "list", "watch")
+		})
+	}
+	if c.NodeClient.Bound() {
+		r.granted("config/node-identity", func() {
+			r.add(need, "", "nodes", "", "", "get", "list", "watch")
+			r.add(need, coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
+			r.add(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
+			r.add(need, "", "serviceaccounts", "", "", "get")
+		})
+	}
+	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" { // another cluster's are its own matter
+		r.granted("config/inventory-"+c.NodeClient.Inventory, func() {
+			r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
+		})
+	}
+	for _, source := range c.Inventory.Sources {
+		if source.Static == nil {
+			continue
+		}
+		if namespace, name := source.Static.ConfigMapName(); name != "" {
+			r.granted("", func() {
+				r.add(need, "", "configmaps", namespace, name, "list", "watch")
+				r.events(need, namespace)
+			})
+		}
+	}
+}
+
+// rotation are the rights to rotate the CAs that c names. Where their trust is published is not among them: only a
+// SigningAuthority says that, and its condition Published what is missing.
+func (r *rights) rotation(c *config.Configuration) error {
+	const need = "rotation"
+	signers, err := signersOf(c)
+	if err != nil {
+		return err
+	}
+	r.add(need, v1alpha1.GroupVersion.Group, "signingauthorities", "", "", "get", "list", "watch", "patch")
+	r.add(need, v1alpha1.GroupVersion.Group, "signingauthorities/status", "", "", "update")
+	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
+	r.add(need, certificatesv1.GroupName, "clustertrustbundles", "", "", "get", "list", "create", "update", "delete")
+	for _, name := range slices.Sorted(maps.Keys(signers)) {
+		r.granted(ofSigner(r.manifest, name), func() { r.add(need, certificatesv1.GroupName, "signers", "", name, "attest") })
+	}
+	r.add(need, discoveryv1.GroupName, "endpointslices", "", "", "list")
+	r.add(need, "apiregistration.k8s.io", "apiservices", "", "", "list")
+	r.add(need, "", "services", "", "", "get")
+	r.add(need, "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
+	r.events(need, metav1.NamespaceDefault)
+	for _, source := range append([]config.Signer{{CA: c.Signing.CA}}, c.Signing.Signers...) {
+		namespace, name := source.SecretName()
+		if name == "" {
+			continue
+		}
+		r.granted(ofSecret(r.manifest, namespace, name), func() {
+			r.add(need, "", "secrets", namespace, "", "create")
+			r.add(need, "", "secrets", namespace, name, "get", "list", "watch", "update")
+			r.add(need, "", "configmaps", namespace, "", "create")
+			for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
+				r.add(need, "", "configmaps", namespace, each, "get", "update")
+			}
+		})
+	}
+	return nil
+}
+
+// writer is the controller that needs right in order to write, or empty.
+func writer(right check.Right) config.Controller {
+	switch right.Resource + " " + right.Verb {
+	case requestsResource + "/approval update", "signers approve":
+		return config.ApproverController
+	case requestsResource + "/status update", "signers sign", "secrets create":
+		return config.SignerController
+	case requestsResource + " delete":
+		return config.CleanerController
+	}
+	return ""
+}
+
+// dryRun takes away the rights to write that a dry run has no use for, so that one can run without them; a cleaner tells
+// by Events then.
+func (r *rights) dryRun(c *config.Configuration) {
+	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool { return writer(right) != "" && c.DryRuns(writer(right)) })
+	if c.Enabled(config.CleanerController) && c.DryRuns(config.CleanerController) {
+		r.events("cleaner", metav1.NamespaceDefault)
+	}
 }

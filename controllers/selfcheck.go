@@ -2,18 +2,25 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 )
 
@@ -231,4 +238,91 @@ func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Re
 		}
 	}
 	task.last = last
+}
+
+// split parts the rights without which the work does not go on from the others.
+func split(rights []check.Right) (needed, optional []check.Right) {
+	for _, right := range rights {
+		if right.Optional {
+			optional = append(optional, right)
+		} else {
+			needed = append(needed, right)
+		}
+	}
+	return needed, optional
+}
+
+// ownRights asks for rights, and keeps for ready which are missing for certain. What could not be asked does not count.
+func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
+	return func(ctx context.Context) []check.Result {
+		results := check.Rights(ctx, c, rights)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.asked, s.missing = true, missing(results)
+		return results
+	}
+}
+
+func missing(results []check.Result) error {
+	var names []string
+	for _, result := range results {
+		if result.Status == check.Failed {
+			names = append(names, result.Subject)
+		}
+	}
+	if names == nil {
+		return nil
+	}
+	return errors.New("missing rights: " + strings.Join(names, ", "))
+}
+
+// ready says what keeps us from being so: rights that are missing, or that nobody has asked yet.
+func (s *selfCheck) ready(*http.Request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.asked {
+		return errors.New("not asked yet")
+	}
+	return s.missing
+}
+
+// clientSigners issue certificates that the API server is to accept.
+var clientSigners = []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName}
+
+// clientPairs are the signers whose certificates the API server is to accept, in order.
+func clientPairs(r *signer.Reconciler) []string {
+	var names []string
+	for _, name := range clientSigners {
+		if r != nil && r.Signers[name].KeyPair != nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// ClientCAs are the CAs at now that the API server must trust, each once.
+func ClientCAs(r *signer.Reconciler, now time.Time) []check.CA {
+	var all []check.CA
+	var pairs []*signer.KeyPair
+	for _, name := range clientPairs(r) {
+		pair := r.Signers[name].KeyPair
+		if i := slices.Index(pairs, pair); i >= 0 {
+			all[i].Signers = append(all[i].Signers, name)
+			continue
+		}
+		authority, err := pair.Authority(now)
+		pairs, all = append(pairs, pair), append(all, check.CA{Signers: []string{name}, Authority: authority, Err: err})
+	}
+	return all
+}
+
+// keyIDs tells one set of CAs from another.
+func keyIDs(all []check.CA) string {
+	var ids []string
+	for _, one := range all {
+		if one.Authority != nil {
+			ids = append(ids, string(one.Authority.CertificatePEM()))
+		}
+	}
+	return strings.Join(ids, " ")
 }

@@ -5,7 +5,13 @@ package check
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"slices"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Status is the outcome of a check.
@@ -48,4 +54,136 @@ func Worst(results []Result) Status {
 	return slices.MaxFunc(results, func(a, b Result) int {
 		return cmp.Compare(slices.Index(Statuses(), a.Status), slices.Index(Statuses(), b.Status))
 	}).Status
+}
+
+// Right is one verb on one kind of object.
+type Right struct {
+	// Verb, Group, Resource (with /subresource), Namespace and Name are as in a Role; empty Names and Namespaces are all.
+	Verb, Group, Resource, Namespace, Name string
+	// Need says who needs it.
+	Need string
+	// Manifest is the folder that grants it, as it is shipped; empty if only a role of the operator's own can.
+	Manifest string
+	// Optional rights are missed, but the work goes on without them.
+	Optional bool
+}
+
+// String is the Right as in `kubectl auth can-i`.
+func (r Right) String() string {
+	text := r.Verb + " " + r.Resource
+	if r.Group != "" {
+		text += "." + r.Group
+	}
+	if r.Name != "" {
+		text += " " + r.Name
+	}
+	if r.Namespace != "" {
+		text += " in " + r.Namespace
+	}
+	return text
+}
+
+func (r Right) attributes() authorizationv1.ResourceAttributes {
+	resource, subresource := splitResource(r.Resource)
+	return authorizationv1.ResourceAttributes{
+		Verb: r.Verb, Group: r.Group, Resource: resource, Subresource: subresource, Namespace: r.Namespace, Name: r.Name,
+	}
+}
+
+// check is which check it belongs to: a controller stops for want of its own rights only.
+func (r Right) check() string {
+	if r.Optional {
+		return OptionalRights
+	}
+	return OwnRights
+}
+
+// howToGrant names the manifest that grants r.
+func (r Right) howToGrant() string {
+	if r.Manifest == "" {
+		return "grant it to this user by a role of your own: no manifest that is shipped has it"
+	}
+	return fmt.Sprintf("apply the roles and bindings of %s, and see that they name this user", r.Manifest)
+}
+
+// Rights asks for each of rights whether c's user has it. The results are in the order of rights.
+func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
+	results := make([]Result, len(rights))
+	for i, right := range rights {
+		got := selfMay(ctx, c, right.attributes())
+		result := Result{Check: right.check(), Subject: right.String(), Status: got.status}
+		switch got.status {
+		case OK:
+			result.Evidence = fmt.Sprintf("allowed; needed by %s", right.Need)
+		case Failed:
+			result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", right.Need))
+			result.NextStep = right.howToGrant()
+			if right.Optional {
+				result.Evidence += "; the work goes on without it"
+			}
+		default:
+			result.Evidence, result.NextStep = got.reason, askAgain
+		}
+		results[i] = result
+	}
+	return results
+}
+
+const askAgain = "ask again once the API server answers"
+
+// answer is what the authorizers said. The zero value is Unknown.
+type answer struct {
+	status Status
+	reason string // why, if something was said
+}
+
+// selfMay asks whether c's user may do what.
+func selfMay(ctx context.Context, c client.Client, what authorizationv1.ResourceAttributes) answer {
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &what}}
+	err := c.Create(ctx, review)
+	return answerOf(review.Status, err)
+}
+
+// may asks whether user in groups may do what.
+func may(ctx context.Context, c client.Client, user string, groups []string, what authorizationv1.ResourceAttributes) answer {
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, Groups: groups, ResourceAttributes: &what,
+	}}
+	err := c.Create(ctx, review)
+	return answerOf(review.Status, err)
+}
+
+// answerOf tells a no from a review that failed: an authorizer that could not be asked leaves an evaluationError.
+func answerOf(status authorizationv1.SubjectAccessReviewStatus, err error) answer {
+	switch {
+	case err != nil:
+		return answer{Unknown, fmt.Sprintf("could not ask: %v", err)}
+	case status.Allowed:
+		return answer{OK, ""}
+	case status.EvaluationError != "" && !status.Denied:
+		return answer{Unknown, "an authorizer could not tell: " + status.EvaluationError}
+	default:
+		return answer{Failed, status.Reason}
+	}
+}
+
+// because appends the reason of an answer to a sentence.
+func (a answer) because(sentence string) string {
+	if a.reason == "" {
+		return sentence
+	}
+	return sentence + " (" + a.reason + ")"
+}
+
+// splitResource and joinResource know resource/subresource.
+func splitResource(text string) (resource, subresource string) {
+	resource, subresource, _ = strings.Cut(text, "/")
+	return resource, subresource
+}
+
+func joinResource(resource, subresource string) string {
+	if subresource == "" {
+		return resource
+	}
+	return resource + "/" + subresource
 }

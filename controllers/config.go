@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
@@ -190,4 +192,140 @@ func duration(set *metav1.Duration, otherwise time.Duration) time.Duration {
 		return otherwise
 	}
 	return set.Duration
+}
+
+// approverOf returns the approver with the rules that are switched on.
+func approverOf(c config.Approval) *approver.Reconciler {
+	r := &approver.Reconciler{Denial: approver.Denial(c.Denial), Limit: approver.Limit(c.Limit)}
+	if c.NodeClient.Bound() || c.KubeletServing.Enabled {
+		r.Inventory = inventoryOf(c)
+	}
+	if c.NodeClient.Bound() {
+		r.Rules = append(r.Rules, approver.BoundNodeClient(approver.Bootstrap{Inventory: r.Inventory, Policy: bootstrapPolicyOf(c.NodeClient)}))
+	} else {
+		r.Rules = append(r.Rules, approver.NodeClient())
+	}
+	if c.KubeletServing.Enabled {
+		r.Rules = append(r.Rules, approver.KubeletServing(approver.Serving{
+			Inventory:      r.Inventory,
+			Reserved:       reservedOf(c.KubeletServing),
+			APIServerNodes: c.KubeletServing.APIServerNodes,
+		}))
+	}
+	return r
+}
+
+func reservedOf(c config.KubeletServing) inventory.Reserved {
+	reserved := inventory.Reserved{ClusterDomain: c.ClusterDomain}
+	for _, text := range c.Reserved {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			reserved.Prefixes = append(reserved.Prefixes, inventory.PlainPrefix(prefix))
+		} else {
+			reserved.Endpoints = append(reserved.Endpoints, inventory.ParseSAN(text))
+		}
+	}
+	return reserved
+}
+
+// inventoryOf returns the sources in order: the Machines of a preset first, unless others are configured.
+func inventoryOf(c config.Approval) *approver.Inventory {
+	i := &approver.Inventory{}
+	if options := presetMachines(c); options != nil {
+		i.Sources = append(i.Sources, approver.MachineSource(*options, c.Inventory.Kubeconfig))
+	}
+	for _, source := range c.Inventory.Sources {
+		i.Sources = append(i.Sources, sourceOf(source, c.Inventory.Kubeconfig))
+	}
+	return i
+}
+
+// presetMachines are those that a preset asks first, unless others are configured.
+func presetMachines(c config.Approval) *inventory.MachineOptions {
+	for _, source := range c.Inventory.Sources {
+		if source.Machine != nil {
+			return nil
+		}
+	}
+	var options inventory.MachineOptions
+	switch c.NodeClient.Inventory {
+	case config.InventoryClusterAPI:
+		options = inventory.ClusterAPI()
+		namespace, name := c.NodeClient.Cluster()
+		options.Namespace, options.Selector = namespace, inventory.ClusterNameLabel+"="+name
+	case config.InventoryOpenShift:
+		options = inventory.OpenShift()
+	default:
+		return nil
+	}
+	return &options
+}
+
+func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
+	switch {
+	case c.Machine != nil:
+		return approver.MachineSource(inventory.MachineOptions{
+			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind, Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
+			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
+			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
+		}, kubeconfig)
+	case c.Static != nil && c.Static.ConfigMap != "":
+		namespace, name := c.Static.ConfigMapName()
+		return approver.ConfigMapSource(types.NamespacedName{Namespace: namespace, Name: name})
+	case c.Static != nil:
+		return approver.StaticSource(c.Static.Rows)
+	case c.Webhook != nil:
+		return approver.WebhookSource(c.Webhook.Options())
+	default:
+		return approver.NodeSource
+	}
+}
+
+// openshiftBootstrapper is the ServiceAccount by which OpenShift's machines join.
+const openshiftBootstrapper = "system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"
+
+func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
+	policy := approver.BootstrapPolicy{
+		Expected:            c.Inventory != "",
+		TokenBinding:        c.RequireTokenBinding,
+		Users:               c.BootstrapUsers,
+		Rejoin:              c.Rejoin,
+		MaxRequestAge:       c.MaxRequestAge.Duration,
+		Window:              approver.JoinWindow{Before: c.JoinWindow.Before.Duration, After: c.JoinWindow.After.Duration},
+		CertificateLifetime: c.CertificateLifetime.Duration,
+	}
+	if c.Inventory == config.InventoryOpenShift {
+		policy.Users = []string{openshiftBootstrapper}
+	}
+	return policy
+}
+
+// GuardedSigner is a signer whose CA signs only what its SigningAuthority permits.
+type GuardedSigner struct {
+	Signer string
+	Secret types.NamespacedName
+}
+
+// GuardedSigners returns the signers of c that need a SigningAuthority, by name: none unless rotation is enabled.
+func GuardedSigners(c *config.Configuration) []GuardedSigner {
+	if !c.Rotation.Enabled || !c.Enabled(config.SignerController) {
+		return nil
+	}
+	sources := map[string]config.CA{}
+	if !c.Signing.Empty() {
+		for _, name := range signer.KubernetesSignerNames() {
+			sources[name] = c.Signing.CA
+		}
+	}
+	for _, one := range c.Signing.Signers {
+		if !one.Empty() {
+			sources[one.Name] = one.CA
+		}
+	}
+	var guarded []GuardedSigner
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		if namespace, secret := sources[name].SecretName(); secret != "" {
+			guarded = append(guarded, GuardedSigner{Signer: name, Secret: types.NamespacedName{Namespace: namespace, Name: secret}})
+		}
+	}
+	return guarded
 }

@@ -3,12 +3,16 @@
 package config
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
 // APIVersion and Kind are what a configuration file must say.
@@ -246,4 +250,210 @@ func Default() *Configuration {
 		Rotation: Rotation{OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second}},
 		Cleaning: Cleaning{DeletesPerSecond: 100},
 	}
+}
+
+// Approval configures the approver.
+type Approval struct {
+	// Denial is Never or Permanent: whether what can never become valid is denied.
+	Denial         string         `json:"denial"`
+	NodeClient     NodeClient     `json:"nodeClient"`
+	KubeletServing KubeletServing `json:"kubeletServing"`
+	// Inventory is what is known of nodes.
+	Inventory Inventory `json:"inventory"`
+	// Limit bounds the approvals of each requester for each node and signer; zero is no limit.
+	Limit ApprovalLimit `json:"limit"`
+}
+
+// ApprovalLimit is a number at once, and one for each hour after that.
+type ApprovalLimit struct {
+	Burst   int `json:"burst"`
+	PerHour int `json:"perHour"`
+}
+
+// KubeletServing switches the approval of kubelet serving certificates on.
+type KubeletServing struct {
+	Enabled bool `json:"enabled"`
+	// ClusterDomain is the domain of Services: no node gets a name in it.
+	ClusterDomain string `json:"clusterDomain"`
+	// Reserved are names, addresses and CIDRs that no node gets, beside those that the manager knows itself: virtual
+	// addresses and load balancers before the API servers, the Service CIDR.
+	Reserved []string `json:"reserved,omitempty"`
+	// APIServerNodes are the nodes on which an API server runs, whose endpoint is the node's own address.
+	APIServerNodes []string `json:"apiServerNodes,omitempty"`
+}
+
+// Inventory is where is known what belongs to a node.
+type Inventory struct {
+	// Sources in order, strongest first: the first one that knows a node answers alone.
+	Sources []Source `json:"sources"`
+	// Kubeconfig is a file to reach the cluster with that holds the machines, if it is another one.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+}
+
+// Source is one source: exactly one field is set.
+type Source struct {
+	Machine *MachineSource `json:"machine,omitempty"`
+	Static  *StaticSource  `json:"static,omitempty"`
+	Webhook *WebhookSource `json:"webhook,omitempty"`
+	Node    *NodeSource    `json:"node,omitempty"`
+}
+
+// NodeSource believes the addresses that a Node reports of itself.
+type NodeSource struct{}
+
+// Values of NodeClient.Inventory.
+const (
+	// InventorySources asks approval.inventory.sources.
+	InventorySources = "sources"
+	// InventoryStatic is InventorySources, of which one at least must be static.
+	InventoryStatic = "static"
+	// InventoryClusterAPI and InventoryOpenShift ask the Machines of Cluster API and of OpenShift first.
+	InventoryClusterAPI = "cluster-api"
+	InventoryOpenShift  = "openshift"
+)
+
+// NodeClient says which nodes may get a first certificate. By default that is up to the requester's permission alone, as
+// with kube-controller-manager. Renewals are not its matter.
+type NodeClient struct {
+	// Inventory is who must expect a node: sources, static, cluster-api or openshift; empty is nobody.
+	Inventory string `json:"inventory"`
+	// ClusterName is the Cluster of cluster.x-k8s.io that this cluster is, as name or namespace/name. A management cluster
+	// holds the Machines of all its clusters, and cluster-api counts only those of this one.
+	ClusterName string `json:"clusterName,omitempty"`
+	// JoinWindow is when a machine may ask, counted from its creation.
+	JoinWindow JoinWindow `json:"joinWindow"`
+	// MaxRequestAge is the age at which a request is not approved any more.
+	MaxRequestAge metav1.Duration `json:"maxRequestAge"`
+	// Rejoin lets an expected machine come back whose Node is dead or gone.
+	Rejoin bool `json:"rejoin"`
+	// CertificateLifetime is the longest that a kubelet's client certificate lives in this cluster, whoever signed it:
+	// with rejoin, a node that has not been seen for longer is dead. Zero is not known.
+	CertificateLifetime metav1.Duration `json:"certificateLifetime"`
+	// RequireTokenBinding wants a bootstrap token to be bound to the node.
+	RequireTokenBinding bool `json:"requireTokenBinding"`
+	// BootstrapUsers, if any, are the only ones who may bootstrap.
+	BootstrapUsers []string `json:"bootstrapUsers,omitempty"`
+}
+
+// JoinWindow is from Before a machine's creation to After it. Zero for After is no window.
+type JoinWindow struct {
+	Before metav1.Duration `json:"before"`
+	After  metav1.Duration `json:"after"`
+}
+
+// Cluster splits ClusterName into its halves. The namespace is empty if ClusterName is a name alone.
+func (n *NodeClient) Cluster() (namespace, name string) {
+	if namespace, name, found := strings.Cut(n.ClusterName, "/"); found {
+		return namespace, name
+	}
+	return "", n.ClusterName
+}
+
+// Bound says whether more than a permission is asked for.
+func (n *NodeClient) Bound() bool { return n.Inventory != "" || n.RequireTokenBinding }
+
+// MachineSource says which objects are machines, and where in them to look, by paths as in kubectl get -o jsonpath.
+type MachineSource struct {
+	Group string `json:"group"`
+	// Version is the one that the API server prefers when empty.
+	Version       string   `json:"version,omitempty"`
+	Kind          string   `json:"kind"`
+	Namespace     string   `json:"namespace,omitempty"`
+	Selector      string   `json:"selector,omitempty"`
+	NodeRefPath   string   `json:"nodeRefPath,omitempty"`
+	AddressesPath string   `json:"addressesPath,omitempty"`
+	NamePath      string   `json:"namePath,omitempty"`
+	NameTypes     []string `json:"nameTypes,omitempty"`
+	CreatedPath   string   `json:"createdPath,omitempty"`
+}
+
+// StaticSource is a list that somebody keeps: in a ConfigMap, or here.
+type StaticSource struct {
+	// ConfigMap is namespace/name; the rows are under the key nodes.yaml.
+	ConfigMap string          `json:"configMap,omitempty"`
+	Rows      []inventory.Row `json:"rows,omitempty"`
+}
+
+// WebhookSource is a server that is asked by HTTPS.
+type WebhookSource struct {
+	URL string `json:"url"`
+	// CAFile holds the only certificates that the server's may chain to; CertFile and KeyFile, if set, are shown to it.
+	CAFile   string `json:"caFile"`
+	CertFile string `json:"certFile,omitempty"`
+	KeyFile  string `json:"keyFile,omitempty"`
+	// Timeout of one lookup; 0 is five seconds.
+	Timeout metav1.Duration `json:"timeout,omitzero"`
+}
+
+// Options are those of the webhook.
+func (w *WebhookSource) Options() inventory.WebhookOptions {
+	return inventory.WebhookOptions{URL: w.URL, CAFile: w.CAFile, CertFile: w.CertFile, KeyFile: w.KeyFile, Timeout: w.Timeout.Duration}
+}
+
+// ConfigMapName splits ConfigMap into its halves; both are empty for anything but namespace/name.
+func (s *StaticSource) ConfigMapName() (namespace, name string) { return splitName(s.ConfigMap) }
+
+// Controller is one of the controllers that can be switched on and off.
+type Controller string
+
+// The controllers.
+const (
+	ApproverController Controller = "approver"
+	SignerController   Controller = "signer"
+	CleanerController  Controller = "cleaner"
+	RotationController Controller = "rotation"
+)
+
+// controllerNames are all names of the controllers: ours, and kube-controller-manager's with their aliases
+// (cmd/kube-controller-manager/names/controller_names.go).
+var controllerNames = map[string]Controller{
+	"approver":     ApproverController,
+	"csrapproving": ApproverController,
+	"certificatesigningrequest-approving-controller": ApproverController,
+	"signer":     SignerController,
+	"csrsigning": SignerController,
+	"certificatesigningrequest-signing-controller": SignerController,
+	"cleaner":    CleanerController,
+	"csrcleaner": CleanerController,
+	"certificatesigningrequest-cleaner-controller": CleanerController,
+	"rotation": RotationController,
+}
+
+// DryRuns says whether a controller is only to say what it would do.
+func (c *Configuration) DryRuns(controller Controller) bool {
+	return slices.ContainsFunc(c.DryRun, func(entry string) bool { return entry == "*" || controllerNames[entry] == controller })
+}
+
+// Enabled says whether a controller is to run. As in kube-controller-manager the first entry that names it decides,
+// and only then the * (k8s.io/controller-manager/app, IsControllerEnabled). Rotation must be on as well, and has no dry run.
+func (c *Configuration) Enabled(controller Controller) bool {
+	if controller == RotationController && (!c.Rotation.Enabled || c.DryRuns(controller)) {
+		return false
+	}
+	star := false
+	for _, entry := range c.Controllers {
+		name, off := strings.CutPrefix(entry, "-")
+		switch {
+		case entry == "*":
+			star = true
+		case controllerNames[name] == controller:
+			return !off
+		}
+	}
+	return star
+}
+
+// Warnings returns a sentence for each setting that loads but does not do what an operator would expect of it. inPod says
+// whether the manager runs in a Pod.
+func (c *Configuration) Warnings(inPod bool) []string {
+	var warnings []string
+	if standard := Default().MetricsBindAddress; inPod && c.MetricsBindAddress == standard {
+		warnings = append(warnings, fmt.Sprintf("metricsBindAddress is %s, the default: nothing outside of this Pod can read the "+
+			"metrics; set metricsBindAddress \":8443\" and metricsSecure true, or metricsBindAddress \"0\" for no metrics", standard))
+	}
+	for _, name := range c.Retired {
+		warnings = append(warnings, fmt.Sprintf("%s does nothing: no request can name kubernetes.io/legacy-unknown since "+
+			"Kubernetes 1.22; remove the flag", name))
+	}
+	return warnings
 }
