@@ -36,7 +36,7 @@ func (e *explainer) cleaner(p *page, f *findings) {
 		}
 	}
 	if after := e.options.Cleaner.SupersededAfter; after > 0 {
-		if _, can := e.options.Cleaner.RequestLimits.AttemptOf(f.obj); can {
+		if _, can := e.options.Cleaner.RequestLimits.Supersedable(f.obj); can {
 			p.row("or sooner", fmt.Sprintf("cleaning.supersededAfter: %s after the same requester has made a newer request for this node and signer, if that one is pending then", after))
 		}
 	}

@@ -139,13 +139,13 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver, r.Schedule))))
+		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver, r.NewQueue))))
 	}
 	if r := o.Signer; r != nil {
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.Schedule))))
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.NewQueue))))
 	}
 	if r := o.Cleaner; r != nil {
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)

@@ -17,6 +17,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -270,10 +271,10 @@ func TestInput18TheSameRequestAgain(t *testing.T) {
 	again := first.DeepCopy()
 	again.Name, again.UID = "csr-2", "uid-2"
 	again.CreationTimestamp.Time = now.Add(15 * time.Minute)
-	one, okOne := csr.Limits{}.AttemptOf(first)
-	two, okTwo := csr.Limits{}.AttemptOf(again)
-	if !okOne || !okTwo || one != two {
-		t.Errorf("%+v and %+v are two attempts", one, two)
+	one, okOne := csr.Limits{}.Supersedable(first)
+	two, okTwo := csr.Limits{}.Supersedable(again)
+	if !okOne || !okTwo || pending.KeyOf(one) != pending.KeyOf(two) {
+		t.Errorf("%+v and %+v do not replace each other", one, two)
 	}
 	var seen places
 	seen.of(first)

@@ -8,8 +8,8 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 )
 
 // remembered bounds how many requesters' approvals are counted; a forgotten one starts anew.
@@ -25,10 +25,10 @@ type limiter struct {
 	clock clock.PassiveClock
 
 	mu   sync.Mutex
-	seen *lru.Cache // flow → *allowance
+	seen *lru.Cache // pending.Key → *allowance
 }
 
-// allowance is what one flow may have.
+// allowance counts the approvals of one pending.Key.
 type allowance struct {
 	flowcontrol.PassiveRateLimiter
 	unused int // approvals that were taken and have come to nothing
@@ -40,13 +40,6 @@ func (a *allowance) take() bool {
 		return true
 	}
 	return a.TryAccept()
-}
-
-// flow is the requests of one requester for one node and one signer. The names that a requester chooses are digests, which
-// are short.
-type flow struct {
-	signer          string
-	requester, node fairqueue.Digest
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
@@ -82,7 +75,7 @@ func (l *limiter) giveBack(req *csr.Request) {
 
 // of is called with mu held.
 func (l *limiter) of(req *csr.Request) *allowance {
-	key := flow{req.SignerName, fairqueue.DigestOf(req.Requester.Username), fairqueue.DigestOf(req.NodeName())}
+	key := pending.KeyOf(req)
 	if known, found := l.seen.Get(key); found {
 		return known.(*allowance)
 	}

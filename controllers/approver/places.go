@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
@@ -27,9 +27,7 @@ const (
 // traits are what queues and wake-ups go by. A request's spec never changes, so each is read once. They hold no text that a
 // requester chooses.
 type traits struct {
-	flow
-	uid     types.UID
-	created time.Time
+	pending.Request
 	// renewal is that a node asks for its own client certificate, for which nobody is asked but the API server.
 	renewal bool
 	sans    []uint64 // digests of the names and addresses that it asks for
@@ -41,15 +39,15 @@ type places struct {
 
 	mu     sync.Mutex
 	seen   *lru.Cache // name → traits
-	newest *lru.Cache // flow → creation of its newest request
+	newest *lru.Cache // pending.Key → creation of its newest request
 	// waiting are those of seen that may be woken, so that a wake-up costs nothing for what has long been decided, and no
 	// more for a node with thousands of requests than for one with ten.
-	waiting map[flow]*fairqueue.Newest
+	waiting pending.Index
 }
 
 // of returns the traits of obj.
 func (p *places) of(obj *certificatesv1.CertificateSigningRequest) traits {
-	if last, known := p.get(obj.Name); known && last.uid == obj.UID {
+	if last, known := p.get(obj.Name); known && last.UID == obj.UID {
 		return last
 	}
 	read := p.read(obj)
@@ -57,8 +55,8 @@ func (p *places) of(obj *certificatesv1.CertificateSigningRequest) traits {
 	defer p.mu.Unlock()
 	p.seen.Remove(obj.Name)
 	p.seen.Add(obj.Name, read)
-	if last, known := p.newest.Get(read.flow); !known || last.(time.Time).Before(read.created) {
-		p.newest.Add(read.flow, read.created)
+	if last, known := p.newest.Get(read.Key); !known || last.(time.Time).Before(read.Created) {
+		p.newest.Add(read.Key, read.Created)
 	}
 	return read
 }
@@ -67,7 +65,7 @@ func (p *places) get(name string) (traits, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.seen == nil {
-		p.seen, p.newest, p.waiting = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(flows), map[flow]*fairqueue.Newest{}
+		p.seen, p.newest = lru.NewWithEvictionFunc(placed, p.evicted), lru.New(flows)
 	}
 	last, known := p.seen.Get(name)
 	if !known {
@@ -78,25 +76,13 @@ func (p *places) get(name string) (traits, bool) {
 
 // wait has obj woken from now on.
 func (p *places) wait(obj *certificatesv1.CertificateSigningRequest) {
-	about := p.of(obj)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	requests, known := p.waiting[about.flow]
-	if !known {
-		requests = &fairqueue.Newest{}
-		p.waiting[about.flow] = requests
-	}
-	if key := keyOf(obj.Name); requests.Index(key, about.created) < 0 {
-		requests.Add(key, about.created)
-	}
+	p.waiting.Put(p.of(obj).Request)
 }
 
 // rest keeps what is known of obj, which is woken no more.
 func (p *places) rest(obj *certificatesv1.CertificateSigningRequest) {
-	about := p.of(obj)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.evicted(obj.Name, about)
+	p.of(obj)
+	p.waiting.Remove(obj.Name)
 }
 
 // leave drops what is kept of the request of that name, so that it is woken no more.
@@ -109,28 +95,17 @@ func (p *places) leave(name string) {
 }
 
 // evicted removes a request from those that wait. The caller holds mu.
-func (p *places) evicted(name lru.Key, last any) {
-	about := last.(traits)
-	requests, known := p.waiting[about.flow]
-	if !known {
-		return
-	}
-	requests.Remove(keyOf(name.(string)), about.created)
-	if requests.Len() == 0 {
-		delete(p.waiting, about.flow)
-	}
-}
+func (p *places) evicted(name lru.Key, _ any) { p.waiting.Remove(name.(string)) }
 
 // woken are the newest that wait, so many of each requester for each node, of those about which waits says so.
 func (p *places) woken(most int, waits func(traits) bool) []reconcile.Request {
+	newest := p.waiting.Newest(most)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var found []reconcile.Request
-	for _, requests := range p.waiting {
-		for _, key := range requests.Last(most) {
-			if about, known := p.seen.Get(key.Name); known && waits(about.(traits)) {
-				found = append(found, key)
-			}
+	for _, request := range newest {
+		if about, known := p.seen.Get(request.Name); known && waits(about.(traits)) {
+			found = append(found, keyOf(request.Name))
 		}
 	}
 	return found
@@ -147,31 +122,24 @@ func (p *places) superseded(obj *certificatesv1.CertificateSigningRequest) bool 
 	about := p.of(obj)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if last, known := p.newest.Get(about.flow); known && last.(time.Time).After(about.created) {
+	if last, known := p.newest.Get(about.Key); known && last.(time.Time).After(about.Created) {
 		return true
 	}
-	requests, known := p.waiting[about.flow]
-	if !known {
-		return false
-	}
-	at := requests.Index(keyOf(obj.Name), about.created)
-	return at >= 0 && at < requests.Len()-mostWoken
+	return p.waiting.Newer(obj.Name) >= mostWoken
 }
 
-// queueKey returns the cached place of a request, or the zero place if it was evicted. It reads nothing: the queue holds
-// its lock.
-func (p *places) queueKey(key reconcile.Request) fairqueue.Place {
-	about, _ := p.get(key.Name)
-	return fairqueue.Place{Requester: about.requester, Node: about.node, Created: about.created}
+// find returns what is cached of a request, if it was not evicted. It reads nothing: the queue holds its lock.
+func (p *places) find(name string) (pending.Request, bool) {
+	about, known := p.get(name)
+	return about.Request, known
 }
 
 func (p *places) read(obj *certificatesv1.CertificateSigningRequest) traits {
-	read := traits{flow: flow{signer: obj.Spec.SignerName, requester: fairqueue.DigestOf(obj.Spec.Username)}, uid: obj.UID, created: obj.CreationTimestamp.Time}
 	req, err := p.limits.Parse(obj)
+	read := traits{Request: pending.Of(obj, req)}
 	if err != nil {
 		return read
 	}
-	read.node = fairqueue.DigestOf(req.NodeName())
 	read.renewal = obj.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName &&
 		strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && req.Cert.Subject.CommonName == obj.Spec.Username
 	for _, san := range inventory.SANs(req.Cert) {

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -151,9 +151,9 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	return true
 }
 
-// Schedule is the order in which a work queue of this controller gives requests out.
-func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] {
-	return fairqueue.New(r.places.queueKey)
+// NewQueue returns the storage of the work queue, in which no requester delays the others.
+func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
+	return pending.NewQueue(r.places.find)
 }
 
 // check returns all that is wrong with what cannot be filled in.

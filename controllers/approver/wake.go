@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
@@ -118,11 +118,11 @@ func (w wakers) free(sans []inventory.SAN) {
 
 // enqueueNodes enqueues the undecided requests for nodes, of rules that look things up.
 func (r *Reconciler) enqueueNodes(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], nodes map[string]bool) {
-	digests := map[fairqueue.Digest]bool{}
+	digests := map[pending.Digest]bool{}
 	for node := range nodes {
-		digests[fairqueue.DigestOf(node)] = true
+		digests[pending.DigestOf(node)] = true
 	}
-	r.enqueueWaiting(queue, func(about traits) bool { return nodes[""] || digests[about.node] })
+	r.enqueueWaiting(queue, func(about traits) bool { return nodes[""] || digests[about.Node] })
 }
 
 // enqueueFreed enqueues the undecided requests that ask for one of freed.
@@ -143,7 +143,7 @@ func (r *Reconciler) enqueueWaiting(queue workqueue.TypedRateLimitingInterface[r
 	for _, rule := range r.Rules {
 		looksUp[rule.SignerName] = rule.looksUp()
 	}
-	for _, key := range r.places.woken(mostWoken, func(about traits) bool { return looksUp[about.signer] && waits(about) }) {
+	for _, key := range r.places.woken(mostWoken, func(about traits) bool { return looksUp[about.Signer] && waits(about) }) {
 		queue.Add(key)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -216,7 +216,7 @@ func TestScheduleReadsNothing(t *testing.T) {
 			return nil
 		},
 	}).Build()
-	order := r.Schedule()
+	order := r.NewQueue()
 	for i := range 3 {
 		obj := of(t, "hostile", "10.0.0.1")
 		named(fmt.Sprintf("hostile-%d", i))(obj)
@@ -267,7 +267,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 			deleted.Delete(event.DeleteEvent{Object: object(t, named(fmt.Sprint("csr-", i)))})
 			r.gone(fmt.Sprint("csr-", i))
 		}
-		if kept := r.places.seen.Len() + len(r.places.waiting) + r.trial.last.Len(); kept > 0 {
+		if kept := r.places.seen.Len() + r.places.waiting.Len() + r.trial.last.Len(); kept > 0 {
 			t.Errorf("%s: %d are kept of requests that are gone", name, kept)
 		}
 		runtime.KeepAlive(r)
@@ -301,8 +301,9 @@ func TestTraits(t *testing.T) {
 		for range 2 {
 			got := p.of(test.obj)
 			parts := strings.Split(test.want, " ")
-			place := fairqueue.Place{Requester: fairqueue.DigestOf(parts[0]), Node: fairqueue.DigestOf(parts[1]), Created: now}
-			if p.queueKey(keyOf("csr-1")) != place || got.requester != place.Requester || got.node != place.Node || fmt.Sprint(got.renewal) != parts[2] {
+			key := pending.Key{Signer: test.obj.Spec.SignerName, Requester: pending.DigestOf(parts[0]), Node: pending.DigestOf(parts[1])}
+			want := pending.Request{Name: "csr-1", UID: test.obj.UID, Key: key, Created: now}
+			if found, _ := p.find("csr-1"); found != want || got.Request != want || fmt.Sprint(got.renewal) != parts[2] {
 				t.Errorf("%s: %+v, want %q", name, got, test.want)
 			}
 		}

@@ -52,7 +52,7 @@ type Reconciler struct {
 	// Reporter is used by a dry run only.
 	Reporter *report.Reporter
 
-	attempts attempts
+	pending supersedable
 }
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch;delete
@@ -75,8 +75,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
 	}
 	if r.SupersededAfter > 0 {
-		if err := mgr.Add(&follower{reconciler: r, cache: mgr.GetCache(), log: mgr.GetLogger().WithName(Name)}); err != nil {
-			return fmt.Errorf("follow the requests of each node: %w", err)
+		if err := mgr.Add(&indexer{reconciler: r, cache: mgr.GetCache(), log: mgr.GetLogger().WithName(Name)}); err != nil {
+			return fmt.Errorf("index the requests of each node: %w", err)
 		}
 	}
 	return builder.ControllerManagedBy(mgr).

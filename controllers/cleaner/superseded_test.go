@@ -63,9 +63,9 @@ func among(r *Reconciler, others ...*request) {
 	mine := &request{}
 	_ = served.Get(context.Background(), client.ObjectKey{Name: "csr-1"}, mine)
 	for _, obj := range append(others, mine) {
-		r.attempts.note(obj, r.RequestLimits)
+		r.pending.observe(obj, r.RequestLimits)
 	}
-	r.attempts.markReady()
+	r.pending.complete.Store(true)
 }
 
 func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
@@ -168,7 +168,8 @@ func TestSupersededWaitsForTheCache(t *testing.T) {
 	t.Parallel()
 	r, deleted, _ := newReconciler(ofNode(t, "a", 0), now.Add(2*time.Hour), nil, nil)
 	among(r, ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" }))
-	r.SupersededAfter, r.attempts.complete = time.Hour, false
+	r.SupersededAfter = time.Hour
+	r.pending.complete.Store(false)
 	if again, problem := reconcileOnce(t, r); again != time.Second+time.Millisecond || problem != "" || len(*deleted) != 0 {
 		t.Errorf("again after %s, %d deletions, error %q", again, len(*deleted), problem)
 	}

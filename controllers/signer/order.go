@@ -8,11 +8,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 )
 
-// Schedule returns the order in which a work queue of this controller gives requests out.
-func (r *Reconciler) Schedule() workqueue.Queue[reconcile.Request] { return fairqueue.New(r.places.Of) }
+// NewQueue returns the storage of this controller's work queue, in which no requester delays the others.
+func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
+	return pending.NewQueue(r.pending.Get)
+}
 
 // queued returns the events that queue a request.
 func (r *Reconciler) queued() predicate.Predicate {
@@ -23,7 +25,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		name := gone.Object.GetName()
-		r.places.Drop(name)
+		r.pending.Remove(name)
 		r.attempts.Drop(name)
 		r.ended.Drop(name)
 		r.failures.Drop(name)
@@ -34,22 +36,20 @@ func (r *Reconciler) queued() predicate.Predicate {
 	return events
 }
 
-// queues reports whether obj is queued, and keeps its place in the queue for as long as it may be.
+// queues reports whether obj is queued, and keeps its position in the queue while it may be. It parses each request once.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
 	if !ok || !r.signable(request) && (!r.DryRun || !r.rehearsable(request)) {
-		r.places.Drop(obj.GetName())
+		r.pending.Remove(obj.GetName())
 		return false
 	}
-	r.places.Keep(request, func() fairqueue.Place { return r.placeOf(request) })
-	return true
-}
-
-// placeOf returns the place of obj in the queue: that of its requester and of the node that its subject names.
-func (r *Reconciler) placeOf(obj *certificatesv1.CertificateSigningRequest) fairqueue.Place {
-	place := fairqueue.Place{Requester: fairqueue.DigestOf(obj.Spec.Username), Created: obj.CreationTimestamp.Time}
-	if req, err := r.RequestLimits.Parse(obj); err == nil {
-		place.Node = fairqueue.DigestOf(req.NodeName())
+	if known, found := r.pending.Get(request.Name); found && known.UID == request.UID {
+		return true
 	}
-	return place
+	req, err := r.RequestLimits.Parse(request)
+	if err != nil {
+		req = nil
+	}
+	r.pending.Put(pending.Of(request, req))
+	return true
 }

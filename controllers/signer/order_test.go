@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 )
 
 // named is an approved request for a node, of a requester.
@@ -24,7 +24,7 @@ func named(t *testing.T, name, requester, node string) *request {
 func TestSignerQueueIsFair(t *testing.T) {
 	t.Parallel()
 	r := newParts(t, object(t)).reconciler
-	events, order := r.queued(), r.Schedule()
+	events, order := r.queued(), r.NewQueue()
 	push := func(obj *request) {
 		t.Helper()
 		if !events.Create(event.CreateEvent{Object: obj}) {
@@ -49,7 +49,7 @@ func TestSignerQueueIsFair(t *testing.T) {
 	}
 }
 
-func TestSignerKeepsPlacesOfWaitingRequestsOnly(t *testing.T) {
+func TestSignerIndexesWaitingRequestsOnly(t *testing.T) {
 	t.Parallel()
 	r := newParts(t, object(t)).reconciler
 	events := r.queued()
@@ -65,15 +65,16 @@ func TestSignerKeepsPlacesOfWaitingRequestsOnly(t *testing.T) {
 		t.Error("a request is queued that does not wait for a certificate")
 	}
 	kept := slices.DeleteFunc(names, func(name string) bool {
-		return r.places.Of(reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}) == fairqueue.Place{}
+		_, found := r.pending.Get(name)
+		return !found
 	})
 	if !slices.Equal(kept, []string{"waiting"}) {
-		t.Errorf("places are kept of %q", kept)
+		t.Errorf("indexed are %q, want the waiting one", kept)
 	}
 	again := named(t, "waiting", "bob", "a")
 	again.UID = "another"
 	events.Update(event.UpdateEvent{ObjectNew: again})
-	if got := r.places.Of(reconcile.Request{NamespacedName: types.NamespacedName{Name: "waiting"}}); got.Requester != fairqueue.DigestOf("bob") {
-		t.Error("a request that was made anew under the same name has the place of the old one")
+	if got, _ := r.pending.Get("waiting"); got.Requester != pending.DigestOf("bob") {
+		t.Error("a request that was made anew under the same name has the position of the old one")
 	}
 }

@@ -165,8 +165,8 @@ func TestPanicOfTheParserIsAnError(t *testing.T) {
 	if req != nil || errorText(err) != "read spec.request of csr-1: panic: index out of range" || errors.As(err, &refused) {
 		t.Errorf("request %v, error %v: want an error that is not final", req, err)
 	}
-	if attempt, ok := (csr.Limits{}).AttemptOf(object(t)); ok {
-		t.Errorf("a request that can't be read is the attempt %v", attempt)
+	if _, ok := (csr.Limits{}).Supersedable(object(t)); ok {
+		t.Error("a request that can't be parsed is supersedable")
 	}
 }
 

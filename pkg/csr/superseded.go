@@ -10,23 +10,21 @@ import (
 // util/certificate, certificateWaitTimeout). No request is deleted earlier.
 const MinSupersededAfter = 15 * time.Minute
 
-// Attempt is what tells whether one request of a node stands in for another one.
-type Attempt struct{ Signer, Requester, Node string }
-
-// AttemptOf returns the Attempt that obj, which is read within l, is; ok is false for what cannot be superseded: all but the pending requests for
-// Kubernetes' two signers of node certificates, for others may have reasons to ask twice.
-func (l Limits) AttemptOf(obj *certificatesv1.CertificateSigningRequest) (attempt Attempt, ok bool) {
+// Supersedable parses obj within l and reports whether a newer request of the same requester, for the same node and signer,
+// can supersede it. Only pending requests for Kubernetes' two signers of node certificates can be superseded, because users
+// of other signers may have reasons to ask twice.
+func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req *Request, ok bool) {
 	switch obj.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
 	default:
-		return Attempt{}, false
+		return nil, false
 	}
 	if StateOf(obj) != Pending {
-		return Attempt{}, false
+		return nil, false
 	}
 	req, err := l.Parse(obj)
 	if err != nil || req.NodeName() == "" {
-		return Attempt{}, false
+		return nil, false
 	}
-	return Attempt{Signer: obj.Spec.SignerName, Requester: obj.Spec.Username, Node: req.NodeName()}, true
+	return req, true
 }

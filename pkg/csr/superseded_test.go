@@ -11,7 +11,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-func TestAttemptOf(t *testing.T) {
+func TestSupersedable(t *testing.T) {
 	t.Parallel()
 	const client, serving = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
 	condition := func(kind certificatesv1.RequestConditionType) func(*certificatesv1.CertificateSigningRequest) {
@@ -21,11 +21,11 @@ func TestAttemptOf(t *testing.T) {
 		signer string
 		common string
 		change func(*certificatesv1.CertificateSigningRequest)
-		want   csr.Attempt // none when empty
+		want   bool
 	}{
-		"a client certificate":      {signer: client, common: "system:node:a", want: csr.Attempt{client, "someone", "a"}},
-		"a serving certificate":     {signer: serving, common: "system:node:a", want: csr.Attempt{serving, "someone", "a"}},
-		"somebody else's condition": {signer: client, common: "system:node:a", change: condition("Vetted"), want: csr.Attempt{client, "someone", "a"}},
+		"a client certificate":      {signer: client, common: "system:node:a", want: true},
+		"a serving certificate":     {signer: serving, common: "system:node:a", want: true},
+		"somebody else's condition": {signer: client, common: "system:node:a", change: condition("Vetted"), want: true},
 		"another signer":            {signer: "kubernetes.io/kube-apiserver-client", common: "system:node:a"},
 		"a signer of one's own":     {signer: "example.com/a", common: "system:node:a"},
 		"no node":                   {signer: client, common: "alice"},
@@ -47,8 +47,9 @@ func TestAttemptOf(t *testing.T) {
 		if test.change != nil {
 			test.change(obj)
 		}
-		if got, ok := (csr.Limits{}).AttemptOf(obj); got != test.want || ok != (test.want != csr.Attempt{}) {
-			t.Errorf("%s: %+v, %t", name, got, ok)
+		req, ok := (csr.Limits{}).Supersedable(obj)
+		if ok != test.want || ok && (req.SignerName != test.signer || req.Requester.Username != "someone" || req.NodeName() != "a") {
+			t.Errorf("%s: %+v, %t", name, req, ok)
 		}
 	}
 }

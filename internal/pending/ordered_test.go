@@ -1,4 +1,4 @@
-package fairqueue
+package pending
 
 import (
 	"fmt"
@@ -7,51 +7,53 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// TestNewestIsAList compares each answer with that of a plain list.
-func TestNewestIsAList(t *testing.T) {
+// TestOrderedIsAList compares each answer with that of a plain list.
+func TestOrderedIsAList(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	var newest Newest
-	var list []aged // the oldest first
+	var all ordered
+	var list []item // the oldest first
 	for i := range 6000 {
 		created := now.Add(time.Duration(random.IntN(500)) * time.Second)
 		switch what := random.IntN(8); {
 		case what < 5 || len(list) == 0:
-			item := aged{keyOf(fmt.Sprint(i)), created}
-			newest.Add(item.key, created)
-			at := slices.IndexFunc(list, func(other aged) bool { return other.created.After(created) })
+			added := item{fmt.Sprint(i), created}
+			all.add(added.name, created)
+			at := slices.IndexFunc(list, func(other item) bool { return other.created.After(created) })
 			if at < 0 {
 				at = len(list)
 			}
-			list = slices.Insert(list, at, item)
+			list = slices.Insert(list, at, added)
 		case what == 5:
-			if got, want := newest.take(), last(list).key; got != want {
+			if got, want := all.takeNewest(), newest(list).name; got != want {
 				t.Fatalf("took %s, want %s", got, want)
 			}
 			list = list[:len(list)-1]
 		default:
 			at := random.IntN(len(list))
-			if got := newest.Index(list[at].key, list[at].created); got != at {
+			if got := all.index(list[at].name, list[at].created); got != at {
 				t.Fatalf("index %d, want %d", got, at)
 			}
 			if what == 6 {
-				newest.Remove(list[at].key, list[at].created)
+				all.remove(list[at].name, list[at].created)
 				list = slices.Delete(list, at, at+1)
 			}
 		}
-		if newest.Len() != len(list) || newest.Index(keyOf("none"), created) != -1 {
-			t.Fatalf("%d requests, want %d", newest.Len(), len(list))
+		if all.count != len(list) || all.index("none", created) != -1 {
+			t.Fatalf("%d requests, want %d", all.count, len(list))
+		}
+		next := slices.IndexFunc(list, func(other item) bool { return other.created.After(created) })
+		if name, found := all.after(created); found != (next >= 0) || found && name != list[next].name {
+			t.Fatalf("%q, %t comes after %s, want number %d", name, found, created, next)
 		}
 		most := random.IntN(2000)
-		var want []reconcile.Request
+		var want []string
 		for _, item := range list[max(0, len(list)-most):] {
-			want = append(want, item.key)
+			want = append(want, item.name)
 		}
-		if got := newest.Last(most); !slices.Equal(got, want) {
+		if got := all.last(most); !slices.Equal(got, want) {
 			t.Fatalf("the last %d are %s, want %s", most, got, want)
 		}
 	}
@@ -63,10 +65,10 @@ func TestManyRequestsOfOneRequesterComeInAnyOrder(t *testing.T) {
 	const few, many = 15_000, 60_000
 	add := func(count int) time.Duration {
 		order := rand.New(rand.NewPCG(1, 2)).Perm(count)
-		var newest Newest
+		var all ordered
 		start := time.Now()
 		for _, i := range order {
-			newest.Add(keyOf(fmt.Sprint(i)), now.Add(time.Duration(i)*time.Second))
+			all.add(fmt.Sprint(i), now.Add(time.Duration(i)*time.Second))
 		}
 		return time.Since(start)
 	}

@@ -1,4 +1,4 @@
-package fairqueue
+package pending
 
 import (
 	"fmt"
@@ -17,13 +17,14 @@ func keyOf(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
-// inPlaces returns a Queue of requests whose names are their places: requester/node/age in seconds.
-func inPlaces() *Queue {
-	return New(func(key reconcile.Request) Place {
-		parts := strings.Split(key.Name, "/")
+// queueByName returns a Queue of requests whose names say all about them: requester/node/age in seconds.
+func queueByName() *Queue {
+	return NewQueue(func(name string) (Request, bool) {
+		parts := strings.Split(name, "/")
 		var age int
 		_, _ = fmt.Sscan(parts[2], &age)
-		return Place{DigestOf(parts[0]), DigestOf(parts[1]), now.Add(-time.Duration(age) * time.Second)}
+		key := Key{Requester: DigestOf(parts[0]), Node: DigestOf(parts[1])}
+		return Request{Name: name, Key: key, Created: now.Add(-time.Duration(age) * time.Second)}, true
 	})
 }
 
@@ -38,19 +39,19 @@ func popAll(s *Queue) string {
 func TestQueueOrder(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ push, want string }{
-		"nothing":                                 {"", ""},
-		"the newest first":                        {"a/n/3 a/n/1 a/n/2", "a/n/1 a/n/2 a/n/3"},
-		"of one age, the last":                    {"a/n/1/x a/n/1/y a/n/1/z", "a/n/1/z a/n/1/y a/n/1/x"},
-		"nodes in turn":                           {"a/n/1 a/n/2 a/n/3 a/m/9 a/m/8", "a/n/1 a/m/8 a/n/2 a/m/9 a/n/3"},
-		"requesters in turn":                      {"a/n/1 a/n/2 a/n/3 b/n/9", "a/n/1 b/n/9 a/n/2 a/n/3"},
-		"many nodes of one requester are one":     {"a/1/1 a/2/1 a/3/1 a/4/1 b/x/9 b/y/9", "a/1/1 b/x/9 a/2/1 b/y/9 a/3/1 a/4/1"},
-		"who comes late is next but one at most":  {"a/1/1 a/2/1 a/3/1 b/x/1 c/x/1", "a/1/1 b/x/1 c/x/1 a/2/1 a/3/1"},
-		"a name does not matter":                  {"zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2", "zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2"},
-		"nobody and nothing are a place like any": {"//1 a/n/1 //2", "//1 a/n/1 //2"},
+		"nothing":                                    {"", ""},
+		"the newest first":                           {"a/n/3 a/n/1 a/n/2", "a/n/1 a/n/2 a/n/3"},
+		"of one age, the last":                       {"a/n/1/x a/n/1/y a/n/1/z", "a/n/1/z a/n/1/y a/n/1/x"},
+		"nodes in turn":                              {"a/n/1 a/n/2 a/n/3 a/m/9 a/m/8", "a/n/1 a/m/8 a/n/2 a/m/9 a/n/3"},
+		"requesters in turn":                         {"a/n/1 a/n/2 a/n/3 b/n/9", "a/n/1 b/n/9 a/n/2 a/n/3"},
+		"many nodes of one requester are one":        {"a/1/1 a/2/1 a/3/1 a/4/1 b/x/9 b/y/9", "a/1/1 b/x/9 a/2/1 b/y/9 a/3/1 a/4/1"},
+		"a late requester is next but one at most":   {"a/1/1 a/2/1 a/3/1 b/x/1 c/x/1", "a/1/1 b/x/1 c/x/1 a/2/1 a/3/1"},
+		"a name does not matter":                     {"zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2", "zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2"},
+		"an empty requester takes turns like others": {"//1 a/n/1 //2", "//1 a/n/1 //2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := inPlaces()
+			s := queueByName()
 			for _, item := range strings.Fields(test.push) {
 				s.Push(keyOf(item))
 			}
@@ -68,7 +69,7 @@ func TestQueueIsFair(t *testing.T) {
 		"for one node":   func(i int) string { return fmt.Sprintf("hostile/n/%d", i) },
 		"for many nodes": func(i int) string { return fmt.Sprintf("hostile/n%d/1", i) },
 	} {
-		s := inPlaces()
+		s := queueByName()
 		for i := range 2000 {
 			s.Push(keyOf(item(i)))
 		}
@@ -84,7 +85,7 @@ func TestQueueIsFair(t *testing.T) {
 func TestQueueLosesNothing(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	s, inside := inPlaces(), map[string]bool{}
+	s, inside := queueByName(), map[string]bool{}
 	for i := range 20_000 {
 		if len(inside) > 0 && random.IntN(2) == 0 {
 			name := s.Pop().Name

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -54,14 +55,14 @@ func TestSupersededCost(t *testing.T) {
 			},
 			Delete: func(_ context.Context, _ client.WithWatch, obj client.Object, _ ...client.DeleteOption) error {
 				delete(stored, obj.GetName())
-				r.attempts.drop(obj.GetName())
+				r.pending.Remove(obj.GetName())
 				return nil
 			},
 		}).Build()
 		for _, obj := range stored {
-			r.attempts.note(obj, r.RequestLimits)
+			r.pending.observe(obj, r.RequestLimits)
 		}
-		r.attempts.markReady()
+		r.pending.complete.Store(true)
 		for i := range backlog {
 			if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name(i)}}); err != nil {
 				t.Fatal(err)
@@ -70,17 +71,17 @@ func TestSupersededCost(t *testing.T) {
 		if len(stored) != 1 || read > 2*backlog {
 			t.Errorf("%d requests: %d are left, want the newest; %d objects were read, want %d", backlog, len(stored), read, 2*backlog)
 		}
-		if held := len(r.attempts.requests); held != 1 || len(r.attempts.lines) != 1 {
-			t.Errorf("%d requests: %d are held", backlog, held)
+		if held := r.pending.Len(); held != 1 {
+			t.Errorf("%d requests: %d are indexed, want 1", backlog, held)
 		}
 	}
 }
 
-// TestAttemptsFindTheFirstNewerRequest compares with a look at all requests, while they come, are decided and go.
-func TestAttemptsFindTheFirstNewerRequest(t *testing.T) {
+// TestIndexFindsTheFirstNewerRequest compares the index with all requests, while they are made, decided and deleted.
+func TestIndexFindsTheFirstNewerRequest(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	var held attempts
+	var index supersedable
 	stored := map[string]*request{}
 	templates := []*request{ofNode(t, "a", 0), ofNode(t, "b", 0)}
 	for step := range 5_000 {
@@ -91,27 +92,32 @@ func TestAttemptsFindTheFirstNewerRequest(t *testing.T) {
 			made.Name, made.UID = name, types.UID(fmt.Sprint(step))
 			made.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(random.IntN(20)) * time.Second))
 			stored[name] = &made
-			held.note(&made, csr.Limits{})
+			index.observe(&made, csr.Limits{})
 		case random.IntN(2) == 0:
 			decided := *obj
 			with("Denied")(&decided)
 			stored[name] = &decided
-			held.note(&decided, csr.Limits{})
+			index.observe(&decided, csr.Limits{})
 		default:
 			delete(stored, name)
-			held.drop(name)
+			index.Remove(name)
 		}
-		of, _ := csr.Limits{}.AttemptOf(templates[random.IntN(2)])
+		req, _ := csr.Limits{}.Supersedable(templates[random.IntN(2)])
+		key := pending.KeyOf(req)
 		created := now.Add(time.Duration(random.IntN(20)) * time.Second)
 		want := time.Time{}
 		for _, obj := range stored {
-			if attempt, ok := (csr.Limits{}).AttemptOf(obj); ok && attempt == of && obj.CreationTimestamp.After(created) && (want.IsZero() || obj.CreationTimestamp.Time.Before(want)) {
+			req, ok := csr.Limits{}.Supersedable(obj)
+			if !ok || pending.KeyOf(req) != key || !obj.CreationTimestamp.After(created) {
+				continue
+			}
+			if want.IsZero() || obj.CreationTimestamp.Time.Before(want) {
 				want = obj.CreationTimestamp.Time
 			}
 		}
-		newer, since := held.newer(of, created)
-		if !since.Equal(want) || (newer == "") != want.IsZero() || newer != "" && !stored[newer].CreationTimestamp.Time.Equal(want) {
-			t.Fatalf("step %d: %q since %s, want since %s", step, newer, since, want)
+		newer, found := index.Next(key, created)
+		if !newer.Created.Equal(want) || found == want.IsZero() || found && !stored[newer.Name].CreationTimestamp.Time.Equal(want) {
+			t.Fatalf("step %d: %+v, %t, want one of %s", step, newer, found, want)
 		}
 	}
 }

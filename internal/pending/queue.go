@@ -1,0 +1,92 @@
+package pending
+
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the nodes of
+// one requester. For one node the newest request goes first, because a kubelet waits for its last request only. A requester
+// with thousands of requests therefore delays another requester by one request at most.
+type Queue struct {
+	find func(name string) (Request, bool)
+
+	mu         sync.Mutex
+	requesters roundRobin[*roundRobin[*ordered]]
+	count      int
+}
+
+var _ workqueue.Queue[reconcile.Request] = &Queue{}
+
+// NewQueue returns an empty Queue. It calls find while the work queue is locked, so find must not block. A request that is
+// not found has the zero Request's order.
+func NewQueue(find func(name string) (Request, bool)) *Queue { return &Queue{find: find} }
+
+// Push adds an item that is not in the Queue.
+func (q *Queue) Push(key reconcile.Request) {
+	r, _ := q.find(key.Name)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	nodes := q.requesters.get(r.Requester, func() *roundRobin[*ordered] { return &roundRobin[*ordered]{} })
+	nodes.get(r.Node, func() *ordered { return &ordered{} }).add(key.Name, r.Created)
+	q.count++
+}
+
+// Touch is called for an item that is in the Queue already. The item keeps its position.
+func (*Queue) Touch(reconcile.Request) {}
+
+// Len returns the number of items.
+func (q *Queue) Len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.count
+}
+
+// Pop removes the next item and returns it. The Queue must not be empty.
+func (q *Queue) Pop() reconcile.Request {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	nodes := q.requesters.first()
+	requests := nodes.first()
+	name := requests.takeNewest()
+	nodes.next(requests.count > 0)
+	q.requesters.next(len(nodes.order) > 0)
+	q.count--
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
+}
+
+// roundRobin holds values that take turns.
+type roundRobin[V any] struct {
+	order  []Digest
+	values map[Digest]V
+}
+
+// get returns the value of key. A new key becomes the last in order.
+func (r *roundRobin[V]) get(key Digest, create func() V) V {
+	if value, found := r.values[key]; found {
+		return value
+	}
+	if r.values == nil {
+		r.values = map[Digest]V{}
+	}
+	r.values[key] = create()
+	r.order = append(r.order, key)
+	return r.values[key]
+}
+
+// first returns the value whose turn it is.
+func (r *roundRobin[V]) first() V { return r.values[r.order[0]] }
+
+// next ends the turn of the first value: it becomes the last, or is dropped.
+func (r *roundRobin[V]) next(keep bool) {
+	key := r.order[0]
+	r.order = r.order[1:]
+	if keep {
+		r.order = append(r.order, key)
+	} else {
+		delete(r.values, key)
+	}
+}
