@@ -1,11 +1,135 @@
 package approver
 
 import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
+
+// Verdict is what a rule says of a request. The zero value is Ignore.
+type Verdict int
+
+// The verdicts. No fault ever becomes Approve or Deny.
+const (
+	// Ignore has no opinion.
+	Ignore Verdict = iota
+	// Approve writes the Approved condition.
+	Approve
+	// Wait cannot decide yet, and is looked at again.
+	Wait
+	// Deny is for what can never become valid. It is written only where denial is switched on.
+	Deny
+)
+
+func (v Verdict) String() string {
+	return [...]string{"Ignore", "Approve", "Wait", "Deny"}[v]
+}
+
+// Decision is a verdict with the reason token of docs/reasons.md and a sentence for people. Rule names the recogniser
+// that approved, if any.
+type Decision struct {
+	Verdict Verdict
+	Reason  string
+	Message string
+	Rule    string
+}
+
+// Rule says how requests of one signer are judged: by their shape, then by asking for the permission of each
+// recogniser that knows them, in order; or by Judge, if that is set.
+type Rule struct {
+	SignerName  string
+	Shape       func(*csr.Request) error
+	Recognisers []Recogniser
+	Judge       Judge
+}
+
+// Recogniser knows one kind of requester and the permission that such a one needs.
+type Recogniser struct {
+	Name       string
+	Matches    func(*csr.Request) bool
+	Permission authorizationv1.ResourceAttributes
+	// Gate, if set, comes before the question for the permission, and its decision stands unless it has no reason.
+	Gate Gate
+	// Message is that of the Approved condition.
+	Message string
+}
+
+// Asks is the permission in words.
+func (r Recogniser) Asks() string {
+	what := r.Permission
+	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
+}
+
+// review is the part of the judgement before anybody is asked: either a final decision or the recognisers to ask for.
+func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
+	if err := r.Shape(req); err != nil {
+		return nil, Decision{
+			Verdict: Deny,
+			Reason:  "ShapeMismatch",
+			Message: fmt.Sprintf("not a request that signer %s may sign: %v; a new request is needed", req.SignerName, err),
+		}
+	}
+	var recognisers []Recogniser
+	for _, recogniser := range r.Recognisers {
+		if recogniser.Matches(req) {
+			recognisers = append(recognisers, recogniser)
+		}
+	}
+	if len(recognisers) == 0 {
+		return nil, boundElsewhere(req)
+	}
+	return recognisers, Decision{}
+}
+
+// looksUp says whether what is known of nodes matters.
+func (r Rule) looksUp() bool {
+	return r.Judge != nil || slices.ContainsFunc(r.Recognisers, func(each Recogniser) bool { return each.Gate != nil })
+}
+
+func approved(by Recogniser) Decision {
+	return Decision{Verdict: Approve, Reason: "AutoApproved", Message: by.Message, Rule: by.Name}
+}
+
+// notAuthorized is the decision when every review said no.
+func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
+	wanted := make([]string, len(asked))
+	for i, recogniser := range asked {
+		wanted[i] = recogniser.Asks()
+	}
+	return Decision{
+		Verdict: Wait,
+		Reason:  "NotAuthorized",
+		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
+			csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
+	}
+}
+
+// unread is the Decision about a request that csr.Limits.Parse returns err for.
+func unread(err error) Decision {
+	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
+		message := refused.Message + "; a new request is needed"
+		if ByConfiguration(refused.Reason) {
+			message += ", or a configuration that permits this one"
+		}
+		return Decision{Verdict: Deny, Reason: refused.Reason, Message: message}
+	}
+	return Decision{Verdict: Wait, Reason: "InternalError", Message: csr.Fault(err)}
+}
+
+func malformed(err error) Decision {
+	return Decision{Verdict: Deny, Reason: "Malformed", Message: fmt.Sprintf("%v; a new request is needed", err)}
+}
+
+// ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same request.
+func ByConfiguration(reason string) bool {
+	return reason == "SANReserved" || reason == "RequestTooLarge"
+}
 
 // NodeClient is the rule for kubelet client certificates, as KEP-266 and the TLS bootstrapping document describe it
 // and kube-controller-manager applies it (pkg/controller/certificates/approver/sarapprove.go): a node may renew its own
