@@ -23,9 +23,9 @@ import (
 
 // take takes action, and records that once. Who led before may come to it late: the intent that is noted just before says that
 // nobody has gone on since what was seen; where it was noted before, that is asked.
-func (r *Reconciler) take(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, seen *seen, again bool) error {
+func (r *Reconciler) execute(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, seen *observation, again bool) error {
 	if !again {
-		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, action))
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, action))
 	} else if err := r.current(ctx, obj); err != nil {
 		return err
 	}
@@ -37,12 +37,12 @@ func (r *Reconciler) take(ctx context.Context, obj *v1alpha1.SigningAuthority, a
 }
 
 // act takes one action. All of them may be taken again.
-func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, s *seen) error {
+func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, s *observation) error {
 	switch action {
 	case Publish:
 		return r.publish(ctx, obj)
 	case Open:
-		return r.open(ctx, obj, s)
+		return r.openAccounts(ctx, obj, s)
 	case Seal:
 		return r.seal(ctx, obj)
 	case Unseal:
@@ -56,7 +56,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case TakeCandidate:
 		return r.takeCandidate(ctx, obj, s)
 	default:
-		return r.writeKeys(ctx, obj, s.keys, action, keyring.Pair{})
+		return r.writeSecret(ctx, obj, s.keys, action, keyring.Pair{})
 	}
 }
 
@@ -73,9 +73,9 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), obj.Name, errors.New("it has changed since it was looked at"))
 }
 
-// writeKeys takes an action that changes the Secret, in one write that fails if somebody else has changed it since.
-func (r *Reconciler) writeKeys(ctx context.Context, obj *v1alpha1.SigningAuthority, k *keys, action Action, made keyring.Pair) error {
-	ring, err := turn(k.ring, action, made, r.permit(obj, action))
+// writeSecret takes an action that changes the Secret, in one write that fails if somebody else has changed it since.
+func (r *Reconciler) writeSecret(ctx context.Context, obj *v1alpha1.SigningAuthority, k *caSecret, action Action, made keyring.Pair) error {
+	ring, err := editSecret(k.pairs, action, made, r.permit(obj, action))
 	if err != nil {
 		return err
 	}
@@ -117,26 +117,26 @@ func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keyri
 const shortestCap = 2 * ca.ShortestLifetime
 
 // makeCandidate makes a CA, and before it is anywhere an account that says that it has issued nothing.
-func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	made, err := r.newPair(obj)
+func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
+	made, err := r.newCA(obj)
 	if err != nil {
 		return err
 	}
 	if err := r.ledger(obj).Open(ctx, made.keyID); err != nil {
 		return err
 	}
-	return r.writeKeys(ctx, obj, s.keys, MakeCandidate, made.Pair)
+	return r.writeSecret(ctx, obj, s.keys, MakeCandidate, made.Pair)
 }
 
-// newPair is a CA that was made just now.
-type newPair struct {
+// newCA is a CA that was made just now.
+type newCA struct {
 	keyring.Pair
 	keyID string
 }
 
-// newPair makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
+// newCA makes a CA for the generation that obj is at. Its name is its own, so that a verifier never tries one CA for
 // another.
-func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (newPair, error) {
+func (r *Reconciler) newCA(obj *v1alpha1.SigningAuthority) (newCA, error) {
 	lifetime := ca.DefaultAuthorityLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
@@ -148,9 +148,9 @@ func (r *Reconciler) newPair(obj *v1alpha1.SigningAuthority) (newPair, error) {
 		Lifetime:   lifetime,
 	}, now)
 	if err != nil {
-		return newPair{}, fmt.Errorf("make a CA: %w", err)
+		return newCA{}, fmt.Errorf("make a CA: %w", err)
 	}
-	return newPair{keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
+	return newCA{keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
 }
 
 // commonName fits into X.520's 64 letters.
@@ -160,19 +160,19 @@ func commonName(authority string, generation, at int64) string {
 }
 
 // takeCandidate takes what its owner has brought, or what was copied from another authority with its account.
-func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	if candidate := obj.Status.Candidate; candidate.AdoptedAt != nil {
 		if err := r.ledger(obj).Open(ctx, candidate.KeyID); err != nil {
 			return err
 		}
 	}
-	return r.writeKeys(ctx, obj, s.keys, TakeCandidate, keyring.Pair{})
+	return r.writeSecret(ctx, obj, s.keys, TakeCandidate, keyring.Pair{})
 }
 
-// open makes the accounts that are not there.
-func (r *Reconciler) open(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+// openAccounts makes the accounts that are not there.
+func (r *Reconciler) openAccounts(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	var errs []error
-	if s.Unaccounted {
+	if s.SigningUnaccounted {
 		errs = append(errs, r.ledger(obj).Open(ctx, obj.Status.Signing.KeyID))
 	}
 	if s.CandidateUnaccounted {
@@ -193,7 +193,7 @@ func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) 
 func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	book, key := r.ledger(obj), obj.Status.Retiring.KeyID
 	err := book.Seal(ctx, key)
-	if !errors.Is(err, ledger.ErrNoAccount) || !sealsLost(obj.Status.Retiring, r.Clock.Now()) {
+	if !errors.Is(err, ledger.ErrNoAccount) || !mayCloseEmpty(obj.Status.Retiring, r.Clock.Now()) {
 		return err
 	}
 	if err := book.Open(ctx, key); err != nil {
@@ -203,9 +203,9 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) e
 }
 
 // unseal opens the accounts of what signs and of what retires, those of them that are closed.
-func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	var errs []error
-	if s.SigningSealed && s.Ring.Signing.is(obj.Status.Signing) {
+	if s.SigningSealed && s.Secret.Signing.is(obj.Status.Signing) {
 		errs = append(errs, r.ledger(obj).Unseal(ctx, obj.Status.Signing.KeyID))
 	}
 	if s.Sealed {
@@ -214,14 +214,14 @@ func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority,
 	return errors.Join(errs...)
 }
 
-// sealsLost says whether an account of what retires that is lost may be closed empty: its owner has accepted that, or nothing
+// mayCloseEmpty says whether an account of what retires that is lost may be closed empty: its owner has accepted that, or nothing
 // lives on the CA, as it has ended.
-func sealsLost(retiring *v1alpha1.CAStatus, now time.Time) bool {
+func mayCloseEmpty(retiring *v1alpha1.CAStatus, now time.Time) bool {
 	return retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(now)
 }
 
 func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	wanted, err := wanted(obj, r.Clock.Now())
+	wanted, err := bundleOf(obj, r.Clock.Now())
 	if err != nil {
 		return err
 	}
@@ -234,8 +234,8 @@ func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority
 }
 
 // copyFrom takes over the signing pair of another authority, and before it what was issued by it.
-func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
-	other, facts, err := r.readKeys(ctx, s.from)
+func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
+	other, facts, err := r.readSecret(ctx, s.from)
 	if err != nil {
 		return err
 	}
@@ -253,5 +253,5 @@ func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthorit
 	if err := r.ledger(obj).Import(ctx, s.From.KeyID, issued, obj.Spec.Signers); err != nil {
 		return err
 	}
-	return r.writeKeys(ctx, obj, s.keys, CopyFrom, other.ring.Signing)
+	return r.writeSecret(ctx, obj, s.keys, CopyFrom, other.pairs.Signing)
 }

@@ -16,7 +16,7 @@ func TestALostAccountIsClosed(t *testing.T) {
 	t.Parallel()
 	alive, over := noted("old"), noted("old")
 	over.NotAfter.Time = noon
-	if sealsLost(alive, noon) || !sealsLost(over, noon) || !sealsLost(accepted(prepared()).Retiring, noon.Add(-time.Hour)) {
+	if mayCloseEmpty(alive, noon) || !mayCloseEmpty(over, noon) || !mayCloseEmpty(accepted(prepared()).Retiring, noon.Add(-time.Hour)) {
 		t.Error("got it wrong")
 	}
 }
@@ -60,7 +60,7 @@ func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 	obj := &v1alpha1.SigningAuthority{}
 	for _, want := range []string{string(short.CertificatePEM()), string(long.CertificatePEM())} {
 		obj.Status.Candidate, obj.Status.Signing = obj.Status.Signing, &v1alpha1.CAStatus{Certificate: want}
-		got, err := wanted(obj, noon.Add(100*time.Hour))
+		got, err := bundleOf(obj, noon.Add(100*time.Hour))
 		if err != nil || string(got.Bundle) != want {
 			t.Errorf("got %q, %v", got.Bundle, err)
 		}

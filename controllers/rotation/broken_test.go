@@ -74,7 +74,7 @@ func (w *world) promised(before v1alpha1.SigningAuthorityStatus, f Facts) {
 			w.saw("something is outstanding that is accepted")
 		}
 	}
-	if one := s.Candidate; one != nil && one.TrustConfirmedAt != nil && s.Signing == nil && (before.Candidate == nil || before.Candidate.Certificate != one.Certificate) && !f.Ring.TLS.is(f.From) {
+	if one := s.Candidate; one != nil && one.TrustConfirmedAt != nil && s.Signing == nil && (before.Candidate == nil || before.Candidate.Certificate != one.Certificate) && !f.Secret.TLS.is(f.From) {
 		w.also = append(w.also, one.Certificate) // he has brought the first one, and seen to it
 		for i := range w.verifiers {
 			w.verifiers[i] = append(w.verifiers[i], one.Certificate)
@@ -163,7 +163,7 @@ func (w *world) checkTrusted(pair keyring.Pair, action Action) {
 		w.fail(false, "%s to %s, for which the ledger is closed", action, name)
 	case w.left[name]:
 		w.fail(false, "%s to %s, which has retired here", action, name)
-	case len(unasked(w.spec.Signers)) == 0 || slices.ContainsFunc(w.worlds, func(one *world) bool { return one.excused[name] }): // what was said of it there counts here
+	case len(signersToConfirm(w.spec.Signers)) == 0 || slices.ContainsFunc(w.worlds, func(one *world) bool { return one.excused[name] }): // what was said of it there counts here
 	case w.accepted(w.verifiers, name) != len(w.verifiers):
 		w.fail(false, "%s to %s, which not every verifier of serving certificates trusts", action, name)
 	}
@@ -179,7 +179,7 @@ func (w *world) checkRefused(f Facts) {
 		w.left[name] = true
 	}
 	for _, other := range w.worlds {
-		if other != w && (slices.Contains(other.published, name) || keeps(other.object(), w.status.Retiring)) {
+		if other != w && (slices.Contains(other.published, name) || requiresTrust(other.object(), w.status.Retiring)) {
 			w.saw("a CA goes that another authority publishes")
 			return
 		}

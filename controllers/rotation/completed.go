@@ -6,66 +6,66 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// idle waits for a rotation to be asked for.
-func (m *machine) idle() {
-	ring := m.f.Ring
+// planCompleted waits for a rotation to be asked for.
+func (p *planner) planCompleted() {
+	ring := p.facts.Secret
 	switch {
-	case m.lost():
-	case m.leftOver():
-	case !ring.TLS.same(ring.Signing) && m.unfit() == "":
-		m.adopt()
-	case m.edited():
-	case m.idling():
-	case m.gone():
-		m.waitForKey("rotate-start makes another, which signs as soon as it is trusted; what the lost one has issued stays trusted")
-	case !m.f.Permitted:
-		m.act(Permit)
-	case m.due():
-		m.start()
-	case m.published():
-		m.s.Intent = ""
-		m.added()
+	case p.restoreSigningKey():
+	case p.cleanSecret():
+	case !ring.TLS.same(ring.Signing) && p.refuseTLS() == "":
+		p.adopt()
+	case p.restoreTLS():
+	case p.completedOperation():
+	case p.signingMissing():
+		p.waitForSigningKey("rotate-start makes another, which signs as soon as it is trusted; what the lost one has issued stays trusted")
+	case !p.facts.Permitted:
+		p.act(Permit)
+	case p.rotationDue():
+		p.start()
+	case p.publishFirst():
+		p.status.Intent = ""
+		p.waitForNextCA()
 	}
 }
 
-// leftOver sees to what should not be in the Secret while no rotation is under way.
-func (m *machine) leftOver() bool {
-	ring := m.f.Ring
+// cleanSecret sees to what should not be in the Secret while no rotation is under way.
+func (p *planner) cleanSecret() bool {
+	ring := p.facts.Secret
 	switch {
 	case ring.Candidate != nil:
-		m.act(DropCandidate)
+		p.act(DropCandidate)
 	case ring.Retiring == nil:
 		return false
 	case ring.Retiring.KeyID == ring.Signing.KeyID: // twice, by somebody's hand
-		m.overwrites(RestoreTLS)
-	case m.f.Sealed: // it has left, and is from a backup: again it goes only when it is refused
-		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
-		m.enter(v1alpha1.Completing)
-		m.s.UnpublishedAt = m.now()
+		p.actOnSecret(RestoreTLS)
+	case p.facts.Sealed: // it has left, and is from a backup: again it goes only when it is refused
+		p.status.Retiring = p.noteCA(ring.Retiring, p.status.Generation)
+		p.enter(v1alpha1.Completing)
+		p.status.UnpublishedAt = p.now()
 	default: // it is not known what lives on it
-		m.s.Retiring = m.noteCA(ring.Retiring, m.s.Generation)
-		m.s.Retiring.AdoptedAt = m.now()
-		m.enter(v1alpha1.Prepared)
+		p.status.Retiring = p.noteCA(ring.Retiring, p.status.Generation)
+		p.status.Retiring.AdoptedAt = p.now()
+		p.enter(v1alpha1.Prepared)
 	}
 	return true
 }
 
-func (m *machine) idling() bool {
-	switch m.f.Operation {
+func (p *planner) completedOperation() bool {
+	switch p.facts.Operation {
 	case "":
 		return false
 	case v1alpha1.RotateStart:
-		m.take()
-		m.start()
+		p.acceptOperation()
+		p.start()
 	case v1alpha1.AdoptionAttested:
-		m.attest()
+		p.attest()
 	default:
-		m.refuse("no rotation is under way")
+		p.refuseOperation("no rotation is under way")
 	}
 	return true
 }
 
-func (m *machine) due() bool {
-	return m.spec.RotateAfter != nil && m.s.Signing.SignsSince != nil &&
-		m.f.Now.Sub(m.s.Signing.SignsSince.Time) >= max(m.spec.RotateAfter.Duration, time.Hour)
+func (p *planner) rotationDue() bool {
+	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil &&
+		p.facts.Now.Sub(p.status.Signing.SignsSince.Time) >= max(p.spec.RotateAfter.Duration, time.Hour)
 }

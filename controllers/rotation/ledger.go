@@ -20,31 +20,31 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
-// recordsName is the name of the controller that notes what was issued.
-const recordsName = Name + "-ledger"
+// ledgerName is the name of the controller that notes what was issued.
+const ledgerName = Name + "-ledger"
 
-// records are the ledgers, by Secret, each of which stores what is noted every few seconds.
-type records struct {
+// recorders are the ledgers, by Secret, each of which stores what is noted every few seconds.
+type recorders struct {
 	mu       sync.Mutex
 	bySecret map[types.NamespacedName]*ledger.Recorder
 }
 
 // recorder is that of obj's Secret.
 func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
-	r.records.mu.Lock()
-	defer r.records.mu.Unlock()
+	r.recorders.mu.Lock()
+	defer r.recorders.mu.Unlock()
 	name := secretName(obj)
-	if one := r.records.bySecret[name]; one != nil {
+	if one := r.recorders.bySecret[name]; one != nil {
 		return one
 	}
 	one := &ledger.Recorder{
 		Book:  ledger.NewBook(r.Client, r.Live, name, r.Clock),
 		Nodes: ledger.NewNodes(r.Client, r.Live, name, r.Clock),
 	}
-	if r.records.bySecret == nil {
-		r.records.bySecret = map[types.NamespacedName]*ledger.Recorder{}
+	if r.recorders.bySecret == nil {
+		r.recorders.bySecret = map[types.NamespacedName]*ledger.Recorder{}
 	}
-	r.records.bySecret[name] = one
+	r.recorders.bySecret[name] = one
 	r.group.Go(func(ctx context.Context) { // and once more when it ends
 		one.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Note what was issued", "secret", name) })
 	})
@@ -55,20 +55,20 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 func (r *Reconciler) ledger(obj *v1alpha1.SigningAuthority) *ledger.Book { return r.recorder(obj).Book }
 
 // readLedger reads what was issued, and what of it lives on the retiring CA.
-func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	recorder := r.recorder(obj)
 	flushed := recorder.Flush(ctx)
 	accounts, err := recorder.Book.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	s.remembers(accounts, &obj.Status)
+	s.noteAccounts(accounts, &obj.Status)
 	retiring := obj.Status.Retiring
 	if retiring == nil {
-		s.Sealed = s.Ring.Retiring != nil && accounts[s.Ring.Retiring.KeyID].Sealed
+		s.Sealed = s.Secret.Retiring != nil && accounts[s.Secret.Retiring.KeyID].Sealed
 		return nil
 	}
-	if flushed != nil && !s.Unaccounted { // which is why
+	if flushed != nil && !s.SigningUnaccounted { // which is why
 		return fmt.Errorf("note what was issued: %w", flushed)
 	}
 	account, found := accounts[retiring.KeyID]
@@ -76,7 +76,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
 	}
 	if found {
-		if err := r.fromCosigners(ctx, obj, s, account); err != nil {
+		if err := r.addFromCoholders(ctx, obj, s, account); err != nil {
 			return err
 		}
 	}
@@ -88,25 +88,25 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return nil
 }
 
-// remembers is what the ledger knows of the CAs in the Secret.
-func (s *seen) remembers(accounts map[string]ledger.Account, noted *v1alpha1.SigningAuthorityStatus) {
-	if s.Ring.TLS != nil {
-		s.TLSRetired = accounts[s.Ring.TLS.KeyID].Sealed && !s.Ring.TLS.same(s.Ring.Signing) && !s.Ring.TLS.same(s.Ring.Retiring)
+// noteAccounts is what the ledger knows of the CAs in the Secret.
+func (s *observation) noteAccounts(accounts map[string]ledger.Account, noted *v1alpha1.SigningAuthorityStatus) {
+	if s.Secret.TLS != nil {
+		s.TLSRetired = accounts[s.Secret.TLS.KeyID].Sealed && !s.Secret.TLS.same(s.Secret.Signing) && !s.Secret.TLS.same(s.Secret.Retiring)
 	}
-	if s.Ring.Candidate != nil {
-		account, found := accounts[s.Ring.Candidate.KeyID]
-		s.CandidateUnaccounted, s.CandidateRetired = !found && s.Ring.Candidate.is(noted.Candidate), account.Sealed
+	if s.Secret.Candidate != nil {
+		account, found := accounts[s.Secret.Candidate.KeyID]
+		s.CandidateUnaccounted, s.CandidateRetired = !found && s.Secret.Candidate.is(noted.Candidate), account.Sealed
 	}
-	if s.Ring.Signing != nil {
-		account, found := accounts[s.Ring.Signing.KeyID]
-		s.Unaccounted, s.SigningSealed = !found && s.Ring.Signing.is(noted.Signing), account.Sealed
+	if s.Secret.Signing != nil {
+		account, found := accounts[s.Secret.Signing.KeyID]
+		s.SigningUnaccounted, s.SigningSealed = !found && s.Secret.Signing.is(noted.Signing), account.Sealed
 	}
 }
 
-// fromCosigners adds to account what was issued elsewhere for signers that are served here by now: who verifies that goes by the
+// addFromCoholders adds to account what was issued elsewhere for signers that are served here by now: who verifies that goes by the
 // bundle of this authority.
-func (r *Reconciler) fromCosigners(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen, account ledger.Account) error {
-	for _, other := range s.cosigners {
+func (r *Reconciler) addFromCoholders(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation, account ledger.Account) error {
+	for _, other := range s.coholders {
 		accounts, err := r.ledger(other).Read(ctx)
 		if err != nil {
 			return fmt.Errorf("read what SigningAuthority %s has issued: %w", other.Name, err)
@@ -121,9 +121,9 @@ func (r *Reconciler) fromCosigners(ctx context.Context, obj *v1alpha1.SigningAut
 	return nil
 }
 
-// record notes the certificate that a request holds, whoever has issued it. Where authorities share the CA, as spec.from has
+// recordIssued notes the certificate that a request holds, whoever has issued it. Where authorities share the CA, as spec.from has
 // them do, it is of those that serve its signer; if none does, it is not known who follows which bundle, and it is of all.
-func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -135,7 +135,7 @@ func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconci
 	for i := range all.Items {
 		obj := &all.Items[i]
 		cert, ours := ledger.Recognize(request, certificates(obj))
-		serves := func(one v1alpha1.SigningAuthority) bool { return issues(&one, cert) }
+		serves := func(one v1alpha1.SigningAuthority) bool { return servesSigner(&one, cert) }
 		if ours && (serves(*obj) || !slices.ContainsFunc(all.Items, serves)) {
 			r.recorder(obj).Note(cert)
 		}
@@ -143,9 +143,9 @@ func (r *Reconciler) record(ctx context.Context, key reconcile.Request) (reconci
 	return reconcile.Result{}, nil
 }
 
-// issues says whether obj serves the signer of cert, and has its CA, or has just left it, when all of that is settled.
-func issues(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
-	return slices.Contains(obj.Spec.Signers, cert.Signer) && had(obj, &v1alpha1.CAStatus{KeyID: cert.KeyID})
+// servesSigner says whether obj serves the signer of cert, and has its CA, or has just left it, when all of that is settled.
+func servesSigner(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
+	return slices.Contains(obj.Spec.Signers, cert.Signer) && holdsCA(obj, &v1alpha1.CAStatus{KeyID: cert.KeyID})
 }
 
 // certificates are those of the CAs that obj has now.
@@ -168,9 +168,9 @@ func holdsCertificate(obj client.Object) bool {
 	return ok && len(request.Status.Certificate) > 0
 }
 
-// otherCAs is that an authority has other CAs, or serves other signers, than before: what was noted for it may now be of
+// casChanged is that an authority has other CAs, or serves other signers, than before: what was noted for it may now be of
 // another one.
-var otherCAs = predicate.Funcs{
+var casChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
 		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal) ||
@@ -178,8 +178,8 @@ var otherCAs = predicate.Funcs{
 	},
 }
 
-// allIssued are the requests that hold a certificate.
-func (r *Reconciler) allIssued(ctx context.Context, _ client.Object) []reconcile.Request {
+// issuedRequests are the requests that hold a certificate.
+func (r *Reconciler) issuedRequests(ctx context.Context, _ client.Object) []reconcile.Request {
 	all := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "List requests")

@@ -52,7 +52,7 @@ func TestWhoseLedger(t *testing.T) {
 		}
 	}
 	for _, obj := range objects[2:] {
-		if _, err := r.record(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}); err != nil {
+		if _, err := r.recordIssued(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +73,7 @@ func TestWhoseLedger(t *testing.T) {
 func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	obj.Spec.Secret, obj.Spec.Signers = v1alpha1.SecretReference{Namespace: "ns", Name: name}, signers
-	obj.Status.Phase, obj.Status.Signing = v1alpha1.Completed, (&machine{}).noteCA(factsOf(made), 1)
+	obj.Status.Phase, obj.Status.Signing = v1alpha1.Completed, (&planner{}).noteCA(factsOf(made), 1)
 	return obj
 }
 

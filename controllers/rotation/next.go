@@ -60,8 +60,8 @@ const (
 type Step struct {
 	Status v1alpha1.SigningAuthorityStatus
 	Action Action
-	// Take removes the operation's annotation.
-	Take bool
+	// RemoveOperation removes the operation's annotation.
+	RemoveOperation bool
 	// Refused says why an operation, or an edit of the Secret, is not followed, and what is possible now.
 	Refused string
 	// Waiting names what must happen before the next step.
@@ -73,7 +73,7 @@ type Facts struct {
 	Now time.Time
 	// Operation that the owner asks for.
 	Operation v1alpha1.Operation
-	Ring      RingFacts
+	Secret    SecretFacts
 	// From is what signs for spec.from; nil if that does not sign yet.
 	From *v1alpha1.CAStatus
 	// Published says that the CAs of Trusted are published, everywhere and nothing else; Unpublished why they can't be.
@@ -88,11 +88,11 @@ type Facts struct {
 	Sealed      bool
 	// CandidateUnaccounted says that the ledger does not know the candidate, not even as one that has issued nothing.
 	CandidateUnaccounted bool
-	// Unaccounted says that the ledger has lost what was issued by the signing CA, SigningSealed that it is closed for it,
+	// SigningUnaccounted says that the ledger has lost what was issued by the signing CA, SigningSealed that it is closed for it,
 	// TLSRetired that it is closed for the CA in tls.crt: that one has retired here. CandidateRetired says so of the candidate.
 	// RetiringSigners are those that the retiring one has issued for.
-	Unaccounted, SigningSealed, TLSRetired, CandidateRetired bool
-	RetiringSigners                                          []string
+	SigningUnaccounted, SigningSealed, TLSRetired, CandidateRetired bool
+	RetiringSigners                                                 []string
 	// RetiringOpen says that the ledger has an account of the retiring CA that is not closed.
 	RetiringOpen bool
 	// Above are the CAs by which API servers accept the retiring one although it is not among what they trust.
@@ -105,17 +105,17 @@ type Facts struct {
 	Holding, Unclear []string
 	// SettleFor is how long an answer must be the same.
 	SettleFor time.Duration
-	// Servers are what API servers said last, of the CA that the phase is about.
-	Servers []v1alpha1.APIServerStatus
+	// APIServers are what API servers said last, of the CA that the phase is about.
+	APIServers []v1alpha1.APIServerStatus
 	// Permitted says that the signer has been told what the spec says now.
 	Permitted bool
 }
 
-// RingFacts are what the Secret holds. A CA that is not there, or can't be used, is nil.
-type RingFacts struct {
+// SecretFacts are what the Secret holds. A CA that is not there, or can't be used, is nil.
+type SecretFacts struct {
 	TLS, Signing, Candidate, Retiring *CAFacts
-	// Told are the signers that what signs may sign for now.
-	Told []string
+	// PermittedSigners are the signers that what signs may sign for now.
+	PermittedSigners []string
 	// TLSProblem is why what is in tls.crt and tls.key can't be used, if something is.
 	TLSProblem string
 }
@@ -144,180 +144,180 @@ type Proof struct {
 }
 
 // Next decides. It looks at nothing but its arguments.
-func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, f Facts) Step {
-	m := &machine{spec: spec, s: status.DeepCopy(), f: f}
-	m.step.Status = *m.s
-	m.run()
-	m.s.WaitingFor = m.step.Waiting
-	m.step.Status = *m.s
-	return m.step
+func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts Facts) Step {
+	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
+	p.step.Status = *p.status
+	p.plan()
+	p.status.WaitingFor = p.step.Waiting
+	p.step.Status = *p.status
+	return p.step
 }
 
-type machine struct {
-	spec *v1alpha1.SigningAuthoritySpec
-	s    *v1alpha1.SigningAuthorityStatus
-	f    Facts
-	step Step
+type planner struct {
+	spec   *v1alpha1.SigningAuthoritySpec
+	status *v1alpha1.SigningAuthorityStatus
+	facts  Facts
+	step   Step
 }
 
-func (m *machine) run() {
-	if m.bookkeeping() {
+func (p *planner) plan() {
+	if p.removeTakenOperation() {
 		return
 	}
-	m.remember()
-	if m.unaccounted() {
+	p.noteSigners()
+	if p.openAccounts() {
 		return
 	}
-	if m.f.SigningSealed && m.f.Published && m.f.Ring.Signing.is(m.s.Signing) { // by who led before, and was late
-		m.act(Unseal)
+	if p.facts.SigningSealed && p.facts.Published && p.facts.Secret.Signing.is(p.status.Signing) { // by who led before, and was late
+		p.act(Unseal)
 		return
 	}
-	switch m.s.Phase {
+	switch p.status.Phase {
 	case v1alpha1.New:
-		m.begin()
+		p.planNew()
 	case v1alpha1.Preparing:
-		m.prepare()
+		p.planPreparing()
 	case v1alpha1.Prepared:
-		m.prepared()
+		p.planPrepared()
 	case v1alpha1.Completing:
-		m.complete()
+		p.planCompleting()
 	case v1alpha1.Completed:
-		m.idle()
+		p.planCompleted()
 	default:
-		m.wait("phase %q is none that this version knows", m.s.Phase)
+		p.wait("phase %q is none that this version knows", p.status.Phase)
 	}
 }
 
-// bookkeeping removes an operation that has been noted before. Who asks for the same again in that moment has asked once.
-func (m *machine) bookkeeping() bool {
+// removeTakenOperation removes an operation that has been noted before. Who asks for the same again in that moment has asked once.
+func (p *planner) removeTakenOperation() bool {
 	switch {
-	case m.s.TakenOperation == "":
+	case p.status.TakenOperation == "":
 		return false
-	case m.f.Operation == m.s.TakenOperation:
-		m.step.Take = true
+	case p.facts.Operation == p.status.TakenOperation:
+		p.step.RemoveOperation = true
 		return true
 	default:
-		m.s.TakenOperation = ""
+		p.status.TakenOperation = ""
 		return false
 	}
 }
 
-// remember notes of what signs for whom it may, where that was not noted yet.
-func (m *machine) remember() {
-	if s := m.s.Signing; s != nil && s.Signers == nil && m.f.Ring.Signing.is(s) {
-		s.Signers = slices.Clone(m.f.Ring.Told)
+// noteSigners notes of what signs for whom it may, where that was not noted yet.
+func (p *planner) noteSigners() {
+	if s := p.status.Signing; s != nil && s.Signers == nil && p.facts.Secret.Signing.is(s) {
+		s.Signers = slices.Clone(p.facts.Secret.PermittedSigners)
 	}
 }
 
-// unaccounted counts a CA as adopted, once nobody can say any more what was issued by it.
-func (m *machine) unaccounted() bool {
+// openAccounts counts a CA as adopted, once nobody can say any more what was issued by it.
+func (p *planner) openAccounts() bool {
 	var lost []*v1alpha1.CAStatus
-	if m.f.Unaccounted {
-		lost = append(lost, m.s.Signing)
+	if p.facts.SigningUnaccounted {
+		lost = append(lost, p.status.Signing)
 	}
-	if m.f.CandidateUnaccounted {
-		lost = append(lost, m.s.Candidate)
+	if p.facts.CandidateUnaccounted {
+		lost = append(lost, p.status.Candidate)
 	}
 	for _, one := range lost {
-		one.AdoptedAt, one.AttestedAt = m.now(), nil
-		m.act(Open)
+		one.AdoptedAt, one.AttestedAt = p.now(), nil
+		p.act(Open)
 	}
 	return len(lost) > 0
 }
 
 // act notes the intent of action, which Next returns again until its result is seen.
-func (m *machine) act(action Action) {
-	m.s.Intent, m.step.Action = string(action), action
+func (p *planner) act(action Action) {
+	p.status.Intent, p.step.Action = string(action), action
 }
 
-func (m *machine) wait(format string, args ...any) {
-	m.step.Waiting = append(m.step.Waiting, fmt.Sprintf(format, args...))
+func (p *planner) wait(format string, args ...any) {
+	p.step.Waiting = append(p.step.Waiting, fmt.Sprintf(format, args...))
 }
 
-// take notes that the operation is followed.
-func (m *machine) take() {
-	m.s.TakenOperation, m.step.Take = m.f.Operation, true
+// acceptOperation notes that the operation is followed.
+func (p *planner) acceptOperation() {
+	p.status.TakenOperation, p.step.RemoveOperation = p.facts.Operation, true
 }
 
-// refuse notes that it is not, which says what is allowed now.
-func (m *machine) refuse(format string, args ...any) {
-	m.step.Refused = fmt.Sprintf("%s is refused: ", m.f.Operation) + fmt.Sprintf(format, args...) + "; allowed now: " + v1alpha1.AllowedText(m.s.Phase)
-	m.take()
+// refuseOperation notes that it is not, which says what is allowed now.
+func (p *planner) refuseOperation(format string, args ...any) {
+	p.step.Refused = fmt.Sprintf("%s is refused: ", p.facts.Operation) + fmt.Sprintf(format, args...) + "; allowed now: " + v1alpha1.AllowedText(p.status.Phase)
+	p.acceptOperation()
 }
 
 // attest notes adoption-attested on every CA that was adopted.
-func (m *machine) attest() {
+func (p *planner) attest() {
 	adopted := false
-	for _, one := range []*v1alpha1.CAStatus{m.s.Candidate, m.s.Signing, m.s.Retiring} {
+	for _, one := range []*v1alpha1.CAStatus{p.status.Candidate, p.status.Signing, p.status.Retiring} {
 		if one != nil && one.AdoptedAt != nil && one.AttestedAt == nil {
-			one.AttestedAt, adopted = m.now(), true
+			one.AttestedAt, adopted = p.now(), true
 		}
 	}
 	if !adopted {
-		m.refuse("no CA here was adopted, or it is attested already")
+		p.refuseOperation("no CA here was adopted, or it is attested already")
 		return
 	}
-	m.take()
+	p.acceptOperation()
 }
 
-func (m *machine) enter(phase v1alpha1.Phase) {
-	m.s.Phase, m.s.Intent, m.s.LedgerClosedAt, m.s.PrunedAt = phase, "", nil, nil
+func (p *planner) enter(phase v1alpha1.Phase) {
+	p.status.Phase, p.status.Intent, p.status.LedgerClosedAt, p.status.PrunedAt = phase, "", nil, nil
 	switch phase {
 	case v1alpha1.Preparing:
-		m.s.InitiatedAt, m.s.PreparedAt, m.s.CompletionInitiatedAt, m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil, nil, nil, nil
+		p.status.InitiatedAt, p.status.PreparedAt, p.status.CompletionInitiatedAt, p.status.CompletedAt, p.status.UnpublishedAt = p.now(), nil, nil, nil, nil
 	case v1alpha1.Prepared:
-		m.s.PreparedAt, m.s.CompletionInitiatedAt = m.now(), nil
+		p.status.PreparedAt, p.status.CompletionInitiatedAt = p.now(), nil
 	case v1alpha1.Completing:
-		m.s.CompletionInitiatedAt = m.now()
+		p.status.CompletionInitiatedAt = p.now()
 	case v1alpha1.Completed:
-		m.s.CompletedAt, m.s.UnpublishedAt = m.now(), nil
+		p.status.CompletedAt, p.status.UnpublishedAt = p.now(), nil
 	case v1alpha1.New:
 	}
 }
 
 // noteCA notes what was found; generation is the one that it gets.
-func (m *machine) noteCA(found *CAFacts, generation int64) *v1alpha1.CAStatus {
+func (p *planner) noteCA(found *CAFacts, generation int64) *v1alpha1.CAStatus {
 	return &v1alpha1.CAStatus{KeyID: found.KeyID, Fingerprint: found.Fingerprint, Certificate: found.Certificate, Generation: generation, NotAfter: metav1.NewTime(found.NotAfter)}
 }
 
-func (m *machine) now() *metav1.Time {
-	now := metav1.NewTime(m.f.Now.Truncate(time.Second))
+func (p *planner) now() *metav1.Time {
+	now := metav1.NewTime(p.facts.Now.Truncate(time.Second))
 	return &now
 }
 
-// published has the bundle published first.
-func (m *machine) published() bool {
-	if !m.f.Published {
-		m.step.Waiting = append(m.step.Waiting, m.f.Unpublished...)
-		m.act(Publish)
-	} else if m.s.Intent == string(Publish) {
-		m.s.Intent = ""
+// publishFirst has the bundle published first.
+func (p *planner) publishFirst() bool {
+	if !p.facts.Published {
+		p.step.Waiting = append(p.step.Waiting, p.facts.Unpublished...)
+		p.act(Publish)
+	} else if p.status.Intent == string(Publish) {
+		p.status.Intent = ""
 	}
-	return m.f.Published
+	return p.facts.Published
 }
 
-// trusted waits for the API servers, if they verify what any of the signers issues.
-func (m *machine) trusted(proof Proof) {
-	if AsksAPIServers(m.spec.Signers) {
-		m.unproven(proof)
+// waitForTrust waits for the API servers, if they verify what any of the signers issues.
+func (p *planner) waitForTrust(proof Proof) {
+	if AsksAPIServers(p.spec.Signers) {
+		p.waitForProof(proof)
 	}
 }
 
-func (m *machine) unproven(proof Proof) {
+func (p *planner) waitForProof(proof Proof) {
 	if proof.Proven {
 		return
 	}
 	if len(proof.Missing) == 0 {
-		m.wait("every API server to be asked")
+		p.wait("every API server to be asked")
 	}
-	m.step.Waiting = append(m.step.Waiting, proof.Missing...)
+	p.step.Waiting = append(p.step.Waiting, proof.Missing...)
 }
 
-// added waits for a CA that signs for signers that came when the one that signs was proven already.
-func (m *machine) added() {
-	added := slices.DeleteFunc(slices.Clone(m.spec.Signers), func(name string) bool { return trustedFor(m.s.Signing, name) })
+// waitForNextCA waits for a CA that signs for signers that came when the one that signs was proven already.
+func (p *planner) waitForNextCA() {
+	added := slices.DeleteFunc(slices.Clone(p.spec.Signers), func(name string) bool { return trustedFor(p.status.Signing, name) })
 	if len(added) > 0 {
-		m.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust the CA %s", strings.Join(added, ", "), m.s.Signing.KeyID)
+		p.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust the CA %s", strings.Join(added, ", "), p.status.Signing.KeyID)
 	}
 }
 
@@ -331,21 +331,21 @@ func Trusted(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
 }
 
 // AsksAPIServers says whether API servers verify what any of signers issues.
-func AsksAPIServers(signers []string) bool { return slices.ContainsFunc(signers, byAPIServers) }
+func AsksAPIServers(signers []string) bool { return slices.ContainsFunc(signers, verifiedByAPIServers) }
 
-// unasked are the signers whose verifiers can't be asked.
-func unasked(signers []string) []string {
-	return slices.DeleteFunc(slices.Clone(signers), byAPIServers)
+// signersToConfirm are the signers whose verifiers can't be asked.
+func signersToConfirm(signers []string) []string {
+	return slices.DeleteFunc(slices.Clone(signers), verifiedByAPIServers)
 }
 
-// byAPIServers says whether API servers verify what signer issues.
-func byAPIServers(signer string) bool {
+// verifiedByAPIServers says whether API servers verify what signer issues.
+func verifiedByAPIServers(signer string) bool {
 	return signer == certificatesv1.KubeAPIServerClientSignerName || signer == certificatesv1.KubeAPIServerClientKubeletSignerName
 }
 
 // trustedFor says whether the verifiers of signer are known to trust one: all that API servers verify, they verify alike.
 func trustedFor(one *v1alpha1.CAStatus, signer string) bool {
-	return one != nil && (slices.Contains(one.Signers, signer) || byAPIServers(signer) && AsksAPIServers(one.Signers))
+	return one != nil && (slices.Contains(one.Signers, signer) || verifiedByAPIServers(signer) && AsksAPIServers(one.Signers))
 }
 
 // permittedSigners are those of spec that what signs after action may sign for: no CA does for one whose verifiers are not known

@@ -67,8 +67,8 @@ func completed() v1alpha1.SigningAuthorityStatus {
 }
 
 // good are facts in which nothing stands in the way; change changes some.
-func good(ring RingFacts, change ...func(*Facts)) Facts {
-	f := Facts{Now: noon, Ring: ring, Published: true, Permitted: true, Candidate: proven, Signing: proven, RetiringTrusted: proven, RetiringRefused: proven, SettleFor: DefaultSettleFor}
+func good(ring SecretFacts, change ...func(*Facts)) Facts {
+	f := Facts{Now: noon, Secret: ring, Published: true, Permitted: true, Candidate: proven, Signing: proven, RetiringTrusted: proven, RetiringRefused: proven, SettleFor: DefaultSettleFor}
 	for _, each := range change {
 		each(&f)
 	}
@@ -114,45 +114,45 @@ func intent(s v1alpha1.SigningAuthorityStatus, action Action) v1alpha1.SigningAu
 }
 
 var (
-	onlyOld   = RingFacts{TLS: fact("old"), Signing: fact("old")}
-	both      = RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new")}
-	switched  = RingFacts{TLS: fact("new"), Signing: fact("new"), Retiring: fact("old")}
-	back      = RingFacts{TLS: fact("old"), Signing: fact("old"), Retiring: fact("new")}
-	oldGone   = RingFacts{TLS: fact("new"), Signing: fact("new")}
-	ownCA     = RingFacts{TLS: fact("mine"), Signing: fact("old")}
+	onlyOld   = SecretFacts{TLS: fact("old"), Signing: fact("old")}
+	both      = SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new")}
+	switched  = SecretFacts{TLS: fact("new"), Signing: fact("new"), Retiring: fact("old")}
+	back      = SecretFacts{TLS: fact("old"), Signing: fact("old"), Retiring: fact("new")}
+	oldGone   = SecretFacts{TLS: fact("new"), Signing: fact("new")}
+	ownCA     = SecretFacts{TLS: fact("mine"), Signing: fact("old")}
 	serving   = v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeletServingSignerName}}
 	fromOther = v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeAPIServerClientSignerName}, From: "other"}
 )
 
 var rows = []row{
 	// The beginning.
-	{name: "nothing there", facts: good(RingFacts{}), phase: v1alpha1.Preparing, action: MakeCandidate, also: generation(1)},
-	{name: "a CA is brought", facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+	{name: "nothing there", facts: good(SecretFacts{}), phase: v1alpha1.Preparing, action: MakeCandidate, also: generation(1)},
+	{name: "a CA is brought", facts: good(SecretFacts{TLS: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Candidate.Fingerprint == "old" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt != nil
 		}},
-	{name: "what is brought has ended", facts: good(RingFacts{TLS: ended("old")}), phase: v1alpha1.New, waits: "it has ended"},
-	{name: "what is brought has retired here", facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.New, waits: "has retired here"},
-	{name: "the status is lost before anything signs", facts: good(RingFacts{TLS: fact("new"), Candidate: fact("new")}), phase: v1alpha1.Preparing,
+	{name: "what is brought has ended", facts: good(SecretFacts{TLS: ended("old")}), phase: v1alpha1.New, waits: "it has ended"},
+	{name: "what is brought has retired here", facts: good(SecretFacts{TLS: fact("old")}, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.New, waits: "has retired here"},
+	{name: "the status is lost before anything signs", facts: good(SecretFacts{TLS: fact("new"), Candidate: fact("new")}), phase: v1alpha1.Preparing,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt != nil }},
 	{name: "its owner thinks better of it", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 1, Candidate: noted("old")},
-		facts: good(RingFacts{TLS: fact("mine"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+		facts: good(SecretFacts{TLS: fact("mine"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.Fingerprint == "mine" }},
-	{name: "what is brought can't be used", facts: good(RingFacts{TLSProblem: "the key is encrypted"}), phase: v1alpha1.New, waits: "the key is encrypted"},
+	{name: "what is brought can't be used", facts: good(SecretFacts{TLSProblem: "the key is encrypted"}), phase: v1alpha1.New, waits: "the key is encrypted"},
 	{name: "the status is lost, with a candidate", facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Signing.AdoptedAt != nil && s.Candidate.Fingerprint == "new" && s.Generation == 2
 	}},
 	{name: "the status is lost, with a candidate that has retired here", facts: good(both, func(f *Facts) { f.CandidateRetired = true }), phase: v1alpha1.Completed},
-	{name: "the status is lost, with what signs as the candidate", facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Completed},
+	{name: "the status is lost, with what signs as the candidate", facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Completed},
 	{name: "the status is lost, with one that retires", facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Retiring.AdoptedAt != nil
 	}},
 	{name: "the status is lost, with one CA", facts: good(onlyOld), phase: v1alpha1.Completed},
-	{name: "before the other authority signs", spec: fromOther, facts: good(RingFacts{}), phase: v1alpha1.New, waits: "SigningAuthority other to sign"},
-	{name: "from another authority", spec: fromOther, facts: good(RingFacts{}, func(f *Facts) { f.From = noted("old") }), phase: v1alpha1.New, action: CopyFrom},
-	{name: "what came from another authority has its past", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
+	{name: "before the other authority signs", spec: fromOther, facts: good(SecretFacts{}), phase: v1alpha1.New, waits: "SigningAuthority other to sign"},
+	{name: "from another authority", spec: fromOther, facts: good(SecretFacts{}, func(f *Facts) { f.From = noted("old") }), phase: v1alpha1.New, action: CopyFrom},
+	{name: "what came from another authority has its past", spec: fromOther, facts: good(SecretFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
 		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt == nil }},
-	{name: "what came from another authority is confirmed if it was there", spec: fromOther, facts: good(RingFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
+	{name: "what came from another authority is confirmed if it was there", spec: fromOther, facts: good(SecretFacts{TLS: fact("old")}, func(f *Facts) { f.From = noted("old") }),
 		phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.TrustConfirmedAt == nil }},
 
 	// Preparing.
@@ -160,11 +160,11 @@ var rows = []row{
 	{name: "one does not", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }), phase: v1alpha1.Preparing, waits: "10.0.0.7:6443"},
 	{name: "nobody was found to ask", state: preparing(), facts: good(both, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server to be asked"},
 	{name: "the first is trusted, and an edit can't be used", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
-		facts: good(RingFacts{TLSProblem: "no key", Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch, refused: "no key"},
+		facts: good(SecretFacts{TLSProblem: "no key", Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch, refused: "no key"},
 	{name: "the first is trusted, and an edit has ended", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
-		facts: good(RingFacts{TLS: ended("mine"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch, refused: "is not taken"},
+		facts: good(SecretFacts{TLS: ended("mine"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch, refused: "is not taken"},
 	{name: "the first is trusted", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
-		facts: good(RingFacts{Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
+		facts: good(SecretFacts{Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
 	{name: "not published", state: preparing(), facts: good(both, unpublished), phase: v1alpha1.Preparing, action: Publish},
 	{name: "it is published, and one does not trust it", state: intent(preparing(), Publish), facts: good(both, func(f *Facts) { f.Candidate = Proof{Missing: []string{"10.0.0.7:6443"}} }),
 		phase: v1alpha1.Preparing, waits: "10.0.0.7:6443", also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == "" }},
@@ -173,7 +173,7 @@ var rows = []row{
 	{name: "trust-confirmed", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed)), phase: v1alpha1.Preparing, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.TrustConfirmedAt != nil }},
 	{name: "trust-confirmed before there is anything to trust", state: preparing(), spec: serving, facts: good(both, asked(v1alpha1.TrustConfirmed), unpublished), phase: v1alpha1.Preparing, take: true, refused: "not published yet"},
-	{name: "the ledger is lost", state: preparing(), facts: good(both, func(f *Facts) { f.Unaccounted = true }), phase: v1alpha1.Preparing, action: Open,
+	{name: "the ledger is lost", state: preparing(), facts: good(both, func(f *Facts) { f.SigningUnaccounted = true }), phase: v1alpha1.Preparing, action: Open,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AdoptedAt != nil }},
 	{name: "a signer comes after trust-confirmed", state: confirmed(preparing()), spec: servingAnd("example.com/web"), facts: good(both), phase: v1alpha1.Preparing, waits: "(example.com/web): operation trust-confirmed"},
 	{name: "all signers are known", state: confirmed(preparing()), spec: servingAnd(certificatesv1.KubeAPIServerClientSignerName), facts: good(both), phase: v1alpha1.Preparing, action: Switch,
@@ -186,22 +186,22 @@ var rows = []row{
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Candidate == nil && s.Intent == ""
 	}},
 	{name: "the candidate is gone", state: preparing(), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
-	{name: "the candidate is another one", state: confirmed(preparing()), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}),
+	{name: "the candidate is another one", state: confirmed(preparing()), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}),
 		phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Candidate.Fingerprint == "other" && s.Candidate.TrustConfirmedAt == nil
 		}},
-	{name: "the candidate is what signs, from a backup", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: MakeCandidate},
-	{name: "the candidate has retired here, and is from a backup", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}, func(f *Facts) { f.CandidateRetired = true }),
+	{name: "the candidate is what signs, from a backup", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "the candidate has retired here, and is from a backup", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}, func(f *Facts) { f.CandidateRetired = true }),
 		phase: v1alpha1.Preparing, action: MakeCandidate},
-	{name: "the candidate has ended", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: ended("new")}), phase: v1alpha1.Preparing, waits: "has ended"},
+	{name: "the candidate has ended", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: ended("new")}), phase: v1alpha1.Preparing, waits: "has ended"},
 	{name: "rollback", state: preparing(), facts: good(both, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completed, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate == nil }},
 	{name: "rollback to nothing", state: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("new")},
-		facts: good(RingFacts{Candidate: fact("new")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "no CA to go back to"},
+		facts: good(SecretFacts{Candidate: fact("new")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "no CA to go back to"},
 	{name: "completed too early", state: preparing(), facts: good(both, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Preparing, take: true, refused: "allowed now: trust-confirmed, rotate-rollback"},
 	{name: "started twice", state: preparing(), facts: good(both, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, refused: "waits to be trusted"},
-	{name: "an edit meanwhile", state: preparing(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreTLS, refused: "a rotation is under way"},
-	{name: "the candidate put there once more", state: preparing(), facts: good(RingFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
+	{name: "an edit meanwhile", state: preparing(), facts: good(SecretFacts{TLS: fact("mine"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreTLS, refused: "a rotation is under way"},
+	{name: "the candidate put there once more", state: preparing(), facts: good(SecretFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: Switch},
 
 	// Prepared.
 	{name: "outstanding", state: prepared(), facts: good(switched, outstanding), phase: v1alpha1.Prepared, waits: "up to 3 certificates of s by the CA old live until 2026-03-01T13:00:00Z"},
@@ -238,8 +238,8 @@ var rows = []row{
 	{name: "roll back, intent noted", state: intent(prepared(), SwapBack), facts: good(switched), phase: v1alpha1.Prepared, action: SwapBack},
 	{name: "roll back, intent noted, and one has come that does not trust it", state: intent(prepared(), SwapBack), facts: good(switched, func(f *Facts) { f.RetiringTrusted = Proof{Missing: []string{"10.0.0.8:6443"}} }),
 		phase: v1alpha1.Prepared, waits: "10.0.0.8:6443", also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == string(SwapBack) }},
-	{name: "roll back, intent noted, and an edit", state: intent(prepared(), SwapBack), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: SwapBack, refused: "is not taken"},
-	{name: "roll back, and an edit", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "is not taken"},
+	{name: "roll back, intent noted, and an edit", state: intent(prepared(), SwapBack), facts: good(SecretFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: SwapBack, refused: "is not taken"},
+	{name: "roll back, and an edit", state: prepared(), facts: good(SecretFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "is not taken"},
 	{name: "roll back, intent noted, and the key is gone", state: intent(prepared(), SwapBack), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more",
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Intent == "" }},
 	{name: "rolled back", state: intent(prepared(), SwapBack), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
@@ -251,9 +251,9 @@ var rows = []row{
 	{name: "roll back to what has left what is published", state: prepared(), facts: good(switched, sealed, unpublished, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "not published yet"},
 	{name: "the cap is still on", state: prepared(), facts: good(switched, unpermitted), phase: v1alpha1.Prepared, action: Permit},
 	{name: "put right what was published", state: prepared(), facts: good(switched, unpublished), phase: v1alpha1.Prepared, action: Publish},
-	{name: "the Secret of before the switch is back, and what signs", state: prepared(), facts: good(RingFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared, action: RestoreBoth},
+	{name: "the Secret of before the switch is back, and what signs", state: prepared(), facts: good(SecretFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared, action: RestoreBoth},
 	{name: "the retiring key is lost", state: prepared(), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more"},
-	{name: "an edit while prepared", state: prepared(), facts: good(RingFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "under way"},
+	{name: "an edit while prepared", state: prepared(), facts: good(SecretFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "under way"},
 
 	// Completing.
 	{name: "the ledger is closed first", state: completing(false), facts: good(switched), phase: v1alpha1.Completing, action: Seal},
@@ -303,11 +303,11 @@ var rows = []row{
 	{name: "an owner's CA", state: completed(), facts: good(ownCA), phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Candidate.Fingerprint == "mine" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt == nil
 	}},
-	{name: "an owner's CA with the same key", state: completed(), facts: good(RingFacts{TLS: withKeyOf("mine", "old"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "the key that signs"},
+	{name: "an owner's CA with the same key", state: completed(), facts: good(SecretFacts{TLS: withKeyOf("mine", "old"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "the key that signs"},
 	{name: "an owner's CA that has retired here", state: completed(), facts: good(ownCA, func(f *Facts) { f.TLSRetired = true }), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
-	{name: "an owner's CA that has ended", state: completed(), facts: good(RingFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
-	{name: "an owner's CA that can't be used", state: completed(), facts: good(RingFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
-	{name: "another Secret is back, and what signs", state: completed(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("older")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "an owner's CA that has ended", state: completed(), facts: good(SecretFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
+	{name: "an owner's CA that can't be used", state: completed(), facts: good(SecretFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
+	{name: "another Secret is back, and what signs", state: completed(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("older")}), phase: v1alpha1.Completed, action: RestoreSigning},
 	{name: "a Secret is back with one that has left", state: completed(), facts: good(back, sealed), phase: v1alpha1.Completing, also: isUnpublished},
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
@@ -396,8 +396,8 @@ func TestNext(t *testing.T) {
 			if !equality.Semantic.DeepEqual(row.state, *before) {
 				t.Error("Next has changed its argument")
 			}
-			if step.Status.Phase != row.phase || step.Action != row.action || step.Take != row.take {
-				t.Errorf("got phase %q action %q take %t, want %q %q %t", step.Status.Phase, step.Action, step.Take, row.phase, row.action, row.take)
+			if step.Status.Phase != row.phase || step.Action != row.action || step.RemoveOperation != row.take {
+				t.Errorf("got phase %q action %q take %t, want %q %q %t", step.Status.Phase, step.Action, step.RemoveOperation, row.phase, row.action, row.take)
 			}
 			said(t, "waits for", strings.Join(step.Waiting, "; "), row.waits)
 			said(t, "refuses", step.Refused, row.refused)

@@ -23,44 +23,44 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
-// seen are Facts with what they were read from, for an Action.
-type seen struct {
+// observation are Facts with what they were read from, for an Action.
+type observation struct {
 	Facts
-	keys *keys
+	keys *caSecret
 	from *v1alpha1.SigningAuthority
-	// cosigners are other authorities that have, or had, the CA that retires here.
-	cosigners []*v1alpha1.SigningAuthority
+	// coholders are other authorities that have, or had, the CA that retires here.
+	coholders []*v1alpha1.SigningAuthority
 }
 
-// look reads all that Next needs, none of it from a cache. What verifiers said comes from asked.
-func (r *Reconciler) look(ctx context.Context, obj *v1alpha1.SigningAuthority, asked *seen) (*seen, error) {
+// observeAgain reads all that Next needs, none of it from a cache. What verifiers said comes from asked.
+func (r *Reconciler) observeAgain(ctx context.Context, obj *v1alpha1.SigningAuthority, asked *observation) (*observation, error) {
 	s, err := r.observe(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
-	if asked != nil && slices.Equal(questions(r.askings(obj, s)), questions(r.askings(obj, asked))) && slices.Equal(s.Sharing, asked.Sharing) {
+	if asked != nil && slices.Equal(keysOf(r.questions(obj, s)), keysOf(r.questions(obj, asked))) && slices.Equal(s.Sharing, asked.Sharing) {
 		s.Candidate, s.Signing, s.RetiringTrusted, s.RetiringRefused = asked.Candidate, asked.Signing, asked.RetiringTrusted, asked.RetiringRefused
-		s.Servers, s.Above, s.Kept, s.Holding, s.Unclear = asked.Servers, asked.Above, asked.Kept, asked.Holding, asked.Unclear
+		s.APIServers, s.Above, s.Kept, s.Holding, s.Unclear = asked.APIServers, asked.Above, asked.Kept, asked.Holding, asked.Unclear
 	}
 	return s, nil
 }
 
 // observe reads what the API server stores.
-func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
-	s := &seen{Facts: Facts{Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]), Published: true, SettleFor: r.settleFor(obj)}}
-	if err := r.others(ctx, obj, s); err != nil {
+func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
+	s := &observation{Facts: Facts{Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]), Published: true, SettleFor: r.settleFor(obj)}}
+	if err := r.observeAuthorities(ctx, obj, s); err != nil {
 		return nil, err
 	}
 	var err error
-	if s.keys, s.Ring, err = r.readKeys(ctx, obj); err != nil {
+	if s.keys, s.Secret, err = r.readSecret(ctx, obj); err != nil {
 		return nil, err
 	}
-	s.Permitted = s.keys.ring.Signing.Empty() || permitted(s.keys.ring, r.permit(obj, Permit))
+	s.Permitted = s.keys.pairs.Signing.Empty() || hasPermit(s.keys.pairs, r.permit(obj, Permit))
 	if err := r.readLedger(ctx, obj, s); err != nil {
 		return nil, err
 	}
 	if len(Trusted(&obj.Status)) > 0 {
-		wanted, err := wanted(obj, s.Now)
+		wanted, err := bundleOf(obj, s.Now)
 		if err != nil {
 			return nil, err
 		}
@@ -73,45 +73,45 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return s, nil
 }
 
-// keys are the Secret of an authority, as it was read.
-type keys struct {
+// caSecret are the Secret of an authority, as it was read.
+type caSecret struct {
 	object *corev1.Secret // with an empty UID when there is none yet
-	ring   keyring.Ring
+	pairs  keyring.Ring
 	// loaded are the CAs that can be used.
 	tls, signing, candidate, retiring *ca.Authority
 }
 
-// readKeys reads the Secret of obj, and what it holds of CAs.
-func (r *Reconciler) readKeys(ctx context.Context, obj *v1alpha1.SigningAuthority) (*keys, RingFacts, error) {
+// readSecret reads the Secret of obj, and what it holds of CAs.
+func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthority) (*caSecret, SecretFacts, error) {
 	name := secretName(obj)
-	k := &keys{object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Type: corev1.SecretTypeTLS}}
+	k := &caSecret{object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Type: corev1.SecretTypeTLS}}
 	err := r.Live.Get(ctx, name, k.object)
 	switch {
 	case client.IgnoreNotFound(err) != nil:
-		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+		return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
 	case err == nil && k.object.Type != corev1.SecretTypeTLS:
-		return nil, RingFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
+		return nil, SecretFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
 	}
-	if k.ring, err = keyring.Parse(k.object.Data); err != nil {
-		return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+	if k.pairs, err = keyring.Parse(k.object.Data); err != nil {
+		return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
 	}
-	facts := RingFacts{Told: k.ring.Permit.Signers}
+	facts := SecretFacts{PermittedSigners: k.pairs.Permit.Signers}
 	for _, each := range []struct {
 		pair   keyring.Pair
 		loaded **ca.Authority
 		facts  **CAFacts
 	}{
-		{k.ring.Signing, &k.signing, &facts.Signing},
-		{k.ring.Candidate, &k.candidate, &facts.Candidate},
-		{k.ring.Retiring, &k.retiring, &facts.Retiring},
-		{k.ring.TLS, &k.tls, &facts.TLS},
+		{k.pairs.Signing, &k.signing, &facts.Signing},
+		{k.pairs.Candidate, &k.candidate, &facts.Candidate},
+		{k.pairs.Retiring, &k.retiring, &facts.Retiring},
+		{k.pairs.TLS, &k.tls, &facts.TLS},
 	} {
 		if each.pair.Empty() {
 			continue
 		}
 		*each.loaded, err = each.pair.Load()
 		if err != nil && each.loaded != &k.tls {
-			return nil, RingFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+			return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
 		}
 		if err != nil {
 			facts.TLSProblem = err.Error()
@@ -134,65 +134,65 @@ func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 }
 
-// others looks at the other authorities: which this one begins from, and which keeps what retires here.
-func (r *Reconciler) others(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+// observeAuthorities looks at the other authorities: which this one begins from, and which keeps what retires here.
+func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := r.Live.List(ctx, list); err != nil {
 		return fmt.Errorf("list SigningAuthorities: %w", err)
 	}
 	for i := range list.Items {
 		if other := &list.Items[i]; other.Name != obj.Name {
-			if err := conflicts(obj, other); err != nil {
+			if err := conflictWith(obj, other); err != nil {
 				return err
 			}
-			s.relate(obj, other)
+			s.noteRelation(obj, other)
 		}
 	}
-	return reserved(append(list.Items, *obj), obj)
+	return checkReserved(append(list.Items, *obj), obj)
 }
 
-// conflicts says what obj can't have, as other has it.
-func conflicts(obj, other *v1alpha1.SigningAuthority) error {
-	if other.Spec.Secret == obj.Spec.Secret && older(other, obj) {
+// conflictWith says what obj can't have, as other has it.
+func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
+	if other.Spec.Secret == obj.Spec.Secret && olderThan(other, obj) {
 		return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
 	}
-	if taken := sharedKey(other, obj); taken != "" && older(other, obj) {
+	if taken := sharedConfigMap(other, obj); taken != "" && olderThan(other, obj) {
 		return fmt.Errorf("spec.trust: ConfigMap %s is where SigningAuthority %s publishes: give this one another", taken, other.Name)
 	}
 	return nil
 }
 
-// relate notes what other has to do with obj.
-func (s *seen) relate(obj, other *v1alpha1.SigningAuthority) {
+// noteRelation notes what other has to do with obj.
+func (s *observation) noteRelation(obj, other *v1alpha1.SigningAuthority) {
 	if other.Name == obj.Spec.From && other.Status.Signing != nil {
 		s.From, s.from = other.Status.Signing, other
 	}
-	if had(other, obj.Status.Retiring) {
-		s.cosigners = append(s.cosigners, other)
+	if holdsCA(other, obj.Status.Retiring) {
+		s.coholders = append(s.coholders, other)
 	}
-	if keeps(other, obj.Status.Retiring) {
+	if requiresTrust(other, obj.Status.Retiring) {
 		s.Sharing = append(s.Sharing, other.Name)
 	}
 }
 
-// keeps says whether API servers have to accept certificates of one further on, for other: what it publishes they may trust
+// requiresTrust says whether API servers have to accept certificates of one further on, for other: what it publishes they may trust
 // for clients, unless it is for kubelets' serving certificates alone, with which nobody is to be a client.
-func keeps(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
+func requiresTrust(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
 	forClients := func(name string) bool { return name != certificatesv1.KubeletServingSignerName }
 	return one != nil && slices.ContainsFunc(other.Spec.Signers, forClients) &&
 		slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
 }
 
-// had says whether one signs for other, or is to, or has.
-func had(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
+// holdsCA says whether one signs for other, or is to, or has.
+func holdsCA(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
 	status := &other.Status
 	return one != nil && slices.ContainsFunc([]*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring, status.LastRetired}, func(theirs *v1alpha1.CAStatus) bool {
 		return theirs != nil && theirs.KeyID == one.KeyID
 	})
 }
 
-// sharedKey names a ConfigMap of which both want the same entry.
-func sharedKey(a, b *v1alpha1.SigningAuthority) string {
+// sharedConfigMap names a ConfigMap of which both want the same entry.
+func sharedConfigMap(a, b *v1alpha1.SigningAuthority) string {
 	for _, one := range a.Spec.Trust.ConfigMaps {
 		for _, other := range b.Spec.Trust.ConfigMaps {
 			if configMapKey(one) == configMapKey(other) {
@@ -203,9 +203,9 @@ func sharedKey(a, b *v1alpha1.SigningAuthority) string {
 	return ""
 }
 
-// reserved refuses to publish to where something else belongs: the manager may write there, and whoever may edit the
+// checkReserved refuses to publish to where something else belongs: the manager may write there, and whoever may edit the
 // authority must not, through it.
-func reserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthority) error {
+func checkReserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthority) error {
 	for _, at := range obj.Spec.Trust.ConfigMaps {
 		taken := at.Namespace == trust.ExtensionNamespace && at.Name == trust.ExtensionName
 		for i := range all {
@@ -224,15 +224,15 @@ func configMapKey(at v1alpha1.ConfigMapKey) trust.ConfigMapKey {
 	return trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")}
 }
 
-func older(a, b *v1alpha1.SigningAuthority) bool {
+func olderThan(a, b *v1alpha1.SigningAuthority) bool {
 	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
 		return a.Name < b.Name
 	}
 	return a.CreationTimestamp.Before(&b.CreationTimestamp)
 }
 
-// wanted is what is to be published, by what is noted.
-func wanted(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error) {
+// bundleOf is what is to be published, by what is noted.
+func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error) {
 	var certs []*x509.Certificate
 	for _, one := range Trusted(&obj.Status) {
 		cert, err := certificateOf(one)

@@ -16,7 +16,7 @@ import (
 func TestSharing(t *testing.T) {
 	t.Parallel()
 	made, _ := issued(t)
-	noted := (&machine{}).noteCA(factsOf(made), 1)
+	noted := (&planner{}).noteCA(factsOf(made), 1)
 	leaving := sharing("leaving", made, certificatesv1.KubeAPIServerClientSignerName)
 	leaving.Status.Phase, leaving.Status.Signing, leaving.Status.Retiring = v1alpha1.Completing, nil, noted
 	retires := func(other *v1alpha1.SigningAuthority) { other.Status.Signing, other.Status.Retiring = nil, noted }
@@ -44,8 +44,8 @@ func TestSharing(t *testing.T) {
 		if test.change != nil {
 			test.change(other)
 		}
-		s := &seen{}
-		if err := reconciler(t, leaving.DeepCopy(), other).others(t.Context(), leaving, s); err != nil {
+		s := &observation{}
+		if err := reconciler(t, leaving.DeepCopy(), other).observeAuthorities(t.Context(), leaving, s); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(test.want, s.Sharing); diff != "" {
@@ -73,8 +73,8 @@ func TestASignerThatCameLater(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := &seen{}
-	if err := errors.Join(r.others(t.Context(), leaving, s), r.readLedger(t.Context(), leaving, s)); err != nil {
+	s := &observation{}
+	if err := errors.Join(r.observeAuthorities(t.Context(), leaving, s), r.readLedger(t.Context(), leaving, s)); err != nil {
 		t.Fatal(err)
 	}
 	if len(s.Outstanding) != 1 || s.Outstanding[0].Signer != certificatesv1.KubeletServingSignerName || !s.Outstanding[0].Until.Time.Equal(until) {

@@ -13,191 +13,191 @@ import (
 // DefaultAdopted is the longest lifetime of what kube-controller-manager and kubeadm issue, if nobody says otherwise.
 const DefaultAdopted = 365 * 24 * time.Hour
 
-// prepared has both CAs trusted, until its owner goes on or back.
-func (m *machine) prepared() {
+// planPrepared has both CAs trusted, until its owner goes on or back.
+func (p *planner) planPrepared() {
 	switch {
-	case m.s.Retiring == nil || m.s.Retiring.KeyID == m.s.Signing.KeyID:
-		m.s.Retiring = nil
-		m.enter(v1alpha1.Completed)
-	case m.swapped():
-		m.s.Signing, m.s.Retiring = m.s.Retiring, m.s.Signing
-		m.s.Signing.SignsSince, m.s.Signing.OutstandingAcceptedAt = m.now(), nil
-		m.s.Intent = ""
-	case m.lost():
-	case m.goingBack():
-	case m.edited():
-	case m.preparedOperation():
-	case m.gone():
-		m.waitForKey("rotate-rollback has the CA sign that retires")
-	case !m.f.Permitted:
-		m.act(Permit)
-	case m.published():
-		m.s.Intent = ""
-		m.trusted(m.f.Signing)
-		m.step.Waiting = append(m.step.Waiting, m.above()...)
-		m.outstanding()
-		m.added()
+	case p.status.Retiring == nil || p.status.Retiring.KeyID == p.status.Signing.KeyID:
+		p.status.Retiring = nil
+		p.enter(v1alpha1.Completed)
+	case p.swappedBack():
+		p.status.Signing, p.status.Retiring = p.status.Retiring, p.status.Signing
+		p.status.Signing.SignsSince, p.status.Signing.OutstandingAcceptedAt = p.now(), nil
+		p.status.Intent = ""
+	case p.restoreSigningKey():
+	case p.continueRollback():
+	case p.restoreTLS():
+	case p.preparedOperation():
+	case p.signingMissing():
+		p.waitForSigningKey("rotate-rollback has the CA sign that retires")
+	case !p.facts.Permitted:
+		p.act(Permit)
+	case p.publishFirst():
+		p.status.Intent = ""
+		p.waitForTrust(p.facts.Signing)
+		p.step.Waiting = append(p.step.Waiting, p.trustedAbove()...)
+		p.waitForOutstanding()
+		p.waitForNextCA()
 	}
-	m.retiringGone()
+	p.waitForRetiringKey()
 }
 
-// swapped says whether the retiring CA signs again, be it by a Secret from a backup.
-func (m *machine) swapped() bool {
-	ring := m.f.Ring
-	return ring.Signing.is(m.s.Retiring) && (ring.Retiring.is(m.s.Signing) || ring.Retiring == nil && !ring.TLS.is(m.s.Signing))
+// swappedBack says whether the retiring CA signs again, be it by a Secret from a backup.
+func (p *planner) swappedBack() bool {
+	ring := p.facts.Secret
+	return ring.Signing.is(p.status.Retiring) && (ring.Retiring.is(p.status.Signing) || ring.Retiring == nil && !ring.TLS.is(p.status.Signing))
 }
 
-// goingBack opens the ledger of what may be gone back to, once it is published, and goes back where that was noted.
-func (m *machine) goingBack() bool {
+// continueRollback opens the ledger of what may be gone back to, once it is published, and goes back where that was noted.
+func (p *planner) continueRollback() bool {
 	switch {
-	case m.f.Sealed && m.f.Published:
-		m.act(Unseal)
-	case m.s.Intent != string(SwapBack) || !m.f.Ring.Retiring.is(m.s.Retiring) || m.f.Operation != "":
+	case p.facts.Sealed && p.facts.Published:
+		p.act(Unseal)
+	case p.status.Intent != string(SwapBack) || !p.facts.Secret.Retiring.is(p.status.Retiring) || p.facts.Operation != "":
 		return false
-	case len(m.missing(m.f.RetiringTrusted)) > 0: // it was proven before the process died
-		m.trusted(m.f.RetiringTrusted)
+	case len(p.missingFrom(p.facts.RetiringTrusted)) > 0: // it was proven before the process died
+		p.waitForTrust(p.facts.RetiringTrusted)
 	default:
-		m.overwrites(SwapBack)
+		p.actOnSecret(SwapBack)
 	}
 	return true
 }
 
-// retiringGone says that what should retire is not there: what it has issued is still trusted as long as it is published.
-func (m *machine) retiringGone() {
-	if m.s.Retiring != nil && m.f.Ring.Retiring == nil && m.s.Phase == v1alpha1.Prepared && m.f.Ring.Signing.is(m.s.Signing) {
-		m.wait("the retiring CA %s: it is not in the Secret any more, so nobody can be shown that it is refused", m.s.Retiring.KeyID)
+// waitForRetiringKey says that what should retire is not there: what it has issued is still trusted as long as it is published.
+func (p *planner) waitForRetiringKey() {
+	if p.status.Retiring != nil && p.facts.Secret.Retiring == nil && p.status.Phase == v1alpha1.Prepared && p.facts.Secret.Signing.is(p.status.Signing) {
+		p.wait("the retiring CA %s: it is not in the Secret any more, so nobody can be shown that it is refused", p.status.Retiring.KeyID)
 	}
 }
 
-func (m *machine) preparedOperation() bool {
-	switch m.f.Operation {
+func (p *planner) preparedOperation() bool {
+	switch p.facts.Operation {
 	case "":
 		return false
 	case v1alpha1.RotateComplete:
-		m.startCompletion()
+		p.planCompletion()
 	case v1alpha1.RotateRollback:
-		m.rollBack()
+		p.planRollback()
 	case v1alpha1.OutstandingAccepted:
-		m.s.Retiring.OutstandingAcceptedAt = m.now()
-		m.take()
+		p.status.Retiring.OutstandingAcceptedAt = p.now()
+		p.acceptOperation()
 	case v1alpha1.AdoptionAttested:
-		m.attest()
+		p.attest()
 	default:
-		m.refuse("a rotation is under way")
+		p.refuseOperation("a rotation is under way")
 	}
 	return true
 }
 
-// rollBack has the retiring CA sign again, if that breaks nothing.
-func (m *machine) rollBack() {
-	retiring, signing, missing := m.s.Retiring, m.s.Signing, m.missing(m.f.RetiringTrusted)
+// planRollback has the retiring CA sign again, if that breaks nothing.
+func (p *planner) planRollback() {
+	retiring, signing, missing := p.status.Retiring, p.status.Signing, p.missingFrom(p.facts.RetiringTrusted)
 	switch {
-	case !m.gone() && signing.Generation < retiring.Generation && signing.NotAfter.After(m.f.Now):
-		m.refuse("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
-	case !m.f.Ring.Retiring.is(retiring):
-		m.refuse("the CA %s is not in the Secret any more", retiring.KeyID)
-	case !retiring.NotAfter.After(m.f.Now):
-		m.refuse("the CA %s has ended", retiring.KeyID)
-	case m.settles(m.f.RetiringTrusted):
+	case !p.signingMissing() && signing.Generation < retiring.Generation && signing.NotAfter.After(p.facts.Now):
+		p.refuseOperation("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
+	case !p.facts.Secret.Retiring.is(retiring):
+		p.refuseOperation("the CA %s is not in the Secret any more", retiring.KeyID)
+	case !retiring.NotAfter.After(p.facts.Now):
+		p.refuseOperation("the CA %s has ended", retiring.KeyID)
+	case p.waitForSettling(p.facts.RetiringTrusted):
 	case len(missing) > 0:
-		m.refuse("not every API server is known to trust the CA %s now: %s; ask again when they are", retiring.KeyID, strings.Join(missing, "; "))
-	case m.f.Sealed:
-		m.refuse("the CA %s is not published yet", retiring.KeyID)
+		p.refuseOperation("not every API server is known to trust the CA %s now: %s; ask again when they are", retiring.KeyID, strings.Join(missing, "; "))
+	case p.facts.Sealed:
+		p.refuseOperation("the CA %s is not published yet", retiring.KeyID)
 	default:
-		m.goBack()
+		p.rollBack()
 	}
 }
 
-// goBack notes that API servers trust the retiring CA, as is proven just now, and goes back to it.
-func (m *machine) goBack() {
-	for _, name := range m.spec.Signers {
-		if byAPIServers(name) && !trustedFor(m.s.Retiring, name) {
-			m.s.Retiring.Signers = append(m.s.Retiring.Signers, name)
+// rollBack notes that API servers trust the retiring CA, as is proven just now, and goes back to it.
+func (p *planner) rollBack() {
+	for _, name := range p.spec.Signers {
+		if verifiedByAPIServers(name) && !trustedFor(p.status.Retiring, name) {
+			p.status.Retiring.Signers = append(p.status.Retiring.Signers, name)
 		}
 	}
-	m.take()
-	m.act(SwapBack)
+	p.acceptOperation()
+	p.act(SwapBack)
 }
 
-// settles leaves the operation where it is until all API servers have given the answer of proof for long enough, if they do.
-func (m *machine) settles(proof Proof) bool {
-	if !proof.Settling || !AsksAPIServers(m.spec.Signers) {
+// waitForSettling leaves the operation where it is until all API servers have given the answer of proof for long enough, if they do.
+func (p *planner) waitForSettling(proof Proof) bool {
+	if !proof.Settling || !AsksAPIServers(p.spec.Signers) {
 		return false
 	}
-	m.wait("all API servers to give the same answer for long enough, to follow %s: %s", m.f.Operation, strings.Join(proof.Missing, "; "))
+	p.wait("all API servers to give the same answer for long enough, to follow %s: %s", p.facts.Operation, strings.Join(proof.Missing, "; "))
 	return true
 }
 
-// missing is what proof lacks, if API servers have a say.
-func (m *machine) missing(proof Proof) []string {
-	before := m.step.Waiting
-	m.step.Waiting = nil
-	m.trusted(proof)
-	missing := m.step.Waiting
-	m.step.Waiting = before
+// missingFrom is what proof lacks, if API servers have a say.
+func (p *planner) missingFrom(proof Proof) []string {
+	before := p.step.Waiting
+	p.step.Waiting = nil
+	p.waitForTrust(proof)
+	missing := p.step.Waiting
+	p.step.Waiting = before
 	return missing
 }
 
-// startCompletion leaves the old CA if nobody is left behind. A bundle that is not as it should be is published first, as it
+// planCompletion leaves the old CA if nobody is left behind. A bundle that is not as it should be is published first, as it
 // is right after a rollback.
-func (m *machine) startCompletion() {
-	if !m.f.Published && m.s.Intent != string(Publish) {
-		m.act(Publish)
+func (p *planner) planCompletion() {
+	if !p.facts.Published && p.status.Intent != string(Publish) {
+		p.act(Publish)
 		return
 	}
-	switch missing := m.lacking(); {
+	switch missing := p.completionBlockers(); {
 	case len(missing) > 0:
-		m.refuse("%s", strings.Join(missing, "; "))
-	case m.settles(m.f.Signing):
+		p.refuseOperation("%s", strings.Join(missing, "; "))
+	case p.waitForSettling(p.facts.Signing):
 	default:
-		m.enter(v1alpha1.Completing)
-		m.take()
+		p.enter(v1alpha1.Completing)
+		p.acceptOperation()
 	}
 }
 
-// lacking is what stands in the way of a completion, but for time.
-func (m *machine) lacking() []string {
-	missing := m.above()
+// completionBlockers is what stands in the way of a completion, but for time.
+func (p *planner) completionBlockers() []string {
+	missing := p.trustedAbove()
 	switch {
-	case !m.s.Retiring.NotAfter.After(m.f.Now): // there is nothing to go back to
-	case !m.gone() && !m.f.Signing.Settling:
-		missing = append(missing, m.missing(m.f.Signing)...)
-	case !m.gone():
-	case m.f.Ring.Retiring != nil:
-		missing = append(missing, fmt.Sprintf("the CA %s is not in the Secret any more: put it back, or have %s sign by %s", m.s.Signing.KeyID, m.s.Retiring.KeyID, v1alpha1.RotateRollback))
+	case !p.status.Retiring.NotAfter.After(p.facts.Now): // there is nothing to go back to
+	case !p.signingMissing() && !p.facts.Signing.Settling:
+		missing = append(missing, p.missingFrom(p.facts.Signing)...)
+	case !p.signingMissing():
+	case p.facts.Secret.Retiring != nil:
+		missing = append(missing, fmt.Sprintf("the CA %s is not in the Secret any more: put it back, or have %s sign by %s", p.status.Signing.KeyID, p.status.Retiring.KeyID, v1alpha1.RotateRollback))
 	}
-	if !m.f.Published {
-		missing = append(append(missing, "the bundle is not published"), m.f.Unpublished...)
+	if !p.facts.Published {
+		missing = append(append(missing, "the bundle is not published"), p.facts.Unpublished...)
 	}
-	if m.s.Retiring.OutstandingAcceptedAt == nil {
-		missing = append(missing, m.left()...)
+	if p.status.Retiring.OutstandingAcceptedAt == nil {
+		missing = append(missing, p.outstandingTexts()...)
 	}
 	return missing
 }
 
 // above names the CAs that must leave first what API servers trust: below them the retiring one would never be refused.
-func (m *machine) above() []string {
-	if len(m.f.Above) == 0 || !m.provable() {
+func (p *planner) trustedAbove() []string {
+	if len(p.facts.Above) == 0 || !p.refusalProvable() {
 		return nil
 	}
 	return []string{fmt.Sprintf("API servers to trust no CA above the retiring %s, as they would never refuse it: take %s out of their client CA files, and then out of ConfigMap kube-system/extension-apiserver-authentication",
-		m.s.Retiring.KeyID, strings.Join(m.f.Above, ", "))}
+		p.status.Retiring.KeyID, strings.Join(p.facts.Above, ", "))}
 }
 
-// outstanding waits for what still lives on the retiring CA.
-func (m *machine) outstanding() {
-	if m.s.Retiring.OutstandingAcceptedAt == nil {
-		m.step.Waiting = append(m.step.Waiting, m.left()...)
+// waitForOutstanding waits for what still lives on the retiring CA.
+func (p *planner) waitForOutstanding() {
+	if p.status.Retiring.OutstandingAcceptedAt == nil {
+		p.step.Waiting = append(p.step.Waiting, p.outstandingTexts()...)
 	}
-	if len(m.step.Waiting) == 0 {
-		m.wait("its owner: operation %s, or %s", v1alpha1.RotateComplete, v1alpha1.RotateRollback)
+	if len(p.step.Waiting) == 0 {
+		p.wait("its owner: operation %s, or %s", v1alpha1.RotateComplete, v1alpha1.RotateRollback)
 	}
 }
 
-// left names what lives on the retiring CA.
-func (m *machine) left() []string {
+// outstandingTexts names what lives on the retiring CA.
+func (p *planner) outstandingTexts() []string {
 	var all []string
-	for _, one := range Outstanding(m.spec, m.s.Retiring, m.f) {
+	for _, one := range Outstanding(p.spec, p.status.Retiring, p.facts) {
 		count := ""
 		if one.Count > 0 {
 			count = fmt.Sprintf("up to %d ", one.Count)
@@ -206,7 +206,7 @@ func (m *machine) left() []string {
 		if one.Signer == "" {
 			what = "that others have issued"
 		}
-		all = append(all, fmt.Sprintf("%scertificates %s by the CA %s live until %s", count, what, m.s.Retiring.KeyID, one.Until.UTC().Format(time.RFC3339)))
+		all = append(all, fmt.Sprintf("%scertificates %s by the CA %s live until %s", count, what, p.status.Retiring.KeyID, one.Until.UTC().Format(time.RFC3339)))
 	}
 	return all
 }

@@ -27,10 +27,10 @@ const (
 	DefaultOldLifetimeCap = 24 * time.Hour
 	// DefaultSettleFor is longer than an API server takes to notice another client CA file (it looks every minute).
 	DefaultSettleFor = 90 * time.Second
-	// calm is the time between two looks at an authority that nothing is going on with.
-	calm = 30 * time.Second
-	// atOnce is how many authorities' verifiers are asked at the same time. Their steps are taken one after the other.
-	atOnce = 8
+	// idleInterval is the time between two looks at an authority that nothing is going on with.
+	idleInterval = 30 * time.Second
+	// maxConcurrent is how many authorities' verifiers are asked at the same time. Their steps are taken one after the other.
+	maxConcurrent = 8
 )
 
 // Reconciler brings SigningAuthorities from one CA to the next. Fields left nil are filled in from the manager.
@@ -47,13 +47,13 @@ type Reconciler struct {
 	// Cluster is how to reach and to know the API servers. Nothing else of it is used.
 	Cluster *rest.Config
 
-	publisher *trust.Publisher
-	prober    *probe.Prober
-	watches   watches
-	deciding  sync.Mutex
-	records   records
-	secrets   secrets
-	group     group
+	publisher     *trust.Publisher
+	prober        *probe.Prober
+	trackers      trackers
+	deciding      sync.Mutex
+	recorders     recorders
+	secretWatches secretWatches
+	group         group
 }
 
 // Reconcile looks at one authority, notes what is decided, and does one thing.
@@ -65,22 +65,22 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
 		return reconcile.Result{}, nil
 	}
-	r.secrets.watch(ctx, obj)
+	r.secretWatches.watch(ctx, obj)
 	asked, err := r.verify(ctx, obj)
 	if err != nil {
-		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
+		return reconcile.Result{}, r.reportFailure(ctx, obj, fmt.Errorf("look at what there is: %w", err))
 	}
 	r.deciding.Lock() // what is seen of another authority holds until the step is taken
 	defer r.deciding.Unlock()
-	seen, err := r.look(ctx, obj, asked)
+	seen, err := r.observeAgain(ctx, obj, asked)
 	if err != nil {
-		return reconcile.Result{}, r.unready(ctx, obj, fmt.Errorf("look at what there is: %w", err))
+		return reconcile.Result{}, r.reportFailure(ctx, obj, fmt.Errorf("look at what there is: %w", err))
 	}
 	step := Next(&obj.Spec, &obj.Status, seen.Facts)
 	again := obj.Status.Intent == string(step.Action)
-	busy, err := r.note(ctx, obj, step, seen.Facts)
+	busy, err := r.storeStatus(ctx, obj, step, seen.Facts)
 	if err == nil && step.Action != None {
-		err = r.take(ctx, obj, step.Action, seen, again)
+		err = r.execute(ctx, obj, step.Action, seen, again)
 	}
 	busy = busy || step.Action != None && !again // what somebody else undoes is not done again at once
 	return r.result(obj, busy, err)
@@ -90,27 +90,27 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error) (reconcile.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: r.every(obj)}, nil
+		return reconcile.Result{RequeueAfter: r.interval(obj)}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	case busy:
 		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
 	default:
-		return reconcile.Result{RequeueAfter: r.pause(obj)}, nil
+		return reconcile.Result{RequeueAfter: r.requeueInterval(obj)}, nil
 	}
 }
 
-// pause until the next look.
-func (r *Reconciler) pause(obj *v1alpha1.SigningAuthority) time.Duration {
+// requeueInterval until the next look.
+func (r *Reconciler) requeueInterval(obj *v1alpha1.SigningAuthority) time.Duration {
 	if obj.Status.Phase == v1alpha1.Completed {
-		return calm
+		return idleInterval
 	}
-	return r.every(obj)
+	return r.interval(obj)
 }
 
-// every is the time between two questions to an API server.
-func (r *Reconciler) every(obj *v1alpha1.SigningAuthority) time.Duration {
-	return min(max(r.settleFor(obj)/5, time.Second), calm)
+// interval is the time between two questions to an API server.
+func (r *Reconciler) interval(obj *v1alpha1.SigningAuthority) time.Duration {
+	return min(max(r.settleFor(obj)/5, time.Second), idleInterval)
 }
 
 func (r *Reconciler) settleFor(obj *v1alpha1.SigningAuthority) time.Duration {
@@ -123,8 +123,8 @@ func (r *Reconciler) settleFor(obj *v1alpha1.SigningAuthority) time.Duration {
 // forget forgets an authority that is gone, which err says, or returns err.
 func (r *Reconciler) forget(authority string, err error) error {
 	if apierrors.IsNotFound(err) {
-		r.watches.forget(authority)
-		r.secrets.forget(authority)
+		r.trackers.forget(authority)
+		r.secretWatches.forget(authority)
 	}
 	return client.IgnoreNotFound(err)
 }

@@ -7,112 +7,114 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
 )
 
-// gone says whether the pair that signs is not in the Secret any more.
-func (m *machine) gone() bool { return m.s.Signing != nil && !m.f.Ring.Signing.is(m.s.Signing) }
+// signingMissing says whether the pair that signs is not in the Secret any more.
+func (p *planner) signingMissing() bool {
+	return p.status.Signing != nil && !p.facts.Secret.Signing.is(p.status.Signing)
+}
 
-// lost has a signing pair that is gone put back from tls.crt and tls.key, and does nothing while another one is in its place, or
+// restoreSigningKey has a signing pair that is gone put back from tls.crt and tls.key, and does nothing while another one is in its place, or
 // it in that of another one.
-func (m *machine) lost() bool {
-	ring := m.f.Ring
-	misplaced := ring.Candidate.is(m.s.Signing) || ring.Retiring.is(m.s.Signing)
+func (p *planner) restoreSigningKey() bool {
+	ring := p.facts.Secret
+	misplaced := ring.Candidate.is(p.status.Signing) || ring.Retiring.is(p.status.Signing)
 	switch {
-	case !m.gone():
+	case !p.signingMissing():
 		return false
-	case ring.TLS.is(m.s.Signing) && ring.Signing.is(m.s.Retiring):
-		m.act(RestoreBoth)
-	case ring.TLS.is(m.s.Signing):
-		m.act(RestoreSigning)
+	case ring.TLS.is(p.status.Signing) && ring.Signing.is(p.status.Retiring):
+		p.act(RestoreBoth)
+	case ring.TLS.is(p.status.Signing):
+		p.act(RestoreSigning)
 	case ring.Signing == nil && !misplaced:
 		return false
-	case m.f.Operation != "":
-		m.refuse("the Secret is not as it was: the CA %s, which signs here, is not in signing.crt", m.s.Signing.KeyID)
+	case p.facts.Operation != "":
+		p.refuseOperation("the Secret is not as it was: the CA %s, which signs here, is not in signing.crt", p.status.Signing.KeyID)
 	case misplaced:
-		m.wait("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another", m.s.Signing.KeyID)
+		p.wait("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another", p.status.Signing.KeyID)
 	default:
-		m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, which does not sign here; without a backup, remove signing.crt and signing.key",
-			m.s.Signing.KeyID, ring.Signing.KeyID)
+		p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, which does not sign here; without a backup, remove signing.crt and signing.key",
+			p.status.Signing.KeyID, ring.Signing.KeyID)
 	}
 	return true
 }
 
-// waitForKey waits for a signing pair that is gone; otherwise is what can be done without it.
-func (m *machine) waitForKey(otherwise string) {
+// waitForSigningKey waits for a signing pair that is gone; otherwise is what can be done without it.
+func (p *planner) waitForSigningKey(otherwise string) {
 	instead := ""
-	if m.f.Ring.TLS != nil || m.f.Ring.TLSProblem != "" {
-		instead = "; what is there instead is not taken: " + m.unfit()
+	if p.facts.Secret.TLS != nil || p.facts.Secret.TLSProblem != "" {
+		instead = "; what is there instead is not taken: " + p.refuseTLS()
 	}
-	m.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; without a backup, %s",
-		m.s.Signing.KeyID, instead, otherwise)
+	p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; without a backup, %s",
+		p.status.Signing.KeyID, instead, otherwise)
 }
 
-// edited puts back what signs, while there is no place for another CA.
-func (m *machine) edited() bool {
-	ring := m.f.Ring
-	if m.s.Signing == nil || ring.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
+// restoreTLS puts back what signs, while there is no place for another CA.
+func (p *planner) restoreTLS() bool {
+	ring := p.facts.Secret
+	if p.status.Signing == nil || ring.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
 		return false
 	}
-	m.replaced()
-	m.act(RestoreTLS)
+	p.reportReplacedTLS()
+	p.act(RestoreTLS)
 	return true
 }
 
-// overwrites takes an action that writes tls.crt and tls.key too, and says so if an edit goes that was not looked at.
-func (m *machine) overwrites(action Action) {
-	ring := m.f.Ring
+// actOnSecret takes an action that writes tls.crt and tls.key too, and says so if an edit goes that was not looked at.
+func (p *planner) actOnSecret(action Action) {
+	ring := p.facts.Secret
 	if ring.TLSProblem != "" || ring.TLS != nil && !ring.TLS.same(ring.Signing) && !ring.TLS.same(ring.Candidate) && !ring.TLS.same(ring.Retiring) {
-		m.replaced()
+		p.reportReplacedTLS()
 	}
-	m.act(action)
+	p.act(action)
 }
 
-// replaced says so of what is in tls.crt and tls.key.
-func (m *machine) replaced() {
-	m.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + m.unfit()
+// reportReplacedTLS says so of what is in tls.crt and tls.key.
+func (p *planner) reportReplacedTLS() {
+	p.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + p.refuseTLS()
 }
 
-// unfit says why what is in tls.crt and tls.key can't be the candidate, or nothing.
-func (m *machine) unfit() string {
-	ring := m.f.Ring
+// refuseTLS says why what is in tls.crt and tls.key can't be the candidate, or nothing.
+func (p *planner) refuseTLS() string {
+	ring := p.facts.Secret
 	switch {
 	case ring.TLSProblem != "":
 		return ring.TLSProblem
 	case ring.TLS == nil:
 		return "there is nothing"
-	case m.s.Phase != v1alpha1.Completed:
+	case p.status.Phase != v1alpha1.Completed:
 		return "a rotation is under way"
-	case ring.TLS.KeyID == m.s.Signing.KeyID:
+	case ring.TLS.KeyID == p.status.Signing.KeyID:
 		return "it has the key that signs: who leaves a CA needs another key"
 	default:
-		return m.unusable()
+		return p.refuseAsCandidate()
 	}
 }
 
-// unusable says why the CA in tls.crt and tls.key can't become one that signs, or nothing.
-func (m *machine) unusable() string {
+// refuseAsCandidate says why the CA in tls.crt and tls.key can't become one that signs, or nothing.
+func (p *planner) refuseAsCandidate() string {
 	switch {
-	case !m.f.Ring.TLS.NotAfter.After(m.f.Now):
+	case !p.facts.Secret.TLS.NotAfter.After(p.facts.Now):
 		return "it has ended"
-	case m.f.TLSRetired || m.s.LastRetired != nil && m.s.LastRetired.KeyID == m.f.Ring.TLS.KeyID:
+	case p.facts.TLSRetired || p.status.LastRetired != nil && p.status.LastRetired.KeyID == p.facts.Secret.TLS.KeyID:
 		return "it has retired here before, so those who left it would trust it again"
 	default:
 		return ""
 	}
 }
 
-// misplaced says why the candidate in the Secret, which comes from a backup then, can't become one that signs, or nothing.
-func (m *machine) misplaced() string {
+// refuseCandidate says why the candidate in the Secret, which comes from a backup then, can't become one that signs, or nothing.
+func (p *planner) refuseCandidate() string {
 	switch {
-	case m.s.Signing != nil && m.f.Ring.Candidate.KeyID == m.s.Signing.KeyID:
+	case p.status.Signing != nil && p.facts.Secret.Candidate.KeyID == p.status.Signing.KeyID:
 		return "it has the key that signs"
-	case m.f.CandidateRetired:
+	case p.facts.CandidateRetired:
 		return "it has retired here before"
 	default:
 		return ""
 	}
 }
 
-// turning are the actions that change the Secret, each in one write. made is the pair that MakeCandidate or CopyFrom brings.
-var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
+// secretEdits are the actions that change the Secret, each in one write. made is the pair that MakeCandidate or CopyFrom brings.
+var secretEdits = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 	CopyFrom:      func(ring *keyring.Ring, made keyring.Pair) { ring.TLS = made }, // a candidate is taken from there
 	MakeCandidate: func(ring *keyring.Ring, made keyring.Pair) { ring.Candidate = made },
 	TakeCandidate: func(ring *keyring.Ring, _ keyring.Pair) {
@@ -124,15 +126,15 @@ var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 	DropCandidate: func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
 	RestoreTLS: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.TLS = ring.Signing
-		once(ring)
+		removeCopies(ring)
 	},
 	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Signing = ring.TLS
-		once(ring)
+		removeCopies(ring)
 	},
 	RestoreBoth: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Retiring, ring.Signing = ring.Signing, ring.TLS
-		once(ring)
+		removeCopies(ring)
 	},
 	Switch: func(ring *keyring.Ring, _ keyring.Pair) {
 		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keyring.Pair{}
@@ -144,8 +146,8 @@ var turning = map[Action]func(ring *keyring.Ring, made keyring.Pair){
 	DestroyRetiring: func(ring *keyring.Ring, _ keyring.Pair) { ring.Retiring = keyring.Pair{} },
 }
 
-// once has what signs be nothing else.
-func once(ring *keyring.Ring) {
+// removeCopies has what signs be nothing else.
+func removeCopies(ring *keyring.Ring) {
 	for _, one := range []*keyring.Pair{&ring.Candidate, &ring.Retiring} {
 		if sameKey(*one, ring.Signing) {
 			*one = keyring.Pair{}
@@ -163,13 +165,13 @@ func sameKey(one, other keyring.Pair) bool {
 	return first.KeyID() == second.KeyID()
 }
 
-// turn is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.
-func turn(ring keyring.Ring, action Action, made keyring.Pair, permit keyring.Permit) (keyring.Ring, error) {
-	change, found := turning[action]
+// editSecret is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.
+func editSecret(ring keyring.Ring, action Action, pair keyring.Pair, permit keyring.Permit) (keyring.Ring, error) {
+	change, found := secretEdits[action]
 	if !found {
 		return ring, fmt.Errorf("%s changes no Secret", action)
 	}
-	change(&ring, made)
+	change(&ring, pair)
 	if action == CopyFrom {
 		return ring, nil // nothing signs yet
 	}
@@ -180,8 +182,8 @@ func turn(ring keyring.Ring, action Action, made keyring.Pair, permit keyring.Pe
 	return ring, nil
 }
 
-// permitted says whether the signer has been told what permit says.
-func permitted(ring keyring.Ring, permit keyring.Permit) bool {
-	told, err := turn(ring, Permit, keyring.Pair{}, permit)
+// hasPermit says whether the signer has been told what permit says.
+func hasPermit(ring keyring.Ring, permit keyring.Permit) bool {
+	told, err := editSecret(ring, Permit, keyring.Pair{}, permit)
 	return err == nil && ring.Permit.Equal(told.Permit)
 }

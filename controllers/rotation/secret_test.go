@@ -9,10 +9,10 @@ import (
 )
 
 var (
-	noKeys   = RingFacts{}
-	onlyNew  = RingFacts{Candidate: fact("new")}
-	onlyLeft = RingFacts{Retiring: fact("old")} // of what was prepared
-	strange  = RingFacts{TLS: fact("older"), Signing: fact("older")}
+	noKeys   = SecretFacts{}
+	onlyNew  = SecretFacts{Candidate: fact("new")}
+	onlyLeft = SecretFacts{Retiring: fact("old")} // of what was prepared
+	strange  = SecretFacts{TLS: fact("older"), Signing: fact("older")}
 )
 
 func lastRetired(s v1alpha1.SigningAuthorityStatus, name string) v1alpha1.SigningAuthorityStatus {
@@ -56,21 +56,21 @@ func retired(f *Facts) { f.TLSRetired = true }
 // it is back, and without a backup there is a way on.
 var lostRows = []row{
 	{name: "the Secret is gone", state: completed(), facts: good(noKeys), phase: v1alpha1.Completed, waits: "from a backup: it is not there any more; without a backup, rotate-start"},
-	{name: "the Secret is back", state: completed(), facts: good(RingFacts{TLS: fact("old")}), phase: v1alpha1.Completed, action: RestoreSigning},
-	{name: "the Secret is back in the middle", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreSigning},
+	{name: "the Secret is back", state: completed(), facts: good(SecretFacts{TLS: fact("old")}), phase: v1alpha1.Completed, action: RestoreSigning},
+	{name: "the Secret is back in the middle", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: RestoreSigning},
 	{name: "no backup", state: completed(), facts: good(noKeys, asked(v1alpha1.RotateStart)), phase: v1alpha1.Preparing, take: true, action: MakeCandidate,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && len(Trusted(s)) == 1
 		}},
-	{name: "no backup, and an owner's CA", state: completed(), facts: good(RingFacts{TLS: fact("mine")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+	{name: "no backup, and an owner's CA", state: completed(), facts: good(SecretFacts{TLS: fact("mine")}), phase: v1alpha1.Preparing, action: TakeCandidate,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && s.Candidate.Fingerprint == "mine" && s.Candidate.TrustConfirmedAt == nil
 		}},
-	{name: "a backup that is too old", state: completed(), facts: good(RingFacts{TLS: fact("older")}, retired), phase: v1alpha1.Completed, waits: "not taken: it has retired here before"},
+	{name: "a backup that is too old", state: completed(), facts: good(SecretFacts{TLS: fact("older")}, retired), phase: v1alpha1.Completed, waits: "not taken: it has retired here before"},
 	{name: "a backup that is too old, as a whole", state: completed(), facts: good(strange, retired), phase: v1alpha1.Completed, waits: "signing.crt holds the CA older, which does not sign here"},
 	{name: "started beside a backup that is too old", state: completed(), facts: good(strange, retired, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "the CA old, which signs here, is not in signing.crt"},
-	{name: "a backup of when it was the candidate", state: preparing(), facts: good(RingFacts{Candidate: fact("old")}), phase: v1alpha1.Preparing, waits: "in the place of another"},
-	{name: "started beside a backup of when it was the candidate", state: completed(), facts: good(RingFacts{Candidate: fact("old")}, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "is not in signing.crt"},
+	{name: "a backup of when it was the candidate", state: preparing(), facts: good(SecretFacts{Candidate: fact("old")}), phase: v1alpha1.Preparing, waits: "in the place of another"},
+	{name: "started beside a backup of when it was the candidate", state: completed(), facts: good(SecretFacts{Candidate: fact("old")}, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "is not in signing.crt"},
 	{name: "a backup of before the switch", state: prepared(), facts: good(onlyOld), phase: v1alpha1.Prepared,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
@@ -80,7 +80,7 @@ var lostRows = []row{
 	{name: "lost with the candidate", state: preparing(), facts: good(noKeys), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "lost, and nobody trusts the candidate", state: preparing(), facts: good(onlyNew, func(f *Facts) { f.Candidate = Proof{} }), phase: v1alpha1.Preparing, waits: "every API server"},
 	{name: "lost, and rolled back", state: preparing(), facts: good(onlyNew, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "no CA to go back to"},
-	{name: "lost, and an owner's CA instead of the candidate", state: preparing(), facts: good(RingFacts{TLS: fact("mine"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: TakeCandidate,
+	{name: "lost, and an owner's CA instead of the candidate", state: preparing(), facts: good(SecretFacts{TLS: fact("mine"), Candidate: fact("new")}), phase: v1alpha1.Preparing, action: TakeCandidate,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.Fingerprint == "mine" }},
 	{name: "the switch without what was lost", state: preparing(), facts: good(oldGone), phase: v1alpha1.Prepared,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
@@ -93,16 +93,16 @@ var lostRows = []row{
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
 		}, waits: "nobody can be shown"},
-	{name: "rolled back to what was put there by another", state: prepared(), facts: good(RingFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "the CA old is not in the Secret"},
+	{name: "rolled back to what was put there by another", state: prepared(), facts: good(SecretFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "the CA old is not in the Secret"},
 	{name: "lost after a rollback, and rolled back", state: rolledBack(prepared()), facts: good(onlyLeft, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "a CA that is brought is lost before it signs", state: adoptedCandidate(), facts: good(noKeys), phase: v1alpha1.Preparing, waits: "the CA new to be put back",
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(Trusted(s)) == 1 }},
 	{name: "a CA that is brought is lost before it signs, and rolled back", state: adoptedCandidate(), facts: good(noKeys, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "not in the Secret"},
-	{name: "what signs is there twice", state: completed(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Retiring: withKeyOf("again", "old")}), phase: v1alpha1.Completed, action: RestoreTLS},
+	{name: "what signs is there twice", state: completed(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Retiring: withKeyOf("again", "old")}), phase: v1alpha1.Completed, action: RestoreTLS},
 	{name: "what signs is noted twice", state: twice(), facts: good(onlyOld), phase: v1alpha1.Completed},
-	{name: "a strange one beside the candidate", state: preparing(), facts: good(RingFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new"), Retiring: fact("older")}), phase: v1alpha1.Preparing, waits: "retiring.crt and retiring.key to be removed"},
+	{name: "a strange one beside the candidate", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new"), Retiring: fact("older")}), phase: v1alpha1.Preparing, waits: "retiring.crt and retiring.key to be removed"},
 	{name: "a candidate that somebody has put there", state: completedOf(preparing()), facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt != nil }},
-	{name: "nobody knows for whom it signs", state: forNobody(), facts: good(onlyOld, func(f *Facts) { f.Ring.Told = []string{"example.com/web"} }), phase: v1alpha1.Completed,
+	{name: "nobody knows for whom it signs", state: forNobody(), facts: good(onlyOld, func(f *Facts) { f.Secret.PermittedSigners = []string{"example.com/web"} }), phase: v1alpha1.Completed,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Signing.Signers) == 1 }, waits: "the next CA"},
 	{name: "the key is lost, and API servers publish the CA", state: completing(true), facts: good(oldGone, sealed, func(f *Facts) { f.Kept = true }), phase: v1alpha1.Completing, action: Prune},
 	{name: "the key is lost, and API servers may publish the CA again", state: completing(true), facts: good(oldGone, sealed), phase: v1alpha1.Completing, waits: "not to publish the retiring CA old again, for 1m30s"},

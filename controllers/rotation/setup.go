@@ -43,33 +43,33 @@ import (
 
 // SetupWithManager fills in what is nil and registers the controllers: one for authorities, one that notes what was issued.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
-	if err := r.fill(mgr); err != nil {
+	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
 	if err := mgr.Add(&r.group); err != nil {
 		return fmt.Errorf("keep ledgers and watch Secrets: %w", err)
 	}
 	err := builder.ControllerManagedBy(mgr).
-		Named(recordsName).
+		Named(ledgerName).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(holdsCertificate))).
 		// One that a CA has issued before its authority was known is looked at then.
-		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.allIssued), builder.WithPredicates(otherCAs)).
+		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.issuedRequests), builder.WithPredicates(casChanged)).
 		WithOptions(options).
-		Complete(reconcile.Func(r.record))
+		Complete(reconcile.Func(r.recordIssued))
 	if err != nil {
 		return err
 	}
-	options.MaxConcurrentReconciles = atOnce
+	options.MaxConcurrentReconciles = maxConcurrent
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
-		WatchesRawSource(source.Channel(r.secrets.changed, wakes)).
+		WatchesRawSource(source.Channel(r.secretWatches.changed, enqueueChanged)).
 		WithOptions(options).
 		Complete(r)
 }
 
-// fill fills in what is nil.
-func (r *Reconciler) fill(mgr manager.Manager) error {
+// setDefaults fills in what is nil.
+func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	if scheme := mgr.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) { // else others may be reading it by now
 		if err := v1alpha1.AddToScheme(scheme); err != nil {
 			return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
@@ -105,7 +105,7 @@ func (r *Reconciler) connect(mgr manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("watch Secrets: %w", err)
 	}
-	r.secrets.metadata, r.secrets.group, r.secrets.changed = secrets, &r.group, make(chan event.GenericEvent)
+	r.secretWatches.metadata, r.secretWatches.group, r.secretWatches.changed = secrets, &r.group, make(chan event.GenericEvent)
 	publisher, err := trust.NewPublisher(rest.CopyConfig(mgr.GetConfig()))
 	if err != nil {
 		return fmt.Errorf("publish bundles: %w", err)
@@ -114,45 +114,45 @@ func (r *Reconciler) connect(mgr manager.Manager) error {
 	return nil
 }
 
-// secrets wake the authorities whose Secrets change. Each is watched by its name, which is all that the role has, and without
+// secretWatches wake the authorities whose Secrets change. Each is watched by its name, which is all that the role has, and without
 // its data. Where it can't be watched, it is looked at every half minute all the same.
-type secrets struct {
+type secretWatches struct {
 	metadata metadata.Interface
 	group    *group
 	changed  chan event.GenericEvent
 
-	mu      sync.Mutex
-	watched map[string]watched // by authority
+	mu          sync.Mutex
+	byAuthority map[string]secretWatch // by authority
 }
 
-// wakeAfter bounds how often somebody who changes a Secret again and again has it looked at.
-const wakeAfter = 5 * time.Second
+// enqueueAfter bounds how often somebody who changes a Secret again and again has it looked at.
+const enqueueAfter = 5 * time.Second
 
-// wakes has an authority looked at whose Secret has changed.
-var wakes = handler.Funcs{GenericFunc: func(_ context.Context, e event.GenericEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-	queue.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)}, wakeAfter)
+// enqueueChanged has an authority looked at whose Secret has changed.
+var enqueueChanged = handler.Funcs{GenericFunc: func(_ context.Context, e event.GenericEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	queue.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)}, enqueueAfter)
 }}
 
-type watched struct {
+type secretWatch struct {
 	secret types.NamespacedName
 	stop   context.CancelFunc
 }
 
 // watch has obj woken when its Secret changes.
-func (s *secrets) watch(ctx context.Context, obj *v1alpha1.SigningAuthority) {
+func (s *secretWatches) watch(ctx context.Context, obj *v1alpha1.SigningAuthority) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := secretName(obj)
-	if one, found := s.watched[obj.Name]; found && one.secret == name {
+	if one, found := s.byAuthority[obj.Name]; found && one.secret == name {
 		return
 	} else if found {
 		one.stop()
 	}
-	if s.watched == nil {
-		s.watched = map[string]watched{}
+	if s.byAuthority == nil {
+		s.byAuthority = map[string]secretWatch{}
 	}
 	stopped, stop := context.WithCancel(context.WithoutCancel(ctx)) // it goes on when this look has ended
-	s.watched[obj.Name] = watched{name, stop}
+	s.byAuthority[obj.Name] = secretWatch{name, stop}
 	authority := obj.Name
 	s.group.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -163,17 +163,17 @@ func (s *secrets) watch(ctx context.Context, obj *v1alpha1.SigningAuthority) {
 }
 
 // forget stops watching for authority.
-func (s *secrets) forget(authority string) {
+func (s *secretWatches) forget(authority string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if one, found := s.watched[authority]; found {
+	if one, found := s.byAuthority[authority]; found {
 		one.stop()
-		delete(s.watched, authority)
+		delete(s.byAuthority, authority)
 	}
 }
 
 // run wakes authority whenever its Secret changes, until ctx ends.
-func (s *secrets) run(ctx context.Context, authority string, secret types.NamespacedName) {
+func (s *secretWatches) run(ctx context.Context, authority string, secret types.NamespacedName) {
 	informer := metadatainformer.NewFilteredMetadataInformer(s.metadata, corev1.SchemeGroupVersion.WithResource("secrets"), secret.Namespace,
 		0, toolscache.Indexers{}, func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, secret.Name).String()

@@ -19,8 +19,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 )
 
-// note writes what was decided before anything is done, and says whether the decision goes on from here at once.
-func (r *Reconciler) note(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, f Facts) (busy bool, err error) {
+// storeStatus writes what was decided before anything is done, and says whether the decision goes on from here at once.
+func (r *Reconciler) storeStatus(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, f Facts) (busy bool, err error) {
 	before := obj.Status.DeepCopy()
 	obj.Status = step.Status
 	describe(obj, f)
@@ -29,18 +29,18 @@ func (r *Reconciler) note(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 			return false, err
 		}
 	}
-	r.tell(ctx, obj, before, step)
-	if step.Take {
+	r.writeEvents(ctx, obj, before, step)
+	if step.RemoveOperation {
 		if step.Refused == "" && before.TakenOperation == "" {
-			r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, recordOf(obj, Action(obj.Status.TakenOperation)))
+			r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(obj.Status.TakenOperation)))
 		}
-		return true, r.takeOperation(ctx, obj)
+		return true, r.removeOperation(ctx, obj)
 	}
-	return decided(before) != decided(&obj.Status), nil
+	return decisionOf(before) != decisionOf(&obj.Status), nil
 }
 
-// decided is what of a status a next step depends on, and not the time alone.
-func decided(status *v1alpha1.SigningAuthorityStatus) string {
+// decisionOf is what of a status a next step depends on, and not the time alone.
+func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
 	var b strings.Builder
 	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.TakenOperation, status.UnpublishedAt == nil)
 	for _, one := range []*v1alpha1.CAStatus{status.Signing, status.Candidate, status.Retiring} {
@@ -51,15 +51,15 @@ func decided(status *v1alpha1.SigningAuthorityStatus) string {
 	return b.String()
 }
 
-// takeOperation removes the annotation, unless it is another one by now.
-func (r *Reconciler) takeOperation(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+// removeOperation removes the annotation, unless it is another one by now.
+func (r *Reconciler) removeOperation(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	delete(obj.Annotations, v1alpha1.OperationAnnotation)
 	return r.Client.Patch(ctx, obj, patch)
 }
 
-// unready says in the status why nothing can be decided, and returns err.
-func (r *Reconciler) unready(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
+// reportFailure says in the status why nothing can be decided, and returns err.
+func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
 	before := obj.Status.DeepCopy()
 	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "RotationStuck", Message: err.Error(),
@@ -72,15 +72,15 @@ func (r *Reconciler) unready(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return errors.Join(err, r.Client.Status().Update(ctx, obj))
 }
 
-// tell writes Events about what an owner wants to know.
-func (r *Reconciler) tell(ctx context.Context, obj *v1alpha1.SigningAuthority, before *v1alpha1.SigningAuthorityStatus, step Step) {
+// writeEvents writes Events about what an owner wants to know.
+func (r *Reconciler) writeEvents(ctx context.Context, obj *v1alpha1.SigningAuthority, before *v1alpha1.SigningAuthorityStatus, step Step) {
 	if step.Refused != "" {
 		r.event(obj, corev1.EventTypeWarning, "RotationRefused", step.Refused)
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
 	}
 	if before.Phase != obj.Status.Phase {
 		reached := "Rotation" + string(obj.Status.Phase)
-		r.event(obj, corev1.EventTypeNormal, reached, sentence(&obj.Status))
+		r.event(obj, corev1.EventTypeNormal, reached, phaseText(&obj.Status))
 	}
 	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
@@ -92,23 +92,23 @@ func (r *Reconciler) event(obj *v1alpha1.SigningAuthority, eventType, reason, me
 	r.Reporter.Object(obj, eventType, "Rotate", reason, message)
 }
 
-// recordOf names the CA that action is about: the one that is to sign, or to go.
-func recordOf(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
+// auditRecord names the CA that action is about: the one that is to sign, or to go.
+func auditRecord(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
 	status := &obj.Status
 	one := cmp.Or(status.Candidate, status.Signing)
 	switch action {
 	case SwapBack, Seal, Unseal, Prune, DestroyRetiring:
 		one = cmp.Or(status.Retiring, one)
 	}
-	record := audit.Record{Name: obj.Name, UID: obj.UID, Reason: string(action), Message: sentence(status)}
+	record := audit.Record{Name: obj.Name, UID: obj.UID, Reason: string(action), Message: phaseText(status)}
 	if one != nil {
 		record.IssuerKeyID = one.KeyID
 	}
 	return record
 }
 
-// sentence says what a phase means.
-func sentence(status *v1alpha1.SigningAuthorityStatus) string {
+// phaseText says what a phase means.
+func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	key := func(one *v1alpha1.CAStatus) string {
 		if one == nil {
 			return "none yet"
@@ -127,16 +127,16 @@ func sentence(status *v1alpha1.SigningAuthorityStatus) string {
 	}
 }
 
-// longest bounds what a status lists.
-const longest = 20
+// maxListed bounds what a status lists.
+const maxListed = 20
 
 // describe fills in what of a status is for people.
 func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
-	status.APIServers = f.Servers
-	if more := len(status.WaitingFor) - longest; more > 0 {
-		status.WaitingFor = append(status.WaitingFor[:longest:longest], fmt.Sprintf("and %d more", more))
+	status.APIServers = f.APIServers
+	if more := len(status.WaitingFor) - maxListed; more > 0 {
+		status.WaitingFor = append(status.WaitingFor[:maxListed:maxListed], fmt.Sprintf("and %d more", more))
 	}
 	status.Outstanding, status.OutstandingOnRetiring = Outstanding(&obj.Spec, status.Retiring, f), 0
 	for _, one := range status.Outstanding {
@@ -148,7 +148,7 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 			ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(f.Now),
 		})
 	}
-	ready(status, f, set)
+	setReady(status, f, set)
 	if status.Phase == v1alpha1.New {
 		return
 	}
@@ -157,14 +157,14 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	} else {
 		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished", cmp.Or(strings.Join(f.Unpublished, "; "), "the bundle is being published"))
 	}
-	trusting(obj, f, set)
-	leaving(obj, f, set)
+	setTrusted(obj, f, set)
+	setRetiring(obj, f, set)
 }
 
 type setCondition func(kind string, state metav1.ConditionStatus, reason, message string)
 
-func ready(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
-	switch signing := f.Ring.Signing; {
+func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
+	switch signing := f.Secret.Signing; {
 	case signing == nil:
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven", "no CA signs yet: "+cmp.Or(strings.Join(status.WaitingFor, "; "), "one is being made"))
 	case !signing.is(status.Signing):
@@ -176,7 +176,7 @@ func ready(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
 	}
 }
 
-func trusting(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	proof, who := f.Signing, obj.Status.Signing
 	if obj.Status.Candidate != nil {
 		proof, who = f.Candidate, obj.Status.Candidate
@@ -195,11 +195,11 @@ func trusting(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	case !asked:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised", fmt.Sprintf("every API server recognised certificates of the CA %s when it began to sign", who.KeyID))
 	default:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(first(proof.Missing), "; "), "not every API server was asked yet"))
+		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(firstOf(proof.Missing), "; "), "not every API server was asked yet"))
 	}
 }
 
-func leaving(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+func setRetiring(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	status := &obj.Status
 	if status.Retiring == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionNothingOutstanding)
@@ -218,31 +218,31 @@ func leaving(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 			fmt.Sprintf("up to %d certificates live on the CA %s", status.OutstandingOnRetiring, status.Retiring.KeyID))
 	}
 	if status.UnpublishedAt != nil {
-		refusing(obj, f, set)
+		setRefused(obj, f, set)
 	}
 }
 
-// refusing says whether those who verify refuse what has left what is published.
-func refusing(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+// setRefused says whether those who verify refuse what has left what is published.
+func setRefused(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	key := obj.Status.Retiring.KeyID
 	switch {
 	case f.RetiringRefused.Proven:
-		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused", fmt.Sprintf("every API server refuses certificates of the CA %s%s", key, unclear(f)))
+		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused", fmt.Sprintf("every API server refuses certificates of the CA %s%s", key, unclearText(f)))
 	case len(f.Sharing) > 0:
-		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "Shared", fmt.Sprintf("nobody is asked to refuse the CA %s: it is also that of %s", key, strings.Join(first(f.Sharing), ", ")))
+		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "Shared", fmt.Sprintf("nobody is asked to refuse the CA %s: it is also that of %s", key, strings.Join(firstOf(f.Sharing), ", ")))
 	case !askedToRefuse(obj.Spec.Signers, f):
 		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "NotAsked", fmt.Sprintf("those who verify certificates of the CA %s can't be asked whether they refuse them", key))
 	default:
-		set(v1alpha1.ConditionRefused, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(first(f.RetiringRefused.Missing), "; "), "not every API server was asked yet"))
+		set(v1alpha1.ConditionRefused, metav1.ConditionFalse, "NotProven", cmp.Or(strings.Join(firstOf(f.RetiringRefused.Missing), "; "), "not every API server was asked yet"))
 	}
 }
 
-// unclear names the aggregated API servers of which nobody knows.
-func unclear(f Facts) string {
+// unclearText names the aggregated API servers of which nobody knows.
+func unclearText(f Facts) string {
 	if len(f.Unclear) == 0 {
 		return ""
 	}
-	return "; not known of aggregated API servers: " + strings.Join(first(f.Unclear), "; ")
+	return "; not known of aggregated API servers: " + strings.Join(firstOf(f.Unclear), "; ")
 }
 
-func first(all []string) []string { return slices.Clone(all[:min(len(all), longest)]) }
+func firstOf(all []string) []string { return slices.Clone(all[:min(len(all), maxListed)]) }

@@ -17,39 +17,39 @@ import (
 
 // verify asks those who verify certificates what the phase needs to know. It waits for API servers that do not answer, so
 // it changes nothing, and does not keep other authorities waiting.
-func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*seen, error) {
+func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed { // which ask nobody
-		r.watches.forget(obj.Name)
+		r.trackers.forget(obj.Name)
 		return nil, nil
 	}
 	s, err := r.observe(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
-	r.ask(ctx, obj, s)
-	if err := r.above(ctx, obj, s); err != nil {
+	r.askAPIServers(ctx, obj, s)
+	if err := r.findCAsAbove(ctx, obj, s); err != nil {
 		return nil, err
 	}
-	return s, r.kept(ctx, obj, s)
+	return s, r.findHolders(ctx, obj, s)
 }
 
-// ask asks every API server what the phase needs to know.
-func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) {
-	var all []asking
+// askAPIServers asks every API server what the phase needs to know.
+func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) {
+	var all []question
 	if AsksAPIServers(obj.Spec.Signers) || obj.Status.UnpublishedAt != nil && askedToRefuse(obj.Spec.Signers, s.Facts) {
-		all = r.askings(obj, s)
+		all = r.questions(obj, s)
 	}
-	trackers := r.watches.keep(obj.Name, all)
+	trackers := r.trackers.keep(obj.Name, all)
 	if len(all) == 0 {
 		return
 	}
-	targets, err := r.targets(ctx, obj)
+	targets, err := r.apiServers(ctx, obj)
 	for _, each := range all {
 		if err != nil {
 			*each.proof = Proof{Missing: []string{err.Error()}}
 			continue
 		}
-		tracker := trackers[each.question]
+		tracker := trackers[each.questionKey]
 		if each.what == refuses {
 			tracker.Add(r.prober.Refuse(ctx, each.authority, s.keys.signing, targets))
 		} else {
@@ -57,27 +57,27 @@ func (r *Reconciler) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, s 
 		}
 		each.proof.Proven, each.proof.Missing = tracker.Proven(r.settleFor(obj), r.Clock.Now())
 		each.proof.Settling = !each.proof.Proven && tracker.Settling()
-		if each.shown {
-			s.Servers = standings(tracker)
+		if each.inStatus {
+			s.APIServers = apiServerStatuses(tracker)
 		}
 	}
 }
 
-// askings are what the phase needs to know.
-func (r *Reconciler) askings(obj *v1alpha1.SigningAuthority, s *seen) []asking {
-	var all []asking
+// questions are what the phase needs to know.
+func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, s *observation) []question {
+	var all []question
 	add := func(what string, authority *ca.Authority, proof *Proof, shown bool) {
 		if authority != nil {
-			all = append(all, asking{question{what, factsOf(authority).Fingerprint, r.every(obj)}, authority, proof, shown})
+			all = append(all, question{questionKey{what, factsOf(authority).Fingerprint, r.interval(obj)}, authority, proof, shown})
 		}
 	}
 	switch obj.Status.Phase {
 	case v1alpha1.Preparing:
-		add(doTrust, s.keys.candidate, &s.Candidate, true)
-		add(doTrust, s.keys.signing, &s.Signing, false) // which may have to be gone back to
+		add(trusts, s.keys.candidate, &s.Candidate, true)
+		add(trusts, s.keys.signing, &s.Signing, false) // which may have to be gone back to
 	case v1alpha1.Prepared:
-		add(doTrust, s.keys.signing, &s.Signing, true)
-		add(doTrust, s.keys.retiring, &s.RetiringTrusted, false)
+		add(trusts, s.keys.signing, &s.Signing, true)
+		add(trusts, s.keys.retiring, &s.RetiringTrusted, false)
 	case v1alpha1.Completing:
 		if obj.Status.UnpublishedAt != nil && len(s.Sharing) == 0 && s.keys.signing != nil {
 			add(refuses, s.keys.retiring, &s.RetiringRefused, true)
@@ -87,37 +87,37 @@ func (r *Reconciler) askings(obj *v1alpha1.SigningAuthority, s *seen) []asking {
 	return all
 }
 
-// asking is a question with where its answer goes.
-type asking struct {
-	question
+// question is a question with where its answer goes.
+type question struct {
+	questionKey
 	authority *ca.Authority
 	proof     *Proof
-	shown     bool // in the status
+	inStatus  bool // in the status
 }
 
-// question is what was asked about which CA, and how often.
-type question struct {
+// questionKey is what was asked about which CA, and how often.
+type questionKey struct {
 	what, fingerprint string
 	every             time.Duration
 }
 
-// questions are those that are asked about which CAs.
-func questions(all []asking) []question {
-	asked := make([]question, len(all))
+// keysOf are those that are asked about which CAs.
+func keysOf(all []question) []questionKey {
+	asked := make([]questionKey, len(all))
 	for i, each := range all {
-		asked[i] = each.question
+		asked[i] = each.questionKey
 	}
 	return asked
 }
 
 // The questions that API servers are asked.
 const (
-	doTrust = "trusts"
+	trusts  = "trusts"
 	refuses = "refuses"
 )
 
-// targets are all API servers: none is an error.
-func (r *Reconciler) targets(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
+// apiServers are all API servers: none is an error.
+func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
 	addresses, err := probe.Listed(obj.Spec.Verification.APIServers)
 	if len(obj.Spec.Verification.APIServers) == 0 {
 		addresses, err = probe.Endpoints(ctx, r.Live)
@@ -128,8 +128,8 @@ func (r *Reconciler) targets(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return probe.Direct(r.Cluster, obj.Spec.Verification.ServerName, addresses), nil
 }
 
-// standings are for people, and say no more than changes.
-func standings(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
+// apiServerStatuses are for people, and say no more than changes.
+func apiServerStatuses(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
 	var all []v1alpha1.APIServerStatus
 	for _, standing := range tracker.Standings() {
 		one := v1alpha1.APIServerStatus{Address: standing.Name, Trust: standing.Trust.String()}
@@ -141,11 +141,11 @@ func standings(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
 		}
 		all = append(all, one)
 	}
-	return all[:min(len(all), longest)]
+	return all[:min(len(all), maxListed)]
 }
 
-// above looks for CAs by which API servers would go on to accept the retiring one. One that is self-signed has none above it.
-func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+// findCAsAbove looks for CAs by which API servers would go on to accept the retiring one. One that is self-signed has none above it.
+func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	if obj.Status.Phase != v1alpha1.Prepared || s.keys.retiring == nil || !askedToRefuse(obj.Spec.Signers, s.Facts) {
 		return nil
 	}
@@ -160,8 +160,8 @@ func (r *Reconciler) above(ctx context.Context, obj *v1alpha1.SigningAuthority, 
 	return err
 }
 
-// kept looks for those who hold what was published before.
-func (r *Reconciler) kept(ctx context.Context, obj *v1alpha1.SigningAuthority, s *seen) error {
+// findHolders looks for those who hold what was published before.
+func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
 	retiring := obj.Status.Retiring
 	if obj.Status.UnpublishedAt == nil || retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
 		return nil
@@ -173,11 +173,11 @@ func (r *Reconciler) kept(ctx context.Context, obj *v1alpha1.SigningAuthority, s
 	if s.Kept, err = r.publisher.Holds(ctx, cert); err != nil || s.keys.retiring == nil {
 		return err
 	}
-	return r.aggregated(ctx, s)
+	return r.askAggregated(ctx, s)
 }
 
-// aggregated asks the aggregated API servers whether they accept what retires.
-func (r *Reconciler) aggregated(ctx context.Context, s *seen) error {
+// askAggregated asks the aggregated API servers whether they accept what retires.
+func (r *Reconciler) askAggregated(ctx context.Context, s *observation) error {
 	targets, unknown, err := probe.Aggregated(ctx, r.Live)
 	if err != nil {
 		return err
@@ -197,22 +197,22 @@ func (r *Reconciler) aggregated(ctx context.Context, s *seen) error {
 	return nil
 }
 
-// watches are the answers so far, by authority. They are in memory alone: after a restart everything is proven anew.
-type watches struct {
+// trackers are the answers so far, by authority. They are in memory alone: after a restart everything is proven anew.
+type trackers struct {
 	mu          sync.Mutex
-	byAuthority map[string]map[question]*probe.Tracker
+	byAuthority map[string]map[questionKey]*probe.Tracker
 }
 
 // keep forgets the questions that are not asked any more, so that an old answer is never taken for a new one.
-func (w *watches) keep(authority string, asked []asking) map[question]*probe.Tracker {
+func (w *trackers) keep(authority string, asked []question) map[questionKey]*probe.Tracker {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.byAuthority == nil {
-		w.byAuthority = map[string]map[question]*probe.Tracker{}
+		w.byAuthority = map[string]map[questionKey]*probe.Tracker{}
 	}
-	before, kept := w.byAuthority[authority], map[question]*probe.Tracker{}
+	before, kept := w.byAuthority[authority], map[questionKey]*probe.Tracker{}
 	for _, each := range asked {
-		one := each.question
+		one := each.questionKey
 		kept[one] = before[one]
 		if kept[one] == nil {
 			want := probe.Recognised
@@ -226,7 +226,7 @@ func (w *watches) keep(authority string, asked []asking) map[question]*probe.Tra
 	return kept
 }
 
-func (w *watches) forget(authority string) {
+func (w *trackers) forget(authority string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.byAuthority, authority)

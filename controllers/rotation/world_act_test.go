@@ -27,7 +27,7 @@ func (w *world) reconcile() bool {
 	before := w.status
 	step := Next(&w.spec, &w.status, f)
 	again := before.Intent == string(step.Action)
-	busy := step.Take || step.Action != None && !again || w.quiet && decided(&step.Status) != decided(&before)
+	busy := step.RemoveOperation || step.Action != None && !again || w.quiet && decisionOf(&step.Status) != decisionOf(&before)
 	if w.dies() {
 		return true
 	}
@@ -35,7 +35,7 @@ func (w *world) reconcile() bool {
 	if w.dies() {
 		return true
 	}
-	if step.Take {
+	if step.RemoveOperation {
 		if w.heard != w.asked {
 			w.saw("an operation is dropped without a word")
 			w.fail(sameOperationDropped, "%s was dropped without a word", w.operation)
@@ -63,7 +63,7 @@ func (w *world) note(step Step, f Facts) {
 	if step.Refused != "" {
 		w.refused = append(w.refused, step.Refused)
 	}
-	if step.Take && before.TakenOperation == "" {
+	if step.RemoveOperation && before.TakenOperation == "" {
 		w.heard = w.asked
 		w.tell("%s takes %s; refused: %q", w.name, w.operation, step.Refused)
 	}
@@ -111,7 +111,7 @@ func (w *world) act(step Step, f Facts) {
 		if !w.dies() {
 			w.turn(step, made)
 		}
-	case turning[action] != nil:
+	case secretEdits[action] != nil:
 		w.turn(step, keyring.Pair{})
 	default:
 		panic("what is " + action)
@@ -121,7 +121,7 @@ func (w *world) act(step Step, f Facts) {
 // turn is Reconciler.writeKeys.
 func (w *world) turn(step Step, made keyring.Pair) {
 	before := w.ring
-	ring, err := turn(w.ring, step.Action, made, w.permit(step.Action))
+	ring, err := editSecret(w.ring, step.Action, made, w.permit(step.Action))
 	if err != nil {
 		panic(err)
 	}
@@ -136,7 +136,7 @@ func (w *world) turn(step Step, made keyring.Pair) {
 func (w *world) seal() {
 	retiring := w.status.Retiring
 	if w.ledger[retiring.KeyID] == nil {
-		if !sealsLost(retiring, w.now) {
+		if !mayCloseEmpty(retiring, w.now) {
 			return
 		}
 		w.saw("a lost account is closed")
@@ -147,7 +147,7 @@ func (w *world) seal() {
 
 // open is Reconciler.open.
 func (w *world) open(f Facts) {
-	if f.Unaccounted {
+	if f.SigningUnaccounted {
 		w.ledger.open(w.status.Signing.KeyID)
 	}
 	if f.CandidateUnaccounted {
@@ -157,7 +157,7 @@ func (w *world) open(f Facts) {
 
 // unseal is Reconciler.unseal.
 func (w *world) unseal(f Facts) {
-	if f.SigningSealed && f.Ring.Signing.is(w.status.Signing) {
+	if f.SigningSealed && f.Secret.Signing.is(w.status.Signing) {
 		w.ledger[w.status.Signing.KeyID].Sealed = false
 	}
 	if f.Sealed {
@@ -220,7 +220,7 @@ func (w *world) help() bool {
 	case s.Phase == v1alpha1.Prepared && !w.alive(s.Signing.Certificate) && w.alive(s.Retiring.Certificate):
 		w.saw("gone back from what has ended")
 		w.want(v1alpha1.RotateRollback)
-	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && slices.ContainsFunc(unasked(w.spec.Signers), func(name string) bool { return !trustedFor(s.Candidate, name) }):
+	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && slices.ContainsFunc(signersToConfirm(w.spec.Signers), func(name string) bool { return !trustedFor(s.Candidate, name) }):
 		w.want(v1alpha1.TrustConfirmed)
 	default:
 		return false

@@ -89,11 +89,11 @@ func (w *world) permit(action Action) keyring.Permit {
 
 // look is Reconciler.look.
 func (w *world) look() Facts {
-	f := Facts{Now: w.now, Operation: w.operation, Published: true, SettleFor: between, Permitted: w.ring.Signing.Empty() || permitted(w.ring, w.permit(Permit))}
-	f.Ring = RingFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)}
-	f.Ring.Told = w.ring.Permit.Signers
+	f := Facts{Now: w.now, Operation: w.operation, Published: true, SettleFor: between, Permitted: w.ring.Signing.Empty() || hasPermit(w.ring, w.permit(Permit))}
+	f.Secret = SecretFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)}
+	f.Secret.PermittedSigners = w.ring.Permit.Signers
 	if w.ring.TLS.Equal(garbage) {
-		f.Ring.TLSProblem = "garbage"
+		f.Secret.TLSProblem = "garbage"
 	}
 	w.others(&f)
 	w.readLedger(&f)
@@ -124,7 +124,7 @@ func (w *world) others(f *Facts) {
 		if other.name == w.spec.From && other.status.Signing != nil {
 			f.From = other.status.Signing
 		}
-		if keeps(other.object(), w.status.Retiring) {
+		if requiresTrust(other.object(), w.status.Retiring) {
 			f.Sharing = append(f.Sharing, other.name)
 		}
 	}
@@ -133,19 +133,19 @@ func (w *world) others(f *Facts) {
 // readLedger is Reconciler.readLedger.
 func (w *world) readLedger(f *Facts) {
 	w.record()
-	if f.Ring.TLS != nil {
-		f.TLSRetired = w.ledger.sealed(f.Ring.TLS.KeyID) && !f.Ring.TLS.same(f.Ring.Signing) && !f.Ring.TLS.same(f.Ring.Retiring)
+	if f.Secret.TLS != nil {
+		f.TLSRetired = w.ledger.sealed(f.Secret.TLS.KeyID) && !f.Secret.TLS.same(f.Secret.Signing) && !f.Secret.TLS.same(f.Secret.Retiring)
 	}
-	if f.Ring.Candidate != nil {
-		f.CandidateUnaccounted, f.CandidateRetired = w.ledger[f.Ring.Candidate.KeyID] == nil && f.Ring.Candidate.is(w.status.Candidate), w.ledger.sealed(f.Ring.Candidate.KeyID)
+	if f.Secret.Candidate != nil {
+		f.CandidateUnaccounted, f.CandidateRetired = w.ledger[f.Secret.Candidate.KeyID] == nil && f.Secret.Candidate.is(w.status.Candidate), w.ledger.sealed(f.Secret.Candidate.KeyID)
 	}
-	if f.Ring.Signing != nil {
-		f.Unaccounted = w.ledger[f.Ring.Signing.KeyID] == nil && f.Ring.Signing.is(w.status.Signing)
-		f.SigningSealed = w.ledger.sealed(f.Ring.Signing.KeyID)
+	if f.Secret.Signing != nil {
+		f.SigningUnaccounted = w.ledger[f.Secret.Signing.KeyID] == nil && f.Secret.Signing.is(w.status.Signing)
+		f.SigningSealed = w.ledger.sealed(f.Secret.Signing.KeyID)
 	}
 	retiring := w.status.Retiring
 	if retiring == nil {
-		f.Sealed = f.Ring.Retiring != nil && w.ledger.sealed(f.Ring.Retiring.KeyID)
+		f.Sealed = f.Secret.Retiring != nil && w.ledger.sealed(f.Secret.Retiring.KeyID)
 		return
 	}
 	account, found := w.ledger[retiring.KeyID]
@@ -180,11 +180,11 @@ func (w *world) askServers(f *Facts) {
 	}
 	switch w.status.Phase {
 	case v1alpha1.Preparing:
-		add(doTrust, w.ring.Candidate, &f.Candidate)
-		add(doTrust, w.ring.Signing, &f.Signing)
+		add(trusts, w.ring.Candidate, &f.Candidate)
+		add(trusts, w.ring.Signing, &f.Signing)
 	case v1alpha1.Prepared:
-		add(doTrust, w.ring.Signing, &f.Signing)
-		add(doTrust, w.ring.Retiring, &f.RetiringTrusted)
+		add(trusts, w.ring.Signing, &f.Signing)
+		add(trusts, w.ring.Retiring, &f.RetiringTrusted)
 	case v1alpha1.Completing:
 		if w.status.UnpublishedAt != nil && len(f.Sharing) == 0 && !w.ring.Signing.Empty() {
 			add(refuses, w.ring.Retiring, &f.RetiringRefused)
@@ -195,7 +195,7 @@ func (w *world) askServers(f *Facts) {
 
 func (w *world) prove(before streak, what, name string) (streak, Proof) {
 	want, control := 0, w.accepted(w.servers, string(w.ring.Signing.Cert))
-	if what == doTrust {
+	if what == trusts {
 		want, control = len(w.servers), len(w.servers)
 	}
 	if w.accepted(w.servers, name) != want || control != len(w.servers) {
