@@ -32,6 +32,7 @@ import (
 // TestAggregatedAPIServerHoldsTheOldCA goes with a real one through the end of a rotation: it accepts the old CA for as long
 // as extension-apiserver-authentication names it, after all API servers refuse it.
 func TestAggregatedAPIServerHoldsTheOldCA(t *testing.T) {
+	parallel(t)
 	c, own := ownCluster(t)
 	p := publisher(t, c.Config)
 	oldCA, newCA := c.CA, newCA(t)

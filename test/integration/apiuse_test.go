@@ -32,8 +32,9 @@ func shows(t *testing.T, address, path string, status int, part string) {
 // TestAnAPIServerThatIsGoneShowsAtOnce takes the API server away and brings it back. The replica is not ready in
 // between. It is alive.
 func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	proxy := throughFaults(t, serviceAccountConfig(t))
 	p := startManager(t, proxy.Config, "--leader-elect=false")
 	shows(t, p.probes, "/readyz", http.StatusOK, "")
@@ -54,8 +55,9 @@ func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 // TestALostRightShowsAtItsFirstUse takes the right to approve away from a manager that asks for its rights once an
 // hour.
 func TestALostRightShowsAtItsFirstUse(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1h")
@@ -64,21 +66,21 @@ func TestALostRightShowsAtItsFirstUse(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, healthy)
 
 	binding := bindingOfApprover(t)
-	if err := admin.Delete(t.Context(), binding.DeepCopy()); err != nil {
+	if err := admin(t).Delete(t.Context(), binding.DeepCopy()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.Create(context.Background(), binding) })
+	t.Cleanup(func() { _ = admin(t).Create(context.Background(), binding) })
 	time.Sleep(2 * time.Second) // the authorizer of the API server follows its informers
 	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "joins"))
 	shows(t, p.probes, "/readyz/own-rights", http.StatusInternalServerError, "")
 	shows(t, p.metrics, "/metrics", http.StatusOK, lost)
 	shows(t, p.probes, "/healthz", http.StatusOK, "")
 
-	if err := admin.Create(t.Context(), binding); err != nil {
+	if err := admin(t).Create(t.Context(), binding); err != nil {
 		t.Fatal(err)
 	}
 	within(t, 2*time.Minute, "the request is approved", func(ctx context.Context) error {
-		if err := admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+		if err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
 		if csr.StateOf(obj) == csr.Pending {
@@ -92,7 +94,7 @@ func TestALostRightShowsAtItsFirstUse(t *testing.T) {
 func bindingOfApprover(t *testing.T) *rbacv1.ClusterRoleBinding {
 	t.Helper()
 	found := &rbacv1.ClusterRoleBinding{}
-	if err := admin.Get(t.Context(), client.ObjectKey{Name: "csr-approver"}, found); err != nil {
+	if err := admin(t).Get(t.Context(), client.ObjectKey{Name: "csr-approver"}, found); err != nil {
 		t.Fatal(err)
 	}
 	found.ResourceVersion, found.UID = "", ""

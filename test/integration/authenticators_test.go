@@ -26,19 +26,20 @@ import (
 // TestEveryAuthenticatorWorks joins with each kind of credential that the TLS bootstrapping document names, through a
 // binding to its group; none of them is known to the approver.
 func TestEveryAuthenticatorWorks(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{})
 	for name, test := range map[string]struct {
 		group  string
 		config func(*testing.T) *rest.Config
 	}{
 		"bootstrap token":    {"system:bootstrappers", bootstrapToken},
-		"token file":         {"joiners", func(*testing.T) *rest.Config { return withToken("joiner-token") }},
+		"token file":         {"joiners", func(t *testing.T) *rest.Config { return withToken(t, "joiner-token") }},
 		"ServiceAccount":     {"system:serviceaccounts:kube-system", serviceAccountToken},
 		"client certificate": {"joiners-by-certificate", clientCertificate},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, role := range []string{mayCreate, mayJoin} {
-				create(t, admin, &rbacv1.ClusterRoleBinding{
+				create(t, admin(t), &rbacv1.ClusterRoleBinding{
 					ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 					RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 					Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: test.group}},
@@ -53,7 +54,7 @@ func TestEveryAuthenticatorWorks(t *testing.T) {
 				obj = nodeRequest(t, "any")
 				return joiner.Create(ctx, obj)
 			})
-			t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+			t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 			cert := leaf(t, reaches(t, obj, csr.Issued))
 			if cert.Subject.CommonName != "system:node:any" {
 				t.Errorf("certificate is for %q", cert.Subject.CommonName)
@@ -62,15 +63,15 @@ func TestEveryAuthenticatorWorks(t *testing.T) {
 	}
 }
 
-func withToken(token string) *rest.Config {
-	cfg := rest.AnonymousClientConfig(shared.Config)
+func withToken(t *testing.T, token string) *rest.Config {
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken = token
 	return cfg
 }
 
 func bootstrapToken(t *testing.T) *rest.Config {
 	t.Helper()
-	create(t, admin, &corev1.Secret{
+	create(t, admin(t), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-abcdef"},
 		Type:       corev1.SecretTypeBootstrapToken,
 		StringData: map[string]string{
@@ -78,23 +79,23 @@ func bootstrapToken(t *testing.T) *rest.Config {
 			"expiration": time.Now().Add(time.Hour).UTC().Format(time.RFC3339),
 		},
 	})
-	return withToken("abcdef.0123456789abcdef")
+	return withToken(t, "abcdef.0123456789abcdef")
 }
 
 func serviceAccountToken(t *testing.T) *rest.Config {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "node-bootstrapper"}}
-	create(t, admin, account)
+	create(t, admin(t), account)
 	token := &authenticationv1.TokenRequest{}
-	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
+	if err := admin(t).SubResource("token").Create(t.Context(), account, token); err != nil {
 		t.Fatal(err)
 	}
-	return withToken(token.Status.Token)
+	return withToken(t, token.Status.Token)
 }
 
 func clientCertificate(t *testing.T) *rest.Config {
 	t.Helper()
-	user, err := shared.Env.AddUser(envtest.User{Name: "installer", Groups: []string{"joiners-by-certificate"}}, nil)
+	user, err := controlPlane(t).Env.AddUser(envtest.User{Name: "installer", Groups: []string{"joiners-by-certificate"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +104,7 @@ func clientCertificate(t *testing.T) *rest.Config {
 
 // TestCustomSigner serves a signer of our own, with its own CA and usages, beside Kubernetes' signers.
 func TestCustomSigner(t *testing.T) {
+	parallel(t)
 	dir := t.TempDir()
 	own := newCA(t)
 	write(t, filepath.Join(dir, "ca.crt"), own.CertPEM)
@@ -122,11 +124,11 @@ signing:
     maxDuration: 2h
 `, func(string) string { return dir })))
 	installRBAC(t)
-	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
-	create(t, admin, secret)
-	startManager(t, shared.Config, "--leader-elect=false", "--config", file)
+	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
+	create(t, admin(t), secret)
+	startManager(t, controlPlane(t).Config, "--leader-elect=false", "--config", file)
 	ask := func(signer string, usage certificatesv1.KeyUsage) *request {
-		obj := createRequest(t, admin, nodeRequest(t, "", func(obj *request) {
+		obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
 			obj.Spec.SignerName, obj.Spec.Usages = signer, []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}
 			obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "hook"}, DNSNames: []string{"hook.default.svc"}})
 		}))
@@ -143,7 +145,7 @@ signing:
 	if failed.Reason != "UsagesNotPermitted" || failed.Message != message {
 		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
 	}
-	issuedBy(t, reaches(t, ask(certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageClientAuth), csr.Issued), shared.CA)
+	issuedBy(t, reaches(t, ask(certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageClientAuth), csr.Issued), controlPlane(t).CA)
 	foreign := ask("example.com/somebody-elses", certificatesv1.UsageServerAuth)
 	reaches(t, ask("example.com/webhook", certificatesv1.UsageServerAuth), csr.Issued)
 	if got := csr.StateOf(reload(t, foreign)); got != csr.Approved {

@@ -24,6 +24,7 @@ import (
 // TestBadInput sends what was seen in the wild, each through the approval of somebody careless where the approver has
 // no say, and then something good, which must not notice.
 func TestBadInput(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{})
 	node := pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}
 	const client, kubelet, serving = certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName
@@ -48,7 +49,7 @@ func TestBadInput(t *testing.T) {
 			"SignerValidationFailure", "URI subjectAltNames are not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			obj := createRequest(t, admin, nodeRequest(t, "", func(obj *request) {
+			obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
 				obj.Spec.SignerName, obj.Spec.Usages, obj.Spec.Request = test.signer, test.usages, payload(t, test.request)
 			}))
 			approve(t, obj)
@@ -59,11 +60,12 @@ func TestBadInput(t *testing.T) {
 			hasEvent(t, obj, test.reason, test.message)
 		})
 	}
-	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 }
 
 // TestStoredBadInput puts into etcd what no API server would take, and expects a reason and a loop that goes on.
 func TestStoredBadInput(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{})
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
@@ -105,10 +107,10 @@ func TestStoredBadInput(t *testing.T) {
 			test.mod(obj)
 			csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Stored by a test.", time.Now())
 			obj.Status.Conditions[0].LastTransitionTime = metav1.Now()
-			if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+			if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+			t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 			hasEvent(t, obj, test.reason, test.message)
 			if test.reason == "Malformed" { // the API server takes no change to what it can't validate
 				if got := csr.StateOf(reload(t, obj)); got != csr.Approved {
@@ -122,17 +124,18 @@ func TestStoredBadInput(t *testing.T) {
 			}
 		})
 	}
-	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 }
 
 // TestNothingBeyondTheRequestIsIssued asks for more than a certificate may hold.
 func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{})
 	isCA, err := asn1.Marshal(struct{ IsCA bool }{true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	obj := createRequest(t, admin, nodeRequest(t, "", func(obj *request) {
+	obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
 		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
 		obj.Spec.Request = payload(t, x509.CertificateRequest{
 			Subject:         pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}, Value: "root"}}},

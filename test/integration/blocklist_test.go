@@ -28,7 +28,7 @@ func startBlockListManager(t *testing.T, args ...string) *process {
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	grantNodes(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
 		"nodeBlockList: "+blockListName+"\napproval: {kubeletServing: {enabled: true}}\n"), 0o600); err != nil {
@@ -42,7 +42,7 @@ func grantNodes(t *testing.T) {
 	t.Helper()
 	binding := grant(t, "nobody", mayRenewOwn)
 	binding.Subjects[0].Kind, binding.Subjects[0].Name = "Group", "system:nodes"
-	if err := admin.Update(t.Context(), binding); err != nil {
+	if err := admin(t).Update(t.Context(), binding); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -54,7 +54,7 @@ func blockList(t *testing.T, text string) *corev1.ConfigMap {
 	obj := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-node-block-list"}, Data: map[string]string{"nodes": text},
 	}
-	create(t, admin, obj)
+	create(t, admin(t), obj)
 	return obj
 }
 
@@ -62,7 +62,7 @@ func blockList(t *testing.T, text string) *corev1.ConfigMap {
 func block(t *testing.T, obj *corev1.ConfigMap, text string) {
 	t.Helper()
 	obj.Data["nodes"] = text
-	if err := admin.Update(t.Context(), obj); err != nil {
+	if err := admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -70,7 +70,7 @@ func block(t *testing.T, obj *corev1.ConfigMap, text string) {
 // approvedClient is a client certificate for user that somebody else has approved.
 func approvedClient(t *testing.T, user string) *request {
 	t.Helper()
-	obj := createRequest(t, admin, nodeRequest(t, "", func(obj *request) {
+	obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
 		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
 		obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: user}})
 	}))
@@ -81,6 +81,7 @@ func approvedClient(t *testing.T, user string) *request {
 // TestBlockList blocks a node and lets it go again: neither the approver nor the signer serves it meanwhile, for whatever
 // signer and whoever approved, and what has waited goes on within a second.
 func TestBlockList(t *testing.T) {
+	parallel(t)
 	list := blockList(t, "# nobody yet\n")
 	p := startBlockListManager(t)
 	const node = "block-a"
@@ -128,6 +129,7 @@ func TestBlockList(t *testing.T) {
 // TestBlockListIsMissing starts without a list: nothing is done for nodes until there is one, and when it is deleted the
 // last one holds.
 func TestBlockListIsMissing(t *testing.T) {
+	parallel(t)
 	p := startBlockListManager(t)
 	p.answers(t, p.probes, "/readyz?verbose", http.StatusInternalServerError, "[-]block-list failed")
 	held := createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-a"))
@@ -142,7 +144,7 @@ func TestBlockListIsMissing(t *testing.T) {
 	hasEvent(t, held, "NodeBlocked", `node "missing-a"`)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 
-	if err := admin.Delete(t.Context(), list); err != nil {
+	if err := admin(t).Delete(t.Context(), list); err != nil {
 		t.Fatal(err)
 	}
 	hasEvent(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}, "BlockListMissing", "the last one holds: blocked: missing-a")
@@ -155,6 +157,7 @@ func TestBlockListIsMissing(t *testing.T) {
 
 // TestBlockListMayNotBeRead runs without the component's role.
 func TestBlockListMayNotBeRead(t *testing.T) {
+	parallel(t)
 	blockList(t, "")
 	p := startBlockListManager(t, "--node-block-list=default/another")
 	held := createRequest(t, as(t, "joiner"), nodeRequest(t, "forbidden-a"))
@@ -167,6 +170,7 @@ func TestBlockListMayNotBeRead(t *testing.T) {
 
 // TestBlockListOnAStandby has a standby know the list when it takes over.
 func TestBlockListOnAStandby(t *testing.T) {
+	parallel(t)
 	list := blockList(t, "standby-a")
 	first := startBlockListManager(t, "--leader-elect=true")
 	leader := leaderAfter(t, "")

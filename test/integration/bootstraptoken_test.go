@@ -49,7 +49,7 @@ func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		create(t, admin, obj)
+		create(t, admin(t), obj)
 		if obj.GetKind() == "Secret" {
 			secret = obj
 		}
@@ -59,8 +59,9 @@ func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured
 // TestBootstrapTokenCommand uses a token as a kubelet does: it is known, is in the node's group and in no other that
 // kubeadm binds, and gets a certificate because the bindings that were printed say so.
 func TestBootstrapTokenCommand(t *testing.T) {
+	parallel(t)
 	secret, token := printToken(t, "--node", "token-a", "--rbac")
-	c, err := client.New(withToken(token), client.Options{Scheme: clientgoscheme.Scheme})
+	c, err := client.New(withToken(t, token), client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,17 +78,17 @@ func TestBootstrapTokenCommand(t *testing.T) {
 	}
 
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	startManager(t, serviceAccountConfig(t), "--leader-elect=false")
 	obj := nodeRequest(t, "token-a")
 	eventually(t, "the authorizer knows of the bindings", func(ctx context.Context) error { return c.Create(ctx, obj) })
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 	issued := reaches(t, obj, csr.Issued)
 	if got := leaf(t, issued).Subject.CommonName; got != "system:node:token-a" {
 		t.Errorf("common name %s", got)
 	}
 
-	if err := admin.Delete(t.Context(), secret); err != nil {
+	if err := admin(t).Delete(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
 	ends(t, c)
@@ -95,10 +96,11 @@ func TestBootstrapTokenCommand(t *testing.T) {
 
 // TestBootstrapTokenEnds has the API server take a token as long as it says, with kubeadm's group if that was asked for.
 func TestBootstrapTokenEnds(t *testing.T) {
+	parallel(t)
 	const lifetime = 4 * time.Second
 	start := time.Now()
 	_, token := printToken(t, "--node=token-b", "--kubeadm", "--ttl="+lifetime.String(), "--description=x: y")
-	c, err := client.New(withToken(token), client.Options{Scheme: clientgoscheme.Scheme})
+	c, err := client.New(withToken(t, token), client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func mayCreateCA(t *testing.T) {
 		obj.SetNamespace(systemNamespace)
 		obj.SetName("csr-create-ca")
 		t.Cleanup(func() {
-			if err := admin.Delete(context.Background(), obj); err != nil {
+			if err := admin(t).Delete(context.Background(), obj); err != nil {
 				t.Error(err)
 			}
 		})
@@ -58,13 +58,14 @@ func mayCreateCA(t *testing.T) {
 // TestCreateIfMissing has two managers under the shipped roles make one CA: first they may not, and say so. Deleted while
 // it signs, it is not made anew.
 func TestCreateIfMissing(t *testing.T) {
+	unshared(t)
 	installRBAC(t)
 	name := client.ObjectKey{Namespace: systemNamespace, Name: "csr-signer"}
-	if err := client.IgnoreNotFound(admin.Delete(t.Context(), secretCalled(name))); err != nil {
+	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), secretCalled(name))); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = client.IgnoreNotFound(admin.Delete(context.Background(), secretCalled(name))) })
-	t.Cleanup(func() { _ = client.IgnoreNotFound(release(context.Background(), name)) })
+	t.Cleanup(func() { _ = client.IgnoreNotFound(admin(t).Delete(context.Background(), secretCalled(name))) })
+	t.Cleanup(func() { _ = client.IgnoreNotFound(release(context.Background(), t, name)) })
 	creating := func(o *controllers.Options) {
 		signingFrom(signer.Secret(name))(o)
 		for _, one := range o.Signer.Signers {
@@ -73,14 +74,14 @@ func TestCreateIfMissing(t *testing.T) {
 	}
 	account := serviceAccountConfig(t)
 	startLoopAs(t, account, csrenv.Options{Customize: creating})
-	waiting := reaches(t, createRequest(t, admin, nodeRequest(t, "waiting")), csr.Approved)
+	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "waiting")), csr.Approved)
 	hasEvent(t, secretCalled(name), "CAMissing", "can't be created", "forbidden")
 	mayCreateCA(t)
 	startLoopAs(t, account, csrenv.Options{Customize: creating}) // which creates it at once; the other one's try is its next look
 
 	secret := secretCalled(name)
 	reaches(t, waiting, csr.Issued)
-	if err := admin.Get(t.Context(), name, secret); err != nil {
+	if err := admin(t).Get(t.Context(), name, secret); err != nil {
 		t.Fatal(err)
 	}
 	made := &csrenv.CA{CertPEM: secret.Data["tls.crt"], KeyPEM: secret.Data["tls.key"]}
@@ -100,7 +101,7 @@ func TestCreateIfMissing(t *testing.T) {
 	before := rejected()
 	survivesDeletion(t, secret, made)
 	kubeconfig, saved := saveSecret(t, name)
-	if err := release(t.Context(), name); err != nil {
+	if err := release(t.Context(), t, name); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "both notice the loss", func(context.Context) error {
@@ -109,12 +110,12 @@ func TestCreateIfMissing(t *testing.T) {
 		}
 		return nil
 	})
-	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "after")), csr.Issued), made)
-	if err := admin.Get(t.Context(), name, secret); client.IgnoreNotFound(err) != nil || err == nil {
+	issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "after")), csr.Issued), made)
+	if err := admin(t).Get(t.Context(), name, secret); client.IgnoreNotFound(err) != nil || err == nil {
 		t.Errorf("it is back: error %v", err)
 	}
 	putBack(t, kubeconfig, saved)
-	if err := admin.Get(t.Context(), name, secret); err != nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) || !slices.Contains(secret.Finalizers, keyring.Finalizer) {
+	if err := admin(t).Get(t.Context(), name, secret); err != nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) || !slices.Contains(secret.Finalizers, keyring.Finalizer) {
 		t.Errorf("what was put back: error %v, finalizers %q", err, secret.Finalizers)
 	}
 }
@@ -122,7 +123,7 @@ func TestCreateIfMissing(t *testing.T) {
 // saveSecret saves a Secret as docs/deploy.md says.
 func saveSecret(t *testing.T, name client.ObjectKey) (kubeconfig, file string) {
 	t.Helper()
-	kubeconfig, err := shared.WriteKubeconfig("saves", shared.Config)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig("saves", controlPlane(t).Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,19 +153,19 @@ func putBack(t *testing.T, kubeconfig, file string) {
 // save it.
 func survivesDeletion(t *testing.T, secret *corev1.Secret, made *csrenv.CA) {
 	t.Helper()
-	if err := admin.Delete(t.Context(), secret); err != nil {
+	if err := admin(t).Delete(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
 	name := client.ObjectKeyFromObject(secret)
-	if err := admin.Get(t.Context(), name, secret); err != nil || secret.DeletionTimestamp == nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) {
+	if err := admin(t).Get(t.Context(), name, secret); err != nil || secret.DeletionTimestamp == nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) {
 		t.Fatalf("the Secret with the only copy of the CA: %v, deleted %v", err, secret.DeletionTimestamp)
 	}
-	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "deleted")), csr.Issued), made)
+	issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "deleted")), csr.Issued), made)
 }
 
 // release lets the Secret go, as docs/deploy.md says.
-func release(ctx context.Context, name client.ObjectKey) error {
-	return admin.Patch(ctx, secretCalled(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
+func release(ctx context.Context, t *testing.T, name client.ObjectKey) error {
+	return admin(t).Patch(ctx, secretCalled(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
 }
 
 func secretCalled(name client.ObjectKey) *corev1.Secret {
@@ -204,11 +205,12 @@ func chainOf(t *testing.T) (root, upper, lower, keyPEM []byte) {
 // TestIntermediates has client-go's certificate manager, which kubelets use, get a serving and a client certificate from an
 // intermediate CA, and use both in a handshake in which each side knows the root alone.
 func TestIntermediates(t *testing.T) {
+	parallel(t)
 	root, upper, lower, keyPEM := chainOf(t)
 	secret := signingSecret(slices.Concat(lower, upper), keyPEM)
 	secret.Data["ca.crt"] = root
 	secret.Name = "chain"
-	create(t, admin, secret)
+	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
 
 	serving := managed(t, certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, "chained.example.com")
@@ -248,7 +250,9 @@ func managed(t *testing.T, signerName string, usage certificatesv1.KeyUsage, dns
 		t.Fatal(err)
 	}
 	manager, err := certificates.NewManager(&certificates.Config{
-		ClientsetFn: func(*tls.Certificate) (kubernetes.Interface, error) { return kubernetes.NewForConfig(shared.Config) },
+		ClientsetFn: func(*tls.Certificate) (kubernetes.Interface, error) {
+			return kubernetes.NewForConfig(controlPlane(t).Config)
+		},
 		Template: &x509.CertificateRequest{
 			Subject: pkix.Name{CommonName: csr.NodeUserPrefix + "chained", Organization: []string{csr.NodeGroup}}, DNSNames: dnsNames,
 		},
@@ -265,7 +269,7 @@ func managed(t *testing.T, signerName string, usage certificatesv1.KeyUsage, dns
 			return nil
 		}
 		requests := &certificatesv1.CertificateSigningRequestList{}
-		if err := admin.List(ctx, requests); err != nil {
+		if err := admin(t).List(ctx, requests); err != nil {
 			return err
 		}
 		for i := range requests.Items {

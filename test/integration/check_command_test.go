@@ -33,7 +33,7 @@ func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, ex
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig, err := shared.WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-check", cfg)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-check", cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,9 @@ func row(t *testing.T, output, check, what string) string {
 
 // TestCheckCommand is the command of the readme: as the manager, under the shipped roles, with all well, and then not.
 func TestCheckCommand(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grantGroup(t, "check-joiners", mayCreate)
 	grantGroup(t, "check-joiners", mayJoin)
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -99,7 +100,7 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 `))
 	manager := serviceAccountConfig(t)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
-	if err := client.IgnoreNotFound(admin.Delete(t.Context(), lease)); err != nil {
+	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), lease)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "no manager runs", func(context.Context) error {
@@ -114,7 +115,7 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 	})
 	renewed := metav1.NowMicro()
 	lease.Spec = coordinationv1.LeaseSpec{HolderIdentity: ptr.To("manager-a"), LeaseDurationSeconds: ptr.To(int32(3600)), RenewTime: &renewed}
-	create(t, admin, lease)
+	create(t, admin(t), lease)
 	eventually(t, "all is well", func(context.Context) error {
 		output, code := runCheck(t, manager, "--config", file)
 		if code != 0 {
@@ -134,27 +135,28 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 	says(t, output, code, 1, "failed", "kubectl create clusterrolebinding", "answers 401", "csr-controller-manager: check: ")
 
 	// The Secret is out of reach: unknown, and said so.
-	output, code = runCheck(t, tokenConfig("joiner"), "--controllers=signer", "--signing-secret", systemNamespace+"/csr-signer", "--leader-elect=false")
+	output, code = runCheck(t, tokenConfig(t, "joiner"), "--controllers=signer", "--signing-secret", systemNamespace+"/csr-signer", "--leader-elect=false")
 	says(t, output, code, 1, "as joiner", "get Secret csr-controller-manager-system/csr-signer")
 	if line := row(t, output, "ca-trusted", ""); !strings.Contains(line, "unknown") {
 		t.Errorf("not unknown: %s", line)
 	}
 
 	// No API server: all is unknown, nothing failed.
-	down := rest.CopyConfig(shared.Config)
+	down := rest.CopyConfig(controlPlane(t).Config)
 	down.Host = "https://" + freeAddress(t)
-	output, code = runCheck(t, down, append(caFiles(t, shared.CA), "--leader-elect=false")...)
+	output, code = runCheck(t, down, append(caFiles(t, controlPlane(t).CA), "--leader-elect=false")...)
 	says(t, output, code, 1, "nothing failed, but", "could not ask", "somebody unknown")
 
-	output, code = runCheck(t, shared.Config, "--help")
+	output, code = runCheck(t, controlPlane(t).Config, "--help")
 	says(t, output, code, 0, "--node name", "The exit code is 1 unless all is well")
-	output, code = runCheck(t, shared.Config, "--bogus", "surplus")
+	output, code = runCheck(t, controlPlane(t).Config, "--bogus", "surplus")
 	says(t, output, code, 1, "-bogus", "surplus")
 }
 
 // TestCheckLeavesTheAuditLogAlone has a configuration whose audit log a manager may be writing and rotating: a probe is
 // written to it only if the command line says so. Standard error has it in any case.
 func TestCheckLeavesTheAuditLogAlone(t *testing.T) {
+	parallel(t)
 	dir := t.TempDir()
 	file, path := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "audit.log")
 	write(t, file, fmt.Appendf(nil, `apiVersion: config.csr-controller-manager.io/v1alpha1
@@ -163,13 +165,13 @@ controllers: [signer]
 leaderElection: {enabled: false}
 audit: {path: %q}
 `, path))
-	args := append(caFiles(t, shared.CA), "--config", file)
-	output, code := runCheck(t, shared.Config, args...)
+	args := append(caFiles(t, controlPlane(t).CA), "--config", file)
+	output, code := runCheck(t, controlPlane(t).Config, args...)
 	says(t, output, code, 0, "TrustProbe")
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the audit log of the configuration was opened: %v", err)
 	}
-	output, code = runCheck(t, shared.Config, append(args, "--audit-log-path", path)...)
+	output, code = runCheck(t, controlPlane(t).Config, append(args, "--audit-log-path", path)...)
 	says(t, output, code, 0, "TrustProbe")
 	if records := auditRecords(t, path); len(records) != 1 || records[0].Event != audit.TrustProbe {
 		t.Errorf("%+v", records)
@@ -178,21 +180,22 @@ audit: {path: %q}
 
 // TestCheckNeverLogsASecret asks with a verbosity at which client-go writes the bodies of answers.
 func TestCheckNeverLogsASecret(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
-	create(t, admin, secret)
-	output, code := runCheck(t, shared.Config, "--v=10", "--controllers=signer", "--leader-elect=false", "--signing-secret", systemNamespace+"/csr-signer")
+	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
+	create(t, admin(t), secret)
+	output, code := runCheck(t, controlPlane(t).Config, "--v=10", "--controllers=signer", "--leader-elect=false", "--signing-secret", systemNamespace+"/csr-signer")
 	says(t, output, code, 0, "the API server knows the subject") // it has read the CA
-	for _, word := range []string{" Body", base64.StdEncoding.EncodeToString(shared.CA.KeyPEM)[:40]} {
+	for _, word := range []string{" Body", base64.StdEncoding.EncodeToString(controlPlane(t).CA.KeyPEM)[:40]} {
 		if strings.Contains(output, word) {
 			t.Errorf("%q is logged", word)
 		}
 	}
 }
 
-// tokenConfig is that of a user of the shared cluster's token file.
-func tokenConfig(user string) *rest.Config {
-	cfg := rest.AnonymousClientConfig(shared.Config)
+// tokenConfig is that of a user of the control plane's token file.
+func tokenConfig(t *testing.T, user string) *rest.Config {
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken = user + "-token"
 	return cfg
 }
@@ -200,7 +203,7 @@ func tokenConfig(user string) *rest.Config {
 // grantGroup binds a role of Kubernetes' own to a group for the duration of the test.
 func grantGroup(t *testing.T, group, clusterRole string) {
 	t.Helper()
-	create(t, admin, &rbacv1.ClusterRoleBinding{
+	create(t, admin(t), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group}},
@@ -209,9 +212,10 @@ func grantGroup(t *testing.T, group, clusterRole string) {
 
 // TestSelfCheckOfTheManager takes rights and trust from a manager that runs, and gives them back.
 func TestSelfCheckOfTheManager(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
-	create(t, admin, secret)
+	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
+	create(t, admin(t), secret)
 	path := filepath.Join(t.TempDir(), "audit.log")
 	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1s", "--audit-log-path", path)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
@@ -231,12 +235,12 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 
 	// A right that is not needed makes nobody unready, and is a check of its own.
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "csr-ca-trust"}}
-	if err := errors.Join(admin.Get(t.Context(), client.ObjectKeyFromObject(binding), binding), admin.Delete(t.Context(), binding)); err != nil {
+	if err := errors.Join(admin(t).Get(t.Context(), client.ObjectKeyFromObject(binding), binding), admin(t).Delete(t.Context(), binding)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		binding.ResourceVersion, binding.UID = "", ""
-		if err := admin.Create(context.Background(), binding); err != nil {
+		if err := admin(t).Create(context.Background(), binding); err != nil {
 			t.Error(err)
 		}
 	})
@@ -247,7 +251,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	// A CA that the API server does not trust, and again the one that it does.
 	replaceSecret(t, secret, newCA(t))
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="failed"} 1`)
-	replaceSecret(t, secret, shared.CA)
+	replaceSecret(t, secret, controlPlane(t).CA)
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="failed"} 0`)
 
 	if log := p.log(t); strings.Count(log, `"subject":"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet"`) != 2 {
@@ -270,13 +274,13 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 // takeRule removes the rule about resource from role, and returns what gives it back.
 func takeRule(t *testing.T, role *rbacv1.ClusterRole, resource string) (restore func()) {
 	t.Helper()
-	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
+	if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
 		t.Fatal(err)
 	}
 	all := role.Rules
 	set := func(ctx context.Context, rules []rbacv1.PolicyRule) {
 		role.Rules = rules
-		if err := admin.Update(ctx, role); err != nil {
+		if err := admin(t).Update(ctx, role); err != nil {
 			t.Error(err)
 		}
 	}

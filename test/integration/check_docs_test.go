@@ -33,8 +33,9 @@ func runbook(t *testing.T) string {
 // TestRunbookCommands runs what the runbooks have an administrator run on a workstation: nothing is unknown for want of
 // rights.
 func TestRunbookCommands(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	startLoop(t, csrenv.Options{})
 	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "check-runbook"))
@@ -43,7 +44,7 @@ func TestRunbookCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig, err := shared.WriteKubeconfig("runbook", shared.Config)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig("runbook", controlPlane(t).Config)
 	if err != nil {
 		t.Fatal(err)
 	}

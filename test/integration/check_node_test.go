@@ -22,17 +22,19 @@ import (
 // checkNode runs the command about a node as an administrator, with a CA in files.
 func checkNode(t *testing.T, node string, args ...string) (output string, exitCode int) {
 	t.Helper()
-	return runCheck(t, shared.Config, append([]string{"--node", node}, args...)...)
+	return runCheck(t, controlPlane(t).Config, append([]string{"--node", node}, args...)...)
 }
 
 // TestCheckNodeWithoutARequest is KEP-266's first step: the kubelet has made none.
 func TestCheckNodeWithoutARequest(t *testing.T) {
+	parallel(t)
 	output, code := checkNode(t, "check-none")
 	says(t, output, code, 1, "no request for system:node:check-none is there", "journalctl -u kubelet", "there is no such Node", "check: node check-none: 1 requested is failed")
 }
 
 // TestCheckNodeNotApproved is the second step: whoever asked may not, or somebody denied it.
 func TestCheckNodeNotApproved(t *testing.T) {
+	parallel(t)
 	grant(t, "stranger", mayCreate)
 	startLoop(t, csrenv.Options{})
 	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "check-refused"))
@@ -48,7 +50,7 @@ func TestCheckNodeNotApproved(t *testing.T) {
 	says(t, output, code, 1, "Denied at ", "ByHand: Decided by a test.", "it stays denied", "2 approved is failed")
 
 	// A serving certificate that nothing approves is told beside it.
-	serving := createRequest(t, admin, nodeRequest(t, "check-refused", func(obj *request) {
+	serving := createRequest(t, admin(t), nodeRequest(t, "check-refused", func(obj *request) {
 		obj.Spec.SignerName = certificatesv1.KubeletServingSignerName
 	}))
 	output, _ = checkNode(t, "check-refused")
@@ -57,16 +59,17 @@ func TestCheckNodeNotApproved(t *testing.T) {
 
 // TestCheckNodeBlocked names the block list as what keeps a node's request back, before and after its approval.
 func TestCheckNodeBlocked(t *testing.T) {
-	create(t, admin, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "check-blocked"}, Data: map[string]string{"nodes": "check-blocked"}})
+	parallel(t)
+	create(t, admin(t), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "check-blocked"}, Data: map[string]string{"nodes": "check-blocked"}})
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
-	args := append(caFiles(t, shared.CA), "--node-block-list", "default/check-blocked")
+	args := append(caFiles(t, controlPlane(t).CA), "--node-block-list", "default/check-blocked")
 	var blocked *request
 	eventually(t, "the request is made", func(ctx context.Context) error {
 		blocked = nodeRequest(t, "check-blocked")
 		return as(t, "joiner").Create(ctx, blocked)
 	})
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), blocked) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), blocked) })
 	output, code := checkNode(t, "check-blocked", args...)
 	says(t, output, code, 1, "NodeBlocked: ", "check: node check-blocked: 2 approved is failed")
 	approve(t, blocked)
@@ -76,8 +79,9 @@ func TestCheckNodeBlocked(t *testing.T) {
 
 // TestCheckNodeNotIssued is the third step: approved, and there is no signer, or no CA.
 func TestCheckNodeNotIssued(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }})
-	waiting := createRequest(t, admin, nodeRequest(t, "check-unsigned"))
+	waiting := createRequest(t, admin(t), nodeRequest(t, "check-unsigned"))
 	reaches(t, waiting, csr.Approved)
 	output, code := checkNode(t, "check-unsigned", "--controllers=*,-signer")
 	says(t, output, code, 1, "nothing in this configuration signs for kubernetes.io/kube-apiserver-client-kubelet", "there is no Event about it", "check: node check-unsigned: 3 issued is failed")
@@ -86,21 +90,22 @@ func TestCheckNodeNotIssued(t *testing.T) {
 	}
 	output, code = checkNode(t, "check-unsigned", "--signing-secret", "default/check-none")
 	says(t, output, code, 1, "CAMissing: Secret default/check-none does not exist: create it", "3 issued is failed")
-	output, code = checkNode(t, "check-unsigned", caFiles(t, shared.CA)...)
+	output, code = checkNode(t, "check-unsigned", caFiles(t, controlPlane(t).CA)...)
 	says(t, output, code, 1, "the signer of this configuration would sign it", "3 issued is unknown", "ask again in a moment")
 }
 
 // TestCheckNodeNobodyAtWork has requests wait for longer than any controller takes.
 func TestCheckNodeNobodyAtWork(t *testing.T) {
+	parallel(t)
 	at := metav1.NewTime(time.Now().Add(-time.Minute))
 	store := func(node string, mod func(*request)) *request {
 		obj := nodeRequest(t, node, mod)
 		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 		obj.Name, obj.UID, obj.CreationTimestamp = node, types.UID(node), at
-		if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+		if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+		t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 		return obj
 	}
 	store("check-waits", func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "admin", []string{"system:masters"} })
@@ -110,38 +115,40 @@ func TestCheckNodeNobodyAtWork(t *testing.T) {
 	store("check-approved", func(obj *request) {
 		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", at.Time)
 	})
-	output, code = checkNode(t, "check-approved", caFiles(t, shared.CA)...)
+	output, code = checkNode(t, "check-approved", caFiles(t, controlPlane(t).CA)...)
 	says(t, output, code, 1, "the signer of this configuration would sign it, but none is at work", "3 issued is failed")
 }
 
 // TestCheckNodeNotAccepted is the fourth step: the API server answers Unauthorized, as it does not trust the CA.
 func TestCheckNodeNotAccepted(t *testing.T) {
+	parallel(t)
 	other := newCA(t)
 	startLoop(t, csrenv.Options{CA: other})
-	obj := reaches(t, createRequest(t, admin, nodeRequest(t, "check-foreign")), csr.Issued)
+	obj := reaches(t, createRequest(t, admin(t), nodeRequest(t, "check-foreign")), csr.Issued)
 
 	// With the CA at hand it is proven, without it it is seen.
 	output, code := checkNode(t, "check-foreign", caFiles(t, other)...)
 	says(t, output, code, 1, "answers 401 to a client certificate of this CA", "append its CA", "check: node check-foreign: 4 accepted is failed")
 	row(t, output, "3 issued", obj.Name)
-	output, code = checkNode(t, "check-foreign", caFiles(t, shared.CA)...)
+	output, code = checkNode(t, "check-foreign", caFiles(t, controlPlane(t).CA)...)
 	says(t, output, code, 1, "is not trusted by client-ca-file of ConfigMap kube-system/extension-apiserver-authentication", "4 accepted is failed")
 }
 
 // TestCheckNodeWell is a node whose certificate works, with its request still there and without.
 func TestCheckNodeWell(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{})
-	obj := reaches(t, createRequest(t, admin, nodeRequest(t, "check-well")), csr.Issued)
-	output, code := checkNode(t, "check-well", caFiles(t, shared.CA)...)
+	obj := reaches(t, createRequest(t, admin(t), nodeRequest(t, "check-well")), csr.Issued)
+	output, code := checkNode(t, "check-well", caFiles(t, controlPlane(t).CA)...)
 	says(t, output, code, 1, "there is no such Node", "its certificate is not what keeps it", "check: node check-well: node is failed")
 	row(t, output, "4 accepted", "ok")
 
 	registerNode(t, "check-well", corev1.ConditionTrue)
-	output, code = checkNode(t, "check-well", caFiles(t, shared.CA)...)
+	output, code = checkNode(t, "check-well", caFiles(t, controlPlane(t).CA)...)
 	says(t, output, code, 1, "Ready when it last said so, but it has no Lease", "node is failed")
 
 	lease := renewLease(t, "check-well")
-	output, code = checkNode(t, "check-well", caFiles(t, shared.CA)...)
+	output, code = checkNode(t, "check-well", caFiles(t, controlPlane(t).CA)...)
 	says(t, output, code, 0, "X509SHA256=", "Ready, and its Lease was renewed", obj.Name)
 	output, code = checkNode(t, "check-well")
 	says(t, output, code, 0, `issuer "CN=csrenv" is in client-ca-file`)
@@ -149,12 +156,12 @@ func TestCheckNodeWell(t *testing.T) {
 	// Who may list requests and nothing else.
 	lister := grant(t, "joiner", mayCreate)
 	eventuallySays(t, "joiner", "check-well", "unknown: may not get nodes", "is unknown: may not read it", "4 accepted is unknown")
-	if err := admin.Delete(t.Context(), lister); err != nil {
+	if err := admin(t).Delete(t.Context(), lister); err != nil {
 		t.Fatal(err)
 	}
 	eventuallySays(t, "joiner", "check-well", "unknown: may not list certificatesigningrequests", "1 requested is unknown")
 
-	if err := admin.Delete(t.Context(), obj); err != nil {
+	if err := admin(t).Delete(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 	output, code = checkNode(t, "check-well")
@@ -162,7 +169,7 @@ func TestCheckNodeWell(t *testing.T) {
 
 	old := metav1.NewMicroTime(time.Now().Add(-2 * time.Hour))
 	lease.Spec.RenewTime = &old
-	if err := admin.Update(t.Context(), lease); err != nil {
+	if err := admin(t).Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
 	output, code = checkNode(t, "check-well")
@@ -173,9 +180,9 @@ func TestCheckNodeWell(t *testing.T) {
 func registerNode(t *testing.T, name string, ready corev1.ConditionStatus) {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	create(t, admin, node)
+	create(t, admin(t), node)
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
-	if err := admin.Status().Update(t.Context(), node); err != nil {
+	if err := admin(t).Status().Update(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -189,14 +196,15 @@ func renewLease(t *testing.T, name string) *coordinationv1.Lease {
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}
-	_ = admin.Create(t.Context(), namespace) // the API server makes it too
-	create(t, admin, lease)
+	_ = admin(t).Create(t.Context(), namespace) // the API server makes it too
+	create(t, admin(t), lease)
 	return lease
 }
 
 // TestCheckNodeNotReady is a node whose certificate works, and that something else keeps: its request has been deleted
 // long ago, and it needs none.
 func TestCheckNodeNotReady(t *testing.T) {
+	parallel(t)
 	registerNode(t, "check-no-network", corev1.ConditionFalse)
 	renewLease(t, "check-no-network")
 	output, code := checkNode(t, "check-no-network")
@@ -209,16 +217,17 @@ func TestCheckNodeNotReady(t *testing.T) {
 
 // TestCheckNodeByOthers has others write the node's name into requests of their own, of which one is another node.
 func TestCheckNodeByOthers(t *testing.T) {
+	parallel(t)
 	now := time.Now()
 	store := func(name, user string, groups []string, age time.Duration) {
 		obj := nodeRequest(t, "check-wanted")
 		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 		obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.NewTime(now.Add(-age))
 		obj.Spec.Username, obj.Spec.Groups = user, groups
-		if err := shared.Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+		if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+		t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 	}
 	store("check-by-thief", "system:node:check-thief", []string{"system:nodes", "system:authenticated"}, time.Minute)
 	output, code := checkNode(t, "check-wanted")
@@ -250,7 +259,7 @@ selfCheck: {bootstrapGroups: [check-customs]}
 func eventuallySays(t *testing.T, user, node string, parts ...string) {
 	t.Helper()
 	eventually(t, "what "+user+" may not read is unknown", func(context.Context) error {
-		output, code := runCheck(t, tokenConfig(user), "--node", node)
+		output, code := runCheck(t, tokenConfig(t, user), "--node", node)
 		for _, part := range parts {
 			if !strings.Contains(output, part) || code != 1 {
 				return fmt.Errorf("exit code %d, %q is not in:\n%s", code, part, output)

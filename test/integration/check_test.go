@@ -43,7 +43,7 @@ func ownRights(t *testing.T) []check.Right {
 // impersonating is a client that the API server takes for user.
 func impersonating(t *testing.T, user string) client.Client {
 	t.Helper()
-	cfg := rest.CopyConfig(shared.Config)
+	cfg := rest.CopyConfig(controlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -68,19 +68,20 @@ func allow(t *testing.T, user string, rights []check.Right) {
 		meta := metav1.ObjectMeta{Name: "of-" + user, Namespace: namespace}
 		ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}
 		if namespace != "" {
-			create(t, admin, &rbacv1.Role{ObjectMeta: meta, Rules: list})
-			create(t, admin, &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects})
+			create(t, admin(t), &rbacv1.Role{ObjectMeta: meta, Rules: list})
+			create(t, admin(t), &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects})
 			continue
 		}
 		ref.Kind = "ClusterRole"
-		create(t, admin, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: list})
-		create(t, admin, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects})
+		create(t, admin(t), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: list})
+		create(t, admin(t), &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects})
 	}
 }
 
 // TestCheckOwnRights asks for a user with all rights, and for one user each that lacks one of them: that one is named,
 // and nothing else.
 func TestCheckOwnRights(t *testing.T) {
+	parallel(t)
 	installRBAC(t) // the namespace
 	rights := ownRights(t)
 	for missing := -1; missing < len(rights); missing++ {
@@ -119,9 +120,10 @@ func lacksOnly(results []check.Result, rights []check.Right, missing int) error 
 
 // TestCheckKubeletRights finds that groups can't join or renew, and that the commands that it names help.
 func TestCheckKubeletRights(t *testing.T) {
+	parallel(t)
 	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
 	nodes := []string{"check-nodes"}
-	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, admin, bootstrappers, nodes) }
+	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, admin(t), bootstrappers, nodes) }
 	results := look(t.Context())
 	if len(results) != 2 {
 		t.Fatalf("%+v", results)
@@ -143,7 +145,7 @@ func TestCheckKubeletRights(t *testing.T) {
 	})
 
 	// What the Node authorizer gives system:nodes is not missed.
-	for _, result := range check.Kubelets(t.Context(), admin, bootstrappers, []string{"system:nodes"}) {
+	for _, result := range check.Kubelets(t.Context(), admin(t), bootstrappers, []string{"system:nodes"}) {
 		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
 			t.Errorf("%+v", result)
 		}
@@ -159,7 +161,7 @@ func TestCheckKubeletRights(t *testing.T) {
 // runCommands runs the kubectl commands at the beginning of a next step as they are, and removes what they made.
 func runCommands(t *testing.T, step string) {
 	t.Helper()
-	kubeconfig, err := shared.WriteKubeconfig("check-admin", shared.Config)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig("check-admin", controlPlane(t).Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +174,7 @@ func runCommands(t *testing.T, step string) {
 		}
 		t.Cleanup(func() {
 			binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: args[3]}}
-			if err := admin.Delete(context.Background(), binding); err != nil {
+			if err := admin(t).Delete(context.Background(), binding); err != nil {
 				t.Error(err)
 			}
 		})
@@ -230,9 +232,10 @@ func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 // TestCheckTrust asks the API server itself, as an administrator by certificate and as a user by token, neither of which
 // may be answered for.
 func TestCheckTrust(t *testing.T) {
-	byToken := rest.AnonymousClientConfig(shared.Config)
+	parallel(t)
+	byToken := rest.AnonymousClientConfig(controlPlane(t).Config)
 	byToken.BearerToken = "joiner-token"
-	down := rest.CopyConfig(shared.Config)
+	down := rest.CopyConfig(controlPlane(t).Config)
 	down.Host = freeAddress(t)
 	unreachable, err := client.New(down, client.Options{})
 	if err != nil {
@@ -245,16 +248,16 @@ func TestCheckTrust(t *testing.T) {
 		want     check.Status
 		evidence []string
 	}{
-		"trusted":              {admin, shared.Config, asCA(t, shared.CA), check.OK, []string{"X509SHA256=", "authentication has it"}},
-		"trusted, token":       {admin, byToken, asCA(t, shared.CA), check.OK, []string{"X509SHA256="}},
-		"trusted, no evidence": {impersonating(t, "check-nobody"), shared.Config, asCA(t, shared.CA), check.OK, []string{"is unknown: may not read it"}},
-		"not trusted":          {admin, shared.Config, asCA(t, newCA(t)), check.Failed, []string{"answers 401", "authentication has one of that name, with another key"}},
-		"not trusted, token":   {admin, byToken, asCA(t, newCA(t)), check.Failed, []string{"answers 401"}},
-		"intermediate":         {admin, shared.Config, asCA(t, intermediateOf(t, shared.CA)), check.Failed, []string{"answers 401", "whose path length does not permit"}},
-		"intermediate, alone":  {admin, shared.Config, alone(t, asCA(t, intermediateOf(t, shared.CA))), check.Failed, []string{"answers 401", "has only its issuer"}},
-		"down":                 {unreachable, down, asCA(t, shared.CA), check.Unknown, []string{"gave no answer that counts", "is unknown: could not read it: "}},
+		"trusted":              {admin(t), controlPlane(t).Config, asCA(t, controlPlane(t).CA), check.OK, []string{"X509SHA256=", "authentication has it"}},
+		"trusted, token":       {admin(t), byToken, asCA(t, controlPlane(t).CA), check.OK, []string{"X509SHA256="}},
+		"trusted, no evidence": {impersonating(t, "check-nobody"), controlPlane(t).Config, asCA(t, controlPlane(t).CA), check.OK, []string{"is unknown: may not read it"}},
+		"not trusted":          {admin(t), controlPlane(t).Config, asCA(t, newCA(t)), check.Failed, []string{"answers 401", "authentication has one of that name, with another key"}},
+		"not trusted, token":   {admin(t), byToken, asCA(t, newCA(t)), check.Failed, []string{"answers 401"}},
+		"intermediate":         {admin(t), controlPlane(t).Config, asCA(t, intermediateOf(t, controlPlane(t).CA)), check.Failed, []string{"answers 401", "whose path length does not permit"}},
+		"intermediate, alone":  {admin(t), controlPlane(t).Config, alone(t, asCA(t, intermediateOf(t, controlPlane(t).CA))), check.Failed, []string{"answers 401", "has only its issuer"}},
+		"down":                 {unreachable, down, asCA(t, controlPlane(t).CA), check.Unknown, []string{"gave no answer that counts", "is unknown: could not read it: "}},
 		"down, not trusted":    {unreachable, down, asCA(t, newCA(t)), check.Unknown, []string{"gave no answer that counts"}},
-		"no CA":                {admin, shared.Config, check.CA{Signers: []string{"a"}, Err: os.ErrNotExist}, check.Unknown, []string{"file does not exist"}},
+		"no CA":                {admin(t), controlPlane(t).Config, check.CA{Signers: []string{"a"}, Err: os.ErrNotExist}, check.Unknown, []string{"file does not exist"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			results := check.Trust{Reader: test.reader, Cluster: test.cluster}.CAs(t.Context(), []check.CA{test.ca}, time.Now())

@@ -73,15 +73,15 @@ func (c *testCA) keyPEM(t *testing.T) []byte {
 // trustAlso has the API server trust one more CA for clients during the test.
 func trustAlso(t *testing.T, bundle []byte) {
 	t.Helper()
-	before, err := os.ReadFile(shared.ClientCAFile())
+	before, err := os.ReadFile(controlPlane(t).ClientCAFile())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := shared.TrustClients(slices.Concat(before, bundle)); err != nil {
+	if err := controlPlane(t).TrustClients(slices.Concat(before, bundle)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := shared.TrustClients(before); err != nil {
+		if err := controlPlane(t).TrustClients(before); err != nil {
 			t.Error(err)
 		}
 	})
@@ -110,7 +110,7 @@ func hook(cert, key []byte, change ...func(*signer.Signer)) func(*controllers.Op
 // askHook has an approved request made for hookSigner.
 func askHook(t *testing.T, subject pkix.Name, dnsName string, usages ...certificatesv1.KeyUsage) *request {
 	t.Helper()
-	obj := createRequest(t, admin, nodeRequest(t, "", func(obj *request) {
+	obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
 		obj.Spec.SignerName, obj.Spec.Usages = hookSigner, usages
 		template := x509.CertificateRequest{Subject: subject}
 		if dnsName != "" {
@@ -141,6 +141,7 @@ var (
 // TestServerSignerMakesNoAdministrator has a custom signer on a CA that the API server trusts for clients, in four ways: none
 // of its certificates without an extended key usage, for a name or a subject that it must not have, is issued.
 func TestServerSignerMakesNoAdministrator(t *testing.T) {
+	parallel(t)
 	root := issueCA(t, "root", newKey(t), nil, 48*time.Hour)
 	trustAlso(t, root.pem())
 	below := issueCA(t, "below", newKey(t), root, 24*time.Hour)
@@ -150,7 +151,7 @@ func TestServerSignerMakesNoAdministrator(t *testing.T) {
 		cert, key []byte
 		chain     ca.Chain
 	}{
-		"a copy of the client CA":                     {cert: shared.CA.CertPEM, key: shared.CA.KeyPEM},
+		"a copy of the client CA":                     {cert: controlPlane(t).CA.CertPEM, key: controlPlane(t).CA.KeyPEM},
 		"an intermediate below the client CA":         {cert: below.pem(), key: below.keyPEM(t)},
 		"an intermediate that issues without a chain": {cert: below.pem(), key: below.keyPEM(t), chain: ca.None},
 		"a cross-signed CA":                           {cert: slices.Concat(self.pem(), crossed.pem()), key: self.keyPEM(t)},
@@ -221,6 +222,7 @@ func onlyProbes(t *testing.T, log *bytes.Buffer) {
 // TestCustomSignerOnACAOfItsOwn serves servers of any name from a CA that the API server answers 401 for, but issues no
 // certificate without an extended key usage unless configured.
 func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
+	parallel(t)
 	own := newCA(t)
 	allow := false
 	change := func(s *signer.Signer) { s.AllowNoExtKeyUsage = allow }
@@ -242,6 +244,7 @@ func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 // TestCustomSignerWaitsWhileTrustIsUnknown has an API server to ask that does not answer: what a trusted CA must not sign
 // waits and never fails, and all else is signed.
 func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
+	parallel(t)
 	own := newCA(t)
 	silent := freeAddress(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
@@ -265,19 +268,20 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 // TestCAThatNobodyTrustsIsWarnedOf has a CA for clients that the API server does not accept: a Warning Event follows that
 // names the API server.
 func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	untrusted := newCA(t)
 	secret := signingSecret(untrusted.CertPEM, untrusted.KeyPEM)
 	secret.Name = "untrusted"
-	create(t, admin, secret)
+	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
-	hasEvent(t, secret, "CANotTrusted", "are not accepted by API servers", shared.Config.Host, "--client-ca-file")
+	hasEvent(t, secret, "CANotTrusted", "are not accepted by API servers", controlPlane(t).Config.Host, "--client-ca-file")
 	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
 		t.Errorf("Events are %q", reasons)
 	}
-	trusted := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
+	trusted := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
 	trusted.Name = "trusted"
-	create(t, admin, trusted)
+	create(t, admin(t), trusted)
 	log := &bytes.Buffer{}
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		o.Audit = auditTo(t, log)

@@ -36,8 +36,9 @@ func throughFaults(t *testing.T, cfg *rest.Config, rules ...faults.Rule) *faults
 // it sees. Approving goes on, nothing is signed, and nothing is deleted early. When the clocks agree, all that waits is
 // done.
 func TestClockAnHourAhead(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -51,7 +52,7 @@ cleaning:
 	proxy := throughFaults(t, serviceAccountConfig(t), hour)
 	p := startManager(t, proxy.Config, "--leader-elect=false", "--config", file)
 
-	denied := createRequest(t, admin, nodeRequest(t, "denied", func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
+	denied := createRequest(t, admin(t), nodeRequest(t, "denied", func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
 	decide(t, denied, "Denied")
 	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "fresh"))
 	reaches(t, obj, csr.Approved)
@@ -72,7 +73,7 @@ cleaning:
 
 	proxy.Use()
 	within(t, 2*time.Minute, "the request is signed once the clocks agree", func(ctx context.Context) error {
-		if err := admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+		if err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
 		if got := csr.StateOf(obj); got != csr.Issued {
@@ -86,6 +87,7 @@ cleaning:
 
 // TestClockAnHourBehind deletes what is due by the API server's time.
 func TestClockAnHourBehind(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
@@ -97,10 +99,10 @@ cleaning:
 `))
 	proxy := throughFaults(t, serviceAccountConfig(t), faults.Rule{Do: faults.ShiftDate(time.Hour)})
 	startManager(t, proxy.Config, "--leader-elect=false", "--config", file)
-	denied := createRequest(t, admin, nodeRequest(t, "denied", func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
+	denied := createRequest(t, admin(t), nodeRequest(t, "denied", func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
 	decide(t, denied, "Denied")
 	eventually(t, "what is due by the API server's time is deleted", func(ctx context.Context) error {
-		if err := admin.Get(ctx, client.ObjectKeyFromObject(denied), denied); !apierrors.IsNotFound(err) {
+		if err := admin(t).Get(ctx, client.ObjectKeyFromObject(denied), denied); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %w", err)
 		}
 		return nil

@@ -11,14 +11,15 @@ import (
 
 // TestCommandsCountAgesByTheAPIServersTime asks an API server whose clock is two hours ahead of the commands' machine.
 func TestCommandsCountAgesByTheAPIServersTime(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	manager := startManager(t, serviceAccountConfig(t))
 	manager.answers(t, manager.probes, "/readyz", http.StatusOK)
-	obj := createRequest(t, admin, nodeRequest(t, "aged"))
-	proxy := throughFaults(t, shared.Config, faults.Rule{Do: faults.ShiftDate(2 * time.Hour)})
+	obj := createRequest(t, admin(t), nodeRequest(t, "aged"))
+	proxy := throughFaults(t, controlPlane(t).Config, faults.Rule{Do: faults.ShiftDate(2 * time.Hour)})
 
-	kubeconfig, err := shared.WriteKubeconfig("commands-clock", proxy.Config)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig("commands-clock", proxy.Config)
 	if err != nil {
 		t.Fatal(err)
 	}

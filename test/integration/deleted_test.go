@@ -13,16 +13,17 @@ import (
 // TestRequestThatIsBeingDeletedIsLeftAlone has a requester keep a request by a finalizer. After its deletion it used to be
 // judged, and approved, for as long as the finalizer was there.
 func TestRequestThatIsBeingDeletedIsLeftAlone(t *testing.T) {
+	parallel(t)
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	eventuallyAllowed(t, "joiner", true)
 	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "kept", func(obj *request) { obj.Finalizers = []string{"example.com/kept"} }))
 	t.Cleanup(func() {
-		if err := admin.Patch(context.Background(), obj, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		if err := admin(t).Patch(context.Background(), obj, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := admin.Delete(t.Context(), obj); err != nil {
+	if err := admin(t).Delete(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 	startLoop(t, csrenv.Options{})

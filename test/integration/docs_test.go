@@ -14,6 +14,7 @@ import (
 
 // TestConfigurationPage loads every example of docs/configuration.md, and compares its flags with --help.
 func TestConfigurationPage(t *testing.T) {
+	parallel(t)
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -45,6 +46,7 @@ func TestConfigurationPage(t *testing.T) {
 
 // TestReasonsPage explains every reason that the code can give.
 func TestReasonsPage(t *testing.T) {
+	parallel(t)
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reasons.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -35,15 +35,15 @@ type ledger struct {
 
 func newLedger(t *testing.T) *ledger {
 	t.Helper()
-	target, err := url.Parse(shared.Config.Host)
+	target, err := url.Parse(controlPlane(t).Config.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if target.Host == "" {
-		target = &url.URL{Scheme: "https", Host: shared.Config.Host}
+		target = &url.URL{Scheme: "https", Host: controlPlane(t).Config.Host}
 	}
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(shared.Config.CAData)
+	roots.AppendCertsFromPEM(controlPlane(t).Config.CAData)
 	l := &ledger{writes: map[string]int{}}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(request *httputil.ProxyRequest) { request.SetURL(target) },
@@ -80,14 +80,14 @@ func readOnly(t *testing.T) *rest.Config {
 	// The account that config/rbac binds, but for a namespace of its own.
 	name := "csr-dry-run"
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: name}}
-	create(t, admin, account)
+	create(t, admin(t), account)
 	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: systemNamespace, Name: name}}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"get", "list", "watch"}},
 		{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
 	}}
-	create(t, admin, role)
-	create(t, admin, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subject,
+	create(t, admin(t), role)
+	create(t, admin(t), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subject,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}})
 	events := rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}}
 	for namespace, rules := range map[string][]rbacv1.PolicyRule{
@@ -95,8 +95,8 @@ func readOnly(t *testing.T) *rest.Config {
 		systemNamespace:         {events, {APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"csr-signer"}, Verbs: []string{"get", "list", "watch"}}},
 	} {
 		meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
-		create(t, admin, &rbacv1.Role{ObjectMeta: meta, Rules: rules})
-		create(t, admin, &rbacv1.RoleBinding{ObjectMeta: *meta.DeepCopy(), Subjects: subject,
+		create(t, admin(t), &rbacv1.Role{ObjectMeta: meta, Rules: rules})
+		create(t, admin(t), &rbacv1.RoleBinding{ObjectMeta: *meta.DeepCopy(), Subjects: subject,
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}})
 	}
 	return tokenOf(t, account)
@@ -130,7 +130,7 @@ func startDryRun(t *testing.T) (*process, *ledger) {
 		t.Fatal(err)
 	}
 	cfg, l := readOnly(t), newLedger(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	p := startManager(t, l.config(cfg), "--leader-elect=false", "--config", file, "--dry-run=*")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	return p, l
@@ -139,6 +139,7 @@ func startDryRun(t *testing.T) (*process, *ledger) {
 // TestDryRun goes through every outcome, and proves at the API server's door that nothing was written but Events and
 // reviews.
 func TestDryRun(t *testing.T) {
+	parallel(t)
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	grant(t, "stranger", mayCreate)
@@ -157,17 +158,17 @@ func TestDryRun(t *testing.T) {
 
 	given := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-c"))
 	tells(t, given, "Warning", "WouldWait", "NotAuthorized")
-	if err := admin.Delete(t.Context(), given); err != nil {
+	if err := admin(t).Delete(t.Context(), given); err != nil {
 		t.Fatal(err)
 	}
 
-	broken := createRequest(t, admin, nodeRequest(t, "dry-d", func(obj *request) {
+	broken := createRequest(t, admin(t), nodeRequest(t, "dry-d", func(obj *request) {
 		obj.Spec.SignerName, obj.Spec.Usages = certificatesv1.KubeAPIServerClientSignerName, append(obj.Spec.Usages, "server auth")
 	}))
 	approve(t, broken)
 	tells(t, broken, "Warning", "WouldFail", "SignerValidationFailure: ")
 
-	due := createRequest(t, admin, nodeRequest(t, "dry-e", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
+	due := createRequest(t, admin(t), nodeRequest(t, "dry-e", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
 	decide(t, due, certificatesv1.CertificateDenied)
 	tells(t, due, "Normal", "WouldDelete", "Due: it is Denied, and due since ")
 
@@ -195,7 +196,7 @@ func TestDryRun(t *testing.T) {
 func besides(t *testing.T, dry *process, signer string) {
 	t.Helper()
 	const many = 40
-	live := startManager(t, shared.Config, "--leader-elect=false", "--controllers=approver", "--self-check-interval=0")
+	live := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=approver", "--self-check-interval=0")
 	var all []*request
 	for i := range many {
 		all = append(all, createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprintf("dry-%d", i))))

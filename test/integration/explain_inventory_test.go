@@ -18,6 +18,7 @@ import (
 // TestExplainAsksTheInventory compares what explain says with the Event, byte by byte, for every reason that comes of what
 // is known of nodes.
 func TestExplainAsksTheInventory(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	machines := installKind(t, clusterAPI)
 	apply(t, "kubelet-serving")
@@ -89,10 +90,10 @@ func storeOldMachine(t *testing.T, node string) {
 	old := object(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
 	old.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-3 * time.Hour)))
 	old.SetUID("m-old")
-	if err := shared.Store(t.Context(), clusterAPI+"/machines/default/m-"+node, old); err != nil {
+	if err := controlPlane(t).Store(t.Context(), clusterAPI+"/machines/default/m-"+node, old); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), old) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), old) })
 }
 
 // storeOldRequest stores a request for node that is a quarter of an hour old, from a time when no manager ran.
@@ -103,18 +104,19 @@ func storeOldRequest(t *testing.T, node, user string) *request {
 		obj.Name, obj.UID, obj.CreationTimestamp = node, "stale-explained", metav1.NewTime(time.Now().Add(-16*time.Minute))
 		obj.Spec.Username, obj.Spec.Groups = user, []string{"system:bootstrappers", "system:authenticated"}
 	})
-	if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 	return obj
 }
 
 // TestExplainAsksTheInventoryAsTheCaller needs no manager, and gives a user one right after the other.
 func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
+	unshared(t)
 	newNode(t, "asked-a", "192.0.2.61")
 	obj := createRequest(t, kubeletOf(t, "asked-a"), servingRequest(t, "asked-a", "192.0.2.62"))
-	kubeconfig, err := shared.WriteKubeconfig("explain-asks", stranger())
+	kubeconfig, err := controlPlane(t).WriteKubeconfig("explain-asks", stranger(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,12 +125,12 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 	}
 	read := []string{"get", "list", "watch"}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "explain-asks"}}
-	create(t, admin, role)
+	create(t, admin(t), role)
 	grant(t, "stranger", role.Name)
 	allow := func(check func(context.Context) error, rules ...rbacv1.PolicyRule) {
 		t.Helper()
 		role.Rules = append(role.Rules, rules...)
-		if err := admin.Update(t.Context(), role); err != nil {
+		if err := admin(t).Update(t.Context(), role); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the stranger may do more", check)

@@ -50,6 +50,7 @@ signing:
 // TestExplainSaysWhatTheEventsSay lets a manager refuse a request for every reason that there is, and compares what
 // explain says with the Event, byte by byte.
 func TestExplainSaysWhatTheEventsSay(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	explainCAs(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -59,7 +60,7 @@ func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 	for name, row := range rows {
 		made[name] = row.make(t, "explain-"+strings.ToLower(name))
 	}
-	p := startManager(t, shared.Config, append(args, "--leader-elect=false")...)
+	p := startManager(t, controlPlane(t).Config, append(args, "--leader-elect=false")...)
 	p.answers(t, p.probes, "/healthz", http.StatusOK)
 	kubeconfig := adminKubeconfig(t)
 	for name, row := range rows {
@@ -158,17 +159,17 @@ func (r explainRow) make(t *testing.T, name string) *request {
 		r.change(obj)
 	})
 	if r.stored {
-		if err := shared.Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+		if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+		t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 		return obj
 	}
 	if r.user != "" {
 		grant(t, r.user, mayCreate)
 		return createRequest(t, as(t, r.user), obj)
 	}
-	cfg := rest.CopyConfig(shared.Config)
+	cfg := rest.CopyConfig(controlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: []string{"system:masters"}}
 	master, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -193,12 +194,12 @@ func explainCAs(t *testing.T) {
 		}
 		secret := signingSecret(authority.CertificatePEM(), key)
 		secret.Name = name
-		create(t, admin, secret)
+		create(t, admin(t), secret)
 	}
 	for name, cert := range map[string][]byte{"explain-good": good.CertPEM, "explain-own": good.CertPEM, "explain-invalid": []byte("garbage")} {
 		secret := signingSecret(cert, good.KeyPEM)
 		secret.Name = name
-		create(t, admin, secret)
+		create(t, admin(t), secret)
 	}
 }
 
@@ -232,7 +233,7 @@ func keyPayload(t *testing.T, key crypto.Signer) []byte {
 
 func adminKubeconfig(t *testing.T) string {
 	t.Helper()
-	path, err := shared.WriteKubeconfig("explain-admin", shared.Config)
+	path, err := controlPlane(t).WriteKubeconfig("explain-admin", controlPlane(t).Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,10 +266,11 @@ func kubectl(t *testing.T, kubeconfig string, args ...string) string {
 
 // TestExplainForWhoMayDoLittle gives a user the right to read requests and nothing else.
 func TestExplainForWhoMayDoLittle(t *testing.T) {
-	obj := createRequest(t, admin, nodeRequest(t, "a"))
-	cfg := rest.AnonymousClientConfig(shared.Config)
+	parallel(t)
+	obj := createRequest(t, admin(t), nodeRequest(t, "a"))
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken = "stranger-token"
-	kubeconfig, err := shared.WriteKubeconfig("explain-stranger", cfg)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig("explain-stranger", cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +281,7 @@ func TestExplainForWhoMayDoLittle(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "explain-reader"},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"get"}}},
 	}
-	create(t, admin, role)
+	create(t, admin(t), role)
 	grant(t, "stranger", role.Name)
 	eventually(t, "the stranger may get requests", func(ctx context.Context) error {
 		return as(t, "stranger").Get(ctx, client.ObjectKeyFromObject(obj), &request{})
@@ -299,8 +301,9 @@ func TestExplainForWhoMayDoLittle(t *testing.T) {
 
 // TestExplainOffline pipes what kubectl prints into explain, which can't reach any API server.
 func TestExplainOffline(t *testing.T) {
-	first := createRequest(t, admin, nodeRequest(t, "first"))
-	second := createRequest(t, admin, nodeRequest(t, "second"))
+	unshared(t)
+	first := createRequest(t, admin(t), nodeRequest(t, "first"))
+	second := createRequest(t, admin(t), nodeRequest(t, "second"))
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	for _, format := range []string{"yaml", "json"} {
 		list := kubectl(t, adminKubeconfig(t), "get", "csr", first.Name, second.Name, "-o", format)

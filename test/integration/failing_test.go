@@ -34,8 +34,9 @@ func (w failingWriter) Update(ctx context.Context, obj client.Object, opts ...cl
 // TestOneThatFailsHoldsUpNoOther: with one worker, requests whose every write fails are retried, and others are served
 // between the tries.
 func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
+	unshared(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		o.Approver.Client, o.Signer.Client = failing{admin}, failing{admin}
+		o.Approver.Client, o.Signer.Client = failing{admin(t)}, failing{admin(t)}
 		o.Concurrency.Approver, o.Concurrency.Signer = 1, 1
 	}})
 	grant(t, "joiner", mayCreate)
@@ -44,7 +45,7 @@ func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
 	fails := func(obj *request) { obj.Labels = map[string]string{"fails": "yes"} }
 	failed := counted(t, "csr_approver_errors_total", nil)
 	unapproved := createRequest(t, as(t, "joiner"), nodeRequest(t, "bad", fails))
-	unsigned := createRequest(t, admin, nodeRequest(t, "bad", fails))
+	unsigned := createRequest(t, admin(t), nodeRequest(t, "bad", fails))
 	approve(t, unsigned)
 	eventually(t, "both are tried", func(context.Context) error {
 		if counted(t, "csr_approver_errors_total", nil) == failed || counted(t, "csr_signer_errors_total", nil) == 0 {

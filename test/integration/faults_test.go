@@ -45,12 +45,13 @@ func storm() []faults.Rule {
 
 // TestServesAllUnderFaults has 500 kubelets join while the calls of the manager fail by a seeded schedule.
 func TestServesAllUnderFaults(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	eventuallyAllowed(t, "joiner", true)
-	proxy, err := faults.Start(shared.Config, 11)
+	proxy, err := faults.Start(controlPlane(t).Config, 11)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 		payloads[i] = nodeRequest(t, fmt.Sprintf("%s-%03d", name, i))
 		payloads[i].GenerateName, payloads[i].Name, payloads[i].Labels = "", fmt.Sprintf("%s-%03d", name, i), label
 	}
-	watcher, err := admin.Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
+	watcher, err := admin(t).Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 func recorded(t *testing.T, file string) {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := admin.List(t.Context(), list, client.MatchingLabels{"join": "stormy"}); err != nil {
+	if err := admin(t).List(t.Context(), list, client.MatchingLabels{"join": "stormy"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the records of all requests", func(context.Context) error {
@@ -183,8 +184,9 @@ func recorded(t *testing.T, file string) {
 
 // TestHungDeleteHoldsUpNoOther has one delete of the cleaner hang: the others go on, and it is tried again.
 func TestHungDeleteHoldsUpNoOther(t *testing.T) {
+	unshared(t)
 	installRBAC(t)
-	proxy, err := faults.Start(shared.Config, 1)
+	proxy, err := faults.Start(controlPlane(t).Config, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +200,7 @@ func TestHungDeleteHoldsUpNoOther(t *testing.T) {
 	for i := range 20 {
 		obj := nodeRequest(t, fmt.Sprint("due-", i))
 		obj.Spec.SignerName = "example.com/foreign"
-		due = append(due, createRequest(t, admin, obj))
+		due = append(due, createRequest(t, admin(t), obj))
 	}
 	cfg := rest.CopyConfig(proxy.Config)
 	cfg.BearerToken = serviceAccountConfig(t).BearerToken
@@ -211,7 +213,7 @@ cleaning: {signers: [{name: example.com/foreign, retention: {pending: 2s}}]}
 	startManager(t, cfg, "--config", file, "--leader-elect=false")
 	gone := func(objs []*request) (left int) {
 		for _, obj := range objs {
-			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {
+			if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {
 				left++
 			}
 		}

@@ -60,12 +60,13 @@ func (g *gate) Allowed(ctx context.Context, requester csr.Requester, permission 
 // worker: the one of another requester, which came last, is decided among the first. Each of them causes as many Events as
 // are allowed at once.
 func TestFloodDelaysNobody(t *testing.T) {
+	unshared(t)
 	for name, f := range map[string]flood{
 		"one requester":   {users: 1, each: 400},
 		"many requesters": {users: 20, each: 20},
 	} {
 		t.Run(name, func(t *testing.T) {
-			held := &gate{Authorizer: authz.SubjectAccess{Client: admin}, opened: make(chan struct{})}
+			held := &gate{Authorizer: authz.SubjectAccess{Client: admin(t)}, opened: make(chan struct{})}
 			startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 				o.Approver.Authorizer, o.Concurrency.Approver = held, 1
 			}})
@@ -91,7 +92,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 // impersonate returns a client of a user in group flooders.
 func impersonate(t *testing.T, user string) client.Client {
 	t.Helper()
-	cfg := rest.CopyConfig(shared.Config)
+	cfg := rest.CopyConfig(controlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"flooders"}}
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -111,13 +112,13 @@ func (f *flood) request(t *testing.T) *request {
 func (f *flood) run(t *testing.T) {
 	t.Helper()
 	f.body, f.refused = nodeRequest(t, "victim").Spec.Request, refusals(t)
-	create(t, admin, &rbacv1.ClusterRoleBinding{
+	create(t, admin(t), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: mayCreate},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "flooders"}},
 	})
 	t.Cleanup(func() {
-		if err := admin.DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
+		if err := admin(t).DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -164,7 +165,7 @@ func (f *flood) check(t *testing.T, start time.Time) {
 	hasEvent(t, marker, "NotAuthorized", `user "marker"`)
 	most := atOnce + 1 + int(time.Since(start).Minutes())
 	eventually(t, "each requester is told", func(ctx context.Context) error {
-		told, err := eventsByRequester(ctx, requesters)
+		told, err := eventsByRequester(ctx, t, requesters)
 		if err != nil {
 			return err
 		}
@@ -184,7 +185,7 @@ func (f *flood) check(t *testing.T, start time.Time) {
 func pending(t *testing.T) map[types.UID]string {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := admin.List(t.Context(), list, client.MatchingLabels{"flood": "yes"}); err != nil {
+	if err := admin(t).List(t.Context(), list, client.MatchingLabels{"flood": "yes"}); err != nil {
 		t.Fatal(err)
 	}
 	requesters := map[types.UID]string{}
@@ -203,9 +204,9 @@ func refusals(t *testing.T) int {
 }
 
 // eventsByRequester counts the Events about requests that are known.
-func eventsByRequester(ctx context.Context, requesters map[types.UID]string) (map[string]int, error) {
+func eventsByRequester(ctx context.Context, t *testing.T, requesters map[types.UID]string) (map[string]int, error) {
 	events := &eventsv1.EventList{}
-	if err := admin.List(ctx, events); err != nil {
+	if err := admin(t).List(ctx, events); err != nil {
 		return nil, err
 	}
 	told := map[string]int{}

@@ -23,6 +23,7 @@ import (
 // TestCustomSignerMakesNoFrontProxy has a custom signer on a copy of the CA for front proxies (--requestheader-client-ca-file).
 // The API server answers 401 to its client certificates, so the probe sees nothing, but believes what a front proxy says.
 func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
+	parallel(t)
 	proxies := issueCA(t, "front proxies", newKey(t), nil, 24*time.Hour)
 	withAPIServer(t, nil, func(dir string, args *envtest.Arguments) {
 		file := filepath.Join(dir, "front-proxy-ca.crt")
@@ -67,10 +68,10 @@ func (c *testCA) leaf(t *testing.T, name string) tls.Certificate {
 func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	t.Helper()
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(shared.Config.CAData)
+	roots.AppendCertsFromPEM(controlPlane(t).Config.CAData)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(shared.Config.Host, "/")+"/api/v1/secrets", nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(controlPlane(t).Config.Host, "/")+"/api/v1/secrets", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ type request = certificatesv1.CertificateSigningRequest
 // as returns a client with a token of the shared cluster.
 func as(t *testing.T, user string) client.Client {
 	t.Helper()
-	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken, cfg.QPS = user+"-token", -1
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -90,7 +90,7 @@ func create(t testing.TB, c client.Client, obj client.Object) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := client.IgnoreNotFound(admin.Delete(context.Background(), obj)); err != nil {
+		if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -115,7 +115,7 @@ func approve(t testing.TB, obj *request) {
 func decide(t testing.TB, obj *request, kind certificatesv1.RequestConditionType) {
 	t.Helper()
 	csr.AddCondition(obj, kind, "ByHand", "Decided by a test.", time.Time{})
-	if err := admin.SubResource("approval").Update(t.Context(), obj); err != nil {
+	if err := admin(t).SubResource("approval").Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -128,7 +128,7 @@ func grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
 	}
-	create(t, admin, binding)
+	create(t, admin(t), binding)
 	return binding
 }
 
@@ -159,7 +159,7 @@ func within(t testing.TB, bound time.Duration, what string, check func(context.C
 
 func reload(t testing.TB, obj *request) *request {
 	t.Helper()
-	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+	if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
 		t.Fatal(err)
 	}
 	return obj
@@ -169,7 +169,7 @@ func reload(t testing.TB, obj *request) *request {
 func reaches(t testing.TB, obj *request, state csr.State) *request {
 	t.Helper()
 	eventually(t, fmt.Sprintf("request %s becomes %s", obj.Name, state), func(ctx context.Context) error {
-		if err := admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+		if err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
 		if got := csr.StateOf(obj); got != state {
@@ -202,7 +202,7 @@ func hasEvent(t testing.TB, obj client.Object, reason string, parts ...string) {
 func eventsOf(ctx context.Context, t testing.TB, obj client.Object) []eventsv1.Event {
 	t.Helper()
 	events := &eventsv1.EventList{}
-	if err := admin.List(ctx, events); err != nil {
+	if err := admin(t).List(ctx, events); err != nil {
 		t.Fatal(err)
 	}
 	var found []eventsv1.Event
@@ -243,7 +243,7 @@ func (c staleClient) Get(_ context.Context, _ client.ObjectKey, obj client.Objec
 func eventuallyAllowed(t testing.TB, user string, want bool) {
 	t.Helper()
 	eventually(t, "RBAC of "+user, func(ctx context.Context) error {
-		got, err := authz.SubjectAccess{Client: admin}.Allowed(ctx, csr.Requester{Username: user},
+		got, err := authz.SubjectAccess{Client: admin(t)}.Allowed(ctx, csr.Requester{Username: user},
 			approver.NodeClient().Recognisers[1].Permission)
 		if err == nil && got != want {
 			err = fmt.Errorf("allowed is %t", got)

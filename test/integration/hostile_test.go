@@ -15,6 +15,7 @@ import (
 // signer that is not ours are pending, and it flips addresses that nobody asks for. So what that costs the API server is
 // in both.
 func TestAHostileNodeDelaysNobody(t *testing.T) {
+	parallel(t)
 	startServingManager(t, "")
 	const nodes = 50
 	var theirs, nobodys []string

@@ -44,11 +44,11 @@ func startIdentityManager(t *testing.T, approval string, args ...string) *proces
 // prepareIdentity makes whoever bootstraps able to join, and runs Kubernetes' own keeper of the ConfigMap cluster-info.
 func prepareIdentity(t *testing.T) {
 	t.Helper()
-	create(t, admin, signingSecretOf(t))
+	create(t, admin(t), signingSecretOf(t))
 	for _, role := range []string{mayCreate, mayJoin} {
 		grantGroup(t, "system:bootstrappers", role)
 	}
-	create(t, admin, &corev1.ConfigMap{
+	create(t, admin(t), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"},
 		Data:       map[string]string{"kubeconfig": "apiVersion: v1\nkind: Config\n"},
 	})
@@ -59,17 +59,17 @@ func prepareIdentity(t *testing.T) {
 func signingSecretOf(t *testing.T) *corev1.Secret {
 	t.Helper()
 	installRBAC(t)
-	return signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
+	return signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
 }
 
 func startTokenKeeper(t *testing.T) {
 	t.Helper()
 	name := strings.ReplaceAll(t.Name(), "/", "-") + "-kcm"
-	kubeconfig, err := shared.WriteKubeconfig(name, shared.Config)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig(name, controlPlane(t).Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := shared.StartProcess(name, os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
+	p, err := controlPlane(t).StartProcess(name, os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
 		"--controllers=bootstrapsigner,tokencleaner", "--leader-elect=false", "--secure-port=0")
 	if err != nil {
 		t.Fatal(err)
@@ -105,8 +105,8 @@ func newToken(t *testing.T, id string, nodes ...string) *heldToken {
 			"auth-extra-groups": strings.Join(groups, ","),
 		},
 	}}
-	create(t, admin, token.Secret)
-	token.cfg = rest.AnonymousClientConfig(shared.Config)
+	create(t, admin(t), token.Secret)
+	token.cfg = rest.AnonymousClientConfig(controlPlane(t).Config)
 	token.cfg.BearerToken, token.cfg.QPS = id+"."+secret, -1
 	var err error
 	if token.Client, err = client.New(token.cfg, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
@@ -125,7 +125,7 @@ func (b *heldToken) signed(t *testing.T, want bool) {
 	id := strings.TrimPrefix(b.Name, "bootstrap-token-")
 	eventually(t, "signature of "+id, func(ctx context.Context) error {
 		info := &corev1.ConfigMap{}
-		if err := admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, info); err != nil {
+		if err := admin(t).Get(ctx, client.ObjectKey{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, info); err != nil {
 			return err
 		}
 		if _, found := info.Data["jws-kubeconfig-"+id]; found != want {
@@ -138,7 +138,7 @@ func (b *heldToken) signed(t *testing.T, want bool) {
 // revoke deletes the token, and waits for nothing.
 func (b *heldToken) revoke(t *testing.T) {
 	t.Helper()
-	if err := admin.Delete(t.Context(), b.Secret); err != nil {
+	if err := admin(t).Delete(t.Context(), b.Secret); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -154,12 +154,12 @@ func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, clie
 	t.Helper()
 	newNamespace(t, namespace)
 	obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	create(t, admin, obj)
+	create(t, admin(t), obj)
 	token := &authenticationv1.TokenRequest{}
-	if err := admin.SubResource("token").Create(t.Context(), obj, token); err != nil {
+	if err := admin(t).SubResource("token").Create(t.Context(), obj, token); err != nil {
 		t.Fatal(err)
 	}
-	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken, cfg.QPS = token.Status.Token, -1
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -176,7 +176,7 @@ func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, clie
 func newNamespace(t *testing.T, name string) {
 	t.Helper()
 	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := admin(t).Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 }
@@ -190,7 +190,7 @@ func newLease(t *testing.T, node string, renewed time.Time) *coordinationv1.Leas
 		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: node},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &node, LeaseDurationSeconds: &seconds, RenewTime: &metav1.MicroTime{Time: renewed}},
 	}
-	create(t, admin, lease)
+	create(t, admin(t), lease)
 	return lease
 }
 
@@ -198,7 +198,7 @@ func newLease(t *testing.T, node string, renewed time.Time) *coordinationv1.Leas
 func renew(t *testing.T, lease *coordinationv1.Lease) {
 	t.Helper()
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: lease.Spec.RenewTime.Add(time.Second)}
-	if err := admin.Update(t.Context(), lease); err != nil {
+	if err := admin(t).Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -206,7 +206,7 @@ func renew(t *testing.T, lease *coordinationv1.Lease) {
 // installKind is installMachines, after one of a test before is gone.
 func installKind(t *testing.T, group string) at {
 	t.Helper()
-	c := administrator(t, shared.Config)
+	c := administrator(t, controlPlane(t).Config)
 	crd := object(t, "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: machines."+group+"}")
 	eventually(t, "no machines of "+group, func(ctx context.Context) error {
 		err := c.Get(ctx, client.ObjectKeyFromObject(crd), crd)
@@ -222,14 +222,14 @@ func installKind(t *testing.T, group string) at {
 // expect makes the machine that is to become node.
 func expect(t *testing.T, node string) {
 	t.Helper()
-	administrator(t, shared.Config).apply(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
+	administrator(t, controlPlane(t).Config).apply(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
 }
 
 // forgetLeader takes away the Lease that a manager left which was killed.
 func forgetLeader(t *testing.T) {
 	t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
-	if err := client.IgnoreNotFound(admin.Delete(t.Context(), lease)); err != nil {
+	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), lease)); err != nil {
 		t.Fatal(err)
 	}
 }

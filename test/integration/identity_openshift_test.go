@@ -19,13 +19,14 @@ func openshiftMachine(t *testing.T, node string) string {
 	t.Helper()
 	text := "apiVersion: " + openshift + "/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: m-" + node +
 		"}\nstatus: {addresses: [{type: InternalDNS, address: " + node + "}]}"
-	administrator(t, shared.Config).apply(t, text)
+	administrator(t, controlPlane(t).Config).apply(t, text)
 	return text
 }
 
 // TestOpenShiftsSevenRules are those of OpenShift's machine-approver, one by one (openshift/enhancements,
 // master-bootstrap-credentials.md, "How machine-approver Decides to Approve Client Certificates").
 func TestOpenShiftsSevenRules(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	newNamespace(t, "openshift-machine-api")
 	installKind(t, openshift)
@@ -69,7 +70,7 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 		old := object(t, openshiftMachine(t, "rule-6"))
 		old.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-3 * time.Hour)))
 		old.SetUID("m-rule-6")
-		if err := shared.Store(t.Context(), openshift+"/machines/openshift-machine-api/m-rule-6", old); err != nil {
+		if err := controlPlane(t).Store(t.Context(), openshift+"/machines/openshift-machine-api/m-rule-6", old); err != nil {
 			t.Fatal(err)
 		}
 		refused(t, createRequest(t, joiner, nodeRequest(t, "rule-6")), "OutsideJoinWindow", "may at most 2h0m0s after")

@@ -20,7 +20,7 @@ import (
 func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...inventory.Row) {
 	t.Helper()
 	skip := true
-	mgr, err := manager.New(shared.Config, manager.Options{
+	mgr, err := manager.New(controlPlane(t).Config, manager.Options{
 		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0", Controller: config.Controller{SkipNameValidation: &skip},
 	})
 	if err != nil {
@@ -61,6 +61,7 @@ func (b *beating) pass(t *testing.T, n int) {
 
 // TestRejoin takes over the name of a node that is dead, and of no other.
 func TestRejoin(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	token := newToken(t, "rejoin")
 	for _, name := range []string{"rejoin-dead", "rejoin-alive", "rejoin-other", "rejoin-mute"} {
@@ -85,7 +86,7 @@ func TestRejoin(t *testing.T) {
 	// Without its Node a lease may be moving too. When it has gone as well, nobody is there.
 	onDeleted := token.asks(t, "rejoin-deleted")
 	hasEvent(t, onDeleted, "NodeAlive", "is not known to be dead")
-	if err := admin.Delete(t.Context(), deleted); err != nil {
+	if err := admin(t).Delete(t.Context(), deleted); err != nil {
 		t.Fatal(err)
 	}
 	reaches(t, onDeleted, csr.Approved)
@@ -115,6 +116,7 @@ func TestRejoin(t *testing.T) {
 // TestRejoinAfterTheLastCertificate brings back a cluster that has stood still for longer than certificates live, when
 // no lease moves.
 func TestRejoinAfterTheLastCertificate(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	token := newToken(t, "expire")
 	long, short := newNode(t, "expired-a"), newNode(t, "expired-b")

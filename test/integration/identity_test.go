@@ -20,6 +20,7 @@ const patient = "nodeClient: {inventory: cluster-api, clusterName: default/lab, 
 
 // TestIdentity lets machines of Cluster API join with real bootstrap tokens, and nobody else.
 func TestIdentity(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	machines := installKind(t, clusterAPI)
 	p := startIdentityManager(t, patient, "--leader-elect=false")
@@ -42,7 +43,7 @@ func TestIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = admin.Delete(context.Background(), registered) })
+		t.Cleanup(func() { _ = admin(t).Delete(context.Background(), registered) })
 		// Now that it is there, the same token can't become it again.
 		taken := token.asks(t, "expected")
 		hasEvent(t, taken, "NodeAlive", `Node "expected" exists`)
@@ -72,7 +73,7 @@ func TestIdentity(t *testing.T) {
 		expect(t, "untracked")
 		other := newToken(t, "notsig")
 		other.StringData = map[string]string{"usage-bootstrap-signing": "false"}
-		if err := admin.Update(t.Context(), other.Secret); err != nil {
+		if err := admin(t).Update(t.Context(), other.Secret); err != nil {
 			t.Fatal(err)
 		}
 		other.signed(t, false)
@@ -81,7 +82,7 @@ func TestIdentity(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		other.StringData = map[string]string{"usage-bootstrap-signing": "true"}
 		issuedSoon(t, waiting, func() {
-			if err := admin.Update(t.Context(), other.Secret); err != nil {
+			if err := admin(t).Update(t.Context(), other.Secret); err != nil {
 				t.Fatal(err)
 			}
 			other.signed(t, true)
@@ -98,10 +99,10 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 	old := object(t, machineIn(clusterAPI, "m-old", "spec: {infrastructureRef: {name: old}}"))
 	old.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-3 * time.Hour)))
 	old.SetUID("m-old")
-	if err := shared.Store(t.Context(), clusterAPI+"/machines/default/m-old", old); err != nil {
+	if err := controlPlane(t).Store(t.Context(), clusterAPI+"/machines/default/m-old", old); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), old) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), old) })
 	machines.apply(t, machineOf("other", clusterAPI, "m-foreign", "spec: {infrastructureRef: {name: foreign}}"))
 	for node, test := range map[string]struct{ reason, part string }{
 		// A management cluster holds other clusters' Machines too.
@@ -123,16 +124,17 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 		obj.Spec.Username, obj.Spec.Groups = "system:bootstrap:joiner", []string{"system:bootstrappers", "system:authenticated"}
 	})
-	if err := shared.Store(t.Context(), "certificatesigningrequests/"+stale.Name, stale); err != nil {
+	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+stale.Name, stale); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), stale) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), stale) })
 	hasEvent(t, stale, "RequestTooOld", "older than 15m0s")
 	isPending(t, stale)
 }
 
 // TestRevokedIdentities makes requests, takes away who made them, and only then lets their machines appear.
 func TestRevokedIdentities(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	installKind(t, clusterAPI)
 	startIdentityManager(t, patient, "--leader-elect=false")
@@ -152,11 +154,11 @@ func TestRevokedIdentities(t *testing.T) {
 	bad.revoke(t)
 	bad.signed(t, false)
 	for _, obj := range []*corev1.ServiceAccount{deleted, replaced} {
-		if err := admin.Delete(t.Context(), obj); err != nil {
+		if err := admin(t).Delete(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
 	}
-	create(t, admin, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "identity", Name: "replaced"}})
+	create(t, admin(t), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "identity", Name: "replaced"}})
 	for _, node := range []string{"revoked-a", "revoked-b", "revoked-c", "kept-a", "kept-b"} {
 		expect(t, node)
 	}
@@ -171,6 +173,7 @@ func TestRevokedIdentities(t *testing.T) {
 
 // TestIdentityOutlivesTheLeader revokes one token of two and replaces the leader before the machines appear.
 func TestIdentityOutlivesTheLeader(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	installKind(t, clusterAPI)
 	installRBAC(t)
@@ -197,6 +200,7 @@ func TestIdentityOutlivesTheLeader(t *testing.T) {
 
 // TestRenewalsWaitForNoInventory renews while no source can say anything, and does not let a node in by the back door.
 func TestRenewalsWaitForNoInventory(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	startIdentityManager(t, patient, "--leader-elect=false")
 	token := newToken(t, "early1")
@@ -228,6 +232,7 @@ func TestRenewalsWaitForNoInventory(t *testing.T) {
 
 // TestBoundTokens wants each token to be bound to its node, and asks no inventory.
 func TestBoundTokens(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	startIdentityManager(t, "nodeClient: {requireTokenBinding: true}", "--leader-elect=false")
 	free, bound := newToken(t, "free01"), newToken(t, "bound1", "bound-a", "bound-b")
@@ -248,6 +253,7 @@ func TestBoundTokens(t *testing.T) {
 
 // TestBoundTokensWithoutConfiguration narrows what kube-controller-manager would approve by nothing but the groups.
 func TestBoundTokensWithoutConfiguration(t *testing.T) {
+	parallel(t)
 	prepareIdentity(t)
 	startManager(t, serviceAccountConfig(t), "--leader-elect=false")
 	bound := newToken(t, "narrow", "narrow-a")

@@ -22,15 +22,15 @@ import (
 // The tests in this file call Reconcile in line, with a real client and a fake clock: nothing runs beside them, so
 // there is nothing to wait for.
 
-func newApprover(clock *clocktesting.FakeClock) (*approver.Reconciler, *events.FakeRecorder) {
+func newApprover(t *testing.T, clock *clocktesting.FakeClock) (*approver.Reconciler, *events.FakeRecorder) {
 	recorder := events.NewFakeRecorder(10)
 	return &approver.Reconciler{
 		Rules:      []approver.Rule{approver.NodeClient()},
-		Client:     admin,
-		Authorizer: &authz.Shared{Authorizer: authz.SubjectAccess{Client: admin}},
+		Client:     admin(t),
+		Authorizer: &authz.Shared{Authorizer: authz.SubjectAccess{Client: admin(t)}},
 		Reporter:   report.New(recorder, clock),
 		Clock:      clock,
-		Live:       admin,
+		Live:       admin(t),
 	}, recorder
 }
 
@@ -44,10 +44,11 @@ func reconcileOnce(t *testing.T, r reconcile.Reconciler, obj client.Object) reco
 }
 
 func TestApproverWaitsForRBACAndForgetsItWhenItGoes(t *testing.T) {
+	parallel(t)
 	grant(t, "stranger", mayCreate)
 	obj := createRequest(t, as(t, "stranger"), nodeRequest(t, "late"))
 	clock := clocktesting.NewFakeClock(obj.CreationTimestamp.Time)
-	r, recorder := newApprover(clock)
+	r, recorder := newApprover(t, clock)
 
 	for _, step := range []struct{ age, pause time.Duration }{
 		{0, time.Second}, {time.Second, time.Second}, {2 * time.Second, 2 * time.Second},
@@ -78,7 +79,7 @@ func TestApproverWaitsForRBACAndForgetsItWhenItGoes(t *testing.T) {
 		t.Errorf("condition is %+v, want %+v", got, want)
 	}
 
-	if err := admin.Delete(t.Context(), binding); err != nil {
+	if err := admin(t).Delete(t.Context(), binding); err != nil {
 		t.Fatal(err)
 	}
 	eventuallyAllowed(t, "stranger", false)
@@ -90,9 +91,10 @@ func TestApproverWaitsForRBACAndForgetsItWhenItGoes(t *testing.T) {
 }
 
 func TestApproverWritesOnlyWhatItJudged(t *testing.T) {
-	obj := createRequest(t, admin, nodeRequest(t, "stale"))
-	r, _ := newApprover(clocktesting.NewFakeClock(time.Now()))
-	changing := &changingClient{Client: admin, before: func() { decide(t, reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
+	parallel(t)
+	obj := createRequest(t, admin(t), nodeRequest(t, "stale"))
+	r, _ := newApprover(t, clocktesting.NewFakeClock(time.Now()))
+	changing := &changingClient{Client: admin(t), before: func() { decide(t, reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
 	r.Client = changing
 	reconcileOnce(t, r, obj)
 	if got := csr.StateOf(reload(t, obj)); got != csr.Denied {
@@ -112,10 +114,11 @@ func (c *changingClient) SubResource(name string) client.SubResourceClient {
 }
 
 func TestDenialIsOptIn(t *testing.T) {
+	parallel(t)
 	wrong := func(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth) }
 	for denial, want := range map[approver.Denial]csr.State{"": csr.Pending, approver.DenialNever: csr.Pending, approver.DenialPermanent: csr.Denied} {
-		obj := createRequest(t, admin, nodeRequest(t, "denied", wrong))
-		r, recorder := newApprover(clocktesting.NewFakeClock(time.Now()))
+		obj := createRequest(t, admin(t), nodeRequest(t, "denied", wrong))
+		r, recorder := newApprover(t, clocktesting.NewFakeClock(time.Now()))
 		r.Denial = denial
 		if result := reconcileOnce(t, r, obj); result.RequeueAfter != 0 {
 			t.Errorf("denial %q: comes back after %s to what can never become valid", denial, result.RequeueAfter)
@@ -130,10 +133,11 @@ func TestDenialIsOptIn(t *testing.T) {
 }
 
 func TestCleanerDeletesWhenDueAndNothingElse(t *testing.T) {
-	obj := createRequest(t, admin, nodeRequest(t, "old"))
+	parallel(t)
+	obj := createRequest(t, admin(t), nodeRequest(t, "old"))
 	clock := clocktesting.NewFakeClock(obj.CreationTimestamp.Time)
 	r := &cleaner.Reconciler{
-		Client: admin, Clock: clock,
+		Client: admin(t), Clock: clock,
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}
@@ -153,21 +157,22 @@ func TestCleanerDeletesWhenDueAndNothingElse(t *testing.T) {
 	reload(t, obj)
 	clock.SetTime(approved.Add(time.Hour + time.Millisecond))
 	reconcileOnce(t, r, obj)
-	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); !apierrors.IsNotFound(err) {
+	if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj); !apierrors.IsNotFound(err) {
 		t.Errorf("due request is still there: %v", err)
 	}
 }
 
 func TestCleanerSparesARequestOfTheSameName(t *testing.T) {
-	first := createRequest(t, admin, nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
+	parallel(t)
+	first := createRequest(t, admin(t), nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
 	clock := clocktesting.NewFakeClock(first.CreationTimestamp.Add(25 * time.Hour))
 	stale := first.DeepCopy()
-	if err := admin.Delete(t.Context(), first); err != nil {
+	if err := admin(t).Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	second := createRequest(t, admin, nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
+	second := createRequest(t, admin(t), nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
 	r := &cleaner.Reconciler{
-		Client: staleClient{Client: admin, obj: stale}, Clock: clock,
+		Client: staleClient{Client: admin(t), obj: stale}, Clock: clock,
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}

@@ -23,16 +23,17 @@ func stored(t *testing.T, name string, obj *request) *request {
 	t.Helper()
 	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.Now()
-	if err := shared.Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
+	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 	return obj
 }
 
 // TestInputs goes through those of the bad and surprising inputs that somebody has met of which an API server makes
 // something. The numbers are those of TestInputs in controllers/approver, where the others are.
 func TestInputs(t *testing.T) {
+	parallel(t)
 	startServingManager(t, "")
 	newNode(t, "inputs-a", "192.0.2.20", "inputs-a.example.com")
 	t.Run("14 a webhook that calls itself a node", webhookAsNode)
@@ -46,7 +47,7 @@ func TestInputs(t *testing.T) {
 }
 
 func webhookAsNode(t *testing.T) {
-	obj := createRequest(t, admin, servingRequest(t, "svc.ns.svc", "svc.ns.svc"))
+	obj := createRequest(t, admin(t), servingRequest(t, "svc.ns.svc", "svc.ns.svc"))
 	hasEvent(t, obj, "RequesterNotNode", "only a node")
 	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
 		t.Errorf("it is %s", got)
@@ -125,7 +126,7 @@ func hugeRequester(t *testing.T) {
 	})
 	stored(t, "inputs-huge-requester", obj)
 	hasEvent(t, obj, "NotAuthorized", `\u00dc\u540d\u00dc`)
-	create(t, admin, &rbacv1.ClusterRoleBinding{
+	create(t, admin(t), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: mayJoin},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: obj.Spec.Username}},

@@ -125,8 +125,8 @@ func (l *link) over(cfg *rest.Config) *rest.Config {
 func (l *link) fail() { l.down.Store(true); l.cut() }
 
 // stranger is a user of the shared cluster without rights.
-func stranger() *rest.Config {
-	cfg := rest.AnonymousClientConfig(shared.Config)
+func stranger(t *testing.T) *rest.Config {
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken, cfg.QPS = "stranger-token", -1
 	return cfg
 }
@@ -135,8 +135,8 @@ func stranger() *rest.Config {
 func allowStranger(t *testing.T, namespace string, rules ...rbacv1.PolicyRule) *rbacv1.Role {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "inventory-test"}, Rules: rules}
-	create(t, admin, role)
-	create(t, admin, &rbacv1.RoleBinding{
+	create(t, admin(t), role)
+	create(t, admin(t), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "inventory-test-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "stranger"}},

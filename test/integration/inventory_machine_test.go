@@ -47,9 +47,10 @@ func machineOf(cluster, group, name, more string) string {
 
 // TestMachineCRDComesAndGoes starts before the CRD is there, and outlives it.
 func TestMachineCRDComesAndGoes(t *testing.T) {
+	parallel(t)
 	const group = "comes.example.org"
-	c := administrator(t, shared.Config)
-	f := followMachines(t, shared.Config, group)
+	c := administrator(t, controlPlane(t).Config)
+	f := followMachines(t, controlPlane(t).Config, group)
 	f.finds(t, "node-1", "Machine."+group+": Machine."+group+" is not installed yet")
 
 	crd := c.installMachines(t, group, "v1beta1")
@@ -106,12 +107,13 @@ status: {addresses: [{type: InternalIP, address: 10.0.0.1}, {type: InternalDNS, 
 
 // TestMachineVersionGoes has the API server stop to serve the version that is read.
 func TestMachineVersionGoes(t *testing.T) {
+	parallel(t)
 	const group = "versions.example.org"
-	c := administrator(t, shared.Config)
+	c := administrator(t, controlPlane(t).Config)
 	crd := c.installMachines(t, group, "v1beta1")
 	c.apply(t, machineIn(group, "m", "spec: {infrastructureRef: {name: node-1}}"))
-	f := followMachines(t, shared.Config, group)
-	pinned := followMachines(t, shared.Config, group, func(o *inventory.MachineOptions) { o.Version = "v1beta1" })
+	f := followMachines(t, controlPlane(t).Config, group)
+	pinned := followMachines(t, controlPlane(t).Config, group, func(o *inventory.MachineOptions) { o.Version = "v1beta1" })
 	f.finds(t, "node-1", "=Machine default/m")
 	pinned.finds(t, "node-1", "=Machine default/m")
 
@@ -133,10 +135,11 @@ func TestMachineVersionGoes(t *testing.T) {
 
 // TestMachinesThatClaimOneName is not decided by the source.
 func TestMachinesThatClaimOneName(t *testing.T) {
+	parallel(t)
 	const group = "claims.example.org"
-	c := administrator(t, shared.Config)
+	c := administrator(t, controlPlane(t).Config)
 	c.installMachines(t, group, "v1beta1")
-	f := followMachines(t, shared.Config, group)
+	f := followMachines(t, controlPlane(t).Config, group)
 	one := c.apply(t, machineIn(group, "a", "spec: {infrastructureRef: {name: node-1}}"))
 	f.finds(t, "node-1", "=Machine default/a")
 	f.wakes(t, "node-1", func() {
@@ -149,8 +152,9 @@ func TestMachinesThatClaimOneName(t *testing.T) {
 
 // TestMachinesOfOthers are left out by namespace and selector.
 func TestMachinesOfOthers(t *testing.T) {
+	parallel(t)
 	const group = "others.example.org"
-	c := administrator(t, shared.Config)
+	c := administrator(t, controlPlane(t).Config)
 	c.installMachines(t, group, "v1beta1")
 	c.apply(t, machineIn(group, "a", "spec: {infrastructureRef: {name: node-1}}"))
 	ours := object(t, machineIn(group, "b", "spec: {infrastructureRef: {name: node-2}}"))
@@ -158,35 +162,36 @@ func TestMachinesOfOthers(t *testing.T) {
 	if err := c.Create(t.Context(), ours); err != nil {
 		t.Fatal(err)
 	}
-	bySelector := followMachines(t, shared.Config, group, func(o *inventory.MachineOptions) { o.Selector = "cluster.x-k8s.io/cluster-name=ours" })
+	bySelector := followMachines(t, controlPlane(t).Config, group, func(o *inventory.MachineOptions) { o.Selector = "cluster.x-k8s.io/cluster-name=ours" })
 	bySelector.finds(t, "node-2", "=Machine default/b")
 	bySelector.finds(t, "node-1", "")
-	byNamespace := followMachines(t, shared.Config, group, func(o *inventory.MachineOptions) { o.Namespace = "kube-system" })
+	byNamespace := followMachines(t, controlPlane(t).Config, group, func(o *inventory.MachineOptions) { o.Namespace = "kube-system" })
 	byNamespace.finds(t, "node-1", "")
 	byNamespace.finds(t, "node-2", "")
 }
 
 // TestMachineRights are missing, granted and taken away.
 func TestMachineRights(t *testing.T) {
+	parallel(t)
 	const group = "rights.example.org"
-	c := administrator(t, shared.Config)
+	c := administrator(t, controlPlane(t).Config)
 	c.installMachines(t, group, "v1beta1")
 	c.apply(t, machineIn(group, "m", "spec: {infrastructureRef: {name: node-1}}"))
 	l := &link{}
-	f := followMachines(t, l.over(stranger()), group, func(o *inventory.MachineOptions) { o.Namespace = "default" })
+	f := followMachines(t, l.over(stranger(t)), group, func(o *inventory.MachineOptions) { o.Namespace = "default" })
 	missing := "grant list and watch on machines." + group + `: machines.` + group + ` is forbidden: User "stranger" cannot list`
 	f.finds(t, "node-1", missing)
 	role := allowStranger(t, "default", rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{"machines"}, Verbs: []string{"list", "watch"}})
 	f.finds(t, "node-1", "=Machine default/m")
 	role.Rules[0].Verbs = []string{"list"}
-	if err := admin.Update(t.Context(), role); err != nil {
+	if err := admin(t).Update(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	f.finds(t, "node-1", "=Machine default/m") // what is watched already stays so
 	l.cut()
 	f.finds(t, "node-1", `cannot watch resource "machines"`)
 	role.Rules[0].Verbs = []string{"list", "watch"}
-	if err := admin.Update(t.Context(), role); err != nil {
+	if err := admin(t).Update(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	f.finds(t, "node-1", "=Machine default/m")
@@ -195,6 +200,7 @@ func TestMachineRights(t *testing.T) {
 // TestMachinesOfAnotherCluster are read from a management cluster with the real groups, which goes away for a while:
 // what is deleted meanwhile is not believed.
 func TestMachinesOfAnotherCluster(t *testing.T) {
+	parallel(t)
 	management, err := cluster.Start()
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +234,7 @@ func TestMachinesOfAnotherCluster(t *testing.T) {
 	})
 	f.finds(t, "node-1", "=Machine default/a")
 	second.finds(t, "ip-10-0-0-2.ec2.internal", `=Machine openshift-machine-api/b bound "" leaving false [ip-10-0-0-2.ec2.internal 10.0.0.2]`)
-	if f := followMachines(t, shared.Config, "cluster.x-k8s.io"); f != nil { // not in our own
+	if f := followMachines(t, controlPlane(t).Config, "cluster.x-k8s.io"); f != nil { // not in our own
 		f.finds(t, "node-1", "is not installed yet")
 	}
 
@@ -244,15 +250,16 @@ func TestMachinesOfAnotherCluster(t *testing.T) {
 
 // TestManyMachines are there when the first answer is, and cause one call, not one each.
 func TestManyMachines(t *testing.T) {
+	parallel(t)
 	const group, many = "many.example.org", 1200
-	c := administrator(t, shared.Config)
+	c := administrator(t, controlPlane(t).Config)
 	c.installMachines(t, group, "v1beta1")
 	for i := range many {
 		if err := c.Create(t.Context(), object(t, machineIn(group, fmt.Sprintf("m-%d", i), fmt.Sprintf("spec: {infrastructureRef: {name: node-%d}}", i)))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f := followMachines(t, shared.Config, group)
+	f := followMachines(t, controlPlane(t).Config, group)
 	f.finds(t, "node-0", "=Machine default/m-0")
 	for i := range many {
 		if entry, err := f.Lookup(t.Context(), fmt.Sprintf("node-%d", i), nil); err != nil || entry == nil {

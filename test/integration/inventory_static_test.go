@@ -32,11 +32,12 @@ func eventSays(t *testing.T, recorder *events.FakeRecorder, want string) {
 
 // TestStaticConfigMap goes through what may happen to one, under a role for just that one.
 func TestStaticConfigMap(t *testing.T) {
+	parallel(t)
 	l, recorder := &link{}, events.NewFakeRecorder(100)
 	role := allowStranger(t, "default", rbacv1.PolicyRule{
 		APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"csr-nodes"}, Verbs: []string{"list", "watch"},
 	})
-	source, err := inventory.NewStaticConfigMap(l.over(stranger()), types.NamespacedName{Namespace: "default", Name: "csr-nodes"}, logr.Discard())
+	source, err := inventory.NewStaticConfigMap(l.over(stranger(t)), types.NamespacedName{Namespace: "default", Name: "csr-nodes"}, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,20 +50,20 @@ func TestStaticConfigMap(t *testing.T) {
 
 	// Another one of another name is not looked at.
 	decoy := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes-2"}, Data: map[string]string{"nodes.yaml": "[{name: decoy}]"}}
-	create(t, admin, decoy)
+	create(t, admin(t), decoy)
 
 	nodes := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes"}}
 	write := func(text string) func() {
 		return func() {
 			t.Helper()
 			nodes.Data = map[string]string{"nodes.yaml": text}
-			if err := admin.Update(t.Context(), nodes); err != nil {
+			if err := admin(t).Update(t.Context(), nodes); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	// Bad from the start: there is no last good one.
-	f.wakes(t, "", func() { create(t, admin, nodes) })
+	f.wakes(t, "", func() { create(t, admin(t), nodes) })
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: has no key nodes.yaml")
 	eventSays(t, recorder, "Warning StaticListInvalid the list is refused, and nothing is known by it: ConfigMap default/csr-nodes: has no key nodes.yaml")
 
@@ -80,14 +81,14 @@ func TestStaticConfigMap(t *testing.T) {
 	f.finds(t, "node-1", `[10.0.0.1]`)
 	rules := role.Rules
 	role.Rules = nil
-	if err := admin.Update(t.Context(), role); err != nil {
+	if err := admin(t).Update(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	l.cut()
 	f.finds(t, "node-1", "grant list and watch on configmaps: ")
 	eventSays(t, recorder, "Warning StaticListMissing")
 	role.Rules = rules
-	if err := admin.Update(t.Context(), role); err != nil {
+	if err := admin(t).Update(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	f.finds(t, "node-1", `[10.0.0.1]`)
@@ -99,13 +100,13 @@ func TestStaticConfigMap(t *testing.T) {
 
 	// It goes, and with it what it said; another one that is bad does not bring that back.
 	f.wakes(t, "", func() {
-		if err := admin.Delete(t.Context(), nodes); err != nil {
+		if err := admin(t).Delete(t.Context(), nodes); err != nil {
 			t.Fatal(err)
 		}
 	})
 	f.finds(t, "node-1", "does not exist")
 	eventSays(t, recorder, "StaticListMissing")
 	another := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes"}, Data: map[string]string{"nodes.yaml": "oops"}}
-	create(t, admin, another)
+	create(t, admin(t), another)
 	f.finds(t, "node-1", "nodes.yaml:1: want a list of rows")
 }

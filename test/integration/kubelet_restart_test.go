@@ -97,6 +97,7 @@ func (k *kubelets) object(ctx context.Context, t *testing.T, name string) *certi
 
 // KEP-266 promises that a kubelet that restarts while its request is pending finds the same one again, by the same key.
 func TestKubeletRestart(t *testing.T) {
+	parallel(t)
 	k := startKubelets(t)
 	early := k.interrupt(t, "before-the-loop-runs")
 	k.startLoop(t, csrenv.Options{SkipRBAC: true})

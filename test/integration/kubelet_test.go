@@ -24,6 +24,7 @@ var (
 )
 
 func TestKubeletBootstrap(t *testing.T) {
+	parallel(t)
 	k := startKubelets(t)
 	k.startLoop(t, csrenv.Options{})
 	for name, test := range map[string]struct {
@@ -107,6 +108,7 @@ func (k *kubelets) rotate(t *testing.T, node *kubelet.Node, old *tls.Certificate
 }
 
 func TestKubeletRotation(t *testing.T) {
+	parallel(t)
 	k := startKubelets(t)
 	clock := clocktesting.NewFakeClock(time.Now())
 	k.startLoop(t, csrenv.Options{Clock: clock})

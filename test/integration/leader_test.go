@@ -19,8 +19,9 @@ import (
 
 // TestLeaderElection hands over when the leader stops: it gives the Lease back, and the standby is warm.
 func TestLeaderElection(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	first := startManager(t, serviceAccountConfig(t))
@@ -45,7 +46,7 @@ func leaderAfter(t *testing.T, before string) string {
 	t.Helper()
 	lease := &coordinationv1.Lease{}
 	eventually(t, "a new leader", func(ctx context.Context) error {
-		err := admin.Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: "csr-controller-manager"}, lease)
+		err := admin(t).Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: "csr-controller-manager"}, lease)
 		if err != nil {
 			return err
 		}
@@ -60,15 +61,16 @@ func leaderAfter(t *testing.T, before string) string {
 // TestStandbyQueuesNothing makes and deletes requests while another replica leads. The queues of the standby stay empty. When
 // it is elected, it finds the request that waits in its cache.
 func TestStandbyQueuesNothing(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	lease := leaseOfAnother(t)
 	p := startManager(t, serviceAccountConfig(t))
 	waiting := createRequest(t, as(t, "joiner"), nodeRequest(t, "waits"))
 	for i := range 20 {
-		if err := admin.Delete(t.Context(), createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprint("gone-", i)))); err != nil {
+		if err := admin(t).Delete(t.Context(), createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprint("gone-", i)))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -80,7 +82,7 @@ func TestStandbyQueuesNothing(t *testing.T) {
 			t.Errorf("the standby queues requests: %s", line)
 		}
 	}
-	if err := admin.Delete(t.Context(), lease); err != nil {
+	if err := admin(t).Delete(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
 	reaches(t, waiting, csr.Issued)
@@ -96,9 +98,9 @@ func leaseOfAnother(t *testing.T) *coordinationv1.Lease {
 			HolderIdentity: ptr.To("another"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now,
 		},
 	}
-	if err := client.IgnoreNotFound(admin.Delete(t.Context(), lease.DeepCopy())); err != nil {
+	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), lease.DeepCopy())); err != nil {
 		t.Fatal(err)
 	}
-	create(t, admin, lease)
+	create(t, admin(t), lease)
 	return lease
 }

@@ -20,27 +20,29 @@ import (
 
 // TestLedgerSeal: what a real API server stores when the ledger of a key is closed is all that is ever covered.
 func TestLedgerSeal(t *testing.T) {
+	parallel(t)
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "ledger-"}}
-	create(t, admin, space)
+	create(t, admin(t), space)
 	secret := types.NamespacedName{Namespace: space.Name, Name: "ca"}
 	ledgertest.Seal(t, "0123456789abcdef", time.Now(), func() *books.Book {
-		return books.NewBook(admin, admin, secret, clock.RealClock{})
+		return books.NewBook(admin(t), admin(t), secret, clock.RealClock{})
 	})
 }
 
 // TestGuardedSigner: a Secret as anybody makes it signs nothing; as a rotation writes it, it does, for whom it says and for
 // as long as it says, and the ledger knew before.
 func TestGuardedSigner(t *testing.T) {
+	parallel(t)
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "guarded-"}}
-	create(t, admin, space)
+	create(t, admin(t), space)
 	made := newCA(t)
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: space.Name, Name: "ca"}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{corev1.TLSCertKey: made.CertPEM, corev1.TLSPrivateKeyKey: made.KeyPEM},
 	}
-	create(t, admin, secret)
+	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Guarded(client.ObjectKeyFromObject(secret)))})
-	waiting := reaches(t, createRequest(t, admin, nodeRequest(t, "guarded")), csr.Approved)
+	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
 	hasEvent(t, waiting, "CANotProven", "holds no CA yet that is proven to be trusted")
 
 	ring := keyring.Ring{
@@ -50,11 +52,11 @@ func TestGuardedSigner(t *testing.T) {
 	if err := ring.WriteTo(secret.Data); err != nil {
 		t.Fatal(err)
 	}
-	if err := admin.Update(t.Context(), secret); err != nil {
+	if err := admin(t).Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
 	hasEvent(t, waiting, "LedgerUnavailable", "there is none")
-	book := books.NewBook(admin, admin, client.ObjectKeyFromObject(secret), clock.RealClock{})
+	book := books.NewBook(admin(t), admin(t), client.ObjectKeyFromObject(secret), clock.RealClock{})
 	if err := book.Open(t.Context(), load(t, made).KeyID()); err != nil {
 		t.Fatal(err)
 	}

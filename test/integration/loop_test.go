@@ -16,14 +16,14 @@ import (
 // startLoop runs the three controllers in process on the shared control plane, for the duration of the test.
 func startLoop(t testing.TB, opts csrenv.Options) *csrenv.Env {
 	t.Helper()
-	return startLoopAs(t, shared.Config, opts)
+	return startLoopAs(t, controlPlane(t).Config, opts)
 }
 
 // startLoopAs is startLoop with another user.
 func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) *csrenv.Env {
 	t.Helper()
 	if opts.CA == nil {
-		opts.CA = shared.CA
+		opts.CA = controlPlane(t).CA
 	}
 	opts.SkipRBAC = true
 	env, err := csrenv.Start(t.Context(), cfg, opts)

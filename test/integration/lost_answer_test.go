@@ -20,7 +20,8 @@ import (
 // landed. Each request is recorded as decided once. Each stored certificate is recorded as signed, and never as discarded.
 // A certificate that was not stored is written again, and no second one is made.
 func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
-	proxy, err := faults.Start(shared.Config, 1)
+	parallel(t)
+	proxy, err := faults.Start(controlPlane(t).Config, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,24 +2,42 @@
 package integration
 
 import (
+	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-
-	"github.com/go-logr/logr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// shared is the control plane of all tests but those that need one of their own; admin is its administrator.
+// parallelTests is the number of tests that run at a time. Most of them wait most of the time, so it exceeds the number of
+// processors.
+const parallelTests = 6
+
+// plane is a control plane that one test at a time has for itself, and its administrator.
+type plane struct {
+	*cluster.Cluster
+	admin client.WithWatch
+}
+
 var (
-	shared *cluster.Cluster
-	admin  client.WithWatch
+	// idle holds the control planes that have been started and that no test uses.
+	idle = make(chan *plane, parallelTests)
+	// turns maps the name of a test to its *turn.
+	turns sync.Map
+	// dir holds what all tests share, such as the binary.
+	dir string
 )
 
 func TestMain(m *testing.M) {
@@ -34,36 +52,130 @@ func TestMain(m *testing.M) {
 func runTests(m *testing.M) (code int, err error) {
 	log.SetLogger(logr.Discard())
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		return 1, fmt.Errorf("KUBEBUILDER_ASSETS is not set: run the tests with make test")
+		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	shared, err = cluster.Start(
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(parallelTests)); err != nil {
+		return 1, err
+	}
+	if dir, err = os.MkdirTemp("", "csr-integration-"); err != nil {
+		return 1, err
+	}
+	code = m.Run()
+	close(idle)
+	for each := range idle {
+		err = errors.Join(err, each.Stop())
+	}
+	return code, errors.Join(err, os.RemoveAll(dir))
+}
+
+// turn is a test's use of a control plane.
+type turn struct {
+	mu  sync.Mutex
+	has *plane // nil before the first use
+}
+
+// parallel lets the test run beside others, on a control plane that it has for itself.
+func parallel(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	unshared(t)
+}
+
+// unshared is parallel for a test that changes or reads what all tests of the process share, such as metrics.
+func unshared(t *testing.T) {
+	t.Helper()
+	mine := &turn{}
+	turns.Store(t.Name(), mine)
+	t.Cleanup(func() {
+		turns.Delete(t.Name())
+		if mine.has != nil {
+			idle <- mine.has
+		}
+	})
+}
+
+// turnOf returns that of the test that t is, or is a part of.
+func turnOf(t testing.TB) *turn {
+	t.Helper()
+	name, _, _ := strings.Cut(t.Name(), "/")
+	mine, ok := turns.Load(name)
+	if !ok {
+		t.Fatal("the test has called neither parallel nor unshared")
+	}
+	return mine.(*turn)
+}
+
+// planeOf returns the control plane of the test, and starts it if there is none that is idle.
+func planeOf(t testing.TB) *plane {
+	t.Helper()
+	mine := turnOf(t)
+	mine.mu.Lock()
+	defer mine.mu.Unlock()
+	if mine.has != nil {
+		return mine.has
+	}
+	select {
+	case mine.has = <-idle:
+	default:
+		started, err := startPlane()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine.has = started
+	}
+	return mine.has
+}
+
+// use makes p the control plane of the test, until t ends.
+func (p *plane) use(t *testing.T) {
+	t.Helper()
+	mine := turnOf(t)
+	mine.mu.Lock()
+	defer mine.mu.Unlock()
+	before := mine.has
+	mine.has = p
+	t.Cleanup(func() {
+		mine.mu.Lock()
+		defer mine.mu.Unlock()
+		mine.has = before
+	})
+}
+
+func startPlane() (*plane, error) {
+	started, err := cluster.Start(
 		cluster.Token{Token: "joiner-token", User: "joiner", UID: "j-1", Groups: "joiners"},
 		cluster.Token{Token: "stranger-token", User: "stranger", UID: "s-1", Groups: "strangers"},
 	)
 	if err != nil {
-		return 1, err
+		return nil, err
 	}
-	defer func() {
-		if stopped := shared.Stop(); stopped != nil && err == nil {
-			err = stopped
-		}
-	}()
-	if admin, err = client.NewWithWatch(shared.Config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
-		return 1, err
+	admin, err := client.NewWithWatch(started.Config, client.Options{Scheme: clientgoscheme.Scheme})
+	if err := errors.Join(err, rightVersion(started.Config)); err != nil {
+		return nil, errors.Join(err, started.Stop())
 	}
-	if err := rightVersion(); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
+	return &plane{started, admin}, nil
 }
 
-// rightVersion says whether the control plane is the one that K8S_VERSION asks for, if it is set.
-func rightVersion() error {
+// controlPlane returns the control plane of the test.
+func controlPlane(t testing.TB) *cluster.Cluster {
+	t.Helper()
+	return planeOf(t).Cluster
+}
+
+// admin returns a client of the administrator of the test's control plane.
+func admin(t testing.TB) client.WithWatch {
+	t.Helper()
+	return planeOf(t).admin
+}
+
+// rightVersion returns an error if the control plane is not the one that K8S_VERSION asks for, if it is set.
+func rightVersion(config *rest.Config) error {
 	want := os.Getenv("K8S_VERSION")
 	if want == "" {
 		return nil
 	}
-	server, err := discovery.NewDiscoveryClientForConfig(shared.Config)
+	server, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return err
 	}

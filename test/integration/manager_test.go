@@ -25,6 +25,7 @@ import (
 
 // TestManager runs the whole manager as it is shipped, under the shipped roles: without a CA, with one, with a bad one.
 func TestManager(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
@@ -38,8 +39,8 @@ func TestManager(t *testing.T) {
 	hasEvent(t, waiting, "CAMissing", "Secret csr-controller-manager-system/csr-signer does not exist")
 
 	// It appears: what waited is signed at once.
-	secret := signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM)
-	create(t, admin, secret)
+	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
+	create(t, admin(t), secret)
 	reaches(t, waiting, csr.Issued)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	if got := leaf(t, waiting).Subject.CommonName; got != "system:node:one" {
@@ -48,7 +49,7 @@ func TestManager(t *testing.T) {
 
 	// A bad one keeps the last good one working, and is reported.
 	secret.Data[corev1.TLSCertKey] = []byte("garbage")
-	if err := admin.Update(t.Context(), secret); err != nil {
+	if err := admin(t).Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
 	hasEvent(t, secret, "CAInvalid", "no PEM block of type CERTIFICATE", "the last good one stays in use")
@@ -62,7 +63,8 @@ func TestManager(t *testing.T) {
 
 // TestManagerWithNothingToCheckIsReady runs one part alone, as the split overlay does, without what could be unready.
 func TestManagerWithNothingToCheckIsReady(t *testing.T) {
-	p := startManager(t, shared.Config, "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
+	parallel(t)
+	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 }
 
@@ -101,7 +103,7 @@ func checkStop(t *testing.T, p *process) {
 		t.Errorf("stopped with %v, want a clean exit", err)
 	}
 	log := p.log(t)
-	for _, part := range secretParts(shared.CA.KeyPEM) {
+	for _, part := range secretParts(controlPlane(t).CA.KeyPEM) {
 		if strings.Contains(log, part) {
 			t.Error("the log holds the key")
 		}
@@ -121,6 +123,7 @@ func secretParts(keyPEM []byte) []string {
 
 // TestManagerCleans deletes what is due when the manager starts, and what becomes due while it runs.
 func TestManagerCleans(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
@@ -137,18 +140,18 @@ cleaning:
 		obj.Name, obj.UID, obj.CreationTimestamp = "stored-a-day-ago", "u-1", metav1.NewTime(time.Now().Add(-25*time.Hour))
 		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 	})
-	if err := shared.Store(t.Context(), "certificatesigningrequests/"+old.Name, old); err != nil {
+	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+old.Name, old); err != nil {
 		t.Fatal(err)
 	}
-	fresh := createRequest(t, admin, nodeRequest(t, "fresh"))
-	short := createRequest(t, admin, nodeRequest(t, "short", func(obj *request) {
+	fresh := createRequest(t, admin(t), nodeRequest(t, "fresh"))
+	short := createRequest(t, admin(t), nodeRequest(t, "short", func(obj *request) {
 		obj.Spec.SignerName = certificatesv1.KubeletServingSignerName
 	}))
 	approve(t, short)
 	startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", file)
 	for _, obj := range []*request{old, short} {
 		eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
-			err := admin.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+			err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj)
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
@@ -159,6 +162,7 @@ cleaning:
 }
 
 func TestManagerRefusesBadConfiguration(t *testing.T) {
+	parallel(t)
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)

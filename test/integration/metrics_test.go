@@ -21,7 +21,7 @@ import (
 // tokenReviews returns how many TokenReviews the API server has answered.
 func tokenReviews(t *testing.T) (total float64) {
 	t.Helper()
-	set, err := kubernetes.NewForConfig(shared.Config)
+	set, err := kubernetes.NewForConfig(controlPlane(t).Config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,13 +45,14 @@ func tokenReviews(t *testing.T) (total float64) {
 // TestRandomTokensCostFewReviews: whoever reaches the port of the metrics makes the API server review at most a few tokens a
 // second, and a scraper whose token was reviewed before is still served.
 func TestRandomTokensCostFewReviews(t *testing.T) {
+	parallel(t)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-metrics-flood"},
 		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
 	}
-	create(t, admin, role)
+	create(t, admin(t), role)
 	grant(t, "joiner", role.Name)
-	p := startManager(t, shared.Config, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
+	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 40}}
 	scrape := func(ctx context.Context, token string) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.metrics+"/metrics", nil)

@@ -24,8 +24,9 @@ import (
 // TestCostlySubjectsCostNothing has a user who may only create requests ask for subjects of 60,000 attributes, which
 // used to keep a manager busy for minutes. Another request is served meanwhile.
 func TestCostlySubjectsCostNothing(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	manager := startManager(t, serviceAccountConfig(t))
 	manager.answers(t, manager.probes, "/readyz", 200)
 	grant(t, "stranger", mayCreate)
@@ -41,7 +42,7 @@ func TestCostlySubjectsCostNothing(t *testing.T) {
 	for _, obj := range all {
 		hasEvent(t, obj, "RequestTooLarge", "spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)")
 	}
-	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 	time.Sleep(5 * time.Second) // time to look again
 	if used := manager.cpuSeconds(t) - before; used > 5 {
 		t.Errorf("four requests took %.1f CPU-seconds", used)
@@ -75,13 +76,14 @@ func (p *process) cpuSeconds(t *testing.T) (seconds float64) {
 
 // TestOversizeKeyIsNotSigned asks with an RSA key of 16,384 bits, which the API server lets in.
 func TestOversizeKeyIsNotSigned(t *testing.T) {
+	parallel(t)
 	startLoop(t, csrenv.Options{})
 	huge, err := os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ask := func() *request {
-		return createRequest(t, admin, nodeRequest(t, "a", func(obj *request) {
+		return createRequest(t, admin(t), nodeRequest(t, "a", func(obj *request) {
 			obj.Spec.SignerName, obj.Spec.Request = certificatesv1.KubeAPIServerClientKubeletSignerName, huge
 		}))
 	}
@@ -92,12 +94,13 @@ func TestOversizeKeyIsNotSigned(t *testing.T) {
 	if failed := reaches(t, pending, csr.Failed).Status.Conditions[1]; failed.Reason != "KeyNotPermitted" || failed.Message != message {
 		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
 	}
-	reaches(t, createRequest(t, admin, nodeRequest(t, "good")), csr.Issued)
+	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 }
 
 // TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that etcd has room for a Failed condition and not
 // for a certificate: none is made. A slightly smaller one gets its certificate.
 func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
+	parallel(t)
 	records := filepath.Join(t.TempDir(), "audit.log")
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver, o.Audit = nil, openAudit(t, records) }})
 	const limit = 1536 << 10 // etcd's --max-request-bytes
@@ -127,7 +130,7 @@ func storeLarge(t *testing.T, size int) *request {
 			obj.Labels[fmt.Sprintf("%s/a%05d", prefix, len(obj.Labels))] = ""
 		}
 	}
-	create(t, admin, obj)
+	create(t, admin(t), obj)
 	approve(t, obj)
 	return obj
 }

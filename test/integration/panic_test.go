@@ -19,6 +19,7 @@ var parsePKCS10 func([]byte) (*x509.CertificateRequest, error)
 // TestPanicOfTheParserEndsNothing has a parser that panics for the requests of one node, as it is called by informers,
 // queues and workers: when such a request is there at the start, comes, changes, is approved and goes. Others are served.
 func TestPanicOfTheParserEndsNothing(t *testing.T) {
+	unshared(t)
 	original, panics := parsePKCS10, atomic.Int64{}
 	parsePKCS10 = func(der []byte) (*x509.CertificateRequest, error) {
 		parsed, err := original(der)
@@ -29,7 +30,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 		return parsed, err
 	}
 	t.Cleanup(func() { parsePKCS10 = original }) // after the loop has stopped
-	bad := func() *request { return createRequest(t, admin, nodeRequest(t, "panics")) }
+	bad := func() *request { return createRequest(t, admin(t), nodeRequest(t, "panics")) }
 	first, approved := bad(), bad()
 	approve(t, approved)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
@@ -50,7 +51,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 	hasEvent(t, serving, "InternalError")
 
 	first.Labels = map[string]string{"a": "b"}
-	if err := admin.Update(t.Context(), first); err != nil {
+	if err := admin(t).Update(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	newNode(t, "panics", "192.0.2.1") // wakes what waits for it
@@ -62,7 +63,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 		if state := csr.StateOf(reload(t, obj)); state != csr.Pending && state != csr.Approved {
 			t.Errorf("%s is %s", obj.Name, state)
 		}
-		if err := admin.Delete(t.Context(), obj); err != nil {
+		if err := admin(t).Delete(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -29,7 +29,7 @@ const systemNamespace = "csr-controller-manager-system"
 
 // binary builds the manager once.
 var binary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(shared.Dir, "csr-controller-manager")
+	path := filepath.Join(dir, "csr-controller-manager")
 	return path, cluster.BuildManager(context.Background(), "../..", path)
 })
 
@@ -43,7 +43,7 @@ func installRBAC(t *testing.T) {
 func apply(t *testing.T, folder string) {
 	t.Helper()
 	for _, obj := range rendered(t, folder) {
-		if err := admin.Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := admin(t).Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
@@ -80,10 +80,10 @@ func serviceAccountConfig(t *testing.T) *rest.Config {
 func tokenOf(t *testing.T, account *corev1.ServiceAccount) *rest.Config {
 	t.Helper()
 	token := &authenticationv1.TokenRequest{}
-	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
+	if err := admin(t).SubResource("token").Create(t.Context(), account, token); err != nil {
 		t.Fatal(err)
 	}
-	cfg := rest.AnonymousClientConfig(shared.Config)
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken = token.Status.Token
 	return cfg
 }
@@ -103,12 +103,12 @@ func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 		t.Fatal(err)
 	}
 	name := strings.ReplaceAll(t.Name(), "/", "-")
-	kubeconfig, err := shared.WriteKubeconfig(name, cfg)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig(name, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &process{probes: freeAddress(t), metrics: freeAddress(t)}
-	p.Process, err = shared.StartProcess(name, path, append([]string{
+	p.Process, err = controlPlane(t).StartProcess(name, path, append([]string{
 		"--kubeconfig", kubeconfig, "--signing-secret", systemNamespace + "/csr-signer",
 		"--leader-elect-resource-namespace", systemNamespace, "-v", "1",
 		"--health-probe-bind-address", p.probes, "--metrics-bind-address", p.metrics,

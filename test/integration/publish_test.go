@@ -71,9 +71,10 @@ func wantState(t *testing.T, what string, state trust.State, parts ...string) {
 
 // TestPublishToConfigMaps writes one key of a ConfigMap, only if it must, and says what keeps it from that.
 func TestPublishToConfigMaps(t *testing.T) {
-	p := publisher(t, shared.Config)
+	parallel(t)
+	p := publisher(t, controlPlane(t).Config)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
-	create(t, admin, namespace)
+	create(t, admin(t), namespace)
 	bundle := trust.Bundle(time.Now(), certificate(t, newCA(t)), certificate(t, newCA(t)))
 	ours := trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}
 	wanted := trust.Wanted{Bundle: bundle, Authority: "cluster", ConfigMaps: []trust.ConfigMapKey{ours}}
@@ -81,7 +82,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wantState(t, "made", p.Publish(t.Context(), wanted))
 	read := func() *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
-		if err := admin.Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj); err != nil {
+		if err := admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj); err != nil {
 			t.Fatal(err)
 		}
 		return obj
@@ -99,7 +100,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	// Somebody else changes ours, and adds what is theirs.
 	obj.Data["ca.crt"], obj.Data["else"], obj.Labels = "spoilt", "kept", map[string]string{"team": "a"}
 	obj.BinaryData = map[string][]byte{"more": {0xff}}
-	if err := admin.Update(t.Context(), obj); err != nil {
+	if err := admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not as it should be")
@@ -109,7 +110,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	}
 	delete(obj.Data, "ca.crt")
 	obj.BinaryData["ca.crt"] = bundle
-	if err := admin.Update(t.Context(), obj); err != nil {
+	if err := admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 	wantState(t, "as binary data", p.Published(t.Context(), wanted), "is not as it should be")
@@ -119,7 +120,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	// One that can't be written does not keep the others from it.
 	obj = read()
 	obj.Immutable = ptr.To(true)
-	if err := admin.Update(t.Context(), obj); err != nil {
+	if err := admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
 	wanted.Bundle = trust.Bundle(time.Now(), certificate(t, newCA(t)))
@@ -134,41 +135,44 @@ func TestPublishToConfigMaps(t *testing.T) {
 
 // TestPublishNeedsRights: each lacking one is named.
 func TestPublishNeedsRights(t *testing.T) {
-	p := publisher(t, withToken("stranger-token"))
-	wanted := trust.Wanted{Bundle: shared.CA.CertPEM, Authority: "cluster", ConfigMaps: []trust.ConfigMapKey{{Namespace: "default", Name: "trusted", Key: "ca.crt"}}}
+	parallel(t)
+	p := publisher(t, withToken(t, "stranger-token"))
+	wanted := trust.Wanted{Bundle: controlPlane(t).CA.CertPEM, Authority: "cluster", ConfigMaps: []trust.ConfigMapKey{{Namespace: "default", Name: "trusted", Key: "ca.crt"}}}
 	wantState(t, "without", p.Publish(t.Context(), wanted), "grant the manager get and update on configmaps trusted in namespace default, and create on configmaps there")
 }
 
 // TestPublishAtTheSameTime: two writers of different keys of one ConfigMap lose nothing of each other.
 func TestPublishAtTheSameTime(t *testing.T) {
+	parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
-	create(t, admin, namespace)
+	create(t, admin(t), namespace)
 	const writers = 3
 	ended := make(chan trust.State)
 	for i := range writers {
-		p := publisher(t, shared.Config)
+		p := publisher(t, controlPlane(t).Config)
 		go func() {
-			ended <- p.Publish(t.Context(), trust.Wanted{Bundle: shared.CA.CertPEM, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: fmt.Sprint("ca-", i)}}})
+			ended <- p.Publish(t.Context(), trust.Wanted{Bundle: controlPlane(t).CA.CertPEM, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: fmt.Sprint("ca-", i)}}})
 		}()
 	}
 	for range writers {
 		wantState(t, "one of several", <-ended)
 	}
 	obj := &corev1.ConfigMap{}
-	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace.Name, Name: "trusted"}, obj); err != nil || len(obj.Data) != writers {
+	if err := admin(t).Get(t.Context(), client.ObjectKey{Namespace: namespace.Name, Name: "trusted"}, obj); err != nil || len(obj.Data) != writers {
 		t.Errorf("it holds %d keys, error %v", len(obj.Data), err)
 	}
 }
 
 // TestPublishIsNotLate: who publishes what is not wanted any more writes over nothing that came after it.
 func TestPublishIsNotLate(t *testing.T) {
+	parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
-	create(t, admin, namespace)
+	create(t, admin(t), namespace)
 	at := []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}, {Namespace: namespace.Name, Name: "second", Key: "ca.crt"}}
 	outdated := errors.New("somebody has gone on")
 	for name, there := range map[string]string{"made": "", "changed": string(newCA(t).CertPEM)} {
 		t.Run(name, func(t *testing.T) {
-			p, latest := publisher(t, shared.Config), trust.Wanted{Bundle: newCA(t).CertPEM, ConfigMaps: at}
+			p, latest := publisher(t, controlPlane(t).Config), trust.Wanted{Bundle: newCA(t).CertPEM, ConfigMaps: at}
 			if there != "" {
 				wantState(t, "before", p.Publish(t.Context(), trust.Wanted{Bundle: []byte(there), ConfigMaps: at}))
 			}
@@ -209,7 +213,8 @@ func bundlesByDefault(t *testing.T, cfg *rest.Config) string {
 
 // TestClusterTrustBundlesByDefault publishes on an API server as it comes: for Kubernetes' signers and for a custom one.
 func TestClusterTrustBundlesByDefault(t *testing.T) {
-	want, p := bundlesByDefault(t, shared.Config), publisher(t, shared.Config)
+	parallel(t)
+	want, p := bundlesByDefault(t, controlPlane(t).Config), publisher(t, controlPlane(t).Config)
 	wanted := trust.Wanted{Bundle: newCA(t).CertPEM, Authority: "by-default", Signers: []string{"kubernetes.io/kubelet-serving", "example.com/client"}}
 	state := p.Publish(t.Context(), wanted)
 	wantState(t, "published", state)
@@ -219,7 +224,7 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 	if want == "" {
 		return
 	}
-	bundles := bundlesOf(t, shared.Config, want)
+	bundles := bundlesOf(t, controlPlane(t).Config, want)
 	for _, signer := range wanted.Signers {
 		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
 	}
@@ -232,6 +237,7 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 
 // TestPublishToClusterTrustBundles on an API server that serves none, then does, then only an older version, and none again.
 func TestPublishToClusterTrustBundles(t *testing.T) {
+	parallel(t)
 	c, own := ownCluster(t, cluster.Token{Token: "publisher-token", User: "publisher", UID: "p-1"})
 	restart := func(gate, versions string) {
 		t.Helper()

@@ -14,17 +14,18 @@ import (
 // TestRequestLimitsPolicy has the policy in config/request-limits refuse requests of more bytes than
 // the manager reads and those with a finalizer, and nothing else.
 func TestRequestLimitsPolicy(t *testing.T) {
+	parallel(t)
 	apply(t, "request-limits")
 	t.Cleanup(func() {
 		for _, obj := range rendered(t, "request-limits") {
-			if err := client.IgnoreNotFound(admin.Delete(context.Background(), obj)); err != nil {
+			if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	ask := func(data []byte) error {
 		obj := nodeRequest(t, "a", func(obj *request) { obj.Spec.Request = data })
-		return admin.Create(t.Context(), obj, client.DryRunAll)
+		return admin(t).Create(t.Context(), obj, client.DryRunAll)
 	}
 	fill := func(data []byte, size int) []byte { return append(data, strings.Repeat("#", size-len(data))...) }
 	small := payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}})
@@ -51,7 +52,7 @@ func TestRequestLimitsPolicy(t *testing.T) {
 		}
 	}
 	kept := nodeRequest(t, "a", func(obj *request) { obj.Finalizers = []string{"example.com/kept"} })
-	if err := admin.Create(t.Context(), kept, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "no finalizers") {
+	if err := admin(t).Create(t.Context(), kept, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "no finalizers") {
 		t.Errorf("a request with a finalizer: error %v", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 // TestRotationAdmission asks for every operation, and some that are none, in every phase: the policy in config/rotation/admission
 // says what api/v1alpha1 does.
 func TestRotationAdmission(t *testing.T) {
+	parallel(t)
 	api := authorities(t)
 	apply(t, "rotation/admission")
 	t.Cleanup(func() { unapplyAdmission(t) })
@@ -95,7 +96,7 @@ func unapplyAdmission(t *testing.T) {
 		obj := &unstructured.Unstructured{}
 		obj.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
 		obj.SetName("csr-rotation-operations")
-		if err := admin.Delete(context.Background(), obj); err != nil {
+		if err := admin(t).Delete(context.Background(), obj); err != nil {
 			t.Error(err)
 		}
 	}

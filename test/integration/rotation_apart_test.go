@@ -12,6 +12,7 @@ import (
 // TestUnreachableAPIServersDelayNoOtherAuthority: an authority whose API servers accept connections and never answer is asked
 // for ten seconds at a time. Another authority settles meanwhile, though a break of three seconds begins its proof anew.
 func TestUnreachableAPIServersDelayNoOtherAuthority(t *testing.T) {
+	parallel(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts, and nobody reads
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 
 // TestAuthorities goes with an authority for each through what may become of one. They share an API server.
 func TestAuthorities(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	r.feed(t)
 	for name, test := range map[string]func(*testing.T, *rotating){

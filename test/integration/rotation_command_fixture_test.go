@@ -24,7 +24,7 @@ func authorities(t *testing.T) client.Client {
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
-	api, err := client.New(shared.Config, client.Options{Scheme: scheme})
+	api, err := client.New(controlPlane(t).Config, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ func runRotation(t *testing.T, cfg *rest.Config, args ...string) (output string,
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig, err := shared.WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-rotation", cfg)
+	kubeconfig, err := controlPlane(t).WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-rotation", cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,11 +65,12 @@ func operator(t *testing.T) (api client.Client, user *rest.Config) {
 	t.Helper()
 	api = installRotation(t)
 	grant(t, "stranger", "csr-rotation-operator")
-	return api, tokenConfig("stranger")
+	return api, tokenConfig(t, "stranger")
 }
 
 // TestRotationCommand goes through a rotation as an operator, against a manager that plays its part.
 func TestRotationCommand(t *testing.T) {
+	parallel(t)
 	api, user := operator(t)
 	completed, preparing, prepared, completing, moved := statuses()
 	accepted := *prepared.DeepCopy()
@@ -104,39 +105,42 @@ func TestRotationCommand(t *testing.T) {
 
 // TestRotationCommandWaits: what does not happen is said at the end of the time, and the exit code with it.
 func TestRotationCommandWaits(t *testing.T) {
+	parallel(t)
 	api := authorities(t)
 	completed, preparing, _, _, _ := statuses()
 	obj := newAuthority(t, api, "rotation-waits", completed)
-	output, code := runRotation(t, shared.Config, "start", obj.Name, "--wait=false")
+	output, code := runRotation(t, controlPlane(t).Config, "start", obj.Name, "--wait=false")
 	says(t, output, code, 0, "rotation-waits: asked for rotate-start")
-	output, code = runRotation(t, shared.Config, "attest", obj.Name, "--yes")
+	output, code = runRotation(t, controlPlane(t).Config, "attest", obj.Name, "--yes")
 	says(t, output, code, 1, "adoption-attested is refused: rotate-start was asked for, and the manager has not taken it yet; allowed now: rotate-start, adoption-attested")
-	output, code = runRotation(t, shared.Config, "start", obj.Name, "--timeout=1500ms")
+	output, code = runRotation(t, controlPlane(t).Config, "start", obj.Name, "--timeout=1500ms")
 	says(t, output, code, 1, "not done within 1.5s: the manager has not taken rotate-start yet")
 	obj = newAuthority(t, api, "rotation-waits-on", completed)
 	defer plays(t, api, obj.Name, map[v1alpha1.Operation]answer{v1alpha1.RotateStart: {statuses: []v1alpha1.SigningAuthorityStatus{preparing}}})()
-	output, code = runRotation(t, shared.Config, "start", obj.Name, "--timeout=3s")
+	output, code = runRotation(t, controlPlane(t).Config, "start", obj.Name, "--timeout=3s")
 	says(t, output, code, 1, "Preparing, generation 2, waits for 10.0.0.9:6443 to trust it", "not done within 3s: Preparing", "the manager goes on")
-	output, code = runRotation(t, shared.Config, "status", "nobody")
+	output, code = runRotation(t, controlPlane(t).Config, "status", "nobody")
 	says(t, output, code, 1, `signingauthorities.csr-controller-manager.io "nobody" not found`)
 }
 
 // TestRotationCommandRefusedUnseen: a manager that leaves no Event has refused all the same.
 func TestRotationCommandRefusedUnseen(t *testing.T) {
+	parallel(t)
 	api := authorities(t)
 	_, _, prepared, _, _ := statuses()
 	obj := newAuthority(t, api, "rotation-unseen", prepared)
 	defer plays(t, api, obj.Name, nil)()
-	output, code := runRotation(t, shared.Config, "rollback", obj.Name, "--timeout=20s")
+	output, code := runRotation(t, controlPlane(t).Config, "rollback", obj.Name, "--timeout=20s")
 	says(t, output, code, 1, "rotate-rollback is refused, and no Event says why; allowed now: rotate-complete, rotate-rollback")
 }
 
 // TestRotationCommandStatus reads as an operator, and as somebody who may see SigningAuthorities alone.
 func TestRotationCommandStatus(t *testing.T) {
+	parallel(t)
 	api, user := operator(t)
 	_, _, prepared, _, _ := statuses()
 	obj := newAuthority(t, api, "csr-signer", prepared) // the Secret that the shipped roles are for
-	create(t, admin, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rotation-status-unknown"}})
+	create(t, admin(t), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rotation-status-unknown"}})
 	nodes := issuedledger.NewNodes(api, api, types.NamespacedName{Namespace: "default", Name: obj.Name}, clock.RealClock{})
 	nodes.Note(issuedledger.Certificate{
 		Node: "rotation-status-old", Signer: "kubernetes.io/kube-apiserver-client-kubelet", KeyID: "one",
@@ -157,8 +161,8 @@ func TestRotationCommandStatus(t *testing.T) {
 	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared, generation 2", "rotation-status-old (no Node any more)", "rotation-status-unknown")
 
 	grant(t, "joiner", "csr-signing-authorities-view")
-	output, code = runRotation(t, tokenConfig("joiner"), "status", obj.Name)
+	output, code = runRotation(t, tokenConfig(t, "joiner"), "status", obj.Name)
 	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared", "you may not: it needs get on the configmaps csr-signer-nodes-00 to -0f in namespace default", "you may not: it needs list on nodes")
-	output, code = runRotation(t, tokenConfig("joiner"), "rollback", obj.Name)
+	output, code = runRotation(t, tokenConfig(t, "joiner"), "rollback", obj.Name)
 	says(t, output, code, 1, "cannot patch resource")
 }

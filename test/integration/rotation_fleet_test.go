@@ -56,6 +56,7 @@ type member struct {
 // TestFleet has client-go's certificate managers talk to the API server while its client CA is replaced, until nothing of the old
 // one is left.
 func TestFleet(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	r.feed(t)
 	stolen := signedBy(t, load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)

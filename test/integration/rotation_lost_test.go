@@ -72,6 +72,7 @@ func testNoBackup(t *testing.T, r *rotating) {
 // TestRootAboveIsNamed: while an API server trusts a CA above the one that retires, the completion is refused, as it would never
 // end.
 func TestRootAboveIsNamed(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	root := intermediateOf(t, newCA(t)) // which may have CAs below it
 	first, second := intermediateOf(t, root), intermediateOf(t, root)

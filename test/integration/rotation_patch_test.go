@@ -32,7 +32,7 @@ func installRotation(t *testing.T) client.Client {
 	apply(t, "rotation")
 	t.Cleanup(func() { // it lets the manager read the Secret, which others try to take away
 		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-rotation"}}
-		if err := client.IgnoreNotFound(admin.Delete(context.Background(), binding)); err != nil {
+		if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), binding)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -55,8 +55,8 @@ func patchesOf(t *testing.T, obj *v1alpha1.SigningAuthority, config *rest.Config
 	return patches{obj, as}
 }
 
-func userConfig(user string) *rest.Config {
-	config := rest.CopyConfig(shared.Config)
+func userConfig(t *testing.T, user string) *rest.Config {
+	config := rest.CopyConfig(controlPlane(t).Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
 	return config
 }
@@ -79,6 +79,7 @@ func (p patches) serverSide(ctx context.Context, name, fields string) error {
 // TestRotationAdmissionOfPatches has who has an operator's role try to change more than the annotation, in each way that
 // there is to patch.
 func TestRotationAdmissionOfPatches(t *testing.T) {
+	parallel(t)
 	api := installRotation(t)
 	grant(t, "rotation-patcher", "csr-rotation-operator")
 	obj := newAuthority(t, api, "rotation-patch", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
@@ -94,7 +95,7 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	p := patchesOf(t, obj, userConfig("rotation-patcher"), api.Scheme())
+	p := patchesOf(t, obj, userConfig(t, "rotation-patcher"), api.Scheme())
 	p.awaitPolicy(t)
 	for what, patch := range map[string]string{
 		"who is asked":            `{"spec":{"verification":{"apiServers":["192.0.2.1:443"]}}}`,
@@ -165,11 +166,12 @@ func (p patches) wantRBAC(t *testing.T) {
 
 // TestRotationAdmissionOfUpdates has who may update as well change what he likes, in each way.
 func TestRotationAdmissionOfUpdates(t *testing.T) {
+	parallel(t)
 	api := installRotation(t)
 	const owner = "rotation-owner"
 	grantAuthorities(t, owner, "patch", "update")
 	obj := newAuthority(t, api, "rotation-update", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
-	p := patchesOf(t, obj, userConfig(owner), api.Scheme())
+	p := patchesOf(t, obj, userConfig(t, owner), api.Scheme())
 	eventually(t, "the role holds", func(ctx context.Context) error { return p.merge(ctx, publishMine) })
 	changed := obj.DeepCopy()
 	changed.Spec.Verification.APIServers = []string{"192.0.2.1:443"}
@@ -187,6 +189,7 @@ func TestRotationAdmissionOfUpdates(t *testing.T) {
 
 // TestRotationAdmissionOfTheManager has the manager's identity do what it does, and nothing to the spec.
 func TestRotationAdmissionOfTheManager(t *testing.T) {
+	parallel(t)
 	api := installRotation(t)
 	obj := newAuthority(t, api, "rotation-manager", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
 	p := patchesOf(t, obj, serviceAccountConfig(t), api.Scheme())
@@ -225,11 +228,11 @@ func grantAuthorities(t *testing.T, user string, verbs ...string) {
 			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
 		},
 	} {
-		if err := admin.Create(t.Context(), obj); err != nil {
+		if err := admin(t).Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := admin.Delete(context.Background(), obj); err != nil {
+			if err := admin(t).Delete(context.Background(), obj); err != nil {
 				t.Error(err)
 			}
 		})

@@ -15,6 +15,7 @@ import (
 // TestSpecBounds has the API server refuse what would let go of the old CA too early, sign nothing, or write over what is
 // noted. A rule that the API server does not take would fail all of it.
 func TestSpecBounds(t *testing.T) {
+	parallel(t)
 	api := authorities(t)
 	lasts := func(value time.Duration) *metav1.Duration { return &metav1.Duration{Duration: value} }
 	to := func(namespace, name string) v1alpha1.Trust {
@@ -59,6 +60,7 @@ func TestSpecBounds(t *testing.T) {
 
 // TestASignerThatAPIServersVerifyMayCome: an authority takes one more of them in place, and no other.
 func TestASignerThatAPIServersVerifyMayCome(t *testing.T) {
+	parallel(t)
 	api := authorities(t)
 	const serving, users, kubelets, custom = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "example.com/spec"
 	for name, test := range map[string]struct {

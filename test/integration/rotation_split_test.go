@@ -24,6 +24,7 @@ import (
 // TestRotationSplit rotates with config/overlays/split and its component rotation: signer and rotation are two processes, each
 // with the flags of its Deployment and a token of its ServiceAccount, and get along with what these may.
 func TestRotationSplit(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	r.bring(t, "csr-signer", r.CA)
 	for _, obj := range rendered(t, "../test/manifests/testdata/split-rotation") {

@@ -24,6 +24,7 @@ func (r *rotating) waitsFor(t *testing.T, name string, phase v1alpha1.Phase, par
 
 // TestAggregatedAPIServerIsWaitedFor: while it accepts the old CA, the old key is not destroyed.
 func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	startAggregated(t, r.Cluster, r.admin)
 	stop := r.feed(t)
@@ -51,6 +52,7 @@ func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
 
 // TestManagerDiesInEachPhase, and another one goes on.
 func TestManagerDiesInEachPhase(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	stop := r.run(t, everything(t, time.Hour, clientSigners("signing-ca")))
 	dies := func() {

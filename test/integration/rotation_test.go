@@ -61,6 +61,7 @@ func (r *rotating) secret(t *testing.T, name string) *corev1.Secret {
 
 // TestRotation goes through all phases with a real API server whose client CA file follows what is published.
 func TestRotation(t *testing.T) {
+	parallel(t)
 	r := startRotating(t)
 	r.run(t, controllers.Options{Rotation: &rotation.Reconciler{}})
 	r.authority(t, "cluster", "signing-ca", nil)

@@ -19,12 +19,13 @@ import (
 // TestSecondSignerIsReported stores certificates by hand and by the real kube-controller-manager, beside a manager that
 // signs for the same signers under the shipped roles.
 func TestSecondSignerIsReported(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	apply(t, "node-block-list")
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	blockList(t, "second-theirs\n") // the manager signs nothing for it
 	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--controllers=signer", "--node-block-list="+blockListName)
-	w := &takeover{Cluster: shared, admin: admin}
+	w := &takeover{Cluster: controlPlane(t), admin: admin(t)}
 
 	own := approvedClient(t, "second-own")
 	w.reaches(t, own, csr.Issued)
@@ -32,21 +33,21 @@ func TestSecondSignerIsReported(t *testing.T) {
 		t.Errorf("the manager stores certificates as %q", by)
 	}
 
-	manual := createRequest(t, admin, nodeRequest(t, "second-manual"))
+	manual := createRequest(t, admin(t), nodeRequest(t, "second-manual"))
 	manual.Status.Certificate = own.Status.Certificate
-	if err := admin.Status().Update(t.Context(), manual, client.FieldOwner("kubectl-edit")); err != nil {
+	if err := admin(t).Status().Update(t.Context(), manual, client.FieldOwner("kubectl-edit")); err != nil {
 		t.Fatal(err)
 	}
 	secondSignerEvent(t, manual, `field manager "kubectl-edit" has stored the certificate of this request`)
 
 	theirs := w.start(t, "second-kcm", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--controllers=csrsigning", "--secure-port=0", "--use-service-account-credentials=false",
-		"--cluster-signing-cert-file", w.caFile(t, "second-ca.crt", shared.CA.CertPEM), "--cluster-signing-key-file", w.caFile(t, "second-ca.key", shared.CA.KeyPEM))
+		"--cluster-signing-cert-file", w.caFile(t, "second-ca.crt", controlPlane(t).CA.CertPEM), "--cluster-signing-key-file", w.caFile(t, "second-ca.key", controlPlane(t).CA.KeyPEM))
 	t.Cleanup(func() {
 		for _, name := range []string{"second-ca.crt", "second-ca.key"} {
-			_ = os.Remove(filepath.Join(shared.Dir, name))
+			_ = os.Remove(filepath.Join(controlPlane(t).Dir, name))
 		}
 	})
-	approved := createRequest(t, admin, nodeRequest(t, "second-theirs"))
+	approved := createRequest(t, admin(t), nodeRequest(t, "second-theirs"))
 	approve(t, approved)
 	w.reaches(t, approved, csr.Issued)
 	end(t, theirs)

@@ -30,17 +30,18 @@ import (
 
 // TestAuditLog compares the records of what is issued, refused and failed with what the API server holds.
 func TestAuditLog(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	grant(t, "stranger", mayCreate)
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	path := filepath.Join(t.TempDir(), "audit.log")
 	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--audit-log-path", path, "--self-check-interval=0")
 	issued := reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "a")), csr.Issued)
 	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "b"))
 	hasEvent(t, refused, "NotAuthorized")
-	broken := createRequest(t, admin, nodeRequest(t, "c", func(obj *request) {
+	broken := createRequest(t, admin(t), nodeRequest(t, "c", func(obj *request) {
 		obj.Spec.SignerName, obj.Spec.Usages = "kubernetes.io/kube-apiserver-client", append(obj.Spec.Usages, "server auth")
 	}))
 	approve(t, broken)
@@ -59,7 +60,7 @@ func TestAuditLog(t *testing.T) {
 	}
 	decided, signed, waits, fails := about(issued), about(issued), about(refused), about(broken)
 	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
-	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), keyID(t, shared.CA.CertPEM)
+	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), keyID(t, controlPlane(t).CA.CertPEM)
 	signed.NotBefore, signed.NotAfter = &cert.NotBefore, &cert.NotAfter
 	signed.CertificateSHA256 = fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
@@ -122,13 +123,14 @@ func auditRecords(t *testing.T, path string) []audit.Record {
 
 // TestSecureMetrics serves metrics to who may get them, and to nobody else.
 func TestSecureMetrics(t *testing.T) {
+	parallel(t)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-metrics-reader"},
 		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
 	}
-	create(t, admin, role)
+	create(t, admin(t), role)
 	grant(t, "joiner", role.Name)
-	p := startManager(t, shared.Config, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
+	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
 	trusting := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	for token, status := range map[string]int{
 		"": http.StatusUnauthorized, "nonsense": http.StatusInternalServerError, // controller-runtime's answer
@@ -161,7 +163,8 @@ func TestSecureMetrics(t *testing.T) {
 
 // TestRequestsAreCountedAtScrape follows the gauges up and down, on a standby too.
 func TestRequestsAreCountedAtScrape(t *testing.T) {
-	if err := admin.DeleteAllOf(t.Context(), &request{}); err != nil { // what tests before have left
+	parallel(t)
+	if err := admin(t).DeleteAllOf(t.Context(), &request{}); err != nil { // what tests before have left
 		t.Fatal(err)
 	}
 	installRBAC(t)
@@ -171,9 +174,9 @@ func TestRequestsAreCountedAtScrape(t *testing.T) {
 	const other = `csr_requests{signer="other",state="Denied"} `
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"0", other+"0",
 		`csr_requests_oldest_seconds{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 0`)
-	first := createRequest(t, admin, nodeRequest(t, "a"))
-	createRequest(t, admin, nodeRequest(t, "b"))
-	foreign := createRequest(t, admin, nodeRequest(t, "c", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
+	first := createRequest(t, admin(t), nodeRequest(t, "a"))
+	createRequest(t, admin(t), nodeRequest(t, "b"))
+	foreign := createRequest(t, admin(t), nodeRequest(t, "c", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
 	decide(t, foreign, "Denied")
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"2", other+"1")
 	oldest := regexp.MustCompile(`csr_requests_oldest_seconds\{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"\} ([0-9.]+)`)
@@ -196,7 +199,7 @@ func TestRequestsAreCountedAtScrape(t *testing.T) {
 		}
 		return nil
 	})
-	if err := admin.Delete(t.Context(), first); err != nil {
+	if err := admin(t).Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"1")

@@ -46,9 +46,6 @@ var kubeadmNames = []string{
 // in a folder. caPEM, if any, is the CA of its certificate then.
 func withAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *envtest.Arguments)) {
 	t.Helper()
-	if _, err := binary(); err != nil { // built once, in the folder of the shared control plane
-		t.Fatal(err)
-	}
 	own, err := cluster.Start()
 	if err != nil {
 		t.Fatal(err)
@@ -65,14 +62,13 @@ func withAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 		own.Config = rest.CopyConfig(own.Config)
 		own.Config.CAData = caPEM
 	}
-	before, beforeAdmin := shared, admin
-	t.Cleanup(func() { shared, admin = before, beforeAdmin })
-	shared = own
-	if admin, err = client.NewWithWatch(own.Config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
+	mine := &plane{Cluster: own}
+	if mine.admin, err = client.NewWithWatch(own.Config, client.Options{Scheme: clientgoscheme.Scheme}); err != nil {
 		t.Fatal(err)
 	}
+	mine.use(t)
 	eventually(t, "the API server answers", func(ctx context.Context) error {
-		return admin.Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
+		return admin(t).Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
 	})
 }
 
@@ -170,7 +166,7 @@ func storeEndpoint(t *testing.T, name, address string, port int32) {
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}}},
 		Ports: []discoveryv1.EndpointPort{{Name: &https, Port: &port}},
 	}
-	if err := shared.Store(t.Context(), "endpointslices/default/"+name, slice); err != nil {
+	if err := controlPlane(t).Store(t.Context(), "endpointslices/default/"+name, slice); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -178,6 +174,7 @@ func storeEndpoint(t *testing.T, name, address string, port int32) {
 // TestServingReadsAPIServersFromEndpoints has more API servers than that of the kubeconfig, which EndpointSlices name. What
 // only their certificates hold is reserved, also after a new one has joined. One that can't be reached stops nothing.
 func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
+	parallel(t)
 	authority := withAPIServerCertificate(t, kubeadmNames...)
 	second := anotherAPIServer(t, authority, "127.0.0.2", []string{"kubernetes", "cp-2", "*.second.example"}, net.ParseIP("192.0.2.210"))
 	storeEndpoint(t, "kubernetes-second", "127.0.0.2", second)
@@ -207,11 +204,12 @@ func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
 // control-plane node gets its own name and address, whatever the worker reports. The wildcard in the certificate reserves
 // the host that cluster-info names, and no other one.
 func TestServingOnKubeadmControlPlane(t *testing.T) {
+	parallel(t)
 	withAPIServerCertificate(t, kubeadmNames...)
-	if err := client.IgnoreAlreadyExists(admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespacePublic}})); err != nil {
+	if err := client.IgnoreAlreadyExists(admin(t).Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespacePublic}})); err != nil {
 		t.Fatal(err)
 	}
-	create(t, admin, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, Data: map[string]string{
+	create(t, admin(t), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, Data: map[string]string{
 		"kubeconfig": `{apiVersion: v1, kind: Config, clusters: [{name: "", cluster: {server: "https://info.lab.example:6443"}}, {name: wild, cluster: {server: "https://in.wild.example:6443"}}]}`,
 	}})
 	apply(t, "node-identity")
@@ -233,8 +231,9 @@ func TestServingOnKubeadmControlPlane(t *testing.T) {
 
 // TestServingWaitsForAPIServersCertificate has no certificate of an API server that the manager could verify.
 func TestServingWaitsForAPIServersCertificate(t *testing.T) {
+	parallel(t)
 	unnamed := true
-	mgr, err := manager.New(rest.CopyConfig(shared.Config), manager.Options{
+	mgr, err := manager.New(rest.CopyConfig(controlPlane(t).Config), manager.Options{
 		Scheme: clientgoscheme.Scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &unnamed},
 	})
 	if err != nil {

@@ -21,6 +21,7 @@ func asksFor(t *testing.T, node string, sans ...string) *request {
 // TestServingOlderNodeTakesNothing has a Node that reports the address of a younger one: neither gets it, nor after a restart.
 // A machine that was replaced is the same, and goes on when its old Node is deleted.
 func TestServingOlderNodeTakesNothing(t *testing.T) {
+	parallel(t)
 	p := startServingManager(t, "")
 	liar := newNode(t, "a-older-liar", "192.0.2.20")
 	time.Sleep(1100 * time.Millisecond) // creation is noted in seconds
@@ -42,7 +43,7 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 	hasEvent(t, again, "SANContested", "b-younger-victim")
 	waits()
 	issuedSoon(t, ours, func() {
-		if err := admin.Delete(t.Context(), liar); err != nil {
+		if err := admin(t).Delete(t.Context(), liar); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -52,6 +53,7 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 
 // TestServingNodeThatReportsOthers has a Node that reports a whole range before others join, and then all that they have.
 func TestServingNodeThatReportsOthers(t *testing.T) {
+	parallel(t)
 	p := startServingManager(t, "")
 	var all []string
 	for i := range 128 {
@@ -82,6 +84,7 @@ func TestServingNodeThatReportsOthers(t *testing.T) {
 
 // TestServingSharedAddress has one address on all Nodes: they wait, the Event names a row, and that row is what they need.
 func TestServingSharedAddress(t *testing.T) {
+	parallel(t)
 	const nat = "198.51.100.7"
 	p := startServingManager(t, "")
 	for i := range 3 {
@@ -115,6 +118,7 @@ func TestServingSharedAddress(t *testing.T) {
 
 // TestServingAfterLeaderChange has two leaders answer alike about two Nodes that report one address.
 func TestServingAfterLeaderChange(t *testing.T) {
+	parallel(t)
 	stop, leads := startCandidate(t, clocktesting.NewFakeClock(time.Now()))
 	elected(t, leads)
 	newNode(t, "leads-a", "192.0.2.170")

@@ -36,7 +36,7 @@ func servingApprover() *approver.Reconciler {
 func startCandidate(t *testing.T, steps clock.WithTicker) (stop func(), leads <-chan struct{}) {
 	t.Helper()
 	unnamed := true
-	mgr, err := manager.New(shared.Config, manager.Options{
+	mgr, err := manager.New(controlPlane(t).Config, manager.Options{
 		Scheme: clientgoscheme.Scheme, Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller:     config.Controller{SkipNameValidation: &unnamed},
 		LeaderElection: true, LeaderElectionID: "serving-clock", LeaderElectionNamespace: "default", LeaderElectionReleaseOnCancel: true,
@@ -72,6 +72,7 @@ func elected(t *testing.T, leads <-chan struct{}) {
 // TestServingWaitsForAddresses makes a request two minutes before its Node has addresses, by a clock that only steps: so
 // nothing but the addresses can have it looked at again. In between the leader is replaced, or not.
 func TestServingWaitsForAddresses(t *testing.T) {
+	parallel(t)
 	for name, replaced := range map[string]bool{"by one leader": false, "by two leaders": true} {
 		t.Run(name, func(t *testing.T) {
 			steps := clocktesting.NewFakeClock(time.Now())
@@ -120,6 +121,7 @@ func holdNodes(cfg *rest.Config, release <-chan struct{}) *rest.Config {
 // TestColdStart starts while a source does not answer: what needs it is not judged before it does, or has had ten seconds;
 // renewals need none.
 func TestColdStart(t *testing.T) {
+	parallel(t)
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
 	options := csrenv.Options{Customize: func(o *controllers.Options) { o.Approver = servingApprover() }}
 	serving := func(name, address string) *request {
@@ -128,7 +130,7 @@ func TestColdStart(t *testing.T) {
 	}
 	t.Run("it answers late", func(t *testing.T) {
 		waiting, release := serving("cold-a", "192.0.2.160"), make(chan struct{})
-		startLoopAs(t, holdNodes(shared.Config, release), options)
+		startLoopAs(t, holdNodes(controlPlane(t).Config, release), options)
 		reaches(t, createRequest(t, kubeletOf(t, "cold-b"), nodeRequest(t, "cold-b")), csr.Issued)
 		isPending(t, waiting)
 		close(release)
@@ -140,7 +142,7 @@ func TestColdStart(t *testing.T) {
 	t.Run("it never does", func(t *testing.T) {
 		waiting := serving("cold-c", "192.0.2.161")
 		start := time.Now()
-		startLoopAs(t, holdNodes(shared.Config, t.Context().Done()), options)
+		startLoopAs(t, holdNodes(controlPlane(t).Config, t.Context().Done()), options)
 		hasEvent(t, waiting, "InventoryUnavailable", "not read yet")
 		if took := time.Since(start); took < 9*time.Second {
 			t.Errorf("judged after %s", took)

@@ -13,7 +13,8 @@ import (
 // TestServingLeavesToMachinesWhatIsTheirs has machines with addresses and without Nodes, and Nodes without machines that
 // report these addresses.
 func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
-	create(t, admin, signingSecretOf(t))
+	parallel(t)
+	create(t, admin(t), signingSecretOf(t))
 	machines := installKind(t, clusterAPI)
 	apply(t, "kubelet-serving")
 	p := startIdentityManager(t, patient+", kubeletServing: {enabled: true}", "--leader-elect=false")
@@ -59,6 +60,7 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 
 // TestServingOfSharedRanges has rows that give the same addresses and names to several nodes.
 func TestServingOfSharedRanges(t *testing.T) {
+	parallel(t)
 	p := startServingManager(t, `}, inventory: {sources: [{static: {rows: [
     {name: range-exact, addresses: [192.0.2.100]}, {namePattern: "range-.*", addresses: [192.0.2.96/28], suffixes: [range.example.com]}]}}, {node: {}}]`)
 	asks := func(node string, sans ...string) *request {
@@ -93,8 +95,9 @@ func TestServingOfSharedRanges(t *testing.T) {
 
 // TestServingWaitsForNoWeakerSource has a node that only a source that is down could know report another one's address.
 func TestServingWaitsForNoWeakerSource(t *testing.T) {
+	parallel(t)
 	ca := filepath.Join(t.TempDir(), "ca.crt")
-	write(t, ca, shared.CA.CertPEM)
+	write(t, ca, controlPlane(t).CA.CertPEM)
 	p := startServingManager(t, `}, inventory: {sources: [{static: {rows: [{name: known, addresses: [192.0.2.110]}]}}, {webhook: {url: "https://127.0.0.1:1", caFile: `+ca+`}}, {node: {}}]`)
 	newNode(t, "a-claimant", "192.0.2.110")
 	waiting := createRequest(t, kubeletOf(t, "a-claimant"), servingRequest(t, "a-claimant", "192.0.2.110"))

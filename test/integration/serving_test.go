@@ -21,9 +21,9 @@ import (
 // kubeletOf returns a client of the kubelet of node.
 func kubeletOf(t *testing.T, node string) client.Client {
 	t.Helper()
-	cfg := rest.CopyConfig(shared.Config)
+	cfg := rest.CopyConfig(controlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: admin.RESTMapper()})
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: admin(t).RESTMapper()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func servingRequest(t *testing.T, node string, sans ...string) *request {
 func newNode(t *testing.T, name string, addresses ...string) *corev1.Node {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	create(t, admin, node)
+	create(t, admin(t), node)
 	if len(addresses) > 0 {
 		publish(t, node, addresses...)
 	}
@@ -69,7 +69,7 @@ func publish(t *testing.T, node *corev1.Node, addresses ...string) {
 		}
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: kind, Address: address})
 	}
-	if err := admin.Status().Update(t.Context(), node); err != nil {
+	if err := admin(t).Status().Update(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -84,7 +84,7 @@ func startServingManager(t *testing.T, more string) *process {
 func startServingManagerAs(t *testing.T, cfg *rest.Config, more string) *process {
 	t.Helper()
 	apply(t, "kubelet-serving")
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	return startManager(t, cfg, "--leader-elect=false", "--config", servingConfig(t, more))
 }
 
@@ -98,6 +98,7 @@ func servingConfig(t *testing.T, more string) string {
 }
 
 func TestServing(t *testing.T) {
+	parallel(t)
 	p := startServingManager(t, "")
 	newNode(t, "serving-a", "192.0.2.1", "2001:db8::1", "serving-a.example.com")
 
@@ -111,9 +112,9 @@ func TestServing(t *testing.T) {
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "serving-", Namespace: "default"}, Spec: corev1.ServiceSpec{
 		Ports: []corev1.ServicePort{{Port: 1}}, ExternalIPs: []string{"192.0.2.77"},
 	}}
-	create(t, admin, service)
+	create(t, admin(t), service)
 	var apiServer corev1.Service
-	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &apiServer); err != nil {
+	if err := admin(t).Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &apiServer); err != nil {
 		t.Fatal(err)
 	}
 	// What the node says of itself does not help it: it reports all that it asks for. Of two Nodes of the same second the
@@ -160,6 +161,7 @@ func TestServing(t *testing.T) {
 
 // TestServingWakes approves within a second of what a request has waited for.
 func TestServingWakes(t *testing.T) {
+	parallel(t)
 	startServingManager(t, "")
 	waiting := createRequest(t, kubeletOf(t, "wakes-a"), servingRequest(t, "wakes-a", "192.0.2.10"))
 	hasEvent(t, waiting, "NodeNotFound", `"wakes-a"`)
@@ -176,6 +178,7 @@ func TestServingWakes(t *testing.T) {
 // TestNameOfTwoNamesIsNotIssued has a node ask for one DNS name that others read as two: its own address, and a name of
 // the API server. It used to be approved, and signed to the letter.
 func TestNameOfTwoNamesIsNotIssued(t *testing.T) {
+	parallel(t)
 	startServingManager(t, "")
 	newNode(t, "serving-two", "192.0.2.77")
 	const name = "::ffff:192.0.2.77%, DNS:kubernetes.default.svc"

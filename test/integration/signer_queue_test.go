@@ -21,6 +21,7 @@ import (
 // TestSignerServesRequestersInTurn approves hundreds of requests of one requester while there is no CA. When it
 // appears, a single worker signs the only request of each other requester among the first.
 func TestSignerServesRequestersInTurn(t *testing.T) {
+	parallel(t)
 	dir := t.TempDir()
 	certFile, keyFile, records := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), filepath.Join(dir, "audit.log")
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
@@ -31,7 +32,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 	asMallory := impersonate(t, "flooder-0")
 	f := &flood{body: nodeRequest(t, "victim").Spec.Request}
 	t.Cleanup(func() {
-		if err := admin.DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
+		if err := admin(t).DeleteAllOf(context.Background(), &request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
 			t.Error(err)
 		}
 	})

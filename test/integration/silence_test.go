@@ -30,13 +30,14 @@ import (
 // watches stay open, and bring nothing. The limit is ten seconds in place of three minutes, so something changes each half
 // second in place of a bookmark each minute. What was read is not believed until it has been read again.
 func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
+	parallel(t)
 	const limit = 10 * time.Second
 	touched := touchEachHalfSecond(t)
 	for _, resource := range []string{"nodes", "services", "endpointslices"} {
 		t.Run(resource, func(t *testing.T) {
 			followed := []string{resource}
 			// Lists fail later on, so that nothing is read again before the test has looked.
-			proxy := throughFaults(t, shared.Config,
+			proxy := throughFaults(t, controlPlane(t).Config,
 				faults.Rule{Verbs: []string{"list"}, Resources: followed, Skip: 1, Do: faults.Answer(503)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Times: 1, Do: faults.Stall(limit)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Stall(0)})
@@ -113,10 +114,10 @@ func touchEachHalfSecond(t *testing.T) (stop func()) {
 	t.Helper()
 	newNode(t, "silent-touched", "192.0.2.62")
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "silent-touched"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
-	create(t, admin, service)
+	create(t, admin(t), service)
 	slices := &discoveryv1.EndpointSliceList{}
 	eventually(t, "the EndpointSlice of the API server", func(ctx context.Context) error {
-		err := admin.List(ctx, slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"})
+		err := admin(t).List(ctx, slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"})
 		if err == nil && len(slices.Items) == 0 {
 			err = errors.New("there is none")
 		}
@@ -129,7 +130,7 @@ func touchEachHalfSecond(t *testing.T) (stop func()) {
 		for ctx.Err() == nil {
 			patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"touched":"`+time.Now().Format(time.RFC3339Nano)+`"}}}`))
 			for _, obj := range objects {
-				if err := admin.Patch(ctx, obj.DeepCopyObject().(client.Object), patch); err != nil && ctx.Err() == nil {
+				if err := admin(t).Patch(ctx, obj.DeepCopyObject().(client.Object), patch); err != nil && ctx.Err() == nil {
 					t.Errorf("touch %s: %v", obj.GetName(), err)
 				}
 			}

@@ -38,10 +38,11 @@ func signingFrom(source signer.Source) func(*controllers.Options) {
 // TestFilesAreReloaded replaces the CA files as an administrator would: what waits is signed at once, a half-written
 // pair changes nothing, and several certificates in one file are fine.
 func TestFilesAreReloaded(t *testing.T) {
+	unshared(t)
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
 	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Files{Cert: certFile, Key: keyFile})})
-	waiting := reaches(t, createRequest(t, admin, nodeRequest(t, "one")), csr.Approved)
+	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "one")), csr.Approved)
 	hasEvent(t, waiting, "CAMissing", "no such file")
 
 	first, second := newCA(t), newCA(t)
@@ -50,11 +51,11 @@ func TestFilesAreReloaded(t *testing.T) {
 	issuedBy(t, reaches(t, waiting, csr.Issued), first)
 
 	write(t, keyFile, second.KeyPEM) // half of the new pair
-	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "two")), csr.Issued), first)
+	issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "two")), csr.Issued), first)
 
 	write(t, certFile, append(append([]byte("# old and new\n"), first.CertPEM...), second.CertPEM...))
 	eventually(t, "the new CA signs", func(context.Context) error {
-		obj := createRequest(t, admin, nodeRequest(t, "three"))
+		obj := createRequest(t, admin(t), nodeRequest(t, "three"))
 		if err := leaf(t, reaches(t, obj, csr.Issued)).CheckSignatureFrom(certificate(t, second)); err != nil {
 			return fmt.Errorf("another one signs: %w", err)
 		}
@@ -72,7 +73,7 @@ func TestFilesAreReloaded(t *testing.T) {
 		}
 		return nil
 	})
-	issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "four")), csr.Issued), second)
+	issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "four")), csr.Issued), second)
 	if got := rejected() - before; got != 1 {
 		t.Errorf("refused %d times, want once", got)
 	}
@@ -81,20 +82,21 @@ func TestFilesAreReloaded(t *testing.T) {
 // TestSecretGoes takes the signing Secret away from a loop under the shipped roles, first by its Role, then itself: the
 // last good CA signs on, and one Event tells of each loss at the most.
 func TestSecretGoes(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
-	if err := admin.DeleteAllOf(t.Context(), &eventsv1.Event{}, client.InNamespace(systemNamespace)); err != nil {
+	if err := admin(t).DeleteAllOf(t.Context(), &eventsv1.Event{}, client.InNamespace(systemNamespace)); err != nil {
 		t.Fatal(err)
 	}
 	first, second := newCA(t), newCA(t)
 	secret := signingSecret(first.CertPEM, first.KeyPEM)
-	create(t, admin, secret)
+	create(t, admin(t), secret)
 	account := serviceAccountConfig(t)
 	w, cfg := &wire{}, rest.CopyConfig(account)
 	cfg.Dial, cfg.WrapTransport = w.dial, w.count
 	startLoopAs(t, cfg, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
 	signs := func(by *csrenv.CA) {
 		t.Helper()
-		issuedBy(t, reaches(t, createRequest(t, admin, nodeRequest(t, "any")), csr.Issued), by)
+		issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "any")), csr.Issued), by)
 	}
 	signs(first)
 
@@ -108,7 +110,7 @@ func TestSecretGoes(t *testing.T) {
 	signs(second)
 
 	// The Secret goes.
-	if err := admin.Delete(t.Context(), secret); err != nil {
+	if err := admin(t).Delete(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
 	gone := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secret.Name}}
@@ -124,7 +126,7 @@ func TestSecretGoes(t *testing.T) {
 func loseRole(t *testing.T, w *wire, account *rest.Config, secret *corev1.Secret) {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-signing-secret"}}
-	if err := admin.Delete(t.Context(), role); err != nil {
+	if err := admin(t).Delete(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
 	c, err := client.New(account, client.Options{})
@@ -151,11 +153,11 @@ func loseRole(t *testing.T, w *wire, account *rest.Config, secret *corev1.Secret
 // replaceSecret deletes secret and makes another one of that name.
 func replaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1.Secret {
 	t.Helper()
-	if err := client.IgnoreNotFound(admin.Delete(t.Context(), secret)); err != nil {
+	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), secret)); err != nil {
 		t.Fatal(err)
 	}
 	another := signingSecret(with.CertPEM, with.KeyPEM)
-	create(t, admin, another)
+	create(t, admin(t), another)
 	return another
 }
 

@@ -15,6 +15,7 @@ import (
 // runs, and refuses new ones. client-go tells nobody of the refusals. What was read before is not believed until it has
 // been read again.
 func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
+	unshared(t)
 	installRBAC(t)
 	for name, resource := range map[string]string{"nodes": "nodes", "services": "services", "slices": "endpointslices"} {
 		t.Run(name, func(t *testing.T) {

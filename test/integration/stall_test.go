@@ -34,6 +34,7 @@ const (
 // TestAStalledSourceDelaysNoRenewal has a source hold every lookup for ten seconds while a thousand requests wait for it:
 // renewals, which need no source, take as long as before.
 func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
+	parallel(t)
 	stalls := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that the client has gone
 		select {
@@ -100,7 +101,7 @@ func percentile(all []time.Duration, percent int) time.Duration {
 func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Duration {
 	t.Helper()
 	label := client.MatchingLabels{"timed": "yes"}
-	watcher, err := admin.Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
+	watcher, err := admin(t).Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func keepWaiting(t *testing.T, count int, node string, obj *request) {
 
 func deleteRequests(t *testing.T, label client.MatchingLabels) {
 	t.Helper()
-	if err := admin.DeleteAllOf(context.Background(), &request{}, label); err != nil {
+	if err := admin(t).DeleteAllOf(context.Background(), &request{}, label); err != nil {
 		t.Error(err)
 	}
 }

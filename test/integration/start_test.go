@@ -21,10 +21,11 @@ import (
 
 // TestDiscoveryThatFailsAtTheStartEndsNothing breaks the first discoveries off.
 func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	apply(t, "kubelet-serving")
 	apply(t, "node-identity")
-	create(t, admin, signingSecret(shared.CA.CertPEM, shared.CA.KeyPEM))
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -52,9 +53,10 @@ cleaning: {supersededAfter: 1h}
 // TestRotationWithoutItsCRDHoldsUpNothingElse switches rotation on where its CRD is not installed. The approver works,
 // and the replica says what it waits for, until the CRD is there.
 func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
+	parallel(t)
 	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
 	uninstall := func() {
-		if err := envtest.UninstallCRDs(shared.Config, options); err != nil {
+		if err := envtest.UninstallCRDs(controlPlane(t).Config, options); err != nil {
 			t.Error(err)
 		}
 	}
@@ -62,7 +64,7 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 	t.Cleanup(uninstall)
 	eventually(t, "there is no such resource", func(ctx context.Context) error {
 		list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "SigningAuthorityList"}}
-		if err := admin.List(ctx, list); !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+		if err := admin(t).List(ctx, list); !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
 			return errors.Join(errors.New("it is still served"), err)
 		}
 		return nil
@@ -75,7 +77,7 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 kind: ControllerManagerConfiguration
 rotation: {enabled: true}
 `))
-	p := startManager(t, shared.Config, "--leader-elect=false", "--config", file)
+	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--config", file)
 	p.answers(t, p.probes, "/readyz/caches", http.StatusInternalServerError)
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "joins")), csr.Approved)
 	eventually(t, "the log says what is missing", func(context.Context) error {
@@ -85,7 +87,7 @@ rotation: {enabled: true}
 		}
 		return nil
 	})
-	if _, err := envtest.InstallCRDs(shared.Config, options); err != nil {
+	if _, err := envtest.InstallCRDs(controlPlane(t).Config, options); err != nil {
 		t.Fatal(err)
 	}
 	p.answers(t, p.probes, "/readyz/caches", http.StatusOK)

@@ -29,11 +29,11 @@ func madeBefore(t *testing.T, name, user, node string, age time.Duration, mods .
 	for _, mod := range mods {
 		mod(obj)
 	}
-	if err := shared.Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := client.IgnoreNotFound(admin.Delete(context.Background(), obj)); err != nil {
+		if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -43,6 +43,7 @@ func madeBefore(t *testing.T, name, user, node string, age time.Duration, mods .
 // TestSuperseded sets supersededAfter: the cleaner deletes a pending request an hour after the same requester has made a
 // newer request for the same node, and nothing else. The parity suite shows that by default it deletes neither.
 func TestSuperseded(t *testing.T) {
+	parallel(t)
 	installRBAC(t)
 	approved := func(obj *request) {
 		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "", time.Now())
@@ -87,7 +88,7 @@ func TestSuperseded(t *testing.T) {
 func deleted(t *testing.T, obj *request) {
 	t.Helper()
 	eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
-		err := admin.Get(ctx, client.ObjectKeyFromObject(obj), &request{})
+		err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), &request{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

@@ -23,6 +23,7 @@ const kubeadmControllers = "--controllers=*,bootstrapsigner,tokencleaner"
 // TestTakeover goes through docs/migrate-from-kcm.md with the real kube-controller-manager, with all of its controllers:
 // side by side, taken over, and back.
 func TestTakeover(t *testing.T) {
+	parallel(t)
 	own, err := cluster.Start()
 	if err != nil {
 		t.Fatal(err)
