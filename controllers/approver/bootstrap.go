@@ -8,6 +8,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // BootstrapPolicy says which requests for a node's first certificate may be approved. The zero value asks nothing but
@@ -140,15 +141,15 @@ func (f *bootstrapFacts) returns(node string) bool {
 func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision {
 	for _, row := range bootstrapTable {
 		if why := row.why(&p, req, facts); why != "" {
-			return Decision{Verdict: row.verdict, Reason: row.reason, Message: why + row.verdict.next()}
+			return Decision{Result: row.verdict.Because(row.reason, "%s%s", why, next(row.verdict))}
 		}
 	}
 	return Decision{}
 }
 
-// next is what comes after a verdict, for messages.
-func (v Verdict) next() string {
-	if v == Wait {
+// next returns what comes after v, for messages.
+func next(v verdict.Verdict) string {
+	if v == verdict.Wait {
 		return "; looked at again when that changes, as long as the request is young enough"
 	}
 	return "; a new request is needed"
@@ -160,7 +161,7 @@ func (p *BootstrapPolicy) permits(user string) bool {
 
 // objection is one row of the decision table: why says in words that it applies, or is empty.
 type objection struct {
-	verdict Verdict
+	verdict verdict.Verdict
 	reason  string
 	why     func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) string
 }
@@ -169,54 +170,54 @@ type objection struct {
 // decides, and a request that none applies to is approved if its requester has the permission. What never changes comes
 // first; what a fault could hide comes before what it could allow.
 var bootstrapTable = []objection{
-	{Deny, "ShapeMismatch", func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
+	{verdict.Deny, "ShapeMismatch", func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
 		return when(req.NodeName() == "", "the subject %q names no node", req.SubjectText())
 	}},
-	{Deny, "NotAuthorized", func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
+	{verdict.Deny, "NotAuthorized", func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
 		return when(bindingOf(req) == boundToAnother, elsewhere,
 			userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 	}},
-	{Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
+	{verdict.Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
 		return when(p.TokenBinding && bindingOf(req) != boundToNode,
 			"user %q is not bound to node %q, and approval.nodeClient.requireTokenBinding is on: only a token with the group %s may ask for it", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 	}},
-	{Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
+	{verdict.Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
 		return when(!p.permits(req.Requester.Username), "user %q is none of those who may bootstrap nodes: %q", userOf(req), csr.ShortenAll(p.Users))
 	}},
-	{Ignore, "RequestTooOld", func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) string {
+	{verdict.Ignore, "RequestTooOld", func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) string {
 		return when(p.MaxRequestAge > 0 && f.age > p.MaxRequestAge, "the request is older than %s: its kubelet has given up on it and asks anew", p.MaxRequestAge)
 	}},
-	{Wait, "InventoryUnavailable", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "InventoryUnavailable", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(f.unavailable != "", "whether node %q may join can't be found out: %s", nodeOf(req), f.unavailable)
 	}},
-	{Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(f.node == nodeAlive, "node %q is alive: its lease is being renewed, and it renews its certificate itself", nodeOf(req))
 	}},
-	{Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(f.node == nodeUnknown, "Node %q exists, or its lease does, and it is not known to be dead: its lease must be seen standing still for a minute while others move", nodeOf(req))
 	}},
-	{Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(p.Expected && f.entry == nil, "no source of approval.inventory expects node %q", nodeOf(req))
 	}},
-	{Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(p.Expected && f.entry != nil && f.entry.Leaving, "%s of node %q is being deleted", sourceOf(f), nodeOf(req))
 	}},
-	{Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(p.Expected && f.entry != nil && f.entry.Bound != "" && f.entry.Bound != req.NodeName(), "%s has become node %q, not %q", sourceOf(f), boundOf(f), nodeOf(req))
 	}},
-	{Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(!p.Rejoin && f.node == nodeDead, "Node %q is dead but exists: delete it if its machine is to join anew, or switch on approval.nodeClient.rejoin", nodeOf(req))
 	}},
-	{Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(p.Expected && !p.Rejoin && f.returns(req.NodeName()), "%s has been node %q before, and approval.nodeClient.rejoin is off", sourceOf(f), nodeOf(req))
 	}},
-	{Wait, "OutsideJoinWindow", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "OutsideJoinWindow", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		if !p.Expected || f.entry == nil || f.entry.AnyTime || f.returns(req.NodeName()) {
 			return ""
 		}
 		return p.Window.outside(req, f)
 	}},
-	{Wait, "NotAuthorized", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
+	{verdict.Wait, "NotAuthorized", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
 		return when(f.gone != "", "user %q, who asks for node %q, is gone: %s", userOf(req), nodeOf(req), f.gone)
 	}},
 }
@@ -239,7 +240,7 @@ const elsewhere = "user %q is bound to another node than %q, which it asks for a
 // boundElsewhere is the decision about a token for another node: neither its groups nor the subject ever change.
 func boundElsewhere(req *csr.Request) Decision {
 	why := fmt.Sprintf(elsewhere, userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
-	return Decision{Verdict: Deny, Reason: "NotAuthorized", Message: why + Deny.next()}
+	return Decision{Result: verdict.Deny.Because("NotAuthorized", "%s%s", why, next(verdict.Deny))}
 }
 
 func when(applies bool, format string, args ...any) string {

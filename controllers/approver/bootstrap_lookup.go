@@ -9,6 +9,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Gate decides whether a recogniser is asked at all. A Decision without a reason lets the request pass; an error means
@@ -67,7 +68,7 @@ func (b Bootstrap) known(ctx context.Context, req *csr.Request) *bootstrapFacts 
 		return &bootstrapFacts{unavailable: err.Error()}
 	}
 	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created), unavailable: "it has not been looked up"}
-	if decision := b.Policy.judge(req, facts); decision.Verdict != Wait {
+	if decision := b.Policy.judge(req, facts); decision.Verdict != verdict.Wait {
 		return facts // it is refused whatever is known of the node
 	}
 	facts.unavailable = ""

@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // TestConfirm looks at what a cache that lags behind has wrong, the last time before an approval.
@@ -108,7 +109,7 @@ func TestOutsideOfAManager(t *testing.T) {
 	policy, req, _ := joining()
 	rule := BoundNodeClient(Bootstrap{Inventory: &Inventory{}, Policy: *policy})
 	got, err := rule.Recognisers[1].Gate(t.Context(), req)
-	if err != nil || got.Verdict != Wait || got.Reason != "InventoryUnavailable" {
+	if err != nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if rule.Recognisers[0].Gate != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // joining is the smallest request that a full policy lets pass, with the facts that make it do so.
@@ -271,7 +272,7 @@ func TestFaultsDecideNothing(t *testing.T) {
 		before := policy.judge(req, facts)
 		facts.unavailable = "timeout"
 		after := policy.judge(req, facts)
-		if after.Reason == "" || after.Verdict == Approve || after.Verdict == Deny && before.Verdict != Deny {
+		if after.Reason == "" || after.Verdict == verdict.Approve || after.Verdict == verdict.Deny && before.Verdict != verdict.Deny {
 			t.Fatalf("%+v: %+v", c, after)
 		}
 	})
@@ -327,7 +328,7 @@ func TestBoundTokensAreNarrowed(t *testing.T) {
 		if !slices.Equal(names, want) {
 			t.Errorf("%q: asks for %q, want %q", node, names, want)
 		}
-		if (decision.Verdict == Deny && decision.Reason == "NotAuthorized") != (want == nil) {
+		if (decision.Verdict == verdict.Deny && decision.Reason == "NotAuthorized") != (want == nil) {
 			t.Errorf("%q: %+v", node, decision)
 		}
 	}

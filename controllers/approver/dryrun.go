@@ -14,6 +14,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // ours says whether there is a rule for obj, decided or not.
@@ -48,7 +49,7 @@ func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.Certifica
 	switch {
 	case decided:
 		r.compare(ctx, obj, last)
-	case last.Verdict == Wait:
+	case last.Verdict == verdict.Wait:
 		return r.again(obj), nil
 	}
 	return reconcile.Result{}, nil
@@ -65,13 +66,13 @@ func (r *Reconciler) opine(ctx context.Context, obj *certificatesv1.CertificateS
 	if err != nil {
 		return opinion{}, err
 	}
-	if decision.Verdict == Approve {
+	if decision.Verdict == verdict.Approve {
 		if limited, within := r.limiter.check(req); !within {
 			decision = limited
 		}
 	}
-	if decision.Verdict == Deny && r.Denial != DenialPermanent {
-		decision.Verdict = Ignore
+	if decision.Verdict == verdict.Deny && r.Denial != DenialPermanent {
+		decision.Verdict = verdict.Ignore
 	}
 	r.tellWould(ctx, obj, req, decision)
 	return r.trial.note(obj, decision), nil
@@ -80,7 +81,7 @@ func (r *Reconciler) opine(ctx context.Context, obj *certificatesv1.CertificateS
 // tellWould says what would be decided about obj, once.
 func (r *Reconciler) tellWould(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
 	tell := r.Reporter.Request
-	if decision.Verdict == Approve {
+	if decision.Verdict == verdict.Approve {
 		tell = r.Reporter.Would
 	}
 	would := "Would" + decision.Verdict.String()
@@ -100,7 +101,7 @@ func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.Certificat
 	if approved {
 		did = "approved"
 	}
-	if approved != (last.Verdict == Approve) {
+	if approved != (last.Verdict == verdict.Approve) {
 		outcome = "disagreed"
 	}
 	if !r.trial.compared(obj) {
@@ -203,7 +204,7 @@ func (t *trial) note(obj *certificatesv1.CertificateSigningRequest, decision Dec
 	decision.Message = strings.Clone(csr.ShortenTo(decision.Message, longestOpinion))
 	last := opinion{
 		Decision: decision, uid: obj.UID, signer: obj.Spec.SignerName,
-		final: decision.Verdict == Approve || decision.Verdict == Deny,
+		final: decision.Verdict == verdict.Approve || decision.Verdict == verdict.Deny,
 	}
 	t.last.Add(obj.Name, last)
 	return last

@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // input is something bad or surprising that somebody has met, with what becomes of it here. Some are the signer's: see
@@ -295,7 +296,7 @@ func TestInputsOfBootstrappers(t *testing.T) {
 		}
 	}
 	req.Cert.Subject.CommonName = "system:node:"
-	if got := policy.judge(req, facts); got.Verdict != Deny || got.Reason != "ShapeMismatch" {
+	if got := policy.judge(req, facts); got.Verdict != verdict.Deny || got.Reason != "ShapeMismatch" {
 		t.Errorf("13 no name: %+v", got)
 	}
 }

@@ -1,7 +1,6 @@
 package approver
 
 import (
-	"fmt"
 	"sync"
 
 	"k8s.io/client-go/util/flowcontrol"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // remembered bounds how many requesters' approvals are counted; a forgotten one starts anew.
@@ -56,11 +56,10 @@ func (l *limiter) check(req *csr.Request) (Decision, bool) {
 	if l.of(req).take() {
 		return Decision{}, true
 	}
-	return Decision{
-		Verdict: Wait, Reason: "RateLimited",
-		Message: fmt.Sprintf("user %q has had %d or more certificates of signer %s for node %q approved in a short time, and gets %d an hour: the newest request is approved when the next one is due; find out why so many are asked for",
-			csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour),
-	}, false
+	return Decision{Result: verdict.Wait.Because("RateLimited",
+		"user %q has had %d or more certificates of signer %s for node %q approved in a short time, and gets %d an hour: "+
+			"the newest request is approved when the next one is due; find out why so many are asked for",
+		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)}, false
 }
 
 // giveBack is that the approval that was taken for req last could not be written.

@@ -24,6 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/unanswered"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -129,7 +130,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine 
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if decision.Verdict == Approve {
+	if decision.Verdict == verdict.Approve {
 		if limited, within := r.limiter.check(req); !within {
 			decision = limited
 		}
@@ -155,22 +156,28 @@ func (r *Reconciler) decide(ctx context.Context, obj *certificatesv1.Certificate
 	if err != nil {
 		return nil, unread(err), nil
 	}
-	if reason, message := r.BlockList.Check(req); reason != "" {
-		return req, Decision{Verdict: Wait, Reason: reason, Message: message}, nil
+	if blocked, is := r.blocked(req); is {
+		return req, blocked, nil
 	}
 	decision, err := r.ask(ctx, rule, req)
-	if reason, message := r.BlockList.Check(req); reason != "" { // it may have changed while others were asked
-		return req, Decision{Verdict: Wait, Reason: reason, Message: message}, nil
+	if blocked, is := r.blocked(req); is { // the list may have changed meanwhile
+		return req, blocked, nil
 	}
 	return req, decision, err
+}
+
+// blocked returns the Decision about a request for a node or of a node that is on the block list.
+func (r *Reconciler) blocked(req *csr.Request) (Decision, bool) {
+	reason, message := r.BlockList.Check(req)
+	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}, reason != ""
 }
 
 func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) (reconcile.Result, error) {
 	var kind certificatesv1.RequestConditionType
 	switch {
-	case decision.Verdict == Approve:
+	case decision.Verdict == verdict.Approve:
 		kind = certificatesv1.CertificateApproved
-	case decision.Verdict == Deny && r.Denial == DenialPermanent:
+	case decision.Verdict == verdict.Deny && r.Denial == DenialPermanent:
 		kind = certificatesv1.CertificateDenied
 	default:
 		return r.refuse(ctx, obj, req, decision), nil
@@ -191,13 +198,13 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 // old, so that the pause doubles, from a second to a minute; any other never, as spec does not change. What is not denied
 // counts as ignored.
 func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) reconcile.Result {
-	if decision.Verdict == Deny {
-		decision.Verdict = Ignore
+	if decision.Verdict == verdict.Deny {
+		decision.Verdict = verdict.Ignore
 	}
 	if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 		r.record(ctx, obj, req, decision)
 	}
-	if decision.Verdict != Wait {
+	if decision.Verdict != verdict.Wait {
 		return reconcile.Result{}
 	}
 	return r.again(obj)
@@ -237,7 +244,7 @@ func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Dec
 		return rule.Judge(ctx, req)
 	}
 	recognisers, decision := rule.review(req)
-	if decision.Verdict != Ignore {
+	if decision.Verdict != verdict.Ignore {
 		return decision, nil
 	}
 	for _, recogniser := range recognisers {
@@ -292,14 +299,15 @@ func (r *Reconciler) landed(ctx context.Context, obj *certificatesv1.Certificate
 
 // unwritten says what follows from a decision that is not known to be stored after its write failed with err.
 func (r *Reconciler) unwritten(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err, unsettled error) (reconcile.Result, error) {
-	if about.decision.Verdict == Approve {
+	if about.decision.Verdict == verdict.Approve {
 		r.limiter.giveBack(about.req)
 	}
 	if unsettled == nil && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)) {
 		return reconcile.Result{}, nil // the watch brings what changed
 	}
 	if apierrors.IsInvalid(err) { // it stays so until the object changes
-		return r.refuse(ctx, obj, about.req, malformed(fmt.Errorf("the API server takes no approval for this request: %w", err))), nil
+		return r.refuse(ctx, obj, about.req, Decision{Result: verdict.Deny.Because("Malformed",
+			"the API server takes no approval for this request: %v; a new request is needed", err)}), nil
 	}
 	r.written.Keep(obj, about)
 	return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
@@ -312,7 +320,7 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 	if !ok || !about.in(obj) {
 		return
 	}
-	if about.decision.Verdict == Approve {
+	if about.decision.Verdict == verdict.Approve {
 		r.limiter.check(about.req) // it was given back
 	}
 	r.decided(ctx, obj, about)
@@ -321,7 +329,7 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 // decided tells of a decision that is stored.
 func (r *Reconciler) decided(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome) {
 	r.written.Drop(obj.Name)
-	if about.decision.Verdict == Deny {
+	if about.decision.Verdict == verdict.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", about.decision.Reason, about.decision.Message)
 	} else {
 		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.serverTime().Since(obj.CreationTimestamp.Time).Seconds())

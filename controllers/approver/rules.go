@@ -10,34 +10,20 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// Verdict is what a rule says of a request. The zero value is Ignore.
-type Verdict int
-
-// The verdicts. No fault ever becomes Approve or Deny.
+// The verdicts by which the commands tell decisions apart.
 const (
-	// Ignore has no opinion.
-	Ignore Verdict = iota
-	// Approve writes the Approved condition.
-	Approve
-	// Wait cannot decide yet, and is looked at again.
-	Wait
-	// Deny is for what can never become valid. It is written only where denial is switched on.
-	Deny
+	Approve = verdict.Approve
+	Wait    = verdict.Wait
+	Deny    = verdict.Deny
 )
 
-func (v Verdict) String() string {
-	return [...]string{"Ignore", "Approve", "Wait", "Deny"}[v]
-}
-
-// Decision is a verdict with the reason token of docs/reasons.md and a sentence for people. Rule names the recogniser
-// that approved, if any.
+// Decision is what the approver says of a request. Rule names the recogniser that approved it, if any.
 type Decision struct {
-	Verdict Verdict
-	Reason  string
-	Message string
-	Rule    string
+	verdict.Result
+	Rule string
 }
 
 // Rule says how requests of one signer are judged: by their shape, then by asking for the permission of each
@@ -69,11 +55,8 @@ func (r Recogniser) Asks() string {
 // review is the part of the judgement before anybody is asked: either a final decision or the recognisers to ask for.
 func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 	if err := r.Shape(req); err != nil {
-		return nil, Decision{
-			Verdict: Deny,
-			Reason:  "ShapeMismatch",
-			Message: fmt.Sprintf("not a request that signer %s may sign: %v; a new request is needed", req.SignerName, err),
-		}
+		return nil, Decision{Result: verdict.Deny.Because("ShapeMismatch",
+			"not a request that signer %s may sign: %v; a new request is needed", req.SignerName, err)}
 	}
 	var recognisers []Recogniser
 	for _, recogniser := range r.Recognisers {
@@ -93,7 +76,7 @@ func (r Rule) looksUp() bool {
 }
 
 func approved(by Recogniser) Decision {
-	return Decision{Verdict: Approve, Reason: "AutoApproved", Message: by.Message, Rule: by.Name}
+	return Decision{verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: by.Message}, by.Name}
 }
 
 // notAuthorized is the decision when every review said no.
@@ -102,28 +85,24 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	for i, recogniser := range asked {
 		wanted[i] = recogniser.Asks()
 	}
-	return Decision{
-		Verdict: Wait,
-		Reason:  "NotAuthorized",
-		Message: fmt.Sprintf("user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
-			csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or ")),
-	}
+	return Decision{Result: verdict.Wait.Because("NotAuthorized",
+		"user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, "+
+			"bind a ClusterRole with that permission to it; looked at again within a minute",
+		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),
+		strings.Join(wanted, " or "))}
 }
 
 // unread is the Decision about a request that csr.Limits.Parse returns err for.
 func unread(err error) Decision {
-	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
-		message := refused.Message + "; a new request is needed"
-		if ByConfiguration(refused.Reason) {
-			message += ", or a configuration that permits this one"
-		}
-		return Decision{Verdict: Deny, Reason: refused.Reason, Message: message}
+	refused := (*csr.Refused)(nil)
+	if !errors.As(err, &refused) {
+		return Decision{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
-	return Decision{Verdict: Wait, Reason: "InternalError", Message: csr.Fault(err)}
-}
-
-func malformed(err error) Decision {
-	return Decision{Verdict: Deny, Reason: "Malformed", Message: fmt.Sprintf("%v; a new request is needed", err)}
+	remedy := "a new request is needed"
+	if ByConfiguration(refused.Reason) {
+		remedy += ", or a configuration that permits this one"
+	}
+	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, remedy)}
 }
 
 // ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same request.

@@ -2,7 +2,6 @@ package approver
 
 import (
 	"crypto/x509/pkix"
-	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,16 +10,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
-
-func TestVerdictStrings(t *testing.T) {
-	t.Parallel()
-	for verdict, want := range map[Verdict]string{0: "Ignore", Approve: "Approve", Wait: "Wait", Deny: "Deny"} {
-		if verdict.String() != want {
-			t.Errorf("%d is %s, want %s", verdict, verdict, want)
-		}
-	}
-}
 
 // bootstrap is the smallest request that the rule knows.
 func bootstrap(modify ...func(*csr.Request)) *csr.Request {
@@ -42,7 +33,7 @@ func TestNodeClientRule(t *testing.T) {
 		return func(req *csr.Request) { req.Requester.Username = name }
 	}
 	mismatch := func(text string) Decision {
-		return Decision{Verdict: Deny, Reason: "ShapeMismatch", Message: "not a request that signer kubernetes.io/kube-apiserver-client-kubelet may sign: " + text + "; a new request is needed"}
+		return Decision{Result: verdict.Result{Verdict: verdict.Deny, Reason: "ShapeMismatch", Message: "not a request that signer kubernetes.io/kube-apiserver-client-kubelet may sign: " + text + "; a new request is needed"}}
 	}
 	for name, test := range map[string]struct {
 		change func(*csr.Request)
@@ -92,11 +83,11 @@ func TestNodeClientAsksAndSaysWhatKubernetesDoes(t *testing.T) {
 	want := []said{
 		{
 			authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "selfnodeclient", Version: "*"},
-			Decision{Verdict: Approve, Reason: "AutoApproved", Message: "Auto approving self kubelet client certificate after SubjectAccessReview.", Rule: "selfnodeclient"},
+			Decision{verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: "Auto approving self kubelet client certificate after SubjectAccessReview."}, "selfnodeclient"},
 		},
 		{
 			authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*"},
-			Decision{Verdict: Approve, Reason: "AutoApproved", Message: "Auto approving kubelet client certificate after SubjectAccessReview.", Rule: "nodeclient"},
+			Decision{verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: "Auto approving kubelet client certificate after SubjectAccessReview."}, "nodeclient"},
 		},
 	}
 	var got []said
@@ -114,19 +105,19 @@ func TestRefusals(t *testing.T) {
 	for name, test := range map[string]struct{ got, want Decision }{
 		"one permission": {
 			notAuthorized(bootstrap(), rule.Recognisers[1:]),
-			Decision{Verdict: Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`},
+				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`}},
 		},
 		"two permissions": {
 			notAuthorized(bootstrap(), rule.Recognisers),
-			Decision{Verdict: Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`},
+				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`}},
 		},
 		"malformed": {
-			malformed(errors.New("spec.request is bad")),
-			Decision{Verdict: Deny, Reason: "Malformed", Message: "spec.request is bad; a new request is needed"},
+			unread(&csr.Refused{Reason: "Malformed", Message: "spec.request is bad"}),
+			Decision{Result: verdict.Result{Verdict: verdict.Deny, Reason: "Malformed", Message: "spec.request is bad; a new request is needed"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // oddNames are those that are neither the name of a host (RFC 1123) nor an address: what looks like another name to
@@ -48,20 +49,13 @@ type sanFacts struct {
 	unpublished bool
 }
 
-// violation is one difference from what may be approved.
-type violation struct {
-	verdict Verdict
-	reason  string
-	message string
-}
-
 // reviewServing judges what the request holds, before anything is looked up: the three rules of the TLS bootstrapping
 // document for kubernetes.io/kubelet-serving, each exactly.
-func reviewServing(req *csr.Request) []violation {
-	var found []violation
+func reviewServing(req *csr.Request) []verdict.Result {
+	var found []verdict.Result
 	deny := func(broken bool, reason, format string, args ...any) {
 		if broken {
-			found = append(found, violation{Deny, reason, fmt.Sprintf(format, args...)})
+			found = append(found, verdict.Deny.Because(reason, format, args...))
 		}
 	}
 	subject := req.Cert.Subject
@@ -96,66 +90,64 @@ func judgeServing(req *csr.Request, facts servingFacts) Decision {
 	if len(violations) > 0 {
 		return refused(req, violations)
 	}
-	return Decision{
-		Verdict: Approve, Reason: "AutoApproved", Rule: "kubelet-serving",
-		Message: fmt.Sprintf("Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.entry.Source),
-	}
+	return Decision{Rule: "kubelet-serving", Result: verdict.Approve.Because("AutoApproved",
+		"Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.entry.Source)}
 }
 
-func judgeNames(node string, facts servingFacts) []violation {
-	var found []violation
+func judgeNames(node string, facts servingFacts) []verdict.Result {
+	var found []verdict.Result
 	for _, each := range facts.names {
 		switch {
 		case each.reserved != "":
-			found = append(found, violation{Deny, "SANReserved", fmt.Sprintf("%s is %s, which no node can have", each.san, each.reserved)})
+			found = append(found, verdict.Deny.Because("SANReserved", "%s is %s, which no node can have", each.san, each.reserved))
 		case each.taken != "":
-			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is a name or an address of %s, which no node can have", each.san, each.taken)})
+			found = append(found, verdict.Wait.Because("SANReserved", "%s is a name or an address of %s, which no node can have", each.san, each.taken))
 		case each.apiServer != "":
-			found = append(found, violation{Wait, "SANReserved", fmt.Sprintf("%s is a name or an address of the API server (%s), which no node can have: if one runs on this node, name the node in approval.kubeletServing.apiServerNodes", each.san, each.apiServer)})
+			found = append(found, verdict.Wait.Because("SANReserved", "%s is a name or an address of the API server (%s), which no node can have: if one runs on this node, name the node in approval.kubeletServing.apiServerNodes", each.san, each.apiServer))
 		}
 	}
 	switch {
 	case len(found) > 0:
 		return found
 	case facts.unavailable != "":
-		return []violation{{Wait, "InventoryUnavailable", fmt.Sprintf("what belongs to node %q can't be found out: %s", csr.Shorten(node), facts.unavailable)}}
+		return []verdict.Result{verdict.Wait.Because("InventoryUnavailable", "what belongs to node %q can't be found out: %s", csr.Shorten(node), facts.unavailable)}
 	case facts.entry == nil:
-		return []violation{{Wait, "NodeNotFound", fmt.Sprintf("no source knows node %q", csr.Shorten(node))}}
+		return []verdict.Result{verdict.Wait.Because("NodeNotFound", "no source knows node %q", csr.Shorten(node))}
 	case facts.entry.Bound != "" && facts.entry.Bound != node:
-		return []violation{{Wait, "SANNotOwned", fmt.Sprintf("nothing belongs to node %q: %s has become node %q", csr.Shorten(node), facts.entry.Source, csr.Shorten(facts.entry.Bound))}}
+		return []verdict.Result{verdict.Wait.Because("SANNotOwned", "nothing belongs to node %q: %s has become node %q", csr.Shorten(node), facts.entry.Source, csr.Shorten(facts.entry.Bound))}
 	case facts.entry.Empty():
-		return []violation{{Wait, "AddressNotPublished", fmt.Sprintf("%s has no names and no addresses yet", facts.entry.Source)}}
+		return []verdict.Result{verdict.Wait.Because("AddressNotPublished", "%s has no names and no addresses yet", facts.entry.Source)}
 	}
 	return judgeOwnership(node, facts)
 }
 
-func judgeOwnership(node string, facts servingFacts) []violation {
-	var found []violation
+func judgeOwnership(node string, facts servingFacts) []verdict.Result {
+	var found []verdict.Result
 	var foreign []string
 	for _, each := range facts.names {
 		switch {
 		case !facts.entry.Owns(each.san):
 			foreign = append(foreign, each.san.String())
 		case each.contested != "":
-			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is claimed by node %q and by %s, which has the better claim", each.san, csr.Shorten(node), each.contested)})
+			found = append(found, verdict.Wait.Because("SANContested", "%s is claimed by node %q and by %s, which has the better claim", each.san, csr.Shorten(node), each.contested))
 		case each.contest.Better != "":
-			found = append(found, violation{Wait, "SANContested", fmt.Sprintf("%s is claimed by node %q and by Node %s, which has the better claim", each.san, csr.Shorten(node), each.contest.Better)})
+			found = append(found, verdict.Wait.Because("SANContested", "%s is claimed by node %q and by Node %s, which has the better claim", each.san, csr.Shorten(node), each.contest.Better))
 		case each.contest.Contested():
-			found = append(found, violation{Wait, "SANContested", disputed(node, each.san, each.contest)})
+			found = append(found, verdict.Wait.Because("SANContested", "%s", disputed(node, each.san, each.contest)))
 		case each.unpublished:
-			found = append(found, violation{Wait, "AddressNotPublished", fmt.Sprintf("%s may be several nodes', says %s, and Node %q does not report it", each.san, facts.entry.Source, csr.Shorten(node))})
+			found = append(found, verdict.Wait.Because("AddressNotPublished", "%s may be several nodes', says %s, and Node %q does not report it", each.san, facts.entry.Source, csr.Shorten(node)))
 		}
 	}
 	if len(foreign) > 0 {
-		found = append([]violation{{Wait, "SANNotOwned", fmt.Sprintf("%q do not belong to the node: %s has %s", csr.ShortenAll(foreign), facts.entry.Source, facts.entry)}}, found...)
+		found = append([]verdict.Result{verdict.Wait.Because("SANNotOwned", "%q do not belong to the node: %s has %s", csr.ShortenAll(foreign), facts.entry.Source, facts.entry)}, found...)
 	}
 	return found
 }
 
 // adviceOf says what helps against what is denied: only the requester, or the configuration, which reserves names.
-func adviceOf(violations []violation) string {
+func adviceOf(violations []verdict.Result) string {
 	for _, each := range violations {
-		if each.verdict == Deny && !ByConfiguration(each.reason) {
+		if each.Verdict == verdict.Deny && !ByConfiguration(each.Reason) {
 			return "a new request is needed"
 		}
 	}
@@ -163,17 +155,17 @@ func adviceOf(violations []violation) string {
 }
 
 // refused is the decision of all violations together: the first one's reason, and Deny if one of them is for good.
-func refused(req *csr.Request, violations []violation) Decision {
-	decision := Decision{Verdict: Wait, Reason: violations[0].reason}
+func refused(req *csr.Request, violations []verdict.Result) Decision {
+	decision := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: violations[0].Reason}}
 	sentences := make([]string, len(violations))
 	for i, each := range violations {
-		sentences[i] = each.message
-		if each.verdict == Deny && decision.Verdict != Deny {
-			decision.Verdict, decision.Reason = Deny, each.reason
+		sentences[i] = each.Message
+		if each.Verdict == verdict.Deny && decision.Verdict != verdict.Deny {
+			decision.Verdict, decision.Reason = verdict.Deny, each.Reason
 		}
 	}
 	advice := "it is looked at again when that changes"
-	if decision.Verdict == Deny {
+	if decision.Verdict == verdict.Deny {
 		advice = adviceOf(violations)
 	}
 	decision.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s", req.SignerName, strings.Join(sentences, "; "), advice)

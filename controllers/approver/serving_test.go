@@ -12,6 +12,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // serving is the smallest request that the rule approves, with the facts that make it do so.
@@ -50,7 +51,7 @@ func TestServingApproves(t *testing.T) {
 			t.Parallel()
 			req, facts := serving()
 			change(req, facts)
-			if got := judgeServing(req, *facts); got.Verdict != Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
+			if got := judgeServing(req, *facts); got.Verdict != verdict.Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -70,88 +71,88 @@ func TestServingRefuses(t *testing.T) {
 	nodes := []string{"system:nodes"}
 	for name, test := range map[string]struct {
 		change  change
-		verdict Verdict
+		verdict verdict.Verdict
 		reason  string
 		parts   []string
 	}{
-		"a ServiceAccount": {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:serviceaccount:a:b" }, Deny, "RequesterNotNode", []string{`"system:serviceaccount:a:b"`}},
-		"an IAM role":      {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "arn:aws:iam::1:role/node" }, Deny, "RequesterNotNode", []string{"arn:aws"}},
+		"a ServiceAccount": {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:serviceaccount:a:b" }, verdict.Deny, "RequesterNotNode", []string{`"system:serviceaccount:a:b"`}},
+		"an IAM role":      {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "arn:aws:iam::1:role/node" }, verdict.Deny, "RequesterNotNode", []string{"arn:aws"}},
 		"a user called test, with the group": {func(req *csr.Request, _ *servingFacts) {
 			req.Requester.Username, req.Cert.Subject.CommonName = "test", "test"
-		}, Deny, "RequesterNotNode", nil},
-		"no group of nodes":               {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:authenticated"} }, Deny, "RequesterNotNode", nil},
-		"a group that only looks like it": {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:nodes "} }, Deny, "RequesterNotNode", nil},
-		"another node's name":             {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:b" }, Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
-		"another case":                    {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:A" }, Deny, "CommonNameMismatch", nil},
+		}, verdict.Deny, "RequesterNotNode", nil},
+		"no group of nodes":               {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:authenticated"} }, verdict.Deny, "RequesterNotNode", nil},
+		"a group that only looks like it": {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:nodes "} }, verdict.Deny, "RequesterNotNode", nil},
+		"another node's name":             {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:b" }, verdict.Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
+		"another case":                    {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:A" }, verdict.Deny, "CommonNameMismatch", nil},
 		"no name": {func(req *csr.Request, _ *servingFacts) {
 			req.Requester.Username, req.Cert.Subject.CommonName = "system:node:", "system:node:"
-		}, Deny, "RequesterNotNode", []string{"common name"}},
-		"no common name":            {subject(pkix.Name{Organization: nodes}), Deny, "CommonNameMismatch", nil},
-		"no organization":           {subject(pkix.Name{CommonName: "system:node:a"}), Deny, "ShapeMismatch", nil},
-		"two organizations":         {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes", "system:masters"}}), Deny, "ShapeMismatch", []string{"system:masters"}},
-		"another organization":      {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:masters"}}), Deny, "ShapeMismatch", nil},
-		"an organizational unit":    {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, OrganizationalUnit: []string{"x"}}), Deny, "UnexpectedContent", []string{"organizational unit"}},
-		"a serial number":           {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, SerialNumber: "x"}), Deny, "UnexpectedContent", []string{"serial number"}},
-		"no server auth":            {usages("digital signature", "key encipherment"), Deny, "UsagesNotPermitted", nil},
-		"client auth":               {usages("digital signature", "client auth"), Deny, "UsagesNotPermitted", nil},
-		"both":                      {usages("digital signature", "server auth", "client auth"), Deny, "UsagesNotPermitted", nil},
-		"no digital signature":      {usages("server auth", "key encipherment"), Deny, "UsagesNotPermitted", nil},
-		"code signing as the third": {usages("digital signature", "server auth", "code signing"), Deny, "UsagesNotPermitted", nil},
-		"no usage":                  {usages(), Deny, "UsagesNotPermitted", nil},
-		"an e-mail address":         {func(req *csr.Request, _ *servingFacts) { req.Cert.EmailAddresses = []string{"a@b"} }, Deny, "SANTypeNotPermitted", []string{"a@b"}},
-		"a URI":                     {func(req *csr.Request, _ *servingFacts) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, Deny, "SANTypeNotPermitted", nil},
-		"another kind of name":      {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"subjectAltName otherName"} }, Deny, "UnexpectedContent", []string{"otherName"}},
-		"CA:TRUE":                   {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, Deny, "UnexpectedContent", []string{"2.5.29.19"}},
+		}, verdict.Deny, "RequesterNotNode", []string{"common name"}},
+		"no common name":            {subject(pkix.Name{Organization: nodes}), verdict.Deny, "CommonNameMismatch", nil},
+		"no organization":           {subject(pkix.Name{CommonName: "system:node:a"}), verdict.Deny, "ShapeMismatch", nil},
+		"two organizations":         {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes", "system:masters"}}), verdict.Deny, "ShapeMismatch", []string{"system:masters"}},
+		"another organization":      {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:masters"}}), verdict.Deny, "ShapeMismatch", nil},
+		"an organizational unit":    {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, OrganizationalUnit: []string{"x"}}), verdict.Deny, "UnexpectedContent", []string{"organizational unit"}},
+		"a serial number":           {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, SerialNumber: "x"}), verdict.Deny, "UnexpectedContent", []string{"serial number"}},
+		"no server auth":            {usages("digital signature", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
+		"client auth":               {usages("digital signature", "client auth"), verdict.Deny, "UsagesNotPermitted", nil},
+		"both":                      {usages("digital signature", "server auth", "client auth"), verdict.Deny, "UsagesNotPermitted", nil},
+		"no digital signature":      {usages("server auth", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
+		"code signing as the third": {usages("digital signature", "server auth", "code signing"), verdict.Deny, "UsagesNotPermitted", nil},
+		"no usage":                  {usages(), verdict.Deny, "UsagesNotPermitted", nil},
+		"an e-mail address":         {func(req *csr.Request, _ *servingFacts) { req.Cert.EmailAddresses = []string{"a@b"} }, verdict.Deny, "SANTypeNotPermitted", []string{"a@b"}},
+		"a URI":                     {func(req *csr.Request, _ *servingFacts) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, verdict.Deny, "SANTypeNotPermitted", nil},
+		"another kind of name":      {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"subjectAltName otherName"} }, verdict.Deny, "UnexpectedContent", []string{"otherName"}},
+		"CA:TRUE":                   {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, verdict.Deny, "UnexpectedContent", []string{"2.5.29.19"}},
 		"a name with a byte that ends it for others": {func(req *csr.Request, _ *servingFacts) {
 			req.Cert.DNSNames = []string{"victim.corp\x00.nodes.example.com"}
-		}, Deny, "NameNotPermitted", []string{`["victim.corp\x00.nodes.example.com"]`}},
+		}, verdict.Deny, "NameNotPermitted", []string{`["victim.corp\x00.nodes.example.com"]`}},
 		"two names in one": {func(req *csr.Request, _ *servingFacts) {
 			req.Cert.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"}
-		}, Deny, "NameNotPermitted", []string{`["::ffff:10.0.0.1%, DNS:kubernetes.default.svc"]`}},
-		"an address in another form":          {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, Deny, "NameNotPermitted", nil},
-		"a name with two dots at its end":     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, Deny, "NameNotPermitted", nil},
-		"a name with an underscore":           {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a_b"} }, Deny, "UnexpectedContent", nil},
-		"a name that some read as an address": {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"127.1"} }, Deny, "UnexpectedContent", nil},
-		"a name with a space":                 {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, Deny, "NameNotPermitted", nil},
-		"no name at all":                      {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, Deny, "SANMissing", nil},
-		"a reserved address":                  {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
-		"a Service's address":                 {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, Wait, "SANReserved", []string{"Service default/x"}},
-		"an unknown node":                     {func(_ *csr.Request, facts *servingFacts) { facts.entry = nil }, Wait, "NodeNotFound", []string{`"a"`}},
-		"nobody can say":                      {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, Wait, "InventoryUnavailable", []string{"ask machine: down"}},
-		"nobody can say, nobody knows":        {func(_ *csr.Request, facts *servingFacts) { facts.entry, facts.unavailable = nil, "down" }, Wait, "InventoryUnavailable", nil},
-		"no addresses yet":                    {func(_ *csr.Request, facts *servingFacts) { facts.entry.SANs = nil }, Wait, "AddressNotPublished", []string{"Node a"}},
+		}, verdict.Deny, "NameNotPermitted", []string{`["::ffff:10.0.0.1%, DNS:kubernetes.default.svc"]`}},
+		"an address in another form":          {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, verdict.Deny, "NameNotPermitted", nil},
+		"a name with two dots at its end":     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, verdict.Deny, "NameNotPermitted", nil},
+		"a name with an underscore":           {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a_b"} }, verdict.Deny, "UnexpectedContent", nil},
+		"a name that some read as an address": {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"127.1"} }, verdict.Deny, "UnexpectedContent", nil},
+		"a name with a space":                 {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, verdict.Deny, "NameNotPermitted", nil},
+		"no name at all":                      {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, verdict.Deny, "SANMissing", nil},
+		"a reserved address":                  {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, verdict.Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
+		"a Service's address":                 {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, verdict.Wait, "SANReserved", []string{"Service default/x"}},
+		"an unknown node":                     {func(_ *csr.Request, facts *servingFacts) { facts.entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
+		"nobody can say":                      {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, verdict.Wait, "InventoryUnavailable", []string{"ask machine: down"}},
+		"nobody can say, nobody knows":        {func(_ *csr.Request, facts *servingFacts) { facts.entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
+		"no addresses yet":                    {func(_ *csr.Request, facts *servingFacts) { facts.entry.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
 		"somebody else's address": {func(_ *csr.Request, facts *servingFacts) {
 			facts.entry.SANs = []inventory.SAN{inventory.ParseSAN("10.0.0.2")}
-		}, Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
-		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
+		}, verdict.Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
+		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
 		"another Node has the better claim": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest.Better = "b"
-		}, Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b, which has the better claim`}},
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b, which has the better claim`}},
 		"another Node reports it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest = inventory.Contest{Equal: []string{"b"}, Reporters: 2}
-		}, Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b with the same right`, "delete the Node of a machine that was replaced", "a Machine, a row or a webhook", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b with the same right`, "delete the Node of a machine that was replaced", "a Machine, a row or a webhook", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
 		"many Nodes report it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest = inventory.Contest{Equal: []string{"b", "c"}, Reporters: 3}
-		}, Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, such as "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, such as "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
 		"a source gives it to another one too": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest.Twice = "b"
-		}, Wait, "SANContested", []string{`given to node "a" alone and to Node b alone by the same source`}},
+		}, verdict.Wait, "SANContested", []string{`given to node "a" alone and to Node b alone by the same source`}},
 		"left out": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest.LeftOut = &inventory.LeftOut{Nodes: [2]string{"b", "c"}, SANs: [2]inventory.SAN{inventory.ParseSAN("10.0.0.2"), inventory.ParseSAN("10.0.0.3")}}
-		}, Wait, "SANContested", []string{`Node "a" is left out of the comparison`, "10.0.0.2, as Node b does, and 10.0.0.3, as Node c does"}},
+		}, verdict.Wait, "SANContested", []string{`Node "a" is left out of the comparison`, "10.0.0.2, as Node b does, and 10.0.0.3, as Node c does"}},
 		"an address of the API server": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].apiServer = "in the kubeconfig"
-		}, Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of the API server (in the kubeconfig)", "approval.kubeletServing.apiServerNodes"}},
-		"one of several nodes', and not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, Wait, "AddressNotPublished", []string{`10.0.0.1 may be several nodes'`, `Node "a" does not report it`}},
+		}, verdict.Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of the API server (in the kubeconfig)", "approval.kubeletServing.apiServerNodes"}},
+		"one of several nodes', and not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may be several nodes'`, `Node "a" does not report it`}},
 		"that, and somebody else has it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].unpublished, facts.names[0].contested = true, "Machine default/b"
-		}, Wait, "SANContested", []string{"Machine default/b"}},
+		}, verdict.Wait, "SANContested", []string{"Machine default/b"}},
 		"its machine has become another node": {func(_ *csr.Request, facts *servingFacts) {
 			facts.entry = &inventory.Entry{Source: "Machine default/m", Bound: "b"}
-		}, Wait, "SANNotOwned", []string{`Machine default/m has become node "b"`}},
+		}, verdict.Wait, "SANNotOwned", []string{`Machine default/m has become node "b"`}},
 		"reserved goes before what is not owned": {func(_ *csr.Request, facts *servingFacts) {
 			facts.entry.SANs, facts.names[0].reserved = nil, "a wildcard"
-		}, Deny, "SANReserved", nil},
+		}, verdict.Deny, "SANReserved", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -177,14 +178,14 @@ func TestServingTellsAllViolations(t *testing.T) {
 	req.Usages, req.Cert.EmailAddresses, req.Dropped = nil, []string{"a@b"}, []string{"extension 1.2.3"}
 	want := `not a request that signer kubernetes.io/kubelet-serving may be asked for: usages are [], and must be digital signature and server auth, with or without key encipherment; ` +
 		`e-mail addresses ["a@b"] are not permitted; it holds what no kubelet asks for: ["extension 1.2.3"]; a new request is needed`
-	if got := judgeServing(req, *facts); got.Message != want || got.Verdict != Deny || got.Reason != "UsagesNotPermitted" {
+	if got := judgeServing(req, *facts); got.Message != want || got.Verdict != verdict.Deny || got.Reason != "UsagesNotPermitted" {
 		t.Errorf("%+v", got)
 	}
 
 	req, facts = serving()
 	facts.names = append(facts.names, sanFacts{san: inventory.ParseSAN("*"), reserved: "a wildcard"}, sanFacts{san: inventory.ParseSAN("10.96.0.1"), taken: "Service default/kubernetes"})
 	facts.names[0].taken = "Service a/b"
-	if got := judgeServing(req, *facts); got.Verdict != Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
+	if got := judgeServing(req, *facts); got.Verdict != verdict.Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // named gives a request a name of its own.
@@ -251,7 +252,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 			obj := object(t, named(fmt.Sprint("csr-", i)), user(strings.Repeat("u", long)+fmt.Sprint(i)))
 			r.queues(obj)
 			r.trial.of(obj, now)
-			r.trial.note(obj, Decision{Verdict: Wait, Reason: "NotAuthorized", Message: obj.Spec.Username})
+			r.trial.note(obj, Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: obj.Spec.Username}})
 			req, err := csr.Parse(obj)
 			if err != nil {
 				t.Fatal(err)
