@@ -11,7 +11,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -96,13 +95,9 @@ func create(t testing.TB, c client.Client, obj client.Object) {
 	})
 }
 
-// made is when createRequest has made requests, by UID: a creationTimestamp has whole seconds.
-var made sync.Map
-
 func createRequest(t testing.TB, c client.Client, obj *request) *request {
 	t.Helper()
 	create(t, c, obj)
-	made.Store(obj.UID, time.Now())
 	return obj
 }
 

@@ -10,7 +10,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// TestAHostileNodeDelaysNobody has a node keep two thousand requests pending, claim the addresses of all others, and give
+// TestAHostileNodeDelaysNobody has a node keep five hundred requests pending, claim the addresses of all others, and give
 // them up again twenty times a second: the others' certificates take as long as they do while only as many requests for a
 // signer that is not ours are pending, and it flips addresses that nobody asks for. So what that costs the API server is
 // in both.
@@ -33,7 +33,7 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 	ask := func(label, signer string) {
 		obj := servingRequest(t, hostile.Name, theirs[0], theirs[1])
 		obj.Labels, obj.Spec.SignerName = map[string]string{label: "yes"}, signer
-		keepWaiting(t, 2000, hostile.Name, obj)
+		keepWaiting(t, 500, hostile.Name, obj)
 	}
 	flip := func(addresses []string) (end func()) {
 		var running sync.WaitGroup

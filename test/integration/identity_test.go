@@ -79,7 +79,6 @@ func TestIdentity(t *testing.T) {
 		other.signed(t, false)
 		waiting := other.asks(t, "untracked")
 		hasEvent(t, waiting, "NotAuthorized", "notsig", "usage-bootstrap-signing")
-		time.Sleep(3 * time.Second)
 		other.StringData = map[string]string{"usage-bootstrap-signing": "true"}
 		issuedSoon(t, waiting, func() {
 			if err := admin(t).Update(t.Context(), other.Secret); err != nil {
