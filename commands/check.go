@@ -15,12 +15,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -78,42 +73,31 @@ func isSet(flags *flag.FlagSet, name string) bool {
 
 // checker asks as whoever runs the command.
 type checker struct {
+	server
 	configuration *config.Configuration
 	options       controllers.Options
-	cluster       *rest.Config
-	api           client.Client
 	cas           []check.CA
 	unread        map[string]error // why a signer's CA could not be read
-	clock         clock.Clock
 	now           time.Time
 }
 
 func newChecker(ctx context.Context, configuration *config.Configuration) (*checker, error) {
-	cluster, err := RESTConfig(configuration)
+	server, err := connect(ctx, configuration)
 	if err != nil {
 		return nil, err
-	}
-	known := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(known), v1alpha1.AddToScheme(known)); err != nil {
-		return nil, err
-	}
-	api, err := client.New(cluster, client.Options{Scheme: known})
-	if err != nil {
-		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return nil, err
 	}
-	shown := serverClock(ctx, cluster)
-	c := &checker{configuration: configuration, options: options, cluster: cluster, api: api, clock: shown, now: shown.Now()}
+	c := &checker{server: server, configuration: configuration, options: options, now: server.clock.Now()}
 	if options.Approver != nil {
-		options.Approver.Clock, options.Approver.Authorizer = shown, authz.SubjectAccess{Client: api}
+		options.Approver.Clock, options.Approver.Authorizer = server.clock, authz.SubjectAccess{Client: server.api}
 	}
-	readBlockList(ctx, options, api)
+	options.ReadBlockList(ctx, server.api)
 	if options.Signer != nil {
-		options.Signer.Clock = shown
-		if c.unread, err = options.Signer.ReadOnce(ctx, api); err != nil {
+		options.Signer.Clock = server.clock
+		if c.unread, err = options.Signer.ReadOnce(ctx, server.api); err != nil {
 			return nil, fmt.Errorf("read the CA: %w", err)
 		}
 		c.cas = c.clientCAs()
@@ -136,7 +120,7 @@ func (c *checker) clientCAs() []check.CA {
 }
 
 func (c *checker) trust() check.Trust {
-	return check.Trust{Reader: c.api, Cluster: c.cluster, Audit: c.options.Audit}
+	return check.Trust{Reader: c.api, Cluster: c.config, Audit: c.options.Audit}
 }
 
 // all makes every check of the manager's own.
@@ -152,7 +136,7 @@ func (c *checker) all(ctx context.Context, out io.Writer) error {
 	results = append(results, c.trust().CAs(ctx, c.cas, c.now)...)
 	results = append(results, c.authorities(ctx)...)
 	results = append(results, c.running(ctx)...)
-	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.", c.cluster.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
+	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.", c.config.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
 	if err := writeTable(out, heading, results); err != nil {
 		return err
 	}
@@ -207,7 +191,7 @@ func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 		RequestLimits: c.options.RequestLimits,
 		Approve:       c.approve, Issue: c.issue,
 	}.Look(ctx, c.now)
-	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.cluster.Host, c.whoAmI(ctx))
+	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.config.Host, c.whoAmI(ctx))
 	if err := writeTable(out, heading, results); err != nil {
 		return err
 	}

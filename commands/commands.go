@@ -8,9 +8,6 @@ import (
 	"io"
 	"runtime/debug"
 
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
@@ -55,17 +52,4 @@ func load(name string, command *config.Command, args []string, out io.Writer) (*
 		return nil, fmt.Errorf("bad configuration (%s --help lists the flags):\n%w", name, err)
 	}
 	return configuration, nil
-}
-
-// RESTConfig says how to reach the API server.
-func RESTConfig(c *config.Configuration) (*rest.Config, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = c.Kubeconfig
-	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
-	}
-	cluster.UserAgent = "csr-controller-manager/" + VersionOrBuild()
-	cluster.QPS, cluster.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
-	return cluster, nil
 }

@@ -15,10 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -82,19 +80,11 @@ func Rotation(ctx context.Context, args []string, out io.Writer) error {
 	}
 	c := config.Default()
 	c.Kubeconfig = options.kubeconfig
-	cluster, err := RESTConfig(c)
+	server, err := connect(ctx, c)
 	if err != nil {
 		return err
 	}
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return err
-	}
-	api, err := client.New(cluster, client.Options{Scheme: scheme})
-	if err != nil {
-		return fmt.Errorf("reach the API server: %w", err)
-	}
-	r := &rotation{options, api, serverClock(ctx, cluster), out, time.Second, 5 * time.Second}
+	r := &rotation{options, server.api, server.clock, out, time.Second, 5 * time.Second}
 	if err := r.run(ctx); err != nil {
 		return fmt.Errorf("rotation %s: %w", options.verb, err)
 	}

@@ -32,11 +32,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
+// fixedNow is when commands run in tests.
+var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
 var updateRotation = flag.Bool("update-rotation", false, "rewrite testdata/rotation")
 
-// at is an instant so long after explainNow.
+// at is an instant so long after fixedNow.
 func at(after time.Duration) *metav1.Time {
-	instant := metav1.NewTime(explainNow.Add(after))
+	instant := metav1.NewTime(fixedNow.Add(after))
 	return &instant
 }
 
@@ -118,9 +121,9 @@ func statusClient(t *testing.T, fails interceptor.Funcs, objs ...client.Object) 
 // moved notes certificates of nodes in the ledger: one has moved, one has not, and one of those is gone.
 func moved(t *testing.T, api client.Client) {
 	t.Helper()
-	nodes := ledger.NewNodes(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(explainNow))
+	nodes := ledger.NewNodes(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(fixedNow))
 	note := func(node, signer, keyID string, ends time.Duration) {
-		nodes.Note(ledger.Certificate{Node: node, Signer: "kubernetes.io/" + signer, KeyID: keyID, NotBefore: explainNow.Add(ends - 365*day), NotAfter: explainNow.Add(ends)})
+		nodes.Note(ledger.Certificate{Node: node, Signer: "kubernetes.io/" + signer, KeyID: keyID, NotBefore: fixedNow.Add(ends - 365*day), NotAfter: fixedNow.Add(ends)})
 	}
 	note("new", "kube-apiserver-client-kubelet", "2222222222222222", 365*day)
 	note("new", "kubelet-serving", "1111111111111111", 30*day)
@@ -170,7 +173,7 @@ func TestRotationStatus(t *testing.T) {
 				moved(t, api)
 			}
 			var out bytes.Buffer
-			r := &rotation{rotationOptions{verb: "status", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(explainNow), &out, time.Millisecond, time.Second}
+			r := &rotation{rotationOptions{verb: "status", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
 			if err := r.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -246,7 +249,7 @@ func TestRotationMeaning(t *testing.T) {
 	for _, verb := range []string{"complete", "accept", "attest"} {
 		api := statusClient(t, interceptor.Funcs{}, authorityPrepared())
 		var out bytes.Buffer
-		r := &rotation{rotationOptions{verb: verb, name: "cluster", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(explainNow), &out, time.Millisecond, time.Second}
+		r := &rotation{rotationOptions{verb: verb, name: "cluster", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
 		err := r.run(t.Context())
 		text += fmt.Sprintf("%serror: %v\n\n", out.String(), err)
 		obj := &v1alpha1.SigningAuthority{}
@@ -285,7 +288,7 @@ func TestRotationFindsOne(t *testing.T) {
 		"there are 2 authorities: name one of a, b":                                         {authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})},
 		"rotate-start is refused: the phase is not begun; allowed now: nothing but to wait": {authority("a", v1alpha1.SigningAuthorityStatus{})},
 	} {
-		r := &rotation{rotationOptions{verb: "start", timeout: time.Minute, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), clocktesting.NewFakePassiveClock(explainNow), io.Discard, time.Millisecond, time.Second}
+		r := &rotation{rotationOptions{verb: "start", timeout: time.Minute, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), clocktesting.NewFakePassiveClock(fixedNow), io.Discard, time.Millisecond, time.Second}
 		if err := r.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}

@@ -36,7 +36,7 @@ func bundled(t *testing.T, name string, isCA bool) []byte {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: isCA, BasicConstraintsValid: true,
-		NotBefore: explainNow, NotAfter: explainNow.AddDate(1, 0, 0),
+		NotBefore: fixedNow, NotAfter: fixedNow.AddDate(1, 0, 0),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {

@@ -159,6 +159,21 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	return errors.Join(errs...)
 }
 
+// ReadBlockList reads the block list once and gives it to the approver and the signer, which SetupWithManager does for a
+// manager. The block list itself reports that it can't be read.
+func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
+	if o.BlockList == nil {
+		return
+	}
+	_ = o.BlockList.ReadOnce(ctx, reader)
+	if o.Approver != nil {
+		o.Approver.BlockList = o.BlockList
+	}
+	if o.Signer != nil {
+		o.Signer.BlockList = o.BlockList
+	}
+}
+
 // signerNames are the signers that something is configured for.
 func (o Options) signerNames() map[string]bool {
 	names := map[string]bool{}

@@ -1,4 +1,4 @@
-package commands
+package explain
 
 import (
 	"bytes"
@@ -74,7 +74,7 @@ func TestExplainReadsFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			err := explainAll(t.Context(), commandConfiguration(t), strings.NewReader(test.in), clocktesting.NewFakePassiveClock(explainNow), &out)
+			err := All(t.Context(), commandConfiguration(t), strings.NewReader(test.in), clocktesting.NewFakePassiveClock(explainNow), &out)
 			if got := strings.Count(out.String(), "CertificateSigningRequest \""); got != test.explained {
 				t.Errorf("%d explained, want %d:\n%s", got, test.explained, out.String())
 			}
@@ -82,44 +82,6 @@ func TestExplainReadsFiles(t *testing.T) {
 				t.Errorf("error %v, want %q", err, test.problem)
 			}
 		})
-	}
-}
-
-// TestExplainCommand runs the command with arguments that need no API server. Files are explained where none can be found.
-func TestExplainCommand(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "csr.yaml")
-	if err := os.WriteFile(file, []byte(document(t, explainRequest(t, autoApproved))), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
-	audit := filepath.Join(t.TempDir(), "audit.log")
-	for name, test := range map[string]struct {
-		args      []string
-		out, want string
-	}{
-		"a file":        {args: []string{"-f", file, "--audit-log-path=" + audit}, out: "unknown: offline"},
-		"help":          {args: []string{"--help"}, out: "Usage: csr-controller-manager explain [flags] NAME"},
-		"version":       {args: []string{"--version"}, out: "csr-controller-manager "},
-		"nothing":       {want: "explain: which request? Give its NAME, or -f FILE"},
-		"both":          {args: []string{"-f", file, "x"}, want: "explain: give a NAME or -f FILE, not both"},
-		"no such file":  {args: []string{"-f", file + "x"}, want: "-f: open "},
-		"two names":     {args: []string{"x", "y"}, want: `unexpected argument "y"`},
-		"a bad flag":    {args: []string{"x", "--kube-api-burst=0"}, want: "--kube-api-burst"},
-		"no API server": {args: []string{"x"}, want: "find the API server: "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
-			err := ByName["explain"](t.Context(), test.args, &out)
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want %q", err, test.want)
-			}
-			if !strings.Contains(out.String(), test.out) {
-				t.Errorf("%q is not in:\n%s", test.out, out.String())
-			}
-		})
-	}
-	if _, err := os.Stat(audit); !os.IsNotExist(err) {
-		t.Errorf("explain opens the audit log: %v", err)
 	}
 }
 
@@ -150,7 +112,7 @@ func TestExplainWhatCannotBeRead(t *testing.T) {
 	s := scenario{obj: explainRequest(t)}
 	explain := func(name string) string {
 		var out bytes.Buffer
-		err := explainFrom(t.Context(), commandConfiguration(t), server{Client: s.client(t)}, name, clocktesting.NewFakePassiveClock(explainNow), &out)
+		err := Name(t.Context(), commandConfiguration(t), Server{Client: s.client(t)}, name, clocktesting.NewFakePassiveClock(explainNow), &out)
 		if err == nil || out.Len() > 0 {
 			t.Fatalf("no error, but %q", out.String())
 		}
@@ -208,7 +170,7 @@ func FuzzExplainFile(f *testing.F) {
 	configuration := commandConfiguration(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		var out bytes.Buffer
-		err := explainAll(t.Context(), configuration, strings.NewReader(text), clocktesting.NewFakePassiveClock(explainNow), &out)
+		err := All(t.Context(), configuration, strings.NewReader(text), clocktesting.NewFakePassiveClock(explainNow), &out)
 		if err == nil && out.Len() == 0 {
 			t.Error("neither an explanation nor an error")
 		}

@@ -1,4 +1,4 @@
-package commands
+package explain
 
 import (
 	"bytes"
@@ -240,13 +240,13 @@ func (s scenario) explain(t testing.TB) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = explainAll(t.Context(), configuration, bytes.NewReader(data), clock, &out)
+		err = All(t.Context(), configuration, bytes.NewReader(data), clock, &out)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return out.String()
 	}
-	if err := explainFrom(t.Context(), configuration, server{Client: s.client(t)}, s.obj.Name, clock, &out); err != nil {
+	if err := Name(t.Context(), configuration, Server{Client: s.client(t)}, s.obj.Name, clock, &out); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()

@@ -1,4 +1,4 @@
-package commands
+package explain
 
 import (
 	"context"
@@ -31,7 +31,7 @@ const (
 
 // nodes runs the inventory, once a verdict depends on it, with the rights of whoever asks.
 type nodes struct {
-	api    server
+	api    Server
 	rights []check.Right
 	// tried says that every source has read, or said why it can't.
 	running, tried bool
@@ -41,8 +41,8 @@ type nodes struct {
 }
 
 // newNodes returns nil for an API server without a config.
-func newNodes(configuration *config.Configuration, api server) (*nodes, error) {
-	if api.config == nil {
+func newNodes(configuration *config.Configuration, api Server) (*nodes, error) {
+	if api.Config == nil {
 		return nil, nil
 	}
 	all, err := controllers.Rights(configuration, "")
@@ -98,7 +98,7 @@ func (n *nodes) run(ctx context.Context, inventory *approver.Inventory, clock cl
 	if err := n.missing(ctx, func(right check.Right) bool { return right.Verb != "get" && right.Resource != "configmaps" }); err != nil || n.running {
 		return err
 	}
-	mgr, err := newNodesManager(n.api.config)
+	mgr, err := newNodesManager(n.api.Config)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package commands
+package explain
 
 import (
 	"bytes"
@@ -79,7 +79,7 @@ var notExplained = map[string]bool{
 	"InternalError": true, // a defect that nobody knows how to cause
 }
 
-const explainInventoryTest = "../test/integration/explain_inventory_test.go"
+const explainInventoryTest = "../../test/integration/explain_inventory_test.go"
 
 // TestExplainedThere looks for each reason in the test that is said to have it, and in docs/reasons.md.
 func TestExplainedThere(t *testing.T) {

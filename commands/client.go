@@ -1,0 +1,76 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+)
+
+// RESTConfig returns how to reach the API server.
+func RESTConfig(c *config.Configuration) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.Kubeconfig
+	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	cluster.UserAgent = "csr-controller-manager/" + VersionOrBuild()
+	cluster.QPS, cluster.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
+	return cluster, nil
+}
+
+// server is an API server that a command asks, with a clock that shows its time.
+type server struct {
+	config *rest.Config
+	api    client.Client
+	clock  clock.Clock
+}
+
+// connect returns the API server that c names.
+func connect(ctx context.Context, c *config.Configuration) (server, error) {
+	cluster, err := RESTConfig(c)
+	if err != nil {
+		return server{}, err
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return server{}, err
+	}
+	api, err := client.New(cluster, client.Options{Scheme: scheme})
+	if err != nil {
+		return server{}, fmt.Errorf("reach the API server: %w", err)
+	}
+	return server{cluster, api, serverClock(ctx, cluster)}, nil
+}
+
+// serverClock returns a clock that shows the time of the API server of cluster, which stamps objects. The clock of this
+// machine may be wrong; it counts only if the time of the API server is unknown. serverClock warns on standard error of
+// either.
+func serverClock(ctx context.Context, cluster *rest.Config) clock.Clock {
+	aside := ascii.LinesWriter(os.Stderr)
+	shown, err := servertime.Measure(ctx, cluster)
+	if err != nil {
+		_, _ = fmt.Fprintf(aside, "Warning: ages are by the clock of this machine, "+
+			"because the time of the API server is not known: %v\n", err)
+		return clock.RealClock{}
+	}
+	if skew := shown.Since(clock.RealClock{}.Now()); skew.Abs() > servertime.MaxSkew {
+		_, _ = fmt.Fprintf(aside, "Warning: the clocks of this machine and of the API server differ by %s. "+
+			"Ages are by the API server's.\n", skew.Abs().Round(time.Second))
+	}
+	return shown
+}
