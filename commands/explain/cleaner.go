@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// cleaner says when the request is deleted, and by which of the retentions.
+// cleaner writes when the request is deleted, and which part of the retention says so.
 func (e *explainer) cleaner(p *page, f *findings) {
 	p.title("Cleaner")
 	if e.options.Cleaner == nil {
@@ -30,66 +30,60 @@ func (e *explainer) cleaner(p *page, f *findings) {
 		return
 	}
 	p.row("deleted", moment(at, f.now))
-	for _, one := range retentions(e.options.Cleaner.Retention, f.obj.Spec.SignerName) {
-		if alone, applies := one.policy.Deadline(f.obj); applies && alone.Equal(at) {
-			p.row("because", one.why)
-		}
+	keep, own := e.options.Cleaner.Retention.Signers[f.obj.Spec.SignerName]
+	if !own {
+		keep = e.options.Cleaner.Retention.Default
 	}
+	because(p, f, keep, at)
 	if after := e.options.Cleaner.SupersededAfter; after > 0 {
 		if _, can := e.options.Cleaner.RequestLimits.Supersedable(f.obj); can {
-			p.row("or sooner", fmt.Sprintf("cleaning.supersededAfter: %s after the same requester has made a newer request for this node and signer, if that one is pending then", after))
+			p.row("or sooner", fmt.Sprintf("cleaning.supersededAfter: %s after the same requester has made a newer request "+
+				"for this node and signer, if that one is pending then", after))
 		}
 	}
 	dryRun(p, e.options.Cleaner.DryRun)
 }
 
-// dryRun says so.
+// because writes each part of keep that alone would delete the request at the same time.
+func because(p *page, f *findings, keep csr.Retention, at time.Time) {
+	const ever = -1
+	defaults := csr.DefaultRetention
+	for _, part := range []struct {
+		state, event string
+		age          func(*csr.Retention) *time.Duration
+	}{
+		{"approved", "the approval", func(r *csr.Retention) *time.Duration { return &r.Approved }},
+		{"denied", "the denial", func(r *csr.Retention) *time.Duration { return &r.Denied }},
+		{"failed", "the failure", func(r *csr.Retention) *time.Duration { return &r.Failed }},
+		{"pending", "its creation", func(r *csr.Retention) *time.Duration { return &r.Pending }},
+		{"expired", "the end of its certificate", func(r *csr.Retention) *time.Duration { return &r.Expired }},
+	} {
+		alone := csr.Retention{Approved: ever, Denied: ever, Failed: ever, Pending: ever, Expired: ever}
+		*part.age(&alone) = *part.age(&keep)
+		if deadline, applies := (csr.RetentionPolicy{Default: alone}).Deadline(f.obj); applies && deadline.Equal(at) {
+			age := cmp.Or(*part.age(&keep), *part.age(&defaults))
+			p.row("because", fmt.Sprintf("cleaning.retention.%s: %s after %s", part.state, age, part.event))
+		}
+	}
+}
+
+// dryRun writes that the controller only reports this, if it is in a dry run.
 func dryRun(p *page, is bool) {
 	if is {
 		p.row("dry run", "this is only told, and nothing is written (dryRun)")
 	}
 }
 
-type soleRetention struct {
-	why    string
-	policy csr.RetentionPolicy
-}
-
-// retentions takes apart the retention of a signer's requests: each part alone, all others being for ever.
-func retentions(policy csr.RetentionPolicy, signerName string) []soleRetention {
-	keep, own := policy.Signers[signerName]
-	if !own {
-		keep = policy.Default
-	}
-	const ever = -1
-	none := csr.Retention{Approved: ever, Denied: ever, Failed: ever, Pending: ever, Expired: ever}
-	sole := func(why string, set func(*csr.Retention)) soleRetention {
-		alone := none
-		set(&alone)
-		return soleRetention{why, csr.RetentionPolicy{Default: alone}}
-	}
-	in := func(state string, age, otherwise time.Duration) string {
-		return fmt.Sprintf("cleaning.retention.%s: %s", state, cmp.Or(age, otherwise))
-	}
-	defaults := csr.DefaultRetention
-	return []soleRetention{
-		sole(in("approved", keep.Approved, defaults.Approved)+" after the approval", func(r *csr.Retention) { r.Approved = keep.Approved }),
-		sole(in("denied", keep.Denied, defaults.Denied)+" after the denial", func(r *csr.Retention) { r.Denied = keep.Denied }),
-		sole(in("failed", keep.Failed, defaults.Failed)+" after the failure", func(r *csr.Retention) { r.Failed = keep.Failed }),
-		sole(in("pending", keep.Pending, defaults.Pending)+" after its creation", func(r *csr.Retention) { r.Pending = keep.Pending }),
-		sole(in("expired", keep.Expired, defaults.Expired)+" after the end of its certificate", func(r *csr.Retention) { r.Expired = keep.Expired }),
-	}
-}
-
 // maxEvents bounds how many Events are shown.
 const maxEvents = 5
 
-// events shows the latest Events about the request, as kubectl describe does.
+// events writes the latest Events about the request, as kubectl describe does.
 func (e *explainer) events(ctx context.Context, p *page, f *findings) {
 	p.title("Events")
 	list := &corev1.EventList{}
 	// Events about objects without a namespace are in this one.
-	err := e.reader.List(ctx, list, client.InNamespace(corev1.NamespaceDefault), client.MatchingFields{"involvedObject.uid": string(f.obj.UID)})
+	err := e.reader.List(ctx, list, client.InNamespace(corev1.NamespaceDefault),
+		client.MatchingFields{"involvedObject.uid": string(f.obj.UID)})
 	if err != nil {
 		p.row("latest", unknown(err, "list events in namespace "+corev1.NamespaceDefault))
 		return
@@ -104,12 +98,13 @@ func (e *explainer) events(ctx context.Context, p *page, f *findings) {
 	label := "latest"
 	for _, event := range list.Items[:min(len(list.Items), maxEvents)] {
 		by := cmp.Or(event.ReportingController, event.Source.Component)
-		p.row(label, fmt.Sprintf("%s %s by %s", eventTime(&event).UTC().Format(time.RFC3339), quote(event.Reason), quote(by)), sentence(event.Message))
+		at := eventTime(&event).UTC().Format(time.RFC3339)
+		p.row(label, fmt.Sprintf("%s %s by %s", at, quote(event.Reason), quote(by)), sentence(event.Message))
 		label = ""
 	}
 }
 
-// eventTime is when event happened last; which field has it depends on who wrote it.
+// eventTime returns when event happened last. Which field holds that depends on the library that wrote it.
 func eventTime(event *corev1.Event) time.Time {
 	if event.Series != nil && !event.Series.LastObservedTime.IsZero() {
 		return event.Series.LastObservedTime.Time

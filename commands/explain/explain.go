@@ -1,5 +1,5 @@
-// Package explain says what becomes of a CertificateSigningRequest, why, and what to do about it. It asks the controllers,
-// as configured, what they would do, and changes nothing.
+// Package explain says what becomes of a CertificateSigningRequest, why, and what to do about it. It asks the
+// controllers, as configured, what they would do, and changes nothing.
 package explain
 
 import (
@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"slices"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -36,12 +36,14 @@ type Server struct {
 
 // Name writes to out what becomes of the request called name in api.
 func Name(
-	ctx context.Context, configuration *config.Configuration, api Server, name string, clock clock.PassiveClock, out io.Writer,
+	ctx context.Context, configuration *config.Configuration, api Server, name string, clock clock.PassiveClock,
+	out io.Writer,
 ) error {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	switch err := api.Get(ctx, client.ObjectKey{Name: name}, obj); {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("there is no CertificateSigningRequest %q: it never was, or it has been deleted; the cleaner deletes an approved one after an hour", name)
+		return fmt.Errorf("there is no CertificateSigningRequest %q: it never was, or it has been deleted; "+
+			"the cleaner deletes an approved one after an hour", name)
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("may not get certificatesigningrequests, so nothing can be explained: %w", err)
 	case err != nil:
@@ -51,10 +53,10 @@ func Name(
 	if err != nil {
 		return err
 	}
-	if e.nodes, err = newNodes(configuration, api); err != nil {
+	if e.inventory, err = newInventory(configuration, api); err != nil {
 		return err
 	}
-	defer e.nodes.stop()
+	defer e.inventory.stop()
 	_, err = io.WriteString(out, e.explain(ctx, obj))
 	return err
 }
@@ -68,7 +70,7 @@ func All(
 	if len(objs) == 0 {
 		return cmp.Or(problem, errors.New("-f: no CertificateSigningRequest in it"))
 	}
-	e, err := newExplainer(ctx, configuration, offline{}, offline{}, clock)
+	e, err := newExplainer(ctx, configuration, offline{errOffline}, offline{errOffline}, clock)
 	if err != nil {
 		return err
 	}
@@ -83,7 +85,7 @@ func All(
 	return problem
 }
 
-// unanswerable is why something can't be found out here, whatever the right to it.
+// unanswerable is why explain cannot answer a question, whatever the caller's rights.
 type unanswerable string
 
 func (u unanswerable) Error() string { return string(u) }
@@ -93,22 +95,20 @@ const (
 	errNoCA    = unanswerable("no CA is configured here: give the manager's --config, or --signing-secret")
 )
 
-// offline is an API server that is not asked.
-type offline struct{}
+// offline stands in for an API server, and answers every question with its error.
+type offline struct{ err error }
 
-func (offline) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
-	return errOffline
+func (o offline) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return o.err
 }
 
-func (offline) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errOffline
+func (o offline) List(context.Context, client.ObjectList, ...client.ListOption) error { return o.err }
+
+func (o offline) Allowed(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+	return false, o.err
 }
 
-func (offline) Allowed(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-	return false, errOffline
-}
-
-// unknown says why something is: err, which came of asking for right.
+// unknown returns the text for a question that err left open. right is what the caller needs to ask it.
 func unknown(err error, right string) string {
 	if why := unanswerable(""); errors.As(err, &why) {
 		return sentence("unknown: " + string(why))
@@ -122,11 +122,10 @@ type explainer struct {
 	reader  client.Reader
 	secrets client.Reader
 	clock   clock.PassiveClock
-	// nodes is nil without an API server.
-	nodes *nodes
-	// answers are those to the questions of the request that is being explained.
+	// inventory is nil without an API server.
+	inventory *inventory
+	// answers holds the reviews of the request that is being explained.
 	answers map[authorizationv1.ResourceAttributes]answer
-	advice  advice
 }
 
 type answer struct {
@@ -134,10 +133,13 @@ type answer struct {
 	err     error
 }
 
-func newExplainer(ctx context.Context, configuration *config.Configuration, reader client.Reader, authorizer authz.Authorizer, clock clock.PassiveClock) (*explainer, error) {
+func newExplainer(
+	ctx context.Context, configuration *config.Configuration, reader client.Reader, authorizer authz.Authorizer,
+	clock clock.PassiveClock,
+) (*explainer, error) {
 	read := *configuration
-	read.Audit = config.Audit{} // nothing is written
-	// What Kubernetes' signers demand can be said without a CA: then there is one that is not read.
+	read.Audit = config.Audit{} // explain writes nothing
+	// explain can check the rules of Kubernetes' signers without a CA, so it then configures one that it does not read.
 	noCA := read.Signing.CA == (config.CA{}) && len(read.Signing.Signers) == 0
 	if noCA {
 		read.Signing.Secret = "unknown/unknown"
@@ -146,65 +148,79 @@ func newExplainer(ctx context.Context, configuration *config.Configuration, read
 	if err != nil {
 		return nil, err
 	}
-	e := &explainer{options: options, reader: reader, secrets: reader, clock: clock, advice: readAdvice()}
+	e := &explainer{options: options, reader: reader, secrets: reader, clock: clock}
+	if noCA {
+		e.secrets = offline{errNoCA}
+	}
 	if options.Approver != nil {
 		options.Approver.Clock = clock
-		options.Approver.Authorizer = authz.Func(func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+		review := func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 			allowed, err := authorizer.Allowed(ctx, who, what)
 			e.answers[what] = answer{allowed, err}
 			return allowed, err
-		})
-	}
-	options.ReadBlockList(ctx, reader)
-	if noCA {
-		e.secrets = noReader{}
+		}
+		options.Approver.Authorizer = authz.Func(review)
 	}
 	if options.Signer != nil {
 		options.Signer.Clock = clock
 	}
+	options.ReadBlockList(ctx, reader)
 	return e, nil
 }
 
-// noReader has no CA.
-type noReader struct{ offline }
-
-func (noReader) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
-	return errNoCA
-}
-
-// findings are what is known of one request.
+// findings holds what explain found out about one request.
 type findings struct {
 	obj   *certificatesv1.CertificateSigningRequest
 	now   time.Time
 	state csr.State
-	req   *csr.Request // nil: unreadable says why
-	// unreadable is why there is no req.
+	req   *csr.Request // nil if it cannot be read, because of unreadable
+	// unreadable is why req is nil.
 	unreadable error
 
-	rule     *approver.Rule // nil when there is none for this signer
+	rule     *approver.Rule // nil if no rule is for this signer
 	decision approver.Decision
 	// undecidable is why there is no decision.
 	undecidable error
 
 	served bool // the signer is configured
 	signer signer.Signer
-	// authority is the CA of now, or nil: unavailable or unread says why.
+	// authority is the present CA. If it is nil, unavailable or unread says why.
 	authority   *ca.Authority
 	unavailable *signer.Unavailable
 	unread      error
-	// judged is what becomes of the request once it is approved.
+	// judged is what the signer does once the request is approved.
 	judged signer.Judgement
-	// rehearsed is what would be issued, without a serial number that means anything; or nil, with an error or not.
+	// rehearsed is the certificate as the signer would issue it, with a random serial number. It may be nil.
 	rehearsed    *ca.Issued
 	rehearsalErr error
 }
 
-// explain says all that there is to say about obj.
+// explain returns the page about obj.
 func (e *explainer) explain(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) string {
 	e.answers = map[authorizationv1.ResourceAttributes]answer{}
-	f := e.find(ctx, obj)
+	f := &findings{obj: obj, now: e.clock.Now(), state: csr.StateOf(obj)}
+	f.req, f.unreadable = e.options.RequestLimits.Parse(obj)
+	if r := e.options.Approver; r != nil {
+		applies := func(rule approver.Rule) bool { return rule.SignerName == obj.Spec.SignerName }
+		if i := slices.IndexFunc(r.Rules, applies); i >= 0 {
+			f.rule = &r.Rules[i]
+		}
+		e.decide(ctx, f)
+	}
+	if e.options.Signer != nil {
+		if f.signer, f.served = e.options.Signer.Signers[obj.Spec.SignerName]; f.served {
+			e.judge(ctx, f)
+		}
+	}
 	p := &page{}
-	e.head(p, f)
+	p.title(requestKind + " " + quote(obj.Name))
+	p.row("state", string(f.state))
+	created := "unknown: the object does not say"
+	if !obj.CreationTimestamp.IsZero() {
+		created = moment(obj.CreationTimestamp.Time, f.now)
+	}
+	p.row("created", created)
+	p.row("in short", e.outcome(f))
 	asked(p, f)
 	conditions(p, f)
 	certificate(p, f)
@@ -215,105 +231,11 @@ func (e *explainer) explain(ctx context.Context, obj *certificatesv1.Certificate
 	return string(p.text)
 }
 
-func (e *explainer) find(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *findings {
-	f := &findings{obj: obj, now: e.clock.Now(), state: csr.StateOf(obj)}
-	f.req, f.unreadable = e.options.RequestLimits.Parse(obj)
-	if r := e.options.Approver; r != nil {
-		for i := range r.Rules {
-			if r.Rules[i].SignerName == obj.Spec.SignerName {
-				f.rule = &r.Rules[i]
-			}
-		}
-		e.decide(ctx, f)
-		if f.state == csr.Denied {
-			f.decision = e.denial(ctx, obj)
-		}
-	}
-	if r := e.options.Signer; r != nil {
-		f.signer, f.served = r.Signers[obj.Spec.SignerName]
-	}
-	if f.served {
-		e.judge(ctx, f)
-	}
-	return f
-}
-
-// denial is the decision that obj was denied by, if this approver would decide so today.
-func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) approver.Decision {
-	for _, condition := range obj.Status.Conditions {
-		if _, ours := e.advice[[2]string{"Approver", condition.Reason}]; !ours || condition.Type != certificatesv1.CertificateDenied {
-			continue
-		}
-		before := obj.DeepCopy()
-		before.Status = certificatesv1.CertificateSigningRequestStatus{}
-		_, decision, err := e.options.Approver.Decide(ctx, before)
-		if err == nil && decision.Verdict == approver.Deny && decision.Reason == condition.Reason && decision.Message == condition.Message {
-			return decision
-		}
-	}
-	return approver.Decision{}
-}
-
-// judge finds out what the signer says.
-func (e *explainer) judge(ctx context.Context, f *findings) {
-	var problem error
-	unread, err := e.options.Signer.ReadOnce(ctx, e.secrets, f.obj.Spec.SignerName)
-	if f.unread = unread[f.obj.Spec.SignerName]; err != nil {
-		f.unread = err
-	}
-	if f.authority, problem = f.signer.KeyPair.Authority(f.now); problem != nil {
-		f.unavailable, _ = problem.(*signer.Unavailable) //nolint:errorlint // that is its only type
-	}
-	approved := f.obj
-	if f.state != csr.Approved { // as if it were, from now on
-		approved = f.obj.DeepCopy()
-		approved.Status = certificatesv1.CertificateSigningRequestStatus{}
-		csr.AddCondition(approved, certificatesv1.CertificateApproved, "", "", f.now)
-	}
-	f.judged = e.options.Signer.Judge(approved, f.now)
-	switch {
-	case f.judged.Authority != nil:
-		f.rehearsed, f.rehearsalErr = rehearse(f, f.now, f.judged.Authority.NotAfter())
-	case f.rulesKept():
-		f.rehearsed, f.rehearsalErr = rehearse(f, f.now, f.now.Add(endless))
-	}
-}
-
-// rulesKept says that nothing stands against signing but that there is no CA, or none that may be read.
-func (f *findings) rulesKept() bool {
-	return f.judged.Outcome == signer.Wait && strings.HasPrefix(f.judged.Reason, "CA")
-}
-
-// endless is longer than any certificate should live, and short enough for arithmetic.
-const endless = 250 * 365 * 24 * time.Hour
-
-// rehearse issues what would be issued at that time by a CA that ends at end. A CA that is made for it, and gone after it,
-// signs: the real one's key signs nothing that nobody asked for.
-func rehearse(f *findings, at, end time.Time) (*ca.Issued, error) {
-	stand, _, err := ca.New(ca.NewOptions{CommonName: "rehearsal", Lifetime: end.Sub(at)}, at)
-	if err != nil {
-		return nil, err
-	}
-	return stand.Issue(f.signer.Profile.Within(f.judged.LifetimeCap), f.req.Cert, at.Truncate(time.Second))
-}
-
-// head says in short how it stands.
-func (e *explainer) head(p *page, f *findings) {
-	p.title(requestKind + " " + quote(f.obj.Name))
-	p.row("state", string(f.state))
-	if f.obj.CreationTimestamp.IsZero() {
-		p.row("created", "unknown: the object does not say")
-	} else {
-		p.row("created", moment(f.obj.CreationTimestamp.Time, f.now))
-	}
-	p.row("in short", e.outcome(f))
-}
-
-// outcome is the answer in one line.
+// outcome returns the answer in one line.
 func (e *explainer) outcome(f *findings) string {
 	if f.rule == nil && !f.served {
-		return fmt.Sprintf("not ours: nothing is configured for signer %s, so it is neither approved nor signed by this manager, at most deleted when due; ask whoever runs that signer",
-			quote(f.obj.Spec.SignerName))
+		return fmt.Sprintf("not ours: nothing is configured for signer %s, so it is neither approved nor signed by this "+
+			"manager, at most deleted when due; ask whoever runs that signer", quote(f.obj.Spec.SignerName))
 	}
 	switch f.state {
 	case csr.Issued:
@@ -329,6 +251,7 @@ func (e *explainer) outcome(f *findings) string {
 	}
 }
 
+// beforeApproval returns the answer about a request that is still undecided.
 func (e *explainer) beforeApproval(f *findings) string {
 	switch {
 	case e.options.Approver == nil || f.rule == nil:
@@ -336,7 +259,7 @@ func (e *explainer) beforeApproval(f *findings) string {
 	case f.undecidable != nil:
 		return "it is not approved yet, and whether it will be is unknown"
 	case f.decision.Verdict == approver.Approve:
-		return "it can be approved" + e.afterApproval(f) + "; if it stays like this, see whether the manager runs (csr-controller-manager check)"
+		return "it can be approved" + e.afterApproval(f) + idleManager
 	case f.decision.Verdict == approver.Wait:
 		return "it is not approved: " + f.decision.Reason
 	case e.options.Approver.Denial == approver.DenialPermanent:
@@ -348,22 +271,25 @@ func (e *explainer) beforeApproval(f *findings) string {
 	}
 }
 
+const idleManager = "; if it stays like this, see whether the manager runs (csr-controller-manager check)"
+
+// afterApproval returns the end of the sentence about a request that is or will be approved.
 func (e *explainer) afterApproval(f *findings) string {
 	switch {
 	case e.options.Signer == nil || !f.served:
 		return ", and another program must sign it"
 	case f.rehearsalErr != nil:
 		return ", and can't be signed"
-	case f.rulesKept() && f.unread != nil:
+	case f.lacksOnlyCA() && f.unread != nil:
 		return ", and whether there is a CA to sign it is unknown"
-	case f.rulesKept():
+	case f.lacksOnlyCA():
 		return ", and waits for a CA to sign it: " + f.judged.Reason
 	case f.judged.Outcome == signer.Failed:
 		return ", and will be failed: " + f.judged.Reason
 	case f.judged.Authority == nil:
 		return ", and is not signed: " + f.judged.Reason
 	case f.state == csr.Approved:
-		return ", and can be signed; if it stays like this, see whether the manager runs (csr-controller-manager check)"
+		return ", and can be signed" + idleManager
 	default:
 		return ", and can be signed then"
 	}

@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// readRequests reads requests, one a document or in lists, in YAML or JSON. An error holds all that could not be read.
+// readRequests reads requests in YAML or JSON, one a document or in lists. The error joins one for each document that
+// cannot be read.
 func readRequests(in io.Reader) ([]*certificatesv1.CertificateSigningRequest, error) {
 	var objs []*certificatesv1.CertificateSigningRequest
 	var errs []error
@@ -68,7 +69,7 @@ func readDocument(document []byte) ([]*certificatesv1.CertificateSigningRequest,
 
 const requestKind = "CertificateSigningRequest"
 
-// readRequest reads one object, which must say what it is unless its list does.
+// readRequest reads one object. It must have an apiVersion and a kind, unless its list implies them.
 func readRequest(data []byte, known bool) (*certificatesv1.CertificateSigningRequest, error) {
 	var kind metav1.TypeMeta
 	if err := json.Unmarshal(data, &kind); err != nil {
@@ -76,7 +77,8 @@ func readRequest(data []byte, known bool) (*certificatesv1.CertificateSigningReq
 	}
 	want := metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: requestKind}
 	if kind != want && (!known || kind != metav1.TypeMeta{}) {
-		return nil, fmt.Errorf("want apiVersion %s and kind %s, found %q and %q", want.APIVersion, want.Kind, kind.APIVersion, kind.Kind)
+		return nil, fmt.Errorf("want apiVersion %s and kind %s, found %q and %q",
+			want.APIVersion, want.Kind, kind.APIVersion, kind.Kind)
 	}
 	obj := &certificatesv1.CertificateSigningRequest{}
 	if err := json.Unmarshal(data, obj); err != nil {

@@ -148,7 +148,7 @@ func FuzzExplain(f *testing.F) {
 		obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
 			Type: certificatesv1.RequestConditionType(kind), Reason: text, Message: text, LastUpdateTime: metav1.Unix(age, 0),
 		}}
-		e, err := newExplainer(t.Context(), configuration, offline{}, offline{}, clocktesting.NewFakePassiveClock(explainNow))
+		e, err := newExplainer(t.Context(), configuration, offline{errOffline}, offline{errOffline}, clocktesting.NewFakePassiveClock(explainNow))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -23,25 +23,26 @@ import (
 )
 
 const (
-	// nodesPatience bounds the wait until the inventory has been read.
-	nodesPatience = 10 * time.Second
-	// stopPatience bounds the wait until it has stopped: it has nothing to finish.
-	stopPatience = time.Second
+	// readTimeout bounds the wait until the inventory has been read.
+	readTimeout = 10 * time.Second
+	// stopTimeout bounds the wait until the inventory has stopped: it has nothing to finish.
+	stopTimeout = time.Second
 )
 
-// nodes runs the inventory, once a verdict depends on it, with the rights of whoever asks.
-type nodes struct {
+// inventory runs the approver's inventory with the caller's rights, once a verdict depends on it.
+type inventory struct {
 	api    Server
-	rights []check.Right
-	// tried says that every source has read, or said why it can't.
-	running, tried bool
-	end            context.CancelFunc
-	ended          chan struct{}
-	err            error // why it has ended
+	rights []check.Right // that the inventory needs
+
+	running bool
+	tried   bool // every source has been read, or has reported why it can't be
+	end     context.CancelFunc
+	ended   chan struct{}
+	err     error // why the inventory has ended
 }
 
-// newNodes returns nil for an API server without a config.
-func newNodes(configuration *config.Configuration, api Server) (*nodes, error) {
+// newInventory returns nil for an API server without a Config.
+func newInventory(configuration *config.Configuration, api Server) (*inventory, error) {
 	if api.Config == nil {
 		return nil, nil
 	}
@@ -49,38 +50,63 @@ func newNodes(configuration *config.Configuration, api Server) (*nodes, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &nodes{api: api}
+	i := &inventory{api: api}
 	for _, right := range all {
 		if strings.Contains(right.Need, "inventory") {
-			n.rights = append(n.rights, right)
+			i.rights = append(i.rights, right)
 		}
 	}
-	return n, nil
+	return i, nil
 }
 
-// decide finds out what the approver says, and runs the inventory if that is what it lacks.
+// decide asks the approver about the request. It runs the inventory if the decision lacks it.
 func (e *explainer) decide(ctx context.Context, f *findings) {
 	r := e.options.Approver
+	if f.state == csr.Denied {
+		f.decision = e.denial(ctx, f.obj)
+		return
+	}
 	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
 	if !e.lacksInventory(f) {
 		return
 	}
-	if f.undecidable = e.nodes.run(ctx, r.Inventory, e.clock); f.undecidable != nil {
+	if f.undecidable = e.inventory.run(ctx, r.Inventory, e.clock); f.undecidable != nil {
 		return
 	}
 	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
 	switch {
 	case e.lacksInventory(f):
-		f.undecidable = e.nodes.unread(ctx, r.Inventory, f)
+		f.undecidable = e.inventory.unread(ctx, r.Inventory, f)
 	case f.decision.Verdict == approver.Approve:
-		// A missing optional right holds nothing up, but a manager that has the right may decide otherwise.
-		f.undecidable = e.nodes.missing(ctx, func(right check.Right) bool { return right.Optional && right.Verb != "create" && right.Verb != "patch" })
+		// The work goes on without an optional right, but a manager that has the right may decide otherwise.
+		f.undecidable = e.inventory.missing(ctx, func(right check.Right) bool {
+			return right.Optional && right.Verb != "create" && right.Verb != "patch"
+		})
 	case f.decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.req.NodeName()):
-		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))
+		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched "+
+			"its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))
 	}
 }
 
-// lacksInventory is not about the block list, which needs no running.
+// denial returns the decision that obj was denied by, if this approver would decide so today.
+func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) approver.Decision {
+	for _, condition := range obj.Status.Conditions {
+		if _, ours := approverReasons[condition.Reason]; !ours || condition.Type != certificatesv1.CertificateDenied {
+			continue
+		}
+		undecided := obj.DeepCopy()
+		undecided.Status = certificatesv1.CertificateSigningRequestStatus{}
+		_, decision, err := e.options.Approver.Decide(ctx, undecided)
+		same := decision.Reason == condition.Reason && decision.Message == condition.Message
+		if err == nil && decision.Verdict == approver.Deny && same {
+			return decision
+		}
+	}
+	return approver.Decision{}
+}
+
+// lacksInventory reports whether the decision waits for the inventory. The block list, which is read without running
+// anything, gives the same reason.
 func (e *explainer) lacksInventory(f *findings) bool {
 	if f.undecidable != nil || f.decision.Reason != "InventoryUnavailable" {
 		return false
@@ -89,95 +115,83 @@ func (e *explainer) lacksInventory(f *findings) bool {
 	return blocked == ""
 }
 
-// run starts the inventory, and returns once it can be asked.
-func (n *nodes) run(ctx context.Context, inventory *approver.Inventory, clock clock.PassiveClock) error {
-	if n == nil {
+// run starts the inventory, and returns once every source has been read or has failed.
+func (i *inventory) run(ctx context.Context, sources *approver.Inventory, clock clock.PassiveClock) error {
+	if i == nil {
 		return errOffline
 	}
-	// A ConfigMap says itself that it can't be read, or is that of the bootstrap tokens, which is not watched for answers.
-	if err := n.missing(ctx, func(right check.Right) bool { return right.Verb != "get" && right.Resource != "configmaps" }); err != nil || n.running {
+	// A ConfigMap reports itself that it can't be read, or belongs to bootstrap tokens, which the answer does not need.
+	err := i.missing(ctx, func(right check.Right) bool { return right.Verb != "get" && right.Resource != "configmaps" })
+	if err != nil || i.running {
 		return err
 	}
-	mgr, err := newNodesManager(n.api.Config)
+	doesNotRun := func(err error) error {
+		return unanswerable(fmt.Sprintf("the inventory does not run: %v", err))
+	}
+	stopIn := stopTimeout
+	mgr, err := manager.New(i.api.Config, manager.Options{
+		Scheme: clientgoscheme.Scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
+		GracefulShutdownTimeout: &stopIn,
+	})
 	if err != nil {
-		return err
-	}
-	if err := inventory.Setup(mgr, clock); err != nil {
 		return doesNotRun(err)
 	}
-	n.running, n.ended = true, make(chan struct{})
-	ctx, n.end = context.WithCancel(logr.NewContext(ctx, logr.Discard())) // what can't be read is said once, by who asks
+	if err := sources.Setup(mgr, clock); err != nil {
+		return doesNotRun(err)
+	}
+	i.running, i.ended = true, make(chan struct{})
+	ctx, i.end = context.WithCancel(logr.NewContext(ctx, logr.Discard())) // unread reports once what can't be read
 	go func() {
-		defer close(n.ended)
-		n.err = mgr.Start(ctx)
+		defer close(i.ended)
+		i.err = mgr.Start(ctx)
 	}()
-	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, nodesPatience, true, func(ctx context.Context) (bool, error) {
-		return inventory.Tried(ctx), n.failed()
-	})
-	if n.tried = err == nil; wait.Interrupted(err) {
+	tried := func(ctx context.Context) (bool, error) {
+		select {
+		case <-i.ended:
+			return false, doesNotRun(i.err)
+		default:
+			return sources.Tried(ctx), nil
+		}
+	}
+	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, readTimeout, true, tried)
+	if i.tried = err == nil; wait.Interrupted(err) {
 		return nil
 	}
 	return err
 }
 
-func newNodesManager(cluster *rest.Config) (manager.Manager, error) {
-	stopIn := stopPatience
-	mgr, err := manager.New(cluster, manager.Options{
-		Scheme: clientgoscheme.Scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}, GracefulShutdownTimeout: &stopIn,
-	})
-	if err != nil {
-		return nil, doesNotRun(err)
-	}
-	return mgr, nil
-}
-
-func doesNotRun(err error) error {
-	return unanswerable(fmt.Sprintf("the inventory does not run: %v", err))
-}
-
-// failed is why the inventory does not run any more.
-func (n *nodes) failed() error {
-	select {
-	case <-n.ended:
-		return doesNotRun(n.err)
-	default:
-		return nil
-	}
-}
-
 // stop ends what run has started.
-func (n *nodes) stop() {
-	if n == nil || !n.running {
-		return
+func (i *inventory) stop() {
+	if i != nil && i.running {
+		i.end()
+		<-i.ended // bounded by stopTimeout
 	}
-	n.end()
-	<-n.ended // bounded by stopPatience
 }
 
-// unread says why the inventory can't be asked here, or is nil if that would be the same for the manager.
-func (n *nodes) unread(ctx context.Context, inventory *approver.Inventory, f *findings) error {
-	if err := n.missing(ctx, func(right check.Right) bool { return !right.Optional }); err != nil {
+// unread returns why the caller can't ask the inventory. It returns nil if the manager would get the same answer.
+func (i *inventory) unread(ctx context.Context, sources *approver.Inventory, f *findings) error {
+	if err := i.missing(ctx, func(right check.Right) bool { return !right.Optional }); err != nil {
 		return err
 	}
-	if err := inventory.Unavailable(ctx, f.req); apierrors.IsForbidden(err) {
+	if err := sources.Unavailable(ctx, f.req); apierrors.IsForbidden(err) {
 		return unanswerable(err.Error())
 	}
-	if !n.tried {
-		return unanswerable(fmt.Sprintf("the inventory could not be read within %s", nodesPatience))
+	if !i.tried {
+		return unanswerable(fmt.Sprintf("the inventory could not be read within %s", readTimeout))
 	}
 	return nil
 }
 
-// missing returns an error that names all rights that matter and that the caller lacks, or nil.
-func (n *nodes) missing(ctx context.Context, matters func(check.Right) bool) error {
+// missing returns an error that names the rights that matter and that the caller lacks, or nil.
+func (i *inventory) missing(ctx context.Context, matters func(check.Right) bool) error {
 	var asked []check.Right
-	for _, right := range n.rights {
+	for _, right := range i.rights {
 		if matters(right) {
 			asked = append(asked, right)
 		}
 	}
 	var lacking []string
-	for _, result := range check.Rights(ctx, n.api, asked) {
+	for _, result := range check.Rights(ctx, i.api, asked) {
 		if result.Status == check.Failed {
 			lacking = append(lacking, result.Subject)
 		}

@@ -26,8 +26,8 @@ func (p *page) title(text string) {
 	p.text = append(p.text, text+"\n"...)
 }
 
-// row writes one line for each value, with the label before the first. Values are safe to print: ours, or through quote
-// or sentence.
+// row writes one line for each value, with the label before the first. A value that comes from an object must have gone
+// through quote or sentence.
 func (p *page) row(label string, values ...string) {
 	for _, value := range values {
 		p.text = fmt.Appendf(p.text, "  %-14s  %s\n", label, value)
@@ -35,11 +35,11 @@ func (p *page) row(label string, values ...string) {
 	}
 }
 
-// quote makes text that somebody else has chosen visible and harmless: short, and nothing but ASCII in quotes, so that
-// no control character, line end or writing direction reaches a terminal.
+// quote shortens text and returns it as ASCII in quotes, so that no control character, line end or writing direction
+// reaches a terminal.
 func quote(text string) string { return strconv.QuoteToASCII(csr.Shorten(text)) }
 
-// quoteAll is quote for a list; an empty one is "none".
+// quoteAll quotes each of texts. It returns "none" for an empty list.
 func quoteAll[T ~string](texts []T) []string {
 	var quoted []string
 	for i, text := range texts {
@@ -54,10 +54,10 @@ func quoteAll[T ~string](texts []T) []string {
 	return quoted
 }
 
-// sentence is the text of an Event, byte by byte, but for what is not printable ASCII, which is escaped.
+// sentence returns the text of an Event, and escapes what is not printable ASCII.
 func sentence(text string) string { return ascii.Quote(csr.ShortenTo(text, maxSentence)) }
 
-// moment is an instant, and how far it is from now.
+// moment returns an instant with its distance from now.
 func moment(at, now time.Time) string {
 	distance := now.Sub(at).Round(time.Second)
 	if distance < 0 {

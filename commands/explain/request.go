@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// asked says what the request asks for.
+// asked writes what the request asks for.
 func asked(p *page, f *findings) {
 	record := audit.Of(f.obj, f.req)
 	p.title("Asked for")
@@ -38,11 +38,11 @@ func asked(p *page, f *findings) {
 	if f.req != nil {
 		p.row("key", describeKey(f.req.Cert.PublicKey)+", SHA-256 "+record.KeySHA256)
 	}
-	wish := "no wish"
+	lifetime := "no wish"
 	if seconds := f.obj.Spec.ExpirationSeconds; seconds != nil {
-		wish = (time.Duration(*seconds) * time.Second).String()
+		lifetime = (time.Duration(*seconds) * time.Second).String()
 	}
-	p.row("lifetime", wish)
+	p.row("lifetime", lifetime)
 	if f.req != nil && len(f.req.Dropped) > 0 {
 		p.row("dropped", append(quoteAll(f.req.Dropped), "asked for in the payload, and no certificate holds it")...)
 	}
@@ -53,7 +53,9 @@ func subjectAltNames(p *page, record audit.Record) {
 	for _, kind := range []struct {
 		label string
 		names []string
-	}{{"DNS names", record.DNSNames}, {"IP addresses", record.Addresses}, {"emails", record.Emails}, {"URIs", record.URIs}} {
+	}{
+		{"DNS names", record.DNSNames}, {"IP addresses", record.Addresses}, {"emails", record.Emails}, {"URIs", record.URIs},
+	} {
 		if len(kind.names) > 0 {
 			none = false
 			p.row(kind.label, quoteAll(kind.names)...)
@@ -87,7 +89,7 @@ func describeKey(public crypto.PublicKey) string {
 	}
 }
 
-// conditions lists what was decided, by whomever.
+// conditions writes the conditions, whoever set them.
 func conditions(p *page, f *findings) {
 	if len(f.obj.Status.Conditions) == 0 {
 		return
@@ -98,27 +100,24 @@ func conditions(p *page, f *findings) {
 			p.row("", fmt.Sprintf("and %d more", len(f.obj.Status.Conditions)-maxItems))
 			return
 		}
-		what := "reason " + quote(condition.Reason)
+		label := string(condition.Type)
+		switch condition.Type {
+		case certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:
+		default:
+			label = quote(label)
+		}
+		text := "reason " + quote(condition.Reason)
 		if condition.Status != corev1.ConditionTrue {
-			what = "status " + quote(string(condition.Status)) + ", " + what
+			text = "status " + quote(string(condition.Status)) + ", " + text
 		}
 		if !condition.LastUpdateTime.IsZero() {
-			what += ", " + moment(condition.LastUpdateTime.Time, f.now)
+			text += ", " + moment(condition.LastUpdateTime.Time, f.now)
 		}
-		p.row(conditionLabel(condition.Type), what, quote(condition.Message))
+		p.row(label, text, quote(condition.Message))
 	}
 }
 
-func conditionLabel(kind certificatesv1.RequestConditionType) string {
-	switch kind {
-	case certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:
-		return string(kind)
-	default:
-		return quote(string(kind))
-	}
-}
-
-// certificate says what was issued.
+// certificate writes what was issued.
 func certificate(p *page, f *findings) {
 	if len(f.obj.Status.Certificate) == 0 {
 		return
@@ -141,10 +140,21 @@ func certificate(p *page, f *findings) {
 		key = "that of the request"
 	}
 	p.row("key", key)
-	p.row("signed by", f.signedBy(cert))
+	var signedBy string
+	switch {
+	case f.unread != nil:
+		signedBy = f.unreadCA()
+	case f.authority == nil:
+		signedBy = "unknown: there is no CA to compare with"
+	case f.authority.Signed(cert):
+		signedBy = "the CA that signs now, key " + f.authority.KeyID()
+	default:
+		signedBy = "another CA than the one that signs now, key " + f.authority.KeyID()
+	}
+	p.row("signed by", signedBy)
 }
 
-// issued is the first certificate in status.
+// issued returns the first certificate in status.
 func issued(f *findings) (*x509.Certificate, error) {
 	certs, err := ca.ParseCertificates(f.obj.Status.Certificate)
 	if err == nil && len(certs) == 0 {
@@ -154,17 +164,4 @@ func issued(f *findings) (*x509.Certificate, error) {
 		return nil, err
 	}
 	return certs[0], nil
-}
-
-func (f *findings) signedBy(cert *x509.Certificate) string {
-	switch {
-	case f.unread != nil:
-		return f.unreadCA()
-	case f.authority == nil:
-		return "unknown: there is no CA to compare with"
-	case f.authority.Signed(cert):
-		return "the CA that signs now, key " + f.authority.KeyID()
-	default:
-		return "another CA than the one that signs now, key " + f.authority.KeyID()
-	}
 }

@@ -1,8 +1,14 @@
 package explain
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
@@ -13,14 +19,14 @@ import (
 // switchedOff is what is said of a controller that the configuration leaves out.
 const switchedOff = "none: it is switched off here (--controllers)"
 
-// approver says which rule looks at the request, and what comes of it.
+// approver writes which rule the request falls under, and what comes of it.
 func (e *explainer) approver(p *page, f *findings) {
 	p.title("Approver")
-	if e.options.Approver == nil {
+	switch {
+	case e.options.Approver == nil:
 		p.row("verdict", switchedOff)
 		return
-	}
-	if f.rule == nil {
+	case f.rule == nil:
 		p.row("rule", "none for this signer")
 		if csr.Undecided(f.obj) {
 			p.row("verdict", "none: somebody else must approve it, such as a person with kubectl certificate approve")
@@ -30,7 +36,7 @@ func (e *explainer) approver(p *page, f *findings) {
 	p.row("rule", "for signer "+f.rule.SignerName)
 	if !csr.Undecided(f.obj) {
 		p.row("verdict", fmt.Sprintf("none: it is %s, and nothing is decided twice", f.state))
-		e.decision(p, f)
+		f.reason(p)
 		return
 	}
 	for _, recogniser := range f.rule.Recognisers {
@@ -45,21 +51,20 @@ func (e *explainer) approver(p *page, f *findings) {
 		verdict = "Ignore (it can never become valid; with approval.denial Permanent it would be denied)"
 	}
 	p.row("verdict", verdict)
-	e.decision(p, f)
+	f.reason(p)
 	dryRun(p, e.options.Approver.DryRun)
 }
 
-// decision says why, if the approver has said anything.
-func (e *explainer) decision(p *page, f *findings) {
-	if f.decision.Reason == "" {
-		return
+// reason writes why the approver decided so, if it has decided.
+func (f *findings) reason(p *page) {
+	if f.decision.Reason != "" {
+		p.row("reason", f.decision.Reason)
+		p.row("sentence", sentence(f.decision.Message))
+		approverReasons[f.decision.Reason].write(p)
 	}
-	p.row("reason", f.decision.Reason)
-	p.row("sentence", sentence(f.decision.Message))
-	e.advice.write(p, "Approver", f.decision.Reason)
 }
 
-// asked says what came of one recogniser.
+// asked returns what came of the review for recogniser.
 func (e *explainer) asked(f *findings, recogniser approver.Recogniser) string {
 	answer, asked := e.answers[recogniser.Permission]
 	switch {
@@ -76,7 +81,7 @@ func (e *explainer) asked(f *findings, recogniser approver.Recogniser) string {
 	}
 }
 
-// signer says what the signer does once the request is approved, or has done.
+// signer writes what the signer does with the request once it is approved, or has done.
 func (e *explainer) signer(p *page, f *findings) {
 	p.title("Signer")
 	switch {
@@ -87,113 +92,140 @@ func (e *explainer) signer(p *page, f *findings) {
 		p.row("verdict", "none: this signer is not configured (signing.signers), so another program must sign for it")
 		return
 	}
-	p.row("CA", f.ca())
+	switch {
+	case f.unread != nil:
+		p.row("CA", f.unreadCA())
+	case f.authority != nil:
+		p.row("CA", "CALoaded: "+sentence(signer.InUse(f.authority)))
+	default:
+		p.row("CA", f.unavailable.Reason+": "+sentence(f.unavailable.Message))
+	}
 	switch f.state {
 	case csr.Issued:
 		p.row("verdict", "none: it is Issued")
-		e.cutShort(p, f)
+		f.cutShort(p)
 	case csr.Denied:
 		p.row("verdict", "none: it is Denied, and that is final")
 	case csr.Failed:
-		e.failed(p, f)
+		f.failed(p)
 	default:
-		e.judgement(p, f)
-	}
-}
-
-func (f *findings) ca() string {
-	switch {
-	case f.unread != nil:
-		return f.unreadCA()
-	case f.authority != nil:
-		return "CALoaded: " + sentence(signer.InUse(f.authority))
-	default:
-		return f.unavailable.Reason + ": " + sentence(f.unavailable.Message)
+		f.judgement(p)
+		dryRun(p, e.options.Signer.DryRun)
 	}
 }
 
 func (f *findings) unreadCA() string { return unknown(f.unread, f.signer.KeyPair.ReadRight()) }
 
-// judgement says what becomes of a request that waits, for approval or for its certificate.
-func (e *explainer) judgement(p *page, f *findings) {
+// judgement writes what the signer does with a request that waits for approval or for its certificate.
+func (f *findings) judgement(p *page) {
 	label := "verdict"
 	if f.state == csr.Pending {
 		label = "once approved"
 	}
-	defer dryRun(p, e.options.Signer.DryRun)
 	switch {
 	case f.rehearsalErr != nil:
 		p.row(label, "not signed: "+sentence(f.rehearsalErr.Error()))
 	case f.judged.Authority != nil:
 		p.row(label, "signed")
-		f.validity(p)
+		f.validity(p, "")
 		if f.rehearsed.Cut > 0 {
-			e.cut(p, f.rehearsed)
+			writeCut(p, f.rehearsed)
 		}
-	case f.rulesKept() && f.unread != nil:
+	case f.lacksOnlyCA() && f.unread != nil:
 		p.row(label, "signed if there is a CA, as the rules of this signer are kept")
-		f.validity(p)
+		f.validity(p, " unless the CA ends before")
 	default:
 		p.row(label, f.judged.Outcome)
-		e.refusal(p, f)
+		f.refusal(p, f.judged)
 	}
 }
 
-func (f *findings) validity(p *page) {
-	until := "until " + f.rehearsed.NotAfter.UTC().Format(time.RFC3339)
-	if f.judged.Authority == nil {
-		until += " unless the CA ends before"
-	}
-	p.row("validity", fmt.Sprintf("from %s %s, if it were signed now", f.rehearsed.NotBefore.UTC().Format(time.RFC3339), until))
+func (f *findings) validity(p *page, unless string) {
+	from, until := f.rehearsed.NotBefore.UTC().Format(time.RFC3339), f.rehearsed.NotAfter.UTC().Format(time.RFC3339)
+	p.row("validity", fmt.Sprintf("from %s until %s%s, if it were signed now", from, until, unless))
 }
 
-func (e *explainer) refusal(p *page, f *findings) {
-	p.row("reason", f.judged.Reason)
-	p.row("sentence", sentence(f.judged.Sentence(f.obj.Spec.SignerName)))
-	e.advice.write(p, "Signer", f.judged.Reason)
+// refusal writes why the signer does not sign.
+func (f *findings) refusal(p *page, judged signer.Judgement) {
+	p.row("reason", judged.Reason)
+	p.row("sentence", sentence(judged.Sentence(f.obj.Spec.SignerName)))
+	signerReasons[judged.Reason].write(p)
 }
 
-// failed explains a Failed condition, if it is one that would be given today.
-func (e *explainer) failed(p *page, f *findings) {
-	if f.judged.Outcome == signer.Failed && f.wasFailedAs(f.judged) {
-		p.row("verdict", "Failed, and that is final")
-		e.refusal(p, f)
-		return
-	}
+// failed explains a Failed condition if this configuration would write the same one today.
+func (f *findings) failed(p *page) {
+	candidates := []signer.Judgement{f.judged}
 	if why := f.judged.IfTrusted; why != nil {
-		if asTrusted := (signer.Judgement{Outcome: signer.Failed, Reason: why.Reason, Message: why.Message}); f.wasFailedAs(asTrusted) {
-			f.judged = asTrusted
+		candidates = append(candidates, signer.Judgement{Outcome: signer.Failed, Reason: why.Reason, Message: why.Message})
+	}
+	for _, judged := range candidates {
+		same := func(condition certificatesv1.CertificateSigningRequestCondition) bool {
+			return condition.Reason == judged.Reason && condition.Message == judged.Message
+		}
+		if judged.Outcome == signer.Failed && slices.ContainsFunc(f.obj.Status.Conditions, same) {
 			p.row("verdict", "Failed, and that is final")
-			e.refusal(p, f)
+			f.refusal(p, judged)
 			return
 		}
 	}
 	p.row("verdict", "none: it is Failed, and that is final; this configuration would not fail it like that")
 }
 
-func (f *findings) wasFailedAs(judged signer.Judgement) bool {
-	for _, condition := range f.obj.Status.Conditions {
-		if condition.Reason == judged.Reason && condition.Message == judged.Message {
-			return true
-		}
-	}
-	return false
-}
-
-// cutShort says whether the certificate that was issued ends early because the CA of now does.
-func (e *explainer) cutShort(p *page, f *findings) {
+// cutShort writes that the issued certificate ends early because the present CA does.
+func (f *findings) cutShort(p *page) {
 	cert, err := issued(f)
 	if err != nil || f.authority == nil || f.req == nil || !f.authority.Signed(cert) {
 		return
 	}
-	again, err := rehearse(f, cert.NotBefore.Add(ca.Backdate), f.authority.NotAfter())
+	again, err := f.rehearse(cert.NotBefore.Add(ca.Backdate), f.authority.NotAfter())
 	if err == nil && again.Cut > 0 && again.NotAfter.Equal(cert.NotAfter) {
-		e.cut(p, again)
+		writeCut(p, again)
 	}
 }
 
-func (e *explainer) cut(p *page, issued *ca.Issued) {
+func writeCut(p *page, issued *ca.Issued) {
 	p.row("reason", "LifetimeCut")
 	p.row("sentence", sentence(signer.CutShort(issued)))
-	e.advice.write(p, "Signer", "LifetimeCut")
+	signerReasons["LifetimeCut"].write(p)
+}
+
+// judge finds out what the signer would do with the request once it is approved.
+func (e *explainer) judge(ctx context.Context, f *findings) {
+	unread, err := e.options.Signer.ReadOnce(ctx, e.secrets, f.obj.Spec.SignerName)
+	f.unread = cmp.Or(err, unread[f.obj.Spec.SignerName])
+	var problem error
+	if f.authority, problem = f.signer.KeyPair.Authority(f.now); problem != nil {
+		f.unavailable, _ = problem.(*signer.Unavailable) //nolint:errorlint // that is its only type
+	}
+	approved := f.obj
+	if f.state != csr.Approved { // as if it were, from now on
+		approved = f.obj.DeepCopy()
+		approved.Status = certificatesv1.CertificateSigningRequestStatus{}
+		csr.AddCondition(approved, certificatesv1.CertificateApproved, "", "", f.now)
+	}
+	f.judged = e.options.Signer.Judge(approved, f.now)
+	switch {
+	case f.judged.Authority != nil:
+		f.rehearsed, f.rehearsalErr = f.rehearse(f.now, f.judged.Authority.NotAfter())
+	case f.lacksOnlyCA():
+		f.rehearsed, f.rehearsalErr = f.rehearse(f.now, f.now.Add(endless))
+	}
+}
+
+// lacksOnlyCA reports whether the request keeps all rules, so that the signer only lacks a CA or the right to read it.
+func (f *findings) lacksOnlyCA() bool {
+	return f.judged.Outcome == signer.Wait && strings.HasPrefix(f.judged.Reason, "CA")
+}
+
+// endless is longer than any certificate should live, and short enough for arithmetic.
+const endless = 250 * 365 * 24 * time.Hour
+
+// rehearse issues the certificate that a CA with the given end would issue at that time. It signs with a throwaway CA:
+// the real key signs nothing that nobody asked for.
+func (f *findings) rehearse(at, end time.Time) (*ca.Issued, error) {
+	throwaway, _, err := ca.New(ca.NewOptions{CommonName: "rehearsal", Lifetime: end.Sub(at)}, at)
+	if err != nil {
+		return nil, err
+	}
+	return throwaway.Issue(f.signer.Profile.Within(f.judged.LifetimeCap), f.req.Cert, at.Truncate(time.Second))
 }
