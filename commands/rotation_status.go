@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
 // status prints a page for each of objs.

@@ -19,9 +19,9 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 

@@ -4,7 +4,7 @@ import (
 	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
 // planCompleting makes sure that nobody trusts the old CA, and then destroys its key. Its order is the promise: the ledger is

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
 var (

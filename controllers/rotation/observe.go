@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 // accounts are the ConfigMap of a ledger.Book.

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 // world is one authority in memory: its Secret, what it publishes, its ledger, and signers that see the Secret late. Its rules

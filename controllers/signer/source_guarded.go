@@ -10,9 +10,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 // Guarded is a Secret whose CA is rotated, laid out as pkg/keyring has it: only the pair signs that is proven to be

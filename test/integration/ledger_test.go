@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
-	books "github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/ledger"
 )
 

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	issuedledger "github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	issuedledger "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
 // runRotation runs the real command as cfg's user.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
 // tally is what was covered, by signer name, as Entry says it.

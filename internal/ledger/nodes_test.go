@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
 )
 
 const kubelet = "kubernetes.io/kube-apiserver-client-kubelet"

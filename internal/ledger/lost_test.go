@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
 // TestALostAccountIsNotMadeUp: a ledger that was deleted is not begun anew by who knows only a part of what was issued.
