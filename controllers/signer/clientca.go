@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 )
 
 // ForbiddenOnClientCA returns the subjects that a custom signer never issues from a CA that API servers trust for clients,

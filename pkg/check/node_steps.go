@@ -11,9 +11,9 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
@@ -157,7 +157,7 @@ func (n Node) accepted(ctx context.Context, obj *certificatesv1.CertificateSigni
 	}
 	for _, one := range n.CAs {
 		if one.Authority != nil && one.Authority.Signed(leaf) {
-			if answer := n.Trust.Prove(ctx, one.Authority, now); answer.Trust != probe.Unknown {
+			if answer := n.Trust.prove(ctx, one.Authority, now); answer.Trust != probe.Unknown {
 				return proven(result, one.Authority, answer)
 			}
 		}

@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
@@ -59,7 +59,7 @@ func (t Trust) one(ctx context.Context, one CA, trusted []*x509.Certificate, lis
 		return result
 	}
 	published, in := publishedSentence(one.Authority, trusted, listErr)
-	answer := t.Prove(ctx, one.Authority, now)
+	answer := t.prove(ctx, one.Authority, now)
 	result.Evidence = answer.Evidence + "; " + published
 	switch answer.Trust {
 	case probe.Recognised:
@@ -76,8 +76,8 @@ func (t Trust) one(ctx context.Context, one CA, trusted []*x509.Certificate, lis
 	return result
 }
 
-// Prove shows the API server a certificate of authority.
-func (t Trust) Prove(ctx context.Context, authority *ca.Authority, now time.Time) probe.Answer {
+// prove shows the API server a certificate of authority.
+func (t Trust) prove(ctx context.Context, authority *ca.Authority, now time.Time) probe.Answer {
 	shown, err := probe.Mint(ctx, authority, t.Audit, now)
 	if err != nil {
 		return probe.Answer{Evidence: fmt.Sprintf("no certificate to ask with: %v", err)}

@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 )
 
 // The role is for an approver of serving certificates.

@@ -21,7 +21,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 )
 
 // fakeServers are API servers by host:port, and by host:port#NAME where they show another certificate for a name.
