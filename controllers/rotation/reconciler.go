@@ -14,9 +14,9 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.

@@ -32,8 +32,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // +kubebuilder:rbac:groups=csr-controller-manager.io,resources=signingauthorities,verbs=get;list;watch;patch

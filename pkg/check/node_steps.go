@@ -12,9 +12,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // settled is the age at which a request that is still undecided, or an approved one that is still unsigned, is stuck.

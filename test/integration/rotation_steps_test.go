@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/trust"
 )
 
 // waitsFor wants the authority in phase to wait for all of parts.
