@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 )
 
 // bounded is a fixture whose client is bounded as the manager's.
