@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 

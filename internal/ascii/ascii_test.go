@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 )
 
 func TestQuote(t *testing.T) {
