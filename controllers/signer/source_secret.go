@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informers"
 )
 
 // Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, tls.key, and

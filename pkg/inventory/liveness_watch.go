@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/informers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informers"
 )
 
 // look is how often Leases looks for nodes that have died: no event tells of that.
