@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestArchitectureNamesEveryPackage wants each folder of controllers, pkg and test in the tree of architecture.md.
+// TestArchitectureNamesEveryPackage wants each folder of controllers, internal, pkg and test in the tree of architecture.md.
 func TestArchitectureNamesEveryPackage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("architecture.md")
@@ -19,7 +19,7 @@ func TestArchitectureNamesEveryPackage(t *testing.T) {
 	if !found {
 		t.Fatal("no tree")
 	}
-	for _, parent := range []string{"controllers", "pkg", "test"} {
+	for _, parent := range []string{"controllers", "internal", "pkg", "test"} {
 		entries, err := os.ReadDir("../" + parent)
 		if err != nil || len(entries) == 0 {
 			t.Fatalf("%d entries in %s: %v", len(entries), parent, err)

@@ -1,4 +1,4 @@
-// Package ledger tries the promise of pkg/ledger on any API server: what is read after a seal is all that was ever covered.
+// Package ledger tries the promise of internal/ledger on any API server: what is read after a seal is all that was ever covered.
 package ledger
 
 import (
