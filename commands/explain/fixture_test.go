@@ -36,7 +36,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -183,8 +183,8 @@ func goodSecret(t testing.TB) *corev1.Secret {
 func explainRing(t testing.TB) *corev1.Secret {
 	t.Helper()
 	secret := goodSecret(t)
-	pair := keyring.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
-	ring := keyring.Ring{TLS: pair, Signing: pair, Permit: keyring.Permit{
+	pair := keypair.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
+	ring := keypair.Ring{TLS: pair, Signing: pair, Permit: keypair.Permit{
 		Authority: "cluster", Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"}, LifetimeCap: 24 * time.Hour,
 	}}
 	if err := ring.WriteTo(secret.Data); err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // take takes action, and records that once. Who led before may come to it late: the intent that is noted just before says that
@@ -56,7 +56,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	case TakeCandidate:
 		return r.takeCandidate(ctx, obj, s)
 	default:
-		return r.writeSecret(ctx, obj, s.keys, action, keyring.Pair{})
+		return r.writeSecret(ctx, obj, s.keys, action, keypair.Pair{})
 	}
 }
 
@@ -74,7 +74,7 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 }
 
 // writeSecret takes an action that changes the Secret, in one write that fails if somebody else has changed it since.
-func (r *Reconciler) writeSecret(ctx context.Context, obj *v1alpha1.SigningAuthority, k *caSecret, action Action, made keyring.Pair) error {
+func (r *Reconciler) writeSecret(ctx context.Context, obj *v1alpha1.SigningAuthority, k *caSecret, action Action, made keypair.Pair) error {
 	ring, err := editSecret(k.pairs, action, made, r.permit(obj, action))
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (r *Reconciler) writeSecret(ctx context.Context, obj *v1alpha1.SigningAutho
 		return err
 	}
 	if !made.Empty() && changed.DeletionTimestamp == nil {
-		controllerutil.AddFinalizer(changed, keyring.Finalizer)
+		controllerutil.AddFinalizer(changed, keypair.Finalizer)
 	}
 	if changed.UID == "" {
 		if err := r.Client.Create(ctx, changed); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -105,12 +105,12 @@ func (r *Reconciler) writeSecret(ctx context.Context, obj *v1alpha1.SigningAutho
 }
 
 // permit is what the signer is told with action.
-func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keyring.Permit {
+func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keypair.Permit {
 	lifetime := r.OldLifetimeCap
 	if own := obj.Spec.Lifetimes.OldCap; own != nil {
 		lifetime = own.Duration
 	}
-	return keyring.Permit{Authority: obj.Name, Signers: permittedSigners(&obj.Spec, &obj.Status, action), LifetimeCap: max(lifetime, shortestCap)}
+	return keypair.Permit{Authority: obj.Name, Signers: permittedSigners(&obj.Spec, &obj.Status, action), LifetimeCap: max(lifetime, shortestCap)}
 }
 
 // shortestCap keeps certificates from being due for renewal the moment that they are issued.
@@ -130,7 +130,7 @@ func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 
 // newCA is a CA that was made just now.
 type newCA struct {
-	keyring.Pair
+	keypair.Pair
 	keyID string
 }
 
@@ -150,7 +150,7 @@ func (r *Reconciler) newCA(obj *v1alpha1.SigningAuthority) (newCA, error) {
 	if err != nil {
 		return newCA{}, fmt.Errorf("make a CA: %w", err)
 	}
-	return newCA{keyring.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
+	return newCA{keypair.Pair{Cert: authority.CertificatePEM(), Key: key}, authority.KeyID()}, nil
 }
 
 // commonName fits into X.520's 64 letters.
@@ -166,7 +166,7 @@ func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 			return err
 		}
 	}
-	return r.writeSecret(ctx, obj, s.keys, TakeCandidate, keyring.Pair{})
+	return r.writeSecret(ctx, obj, s.keys, TakeCandidate, keypair.Pair{})
 }
 
 // openAccounts makes the accounts that are not there.

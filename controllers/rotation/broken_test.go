@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // What is so, and need not be. Each goes, with what asks for it, when it is done otherwise.
@@ -154,7 +154,7 @@ func (w *world) checkAct(step Step, f Facts) {
 	}
 }
 
-func (w *world) checkTrusted(pair keyring.Pair, action Action) {
+func (w *world) checkTrusted(pair keypair.Pair, action Action) {
 	name := string(pair.Cert)
 	switch {
 	case AsksAPIServers(w.spec.Signers) && w.accepted(w.servers, name) != len(w.servers):
@@ -190,15 +190,15 @@ func (w *world) checkRefused(f Facts) {
 }
 
 // checkTurn looks at what became of the Secret.
-func (w *world) checkTurn(step Step, before keyring.Ring) {
-	has := func(ring keyring.Ring, one keyring.Pair) bool {
-		return slices.ContainsFunc([]keyring.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, one.Equal)
+func (w *world) checkTurn(step Step, before keypair.Ring) {
+	has := func(ring keypair.Ring, one keypair.Pair) bool {
+		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, one.Equal)
 	}
 	s, after := &w.status, w.ring
 	if lost := before.TLS; !lost.Empty() && !has(after, lost) && step.Refused == "" {
 		w.fail(false, "%s drops what its owner has brought, %s, without a word", step.Action, lost.Cert)
 	}
-	for _, one := range []keyring.Pair{before.Signing, before.Candidate, before.Retiring} {
+	for _, one := range []keypair.Pair{before.Signing, before.Candidate, before.Retiring} {
 		if one.Empty() || has(after, one) {
 			continue
 		}

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 const day = 24 * time.Hour
@@ -19,7 +19,7 @@ type cluster struct {
 	now    time.Time
 	ends   map[string]time.Time
 	// pairs are all CAs that there ever were: their owner has a backup of each.
-	pairs []keyring.Pair
+	pairs []keypair.Pair
 	// servers are the API servers, and verifiers those of serving certificates, by what each trusts; also is what the verifiers
 	// were given by hand. aggregated go by kept, the ConfigMap extension-apiserver-authentication.
 	servers, aggregated, verifiers [][]string
@@ -63,16 +63,16 @@ func (c *cluster) tell(format string, args ...any) {
 }
 
 // pair makes a CA.
-func (c *cluster) pair(lifetime time.Duration) keyring.Pair {
+func (c *cluster) pair(lifetime time.Duration) keypair.Pair {
 	name := "ca" + strconv.Itoa(len(c.pairs)+1)
 	c.ends[name] = c.now.Add(lifetime)
-	c.pairs = append(c.pairs, keyring.Pair{Cert: []byte(name), Key: []byte("key-" + name)})
+	c.pairs = append(c.pairs, keypair.Pair{Cert: []byte(name), Key: []byte("key-" + name)})
 	return c.pairs[len(c.pairs)-1]
 }
 
 // backup is the pair of the CA that is called so.
-func (c *cluster) backup(name string) keyring.Pair {
-	return c.pairs[slices.IndexFunc(c.pairs, func(one keyring.Pair) bool { return string(one.Cert) == name })]
+func (c *cluster) backup(name string) keypair.Pair {
+	return c.pairs[slices.IndexFunc(c.pairs, func(one keypair.Pair) bool { return string(one.Cert) == name })]
 }
 
 func (c *cluster) alive(name string) bool { return c.ends[name].After(c.now) }

@@ -20,7 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // observation are Facts with what they were read from, for an Action.
@@ -76,7 +76,7 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 // caSecret are the Secret of an authority, as it was read.
 type caSecret struct {
 	object *corev1.Secret // with an empty UID when there is none yet
-	pairs  keyring.Ring
+	pairs  keypair.Ring
 	// loaded are the CAs that can be used.
 	tls, signing, candidate, retiring *ca.Authority
 }
@@ -92,12 +92,12 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	case err == nil && k.object.Type != corev1.SecretTypeTLS:
 		return nil, SecretFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
 	}
-	if k.pairs, err = keyring.Parse(k.object.Data); err != nil {
+	if k.pairs, err = keypair.ParseRing(k.object.Data); err != nil {
 		return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
 	}
 	facts := SecretFacts{PermittedSigners: k.pairs.Permit.Signers}
 	for _, each := range []struct {
-		pair   keyring.Pair
+		pair   keypair.Pair
 		loaded **ca.Authority
 		facts  **CAFacts
 	}{

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 var operations = []v1alpha1.Operation{
@@ -80,7 +80,7 @@ func (w *world) adoptedAndLeft() []string {
 
 // brings is its owner putting something into tls.crt and tls.key.
 func (w *world) brings() {
-	what, pair := "nothing", keyring.Pair{}
+	what, pair := "nothing", keypair.Pair{}
 	switch w.random.IntN(8) {
 	case 0, 1:
 		what, pair = "a new CA", w.pair(w.span(20*day, 2000*day))
@@ -111,7 +111,7 @@ func (w *world) brings() {
 }
 
 // comesBack notes that keys are there again which were destroyed.
-func (w *world) comesBack(pairs ...keyring.Pair) {
+func (w *world) comesBack(pairs ...keypair.Pair) {
 	for _, one := range pairs {
 		delete(w.destroyed, string(one.Cert))
 	}
@@ -132,7 +132,7 @@ func (w *world) misfortune() {
 		w.streaks = nil
 		w.saw("the status is lost")
 	case 3:
-		w.ring = keyring.Ring{}
+		w.ring = keypair.Ring{}
 		w.saw("the Secret is lost")
 	case 4, 5:
 		if len(w.backups) > 0 {
@@ -142,10 +142,10 @@ func (w *world) misfortune() {
 			w.tell("%s", w)
 		}
 	case 6:
-		w.ring.Candidate = keyring.Pair{}
+		w.ring.Candidate = keypair.Pair{}
 		w.saw("the candidate is taken out")
 	case 7:
-		w.ring.Retiring = keyring.Pair{}
+		w.ring.Retiring = keypair.Pair{}
 		w.saw("the retiring CA is taken out")
 	default:
 		if one := w.signers[w.random.IntN(len(w.signers))]; one.covered == nil {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // signingMissing says whether the pair that signs is not in the Secret any more.
@@ -114,49 +114,49 @@ func (p *planner) refuseCandidate() string {
 }
 
 // secretEdits are the actions that change the Secret, each in one write. made is the pair that MakeCandidate or CopyFrom brings.
-var secretEdits = map[Action]func(ring *keyring.Ring, made keyring.Pair){
-	CopyFrom:      func(ring *keyring.Ring, made keyring.Pair) { ring.TLS = made }, // a candidate is taken from there
-	MakeCandidate: func(ring *keyring.Ring, made keyring.Pair) { ring.Candidate = made },
-	TakeCandidate: func(ring *keyring.Ring, _ keyring.Pair) {
+var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
+	CopyFrom:      func(ring *keypair.Ring, made keypair.Pair) { ring.TLS = made }, // a candidate is taken from there
+	MakeCandidate: func(ring *keypair.Ring, made keypair.Pair) { ring.Candidate = made },
+	TakeCandidate: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Candidate = ring.TLS
 		if !ring.Signing.Empty() {
 			ring.TLS = ring.Signing
 		}
 	},
-	DropCandidate: func(ring *keyring.Ring, _ keyring.Pair) { ring.Candidate = keyring.Pair{} },
-	RestoreTLS: func(ring *keyring.Ring, _ keyring.Pair) {
+	DropCandidate: func(ring *keypair.Ring, _ keypair.Pair) { ring.Candidate = keypair.Pair{} },
+	RestoreTLS: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.TLS = ring.Signing
 		removeCopies(ring)
 	},
-	RestoreSigning: func(ring *keyring.Ring, _ keyring.Pair) {
+	RestoreSigning: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Signing = ring.TLS
 		removeCopies(ring)
 	},
-	RestoreBoth: func(ring *keyring.Ring, _ keyring.Pair) {
+	RestoreBoth: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Retiring, ring.Signing = ring.Signing, ring.TLS
 		removeCopies(ring)
 	},
-	Switch: func(ring *keyring.Ring, _ keyring.Pair) {
-		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keyring.Pair{}
+	Switch: func(ring *keypair.Ring, _ keypair.Pair) {
+		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keypair.Pair{}
 	},
-	SwapBack: func(ring *keyring.Ring, _ keyring.Pair) {
+	SwapBack: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Signing, ring.TLS, ring.Retiring = ring.Retiring, ring.Retiring, ring.Signing
 	},
-	Permit:          func(*keyring.Ring, keyring.Pair) {},
-	DestroyRetiring: func(ring *keyring.Ring, _ keyring.Pair) { ring.Retiring = keyring.Pair{} },
+	Permit:          func(*keypair.Ring, keypair.Pair) {},
+	DestroyRetiring: func(ring *keypair.Ring, _ keypair.Pair) { ring.Retiring = keypair.Pair{} },
 }
 
 // removeCopies has what signs be nothing else.
-func removeCopies(ring *keyring.Ring) {
-	for _, one := range []*keyring.Pair{&ring.Candidate, &ring.Retiring} {
+func removeCopies(ring *keypair.Ring) {
+	for _, one := range []*keypair.Pair{&ring.Candidate, &ring.Retiring} {
 		if sameKey(*one, ring.Signing) {
-			*one = keyring.Pair{}
+			*one = keypair.Pair{}
 		}
 	}
 }
 
 // sameKey says whether both have one key, however it is written.
-func sameKey(one, other keyring.Pair) bool {
+func sameKey(one, other keypair.Pair) bool {
 	first, err := one.Load()
 	second, otherErr := other.Load()
 	if err != nil || otherErr != nil {
@@ -166,7 +166,7 @@ func sameKey(one, other keyring.Pair) bool {
 }
 
 // editSecret is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.
-func editSecret(ring keyring.Ring, action Action, pair keyring.Pair, permit keyring.Permit) (keyring.Ring, error) {
+func editSecret(ring keypair.Ring, action Action, pair keypair.Pair, permit keypair.Permit) (keypair.Ring, error) {
 	change, found := secretEdits[action]
 	if !found {
 		return ring, fmt.Errorf("%s changes no Secret", action)
@@ -183,7 +183,7 @@ func editSecret(ring keyring.Ring, action Action, pair keyring.Pair, permit keyr
 }
 
 // hasPermit says whether the signer has been told what permit says.
-func hasPermit(ring keyring.Ring, permit keyring.Permit) bool {
-	told, err := editSecret(ring, Permit, keyring.Pair{}, permit)
+func hasPermit(ring keypair.Ring, permit keypair.Permit) bool {
+	told, err := editSecret(ring, Permit, keypair.Pair{}, permit)
 	return err == nil && ring.Permit.Equal(told.Permit)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // accounts are the ConfigMap of a ledger.Book.
@@ -123,7 +123,7 @@ type certificate struct {
 // signer is a process that signs, by the Secret as it has seen it last, with a reserve of its own. It may have one certificate
 // covered that it has not signed yet.
 type signer struct {
-	view    keyring.Ring
+	view    keypair.Ring
 	book    book
 	covered *certificate
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // dies says whether the process dies here; what it has been told by API servers dies with it.
@@ -99,7 +99,7 @@ func (w *world) act(step Step, f Facts) {
 			w.ledger.open(w.status.Candidate.KeyID)
 		}
 		if !w.dies() {
-			w.turn(step, keyring.Pair{})
+			w.turn(step, keypair.Pair{})
 		}
 	case action == MakeCandidate:
 		lifetime := 10 * 365 * day
@@ -112,14 +112,14 @@ func (w *world) act(step Step, f Facts) {
 			w.turn(step, made)
 		}
 	case secretEdits[action] != nil:
-		w.turn(step, keyring.Pair{})
+		w.turn(step, keypair.Pair{})
 	default:
 		panic("what is " + action)
 	}
 }
 
 // turn is Reconciler.writeKeys.
-func (w *world) turn(step Step, made keyring.Pair) {
+func (w *world) turn(step Step, made keypair.Pair) {
 	before := w.ring
 	ring, err := editSecret(w.ring, step.Action, made, w.permit(step.Action))
 	if err != nil {
@@ -201,10 +201,10 @@ func (w *world) help() bool {
 		w.ring.TLS = w.backup(s.Candidate.Certificate)
 	case s.Phase == v1alpha1.Preparing && !w.ring.Retiring.Empty():
 		w.saw("what no rotation has left is taken out")
-		w.ring.Retiring = keyring.Pair{}
+		w.ring.Retiring = keypair.Pair{}
 	case s.Phase == v1alpha1.New && w.ledger.sealed(string(w.ring.Signing.Cert)):
 		w.saw("what has retired is taken out of the place of what signs")
-		w.ring.Signing = keyring.Pair{}
+		w.ring.Signing = keypair.Pair{}
 	case s.Phase == v1alpha1.New && (s.Signing == nil && !w.alive(string(w.ring.TLS.Cert)) || w.ledger.sealed(string(w.ring.TLS.Cert))):
 		w.ring.TLS = w.pair(10 * 365 * day)
 	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && !w.alive(s.Candidate.Certificate) && s.Signing == nil:

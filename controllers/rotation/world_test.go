@@ -9,7 +9,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // world is one authority in memory: its Secret, what it publishes, its ledger, and signers that see the Secret late. Its rules
@@ -23,8 +23,8 @@ type world struct {
 	// operation is the annotation; asked counts them, and heard is the last one that was followed or refused.
 	operation    v1alpha1.Operation
 	asked, heard int
-	ring         keyring.Ring
-	backups      []keyring.Ring
+	ring         keypair.Ring
+	backups      []keypair.Ring
 	published    []string
 	ledger       accounts
 	signers      []*signer
@@ -56,9 +56,9 @@ func (c *cluster) world(name string, signers ...string) *world {
 }
 
 // garbage can't be used.
-var garbage = keyring.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
+var garbage = keypair.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
 
-func (c *cluster) facts(pair keyring.Pair) *CAFacts {
+func (c *cluster) facts(pair keypair.Pair) *CAFacts {
 	if pair.Empty() || pair.Equal(garbage) {
 		return nil
 	}
@@ -83,8 +83,8 @@ func (w *world) bundle() []string {
 	return names
 }
 
-func (w *world) permit(action Action) keyring.Permit {
-	return keyring.Permit{Authority: w.name, Signers: permittedSigners(&w.spec, &w.status, action), LifetimeCap: oldCap}
+func (w *world) permit(action Action) keypair.Permit {
+	return keypair.Permit{Authority: w.name, Signers: permittedSigners(&w.spec, &w.status, action), LifetimeCap: oldCap}
 }
 
 // look is Reconciler.look.
@@ -173,7 +173,7 @@ func (w *world) askServers(f *Facts) {
 	if !AsksAPIServers(w.spec.Signers) && (w.status.UnpublishedAt == nil || !askedToRefuse(w.spec.Signers, *f)) {
 		return
 	}
-	add := func(what string, pair keyring.Pair, proof *Proof) {
+	add := func(what string, pair keypair.Pair, proof *Proof) {
 		if !pair.Empty() {
 			w.streaks[what+string(pair.Cert)], *proof = w.prove(before[what+string(pair.Cert)], what, string(pair.Cert))
 		}

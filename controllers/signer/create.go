@@ -19,7 +19,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // Creation says which CA is made where the Secret that is to hold one does not exist.
@@ -126,7 +126,7 @@ func (c *creator) prepare(now time.Time) error {
 	}
 	c.authority = authority
 	c.made = &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name, Finalizers: []string{keyring.Finalizer}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name, Finalizers: []string{keypair.Finalizer}},
 		Type:       corev1.SecretTypeTLS,
 		Data: map[string][]byte{
 			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, caKey: authority.CertificatePEM(),

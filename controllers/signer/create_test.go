@@ -22,7 +22,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // maker is a creator with what it works on.
@@ -162,7 +162,7 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	m := newMaker(t, "ca")
 	first := m.look(t)
 	m.reasons()
-	if !slices.Contains(first.Finalizers, keyring.Finalizer) {
+	if !slices.Contains(first.Finalizers, keypair.Finalizer) {
 		t.Errorf("the only copy of the CA has the finalizers %q", first.Finalizers)
 	}
 	released := first.DeepCopy()

@@ -14,7 +14,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
@@ -27,11 +27,11 @@ func (f ledgerFunc) Cover(_ context.Context, keyID, signerName string, notAfter 
 }
 
 // ringSecret is what a rotation writes: signing signs for kubeletClient, and others wait or retire.
-func ringSecret(t testing.TB, signing root, change ...func(*keyring.Ring)) *corev1.Secret {
+func ringSecret(t testing.TB, signing root, change ...func(*keypair.Ring)) *corev1.Secret {
 	t.Helper()
-	ring := keyring.Ring{
-		Signing: keyring.Pair{Cert: signing.cert, Key: signing.key}, TLS: keyring.Pair{Cert: []byte("tls.crt"), Key: []byte("tls.key")},
-		Permit: keyring.Permit{Authority: "cluster", Signers: []string{kubeletClient}},
+	ring := keypair.Ring{
+		Signing: keypair.Pair{Cert: signing.cert, Key: signing.key}, TLS: keypair.Pair{Cert: []byte("tls.crt"), Key: []byte("tls.key")},
+		Permit: keypair.Permit{Authority: "cluster", Signers: []string{kubeletClient}},
 	}
 	for _, each := range change {
 		each(&ring)
@@ -63,9 +63,9 @@ func TestGuarded(t *testing.T) {
 	woken := pair.subscribe()
 	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by those who verify certificates of signer kubernetes.io/kubelet-serving: " +
 		"that signer must be among spec.signers of its SigningAuthority cluster before the CA begins to sign"
-	noPair := func(r *keyring.Ring) { r.Signing = keyring.Pair{} }
-	capped := func(r *keyring.Ring) { r.Permit.LifetimeCap = time.Hour }
-	both := func(r *keyring.Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }
+	noPair := func(r *keypair.Ring) { r.Signing = keypair.Pair{} }
+	capped := func(r *keypair.Ring) { r.Permit.LifetimeCap = time.Hour }
+	both := func(r *keypair.Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }
 	const none = "CANotProven: Secret ns/ca holds no CA yet that is proven to be trusted: kubectl get signingauthorities -o wide says what is waited for"
 	broken := ringSecret(t, two)
 	broken.Data["authority.json"] = []byte("{")
@@ -77,10 +77,10 @@ func TestGuarded(t *testing.T) {
 		wakes           bool
 	}{
 		{"a Secret as anybody makes it", &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": one.cert, "tls.key": one.key}}, none, none, 1, false},
-		{"a candidate alone", ringSecret(t, one, noPair, func(r *keyring.Ring) { r.Candidate = keyring.Pair{Cert: one.cert, Key: one.key} }), none, none, 0, false},
+		{"a candidate alone", ringSecret(t, one, noPair, func(r *keypair.Ring) { r.Candidate = keypair.Pair{Cert: one.cert, Key: one.key} }), none, none, 0, false},
 		{"one that signs", ringSecret(t, one), oneID + " 0s", unproven, 1, true},
 		{"the same", ringSecret(t, one), oneID + " 0s", unproven, 0, false},
-		{"a wish of its owner", ringSecret(t, one, func(r *keyring.Ring) { r.TLS = keyring.Pair{Cert: two.cert, Key: two.key} }), oneID + " 0s", unproven, 0, false},
+		{"a wish of its owner", ringSecret(t, one, func(r *keypair.Ring) { r.TLS = keypair.Pair{Cert: two.cert, Key: two.key} }), oneID + " 0s", unproven, 0, false},
 		{"for shorter", ringSecret(t, one, capped), oneID + " 1h0m0s", unproven, 0, true},
 		{"half a Secret", broken, oneID + " 1h0m0s", unproven, 1, false},
 		{"for another signer, with a pair that can't be used", ringSecret(t, root{two.cert, one.key}, both), oneID + " 1h0m0s", unproven, 1, false},
@@ -142,7 +142,7 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 }
 
 // guardedParts sign with a CA that ends after lifetime, as the permit that change makes says, and note it with cover.
-func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change ...func(*keyring.Ring)) *parts {
+func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change ...func(*keypair.Ring)) *parts {
 	t.Helper()
 	p := newParts(t, object(t))
 	p.pair.source, p.pair.ledger = Guarded{Namespace: "ns", Name: "ca"}, cover
@@ -175,7 +175,7 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 				}
 				told = append(told, keyID, signerName, notAfter.Sub(now).String())
 				return nil
-			}, func(r *keyring.Ring) { r.Permit.LifetimeCap = test.longest })
+			}, func(r *keypair.Ring) { r.Permit.LifetimeCap = test.longest })
 			if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 				t.Fatalf("written %d times, error %v", len(p.written), err)
 			}
@@ -226,7 +226,7 @@ func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 func TestNotProven(t *testing.T) {
 	t.Parallel()
 	p := guardedParts(t, 24*time.Hour, func(string, string, time.Time) error { t.Error("asked"); return nil },
-		func(r *keyring.Ring) { r.Permit.Signers = []string{kubeletServing} })
+		func(r *keypair.Ring) { r.Permit.Signers = []string{kubeletServing} })
 	result, err := p.reconcile(t)
 	if err != nil || result.RequeueAfter == 0 || len(p.written) > 0 {
 		t.Errorf("result %v, error %v, written %d times", result, err, len(p.written))

@@ -12,10 +12,10 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// Guarded is a Secret whose CA is rotated, laid out as pkg/keyring has it: only the pair signs that is proven to be
+// Guarded is a Secret whose CA is rotated, laid out as a keypair.Ring: only the pair signs that is proven to be
 // trusted, only for the signers that it is proven for, and only what its ledger knows of.
 type Guarded Secret
 
@@ -27,7 +27,7 @@ type Ledger interface {
 // guard is what a KeyPair of a Guarded source has beside its Authority; permit belongs to that.
 type guard struct {
 	ledger Ledger
-	permit keyring.Permit
+	permit keypair.Permit
 }
 
 func (g Guarded) describe() (string, client.Object) { return Secret(g).describe() }
@@ -50,7 +50,7 @@ func (k *KeyPair) guarded() bool {
 
 // offerRing loads the pair that signs; tls.crt and tls.key, which a person may have replaced, are not looked at.
 func (k *KeyPair) offerRing(data map[string][]byte) {
-	ring, err := keyring.Parse(data)
+	ring, err := keypair.ParseRing(data)
 	switch {
 	case err != nil:
 		k.Refuse("CAInvalid", fmt.Sprintf("%s can't be used: %v", k.name, err))
@@ -63,7 +63,7 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 }
 
 // loadPermitted changes what signs and what it may sign at once, or neither.
-func (k *KeyPair) loadPermitted(ring keyring.Ring) {
+func (k *KeyPair) loadPermitted(ring keypair.Ring) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.load(ring.Signing.Cert, ring.Signing.Key, nil)

@@ -20,17 +20,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // ring are the CAs in a Secret.
-func (c *cluster) ring(t *testing.T, name string) keyring.Ring {
+func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
 	t.Helper()
 	secret := &corev1.Secret{}
 	if err := c.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, secret); err != nil {
 		t.Fatal(err)
 	}
-	ring, err := keyring.Parse(secret.Data)
+	ring, err := keypair.ParseRing(secret.Data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,8 +51,8 @@ func (c *cluster) wantNoClients(t *testing.T, apart int) {
 		tried["what "+m.name+" serves with"] = []byte(file)
 	}
 	servers, clients := c.ring(t, servingSecret), c.ring(t, signingSecret)
-	for what, one := range map[string]keyring.Pair{"the CA that signs": servers.Signing, "the candidate": servers.Candidate, "the CA that retires": servers.Retiring} {
-		if one.Empty() || slices.ContainsFunc([]keyring.Pair{clients.Signing, clients.Candidate, clients.Retiring}, one.Equal) {
+	for what, one := range map[string]keypair.Pair{"the CA that signs": servers.Signing, "the candidate": servers.Candidate, "the CA that retires": servers.Retiring} {
+		if one.Empty() || slices.ContainsFunc([]keypair.Pair{clients.Signing, clients.Candidate, clients.Retiring}, one.Equal) {
 			continue
 		}
 		minted, err := clientPair(&csrenv.CA{CertPEM: one.Cert, KeyPEM: one.Key}, "intruder", "system:masters")
@@ -78,7 +78,7 @@ const pretender = "pretender"
 func (c *cluster) wantServersOf(t *testing.T, cas map[string]bool) {
 	t.Helper()
 	servers, clients := c.ring(t, servingSecret), c.ring(t, signingSecret)
-	known := map[string]keyring.Pair{
+	known := map[string]keypair.Pair{
 		"the old CA": {Cert: c.next.CertPEM, Key: c.next.KeyPEM}, "the clients' CA": clients.Signing,
 		"the servers' CA": servers.Signing, "the servers' next CA": servers.Candidate,
 	}
@@ -95,7 +95,7 @@ func (c *cluster) wantServersOf(t *testing.T, cas map[string]bool) {
 }
 
 // pretend serves as a kubelet with a certificate of one, and returns what the API server gets from it.
-func (c *cluster) pretend(t *testing.T, one keyring.Pair) (string, error) {
+func (c *cluster) pretend(t *testing.T, one keypair.Pair) (string, error) {
 	t.Helper()
 	served, err := issue(&csrenv.CA{CertPEM: one.Cert, KeyPEM: one.Key}, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "system:node:" + pretender, Organization: []string{"system:nodes"}},

@@ -37,7 +37,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // mayCreateCA gives the manager's account the role of config/create-ca.
@@ -115,7 +115,7 @@ func TestCreateIfMissing(t *testing.T) {
 		t.Errorf("it is back: error %v", err)
 	}
 	putBack(t, kubeconfig, saved)
-	if err := admin(t).Get(t.Context(), name, secret); err != nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) || !slices.Contains(secret.Finalizers, keyring.Finalizer) {
+	if err := admin(t).Get(t.Context(), name, secret); err != nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) || !slices.Contains(secret.Finalizers, keypair.Finalizer) {
 		t.Errorf("what was put back: error %v, finalizers %q", err, secret.Finalizers)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/ledger"
 )
 
@@ -45,9 +45,9 @@ func TestGuardedSigner(t *testing.T) {
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
 	hasEvent(t, waiting, "CANotProven", "holds no CA yet that is proven to be trusted")
 
-	ring := keyring.Ring{
-		TLS: keyring.Pair{Cert: made.CertPEM, Key: made.KeyPEM}, Signing: keyring.Pair{Cert: made.CertPEM, Key: made.KeyPEM},
-		Permit: keyring.Permit{Authority: "guarded", Signers: []string{waiting.Spec.SignerName}, LifetimeCap: time.Hour},
+	ring := keypair.Ring{
+		TLS: keypair.Pair{Cert: made.CertPEM, Key: made.KeyPEM}, Signing: keypair.Pair{Cert: made.CertPEM, Key: made.KeyPEM},
+		Permit: keypair.Permit{Authority: "guarded", Signers: []string{waiting.Spec.SignerName}, LifetimeCap: time.Hour},
 	}
 	if err := ring.WriteTo(secret.Data); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keyring"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // TestAuthorities goes with an authority for each through what may become of one. They share an API server.
@@ -60,7 +60,7 @@ func testMade(t *testing.T, r *rotating) {
 		t.Errorf("it is not the first of its own: %+v", made.Status)
 	}
 	r.isTakenFor(t, r.user(t, "maria", made.Status.Signing), "maria")
-	if finalizers := r.secret(t, "made").Finalizers; !slices.Contains(finalizers, keyring.Finalizer) {
+	if finalizers := r.secret(t, "made").Finalizers; !slices.Contains(finalizers, keypair.Finalizer) {
 		t.Errorf("the only copy of the CA has the finalizers %q", finalizers)
 	}
 	if data := r.secret(t, "made").Data; !bytes.Equal(data["tls.crt"], data["signing.crt"]) || len(data["candidate.key"]) > 0 {

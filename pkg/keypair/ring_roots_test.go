@@ -1,4 +1,4 @@
-package keyring
+package keypair
 
 import (
 	"bytes"
@@ -81,7 +81,7 @@ func TestRootsComeAlong(t *testing.T) {
 		if test.roots != nil {
 			data[rootsKey] = test.roots
 		}
-		ring, err := Parse(data)
+		ring, err := ParseRing(data)
 		if err != nil || !bytes.Equal(ring.TLS.Cert, test.want) {
 			t.Errorf("%s: read, error %v:\n%s", name, err, ring.TLS.Cert)
 		}
@@ -89,7 +89,7 @@ func TestRootsComeAlong(t *testing.T) {
 		if err := ring.WriteTo(data); err != nil {
 			t.Fatal(err)
 		}
-		if again, err := Parse(data); err != nil || !again.TLS.Equal(again.Signing) {
+		if again, err := ParseRing(data); err != nil || !again.TLS.Equal(again.Signing) {
 			t.Errorf("%s: what is written looks like an edit: %+v, error %v", name, again, err)
 		}
 		if _, kept := data[rootsKey]; kept != test.kept {

@@ -1,4 +1,4 @@
-package keyring
+package keypair
 
 import (
 	"maps"
@@ -22,7 +22,7 @@ func TestRoundTrip(t *testing.T) {
 	if err := full().WriteTo(data); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Parse(data)
+	got, err := ParseRing(data)
 	if err != nil || !reflect.DeepEqual(got, full()) {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -47,7 +47,7 @@ func TestWriteRemoves(t *testing.T) {
 }
 
 func TestParseRefusesABrokenPermit(t *testing.T) {
-	if _, err := Parse(map[string][]byte{"authority.json": []byte("{")}); err == nil {
+	if _, err := ParseRing(map[string][]byte{"authority.json": []byte("{")}); err == nil {
 		t.Error("no error")
 	}
 }

@@ -1,7 +1,6 @@
-// Package keyring is the layout of a Secret whose signing CA is rotated: which pair signs, which one waits to, and which
-// one is on its way out. It is what the rotation writes and the signer reads, in one object, so that neither ever sees
-// half of a change.
-package keyring
+// Package keypair holds the layout of a Secret whose signing CA is rotated: which pair signs, which pair waits, and which
+// pair retires. The rotation writes it and the signer reads it, in one object, so that neither ever sees half of a change.
+package keypair
 
 import (
 	"bytes"
@@ -98,8 +97,8 @@ type Ring struct {
 	Permit Permit
 }
 
-// Parse reads the data of a Secret. What is missing stays empty. TLS has what its chain needs of ca.crt.
-func Parse(data map[string][]byte) (Ring, error) {
+// ParseRing reads the data of a Secret. What is missing stays empty. TLS has what its chain needs of ca.crt.
+func ParseRing(data map[string][]byte) (Ring, error) {
 	ring := Ring{
 		TLS:       Pair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}.under(data[rootsKey]),
 		Signing:   Pair{data[signingCert], data[signingKey]},
