@@ -12,8 +12,12 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apiwatch "k8s.io/apimachinery/pkg/watch"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -94,11 +98,7 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 		payloads[i] = nodeRequest(t, fmt.Sprintf("%s-%03d", name, i))
 		payloads[i].GenerateName, payloads[i].Name, payloads[i].Labels = "", fmt.Sprintf("%s-%03d", name, i), label
 	}
-	watcher, err := admin(t).Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watcher.Stop()
+	issued := issuedRequests(t, label)
 	var mu sync.Mutex
 	began := map[string]time.Time{}
 	var group sync.WaitGroup
@@ -119,16 +119,10 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 	ended, giveUp := map[string]time.Duration{}, time.After(2*time.Minute)
 	for len(ended) < count {
 		select {
-		case event, open := <-watcher.ResultChan():
-			obj, ok := event.Object.(*request)
-			if !open || !ok {
-				t.Fatalf("watch ended with %+v", event)
-			}
-			if event.Type == apiwatch.Modified && csr.StateOf(obj) == csr.Issued && ended[obj.Name] == 0 {
-				mu.Lock()
-				ended[obj.Name] = time.Since(began[obj.Name])
-				mu.Unlock()
-			}
+		case obj := <-issued:
+			mu.Lock()
+			ended[obj.Name] = time.Since(began[obj.Name])
+			mu.Unlock()
 		case <-giveUp:
 			t.Fatalf("%d of %d requests were served within two minutes", len(ended), count)
 		}
@@ -138,6 +132,36 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 		took = append(took, one)
 	}
 	return took
+}
+
+// issuedRequests returns each request with label once, as soon as it is issued. A watch that ends is opened again.
+func issuedRequests(t *testing.T, label client.MatchingLabels) <-chan *request {
+	t.Helper()
+	clientset, err := kubernetes.NewForConfig(controlPlane(t).Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued, seen := make(chan *request, 10_000), map[types.UID]bool{}
+	note := func(obj any) {
+		if found := obj.(*request); csr.StateOf(found) == csr.Issued && !seen[found.UID] {
+			seen[found.UID] = true
+			issued <- found
+		}
+	}
+	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
+		ListerWatcher: toolscache.NewFilteredListWatchFromClient(clientset.CertificatesV1().RESTClient(), "certificatesigningrequests", "",
+			func(options *metav1.ListOptions) { options.LabelSelector = labels.FormatLabels(label) }),
+		ObjectType: &request{},
+		Handler:    toolscache.ResourceEventHandlerFuncs{AddFunc: note, UpdateFunc: func(_, obj any) { note(obj) }},
+	})
+	go informer.RunWithContext(t.Context())
+	eventually(t, "the requests are watched", func(context.Context) error {
+		if !informer.HasSynced() {
+			return errors.New("they are not yet")
+		}
+		return nil
+	})
+	return issued
 }
 
 // recorded checks that each request has the record of its decision, and that its certificate has a record and is nowhere

@@ -36,8 +36,6 @@ var (
 	idle = make(chan *plane, parallelTests)
 	// turns maps the name of a test to its *turn.
 	turns sync.Map
-	// dir holds what all tests share, such as the binary.
-	dir string
 )
 
 func TestMain(m *testing.M) {
@@ -58,15 +56,12 @@ func runTests(m *testing.M) (code int, err error) {
 	if err := flag.Set("test.parallel", strconv.Itoa(parallelTests)); err != nil {
 		return 1, err
 	}
-	if dir, err = os.MkdirTemp("", "csr-integration-"); err != nil {
-		return 1, err
-	}
 	code = m.Run()
 	close(idle)
 	for each := range idle {
 		err = errors.Join(err, each.Stop())
 	}
-	return code, errors.Join(err, os.RemoveAll(dir))
+	return code, err
 }
 
 // turn is a test's use of a control plane.

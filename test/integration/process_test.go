@@ -28,10 +28,7 @@ import (
 const systemNamespace = "csr-controller-manager-system"
 
 // binary builds the manager once.
-var binary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(dir, "csr-controller-manager")
-	return path, cluster.BuildManager(context.Background(), "../..", path)
-})
+var binary = sync.OnceValues(func() (string, error) { return cluster.BuildManager(context.Background(), "../..") })
 
 // installRBAC applies config/rbac as it is shipped.
 func installRBAC(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certificates "k8s.io/client-go/util/certificate"
+	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -35,9 +36,10 @@ const (
 	allRenewed    = 90*time.Second + patience
 	joined        = 2 * patience
 	// perSecond is how often they all talk, each time on a new connection.
-	perSecond = 40
-	// markAhead is by how much the ledger's mark is ahead of the last certificate.
-	markAhead = time.Minute
+	perSecond = 20
+	// step is by how much the rotation's clock is put forward once all members have moved, so that what the old CA has issued
+	// is over sooner. It is less than the five minutes by which a certificate is valid before it is issued.
+	step = 4 * time.Minute
 )
 
 // fleet are kubelets, as far as certificates go.
@@ -60,7 +62,9 @@ func TestFleet(t *testing.T) {
 	r := startRotating(t)
 	r.feed(t)
 	stolen := signedBy(t, load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
-	r.run(t, everything(t, fleetLifetime, clientSigners("signing-ca")))
+	options, ahead := everything(t, fleetLifetime, clientSigners("signing-ca")), &aheadClock{}
+	options.Rotation.Clock = ahead
+	r.run(t, options)
 	r.authority(t, "cluster", "signing-ca", nil)
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
 	r.isTakenFor(t, stolen, "stolen")
@@ -74,6 +78,7 @@ func TestFleet(t *testing.T) {
 	t.Logf("the new CA signs %s after rotate-start", time.Since(began).Round(time.Second))
 	f.allBy(t, prepared.Status.Signing, allRenewed)
 	t.Logf("all %d have moved %s after rotate-start", fleetSize, time.Since(began).Round(time.Second))
+	ahead.by.Store(int64(step))
 	f.complete(t)
 	t.Logf("the old CA is gone %s after rotate-start", time.Since(began).Round(time.Second))
 
@@ -84,11 +89,23 @@ func TestFleet(t *testing.T) {
 	}
 }
 
+// aheadClock is ahead of the real time.
+type aheadClock struct {
+	clock.RealClock
+	by atomic.Int64 // a time.Duration
+}
+
+// Now returns the instant.
+func (c *aheadClock) Now() time.Time { return time.Now().Add(time.Duration(c.by.Load())) }
+
+// Since returns how long t is past.
+func (c *aheadClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
 // complete completes the rotation when the ledger has nothing left of the old CA.
 func (f *fleet) complete(t *testing.T) {
 	t.Helper()
 	f.does(t, "cluster", v1alpha1.AdoptionAttested)
-	within(t, fleetLifetime+markAhead+2*patience, "nothing is outstanding", func(context.Context) error {
+	within(t, 2*patience, "nothing is outstanding", func(context.Context) error {
 		if obj := f.get(t, "cluster"); len(obj.Status.Outstanding) > 0 {
 			return fmt.Errorf("there is %+v", obj.Status.Outstanding)
 		}

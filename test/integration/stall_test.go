@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -101,11 +99,7 @@ func percentile(all []time.Duration, percent int) time.Duration {
 func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Duration {
 	t.Helper()
 	label := client.MatchingLabels{"timed": "yes"}
-	watcher, err := admin(t).Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{}, label)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watcher.Stop()
+	issued := issuedRequests(t, label)
 	defer deleteRequests(t, label)
 	var took []time.Duration
 	for i := range timedRequests {
@@ -116,31 +110,14 @@ func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Du
 		if err := kubelet.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
-		issued(t, watcher, obj)
+		select {
+		case <-issued: // it is the only one that is not yet
+		case <-time.After(patience):
+			t.Fatalf("request %s is not issued", obj.Name)
+		}
 		took = append(took, time.Since(start))
 	}
 	return took
-}
-
-// issued returns once watcher has told that obj is.
-func issued(t *testing.T, watcher apiwatch.Interface, obj *request) {
-	t.Helper()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	for {
-		select {
-		case event, open := <-watcher.ResultChan():
-			seen, ok := event.Object.(*request)
-			if !open || !ok {
-				t.Fatalf("watch ended with %+v", event)
-			}
-			if seen.UID == obj.UID && csr.StateOf(seen) == csr.Issued {
-				return
-			}
-		case <-timer.C:
-			t.Fatalf("request %s is not issued", obj.Name)
-		}
-	}
 }
 
 // keepWaiting has the kubelet of node make obj, which has a label, so many times.

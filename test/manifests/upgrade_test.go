@@ -99,10 +99,7 @@ func TestUpgradeThroughEachFeature(t *testing.T) {
 }
 
 // binary builds the manager once.
-var binary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(shared.Dir, "manager")
-	return path, cluster.BuildManager(context.Background(), root, path)
-})
+var binary = sync.OnceValues(func() (string, error) { return cluster.BuildManager(context.Background(), root) })
 
 // upgrade is a cluster with the real Deployment controller. The test is its scheduler and its kubelets: a pod is a process
 // of the manager with the ServiceAccount's token and the mounted configuration, and is ready when /readyz says so.

@@ -177,11 +177,9 @@ func (l *lab) revoke(t *testing.T) {
 // startManager runs the real binary as the ServiceAccount that config/rbac binds.
 func (l *lab) startManager(t *testing.T, name, metrics string) *cluster.Process {
 	t.Helper()
-	binary := filepath.Join(l.Dir, "csr-controller-manager")
-	if _, err := os.Stat(binary); err != nil {
-		if err := cluster.BuildManager(t.Context(), "../..", binary); err != nil {
-			t.Fatal(err)
-		}
+	binary, err := cluster.BuildManager(t.Context(), "../..")
+	if err != nil {
+		t.Fatal(err)
 	}
 	token := &authenticationv1.TokenRequest{}
 	if err := l.admin.SubResource("token").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: account}}, token); err != nil {

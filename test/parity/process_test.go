@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -128,8 +127,8 @@ func (e *env) ownBinary(t *testing.T) string {
 	if binary := os.Getenv("PARITY_BINARY"); binary != "" {
 		return binary
 	}
-	binary := filepath.Join(e.Dir, "csr-controller-manager")
-	if err := cluster.BuildManager(t.Context(), "../..", binary); err != nil {
+	binary, err := cluster.BuildManager(t.Context(), "../..")
+	if err != nil {
 		t.Fatal(err)
 	}
 	return binary
