@@ -70,7 +70,7 @@ func (e *explainer) decide(ctx context.Context, f *findings) {
 	if !e.lacksInventory(f) {
 		return
 	}
-	if f.undecidable = e.inventory.run(ctx, r.Inventory, e.clock); f.undecidable != nil {
+	if f.undecidable = e.inventory.run(ctx, r, e.clock); f.undecidable != nil {
 		return
 	}
 	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
@@ -116,7 +116,7 @@ func (e *explainer) lacksInventory(f *findings) bool {
 }
 
 // run starts the inventory, and returns once every source has been read or has failed.
-func (i *inventory) run(ctx context.Context, sources *approver.Inventory, clock clock.PassiveClock) error {
+func (i *inventory) run(ctx context.Context, r *approver.Reconciler, clock clock.PassiveClock) error {
 	if i == nil {
 		return errOffline
 	}
@@ -136,7 +136,7 @@ func (i *inventory) run(ctx context.Context, sources *approver.Inventory, clock 
 	if err != nil {
 		return doesNotRun(err)
 	}
-	if err := sources.Setup(mgr, clock); err != nil {
+	if err := r.SetupInventory(mgr, clock); err != nil {
 		return doesNotRun(err)
 	}
 	i.running, i.ended = true, make(chan struct{})
@@ -150,7 +150,7 @@ func (i *inventory) run(ctx context.Context, sources *approver.Inventory, clock 
 		case <-i.ended:
 			return false, doesNotRun(i.err)
 		default:
-			return sources.Tried(ctx), nil
+			return r.Inventory.Tried(ctx), nil
 		}
 	}
 	err = wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, readTimeout, true, tried)

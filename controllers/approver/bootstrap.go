@@ -1,7 +1,6 @@
 package approver
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -68,10 +67,13 @@ const (
 	nodeDead
 )
 
-// stateOf tells a node by its Node and its lease. A lease that moves is a node that is alive, even without a Node: so one
-// that may be moving, as just after a start, is not nobody's.
+// stateOf returns the state of the node of req. A Lease that moves proves that the node is alive, even without a
+// Node. A Lease of which nothing is known, for example after startup, still counts as that of a live node. A node is
+// dead too if its last certificate, which was issued before it was last seen, expired before the request: both
+// instants come with objects, and our own clock has no part in it.
 func (p BootstrapPolicy) stateOf(exists bool, life inventory.Life, renewed time.Time, req *csr.Request) nodeState {
-	dead := life == inventory.Dead || p.ranOut(renewed, req.Created)
+	expired := p.CertificateLifetime > 0 && !renewed.IsZero() && req.Created.Sub(renewed) > p.CertificateLifetime+skew
+	dead := life == inventory.Dead || expired
 	switch {
 	case life == inventory.Alive:
 		return nodeAlive
@@ -87,185 +89,151 @@ func (p BootstrapPolicy) stateOf(exists bool, life inventory.Life, renewed time.
 // certificate without renewing its lease.
 const skew = time.Hour
 
-// ranOut says whether the node's last certificate must have run out before the request: it was issued before the node
-// was last seen. Both instants come with objects; our own clock has no part in it.
-func (p BootstrapPolicy) ranOut(seen, requested time.Time) bool {
-	return p.CertificateLifetime > 0 && !seen.IsZero() && requested.Sub(seen) > p.CertificateLifetime+skew
-}
-
-// windowState is where a request lies in the join window.
-type windowState int
-
-const (
-	windowUnknown windowState = iota
-	windowInside
-	windowEarly
-	windowLate
-)
-
-// place is windowInside where there is no window.
-func (w JoinWindow) place(created, requested time.Time) windowState {
-	switch {
-	case w.After == 0:
-		return windowInside
-	case created.IsZero():
-		return windowUnknown
-	case requested.Before(created.Add(-w.Before)):
-		return windowEarly
-	case requested.After(created.Add(w.After)):
-		return windowLate
-	}
-	return windowInside
-}
-
-// bootstrapFacts are what is known about a request for a first certificate beyond its content.
+// bootstrapFacts holds what is known about a request for a first certificate beyond its content.
 type bootstrapFacts struct {
 	age time.Duration
-	// unavailable is why something can't be found out.
+	// unavailable says why something cannot be found out.
 	unavailable string
-	// entry is what is known of the node by a source other than its Node, or nil.
+	// entry is what a source other than the Node knows of the node, or nil.
 	entry *inventory.Entry
 	node  nodeState
-	// renewed is when its lease was, by its own clock.
+	// renewed is when the node's Lease was renewed, by the node's clock.
 	renewed time.Time
-	// gone is why the requester is not there any more.
+	// gone says why the requester does not exist any more.
 	gone string
 }
 
-// returns says whether the machine has had a Node of this name, which is dead or gone.
-func (f *bootstrapFacts) returns(node string) bool {
+// comesBack reports whether the machine has had a Node of this name, which is dead or gone.
+func (f *bootstrapFacts) comesBack(node string) bool {
 	return f.node == nodeDead || f.node == nodeNone && f.entry != nil && f.entry.Bound == node
 }
 
-// judge returns the first thing that stands against req, or no reason.
+// judge returns the first thing that stands against req, or a Decision without a reason. What never changes comes
+// first. What a fault could hide comes before what it could allow.
 func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision {
-	for _, row := range bootstrapTable {
-		if why := row.why(&p, req, facts); why != "" {
-			return Decision{Result: row.verdict.Because(row.reason, "%s%s", why, next(row.verdict))}
-		}
+	if decision := p.checkRequest(req, facts.age); decision.Reason != "" {
+		return decision
+	}
+	switch {
+	case facts.unavailable != "":
+		return refuseBootstrap(verdict.Wait, "InventoryUnavailable",
+			"whether node %q may join can't be found out: %s", nodeOf(req), facts.unavailable)
+	case facts.node == nodeAlive:
+		return refuseBootstrap(verdict.Wait, "NodeAlive",
+			"node %q is alive: its lease is being renewed, and it renews its certificate itself", nodeOf(req))
+	case facts.node == nodeUnknown:
+		return refuseBootstrap(verdict.Wait, "NodeAlive",
+			"Node %q exists, or its lease does, and it is not known to be dead: "+
+				"its lease must be seen standing still for a minute while others move", nodeOf(req))
+	}
+	if decision := p.checkExpected(req, facts.entry); decision.Reason != "" {
+		return decision
+	}
+	if decision := p.checkReturn(req, facts); decision.Reason != "" {
+		return decision
+	}
+	if facts.gone != "" {
+		return refuseBootstrap(verdict.Wait, "NotAuthorized",
+			"user %q, who asks for node %q, is gone: %s", userOf(req), nodeOf(req), facts.gone)
 	}
 	return Decision{}
 }
 
-// next returns what comes after v, for messages.
-func next(v verdict.Verdict) string {
-	if v == verdict.Wait {
-		return "; looked at again when that changes, as long as the request is young enough"
+// checkRequest looks at nothing but req and its age.
+func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decision {
+	binding := bindingOf(req)
+	switch {
+	case req.NodeName() == "":
+		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "the subject %q names no node", req.SubjectText())
+	case binding == boundToAnother:
+		return boundElsewhere(req)
+	case p.TokenBinding && binding != boundToNode:
+		return refuseBootstrap(verdict.Ignore, "NotAuthorized",
+			"user %q is not bound to node %q, and approval.nodeClient.requireTokenBinding is on: "+
+				"only a token with the group %s may ask for it", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
+	case len(p.Users) > 0 && !slices.Contains(p.Users, req.Requester.Username):
+		return refuseBootstrap(verdict.Ignore, "NotAuthorized",
+			"user %q is none of those who may bootstrap nodes: %q", userOf(req), csr.ShortenAll(p.Users))
+	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
+		return refuseBootstrap(verdict.Ignore, "RequestTooOld",
+			"the request is older than %s: its kubelet has given up on it and asks anew", p.MaxRequestAge)
 	}
-	return "; a new request is needed"
+	return Decision{}
 }
 
-func (p *BootstrapPolicy) permits(user string) bool {
-	return len(p.Users) == 0 || slices.Contains(p.Users, user)
-}
-
-// objection is one row of the decision table: why says in words that it applies, or is empty.
-type objection struct {
-	verdict verdict.Verdict
-	reason  string
-	why     func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) string
-}
-
-// bootstrapTable is the whole decision about a request for a first certificate, in order: the first row that applies
-// decides, and a request that none applies to is approved if its requester has the permission. What never changes comes
-// first; what a fault could hide comes before what it could allow.
-var bootstrapTable = []objection{
-	{verdict.Deny, "ShapeMismatch", func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
-		return when(req.NodeName() == "", "the subject %q names no node", req.SubjectText())
-	}},
-	{verdict.Deny, "NotAuthorized", func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
-		return when(bindingOf(req) == boundToAnother, elsewhere,
-			userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
-	}},
-	{verdict.Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
-		return when(p.TokenBinding && bindingOf(req) != boundToNode,
-			"user %q is not bound to node %q, and approval.nodeClient.requireTokenBinding is on: only a token with the group %s may ask for it", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
-	}},
-	{verdict.Ignore, "NotAuthorized", func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) string {
-		return when(!p.permits(req.Requester.Username), "user %q is none of those who may bootstrap nodes: %q", userOf(req), csr.ShortenAll(p.Users))
-	}},
-	{verdict.Ignore, "RequestTooOld", func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) string {
-		return when(p.MaxRequestAge > 0 && f.age > p.MaxRequestAge, "the request is older than %s: its kubelet has given up on it and asks anew", p.MaxRequestAge)
-	}},
-	{verdict.Wait, "InventoryUnavailable", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(f.unavailable != "", "whether node %q may join can't be found out: %s", nodeOf(req), f.unavailable)
-	}},
-	{verdict.Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(f.node == nodeAlive, "node %q is alive: its lease is being renewed, and it renews its certificate itself", nodeOf(req))
-	}},
-	{verdict.Wait, "NodeAlive", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(f.node == nodeUnknown, "Node %q exists, or its lease does, and it is not known to be dead: its lease must be seen standing still for a minute while others move", nodeOf(req))
-	}},
-	{verdict.Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(p.Expected && f.entry == nil, "no source of approval.inventory expects node %q", nodeOf(req))
-	}},
-	{verdict.Wait, "NotExpected", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(p.Expected && f.entry != nil && f.entry.Leaving, "%s of node %q is being deleted", sourceOf(f), nodeOf(req))
-	}},
-	{verdict.Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(p.Expected && f.entry != nil && f.entry.Bound != "" && f.entry.Bound != req.NodeName(), "%s has become node %q, not %q", sourceOf(f), boundOf(f), nodeOf(req))
-	}},
-	{verdict.Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(!p.Rejoin && f.node == nodeDead, "Node %q is dead but exists: delete it if its machine is to join anew, or switch on approval.nodeClient.rejoin", nodeOf(req))
-	}},
-	{verdict.Wait, "MachineBound", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(p.Expected && !p.Rejoin && f.returns(req.NodeName()), "%s has been node %q before, and approval.nodeClient.rejoin is off", sourceOf(f), nodeOf(req))
-	}},
-	{verdict.Wait, "OutsideJoinWindow", func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		if !p.Expected || f.entry == nil || f.entry.AnyTime || f.returns(req.NodeName()) {
-			return ""
-		}
-		return p.Window.outside(req, f)
-	}},
-	{verdict.Wait, "NotAuthorized", func(_ *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) string {
-		return when(f.gone != "", "user %q, who asks for node %q, is gone: %s", userOf(req), nodeOf(req), f.gone)
-	}},
-}
-
-func (w JoinWindow) outside(req *csr.Request, f *bootstrapFacts) string {
-	created := f.entry.Created
-	switch w.place(created, req.Created) {
-	case windowEarly:
-		return fmt.Sprintf("node %q asks %s before %s was created, and may at most %s before", nodeOf(req), rounded(created.Sub(req.Created)), sourceOf(f), w.Before)
-	case windowLate:
-		return fmt.Sprintf("node %q asks %s after %s was created, and may at most %s after", nodeOf(req), rounded(req.Created.Sub(created)), sourceOf(f), w.After)
-	case windowUnknown:
-		return fmt.Sprintf("%s does not say since when it is there, so that node %q may not join yet", sourceOf(f), nodeOf(req))
+// checkExpected looks at what the machine's source says, if a source must expect the node.
+func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry) Decision {
+	switch {
+	case !p.Expected:
+		return Decision{}
+	case entry == nil:
+		return refuseBootstrap(verdict.Wait, "NotExpected",
+			"no source of approval.inventory expects node %q", nodeOf(req))
+	case entry.Leaving:
+		return refuseBootstrap(verdict.Wait, "NotExpected",
+			"%s of node %q is being deleted", entry.Source, nodeOf(req))
+	case entry.Bound != "" && entry.Bound != req.NodeName():
+		return refuseBootstrap(verdict.Wait, "MachineBound",
+			"%s has become node %q, not %q", entry.Source, csr.Shorten(entry.Bound), nodeOf(req))
 	}
-	return ""
+	return Decision{}
 }
 
-const elsewhere = "user %q is bound to another node than %q, which it asks for and whose group is %s"
+// checkReturn looks at whether a machine that comes back may do so, and a new one asks in time.
+func (p BootstrapPolicy) checkReturn(req *csr.Request, facts *bootstrapFacts) Decision {
+	comesBack := facts.comesBack(req.NodeName())
+	switch {
+	case facts.node == nodeDead && !p.Rejoin:
+		return refuseBootstrap(verdict.Wait, "MachineBound",
+			"Node %q is dead but exists: delete it if its machine is to join anew, "+
+				"or switch on approval.nodeClient.rejoin", nodeOf(req))
+	case !p.Expected:
+		return Decision{}
+	case comesBack && !p.Rejoin:
+		return refuseBootstrap(verdict.Wait, "MachineBound",
+			"%s has been node %q before, and approval.nodeClient.rejoin is off", facts.entry.Source, nodeOf(req))
+	case comesBack, facts.entry.AnyTime:
+		return Decision{}
+	}
+	return p.Window.check(req, facts.entry)
+}
 
-// boundElsewhere is the decision about a token for another node: neither its groups nor the subject ever change.
+// check returns whether req was made outside of the window, as a Decision without a reason if not.
+func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
+	early, late := machine.Created.Sub(req.Created), req.Created.Sub(machine.Created)
+	switch {
+	case w.After == 0:
+		return Decision{}
+	case machine.Created.IsZero():
+		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
+			"%s does not say since when it is there, so that node %q may not join yet", machine.Source, nodeOf(req))
+	case early > w.Before:
+		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
+			"node %q asks %s before %s was created, and may at most %s before",
+			nodeOf(req), early.Round(time.Second), machine.Source, w.Before)
+	case late > w.After:
+		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
+			"node %q asks %s after %s was created, and may at most %s after",
+			nodeOf(req), late.Round(time.Second), machine.Source, w.After)
+	}
+	return Decision{}
+}
+
+// boundElsewhere returns the Decision about a token for another node: neither its groups nor the subject ever change.
 func boundElsewhere(req *csr.Request) Decision {
-	why := fmt.Sprintf(elsewhere, userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
-	return Decision{Result: verdict.Deny.Because("NotAuthorized", "%s%s", why, next(verdict.Deny))}
+	return refuseBootstrap(verdict.Deny, "NotAuthorized",
+		"user %q is bound to another node than %q, which it asks for and whose group is %s",
+		userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 }
 
-func when(applies bool, format string, args ...any) string {
-	if !applies {
-		return ""
+// refuseBootstrap returns a Decision whose message also says what comes next.
+func refuseBootstrap(v verdict.Verdict, reason, format string, args ...any) Decision {
+	advice := "; a new request is needed"
+	if v == verdict.Wait {
+		advice = "; looked at again when that changes, as long as the request is young enough"
 	}
-	return fmt.Sprintf(format, args...)
+	return Decision{Result: v.Because(reason, format+advice, args...)}
 }
 
 func userOf(req *csr.Request) string { return csr.Shorten(req.Requester.Username) }
 func nodeOf(req *csr.Request) string { return csr.Shorten(req.NodeName()) }
-
-func boundOf(f *bootstrapFacts) string {
-	if f.entry == nil {
-		return ""
-	}
-	return csr.Shorten(f.entry.Bound)
-}
-
-// source names the machine, or whatever else knows of the node.
-func sourceOf(f *bootstrapFacts) string {
-	if f.entry == nil {
-		return "the machine"
-	}
-	return f.entry.Source
-}
-
-func rounded(d time.Duration) time.Duration { return d.Round(time.Second) }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Gate decides whether a recogniser is asked at all. A Decision without a reason lets the request pass; an error means
@@ -26,12 +25,12 @@ type Bootstrap struct {
 // confirmTimeout bounds the last look before an approval.
 const confirmTimeout = 10 * time.Second
 
-// BoundNodeClient is NodeClient with an identity behind each first certificate: whoever may bootstrap may ask only for a
-// node that is expected and not there yet. Renewals are judged by their own permission alone, and wait for nothing; a node
-// that may not renew is no new one. The permission is asked for last.
+// BoundNodeClient is NodeClient with an identity behind each first certificate: a bootstrapper may ask only for a
+// node that is expected and not there yet. Renewals are judged by their own permission alone, and wait for nothing; a
+// node that may not renew is no new one. The permission is asked for last.
 func BoundNodeClient(b Bootstrap) Rule {
-	b.Inventory.bootstrap = true
 	rule := NodeClient()
+	rule.needsLeases = true
 	for i := range rule.Recognisers {
 		if recogniser := &rule.Recognisers[i]; recogniser.Name == "nodeclient" {
 			bootstraps := recogniser.Matches
@@ -44,9 +43,9 @@ func BoundNodeClient(b Bootstrap) Rule {
 	return rule
 }
 
-// gate judges by what the caches hold, and what passes once more by what the API server says at that moment.
+// gate judges req by what the caches hold, and once more by what the API server says if it passes.
 func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
-	facts := b.known(ctx, req)
+	facts := b.lookUp(ctx, req)
 	decision := b.Policy.judge(req, facts)
 	if decision.Reason == "" {
 		b.confirm(ctx, req, facts)
@@ -58,27 +57,28 @@ func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error)
 	return decision, nil
 }
 
-// known are the facts that caches hold. What can't be found out is a fact too.
-func (b Bootstrap) known(ctx context.Context, req *csr.Request) *bootstrapFacts {
-	i := b.Inventory
+// lookUp returns what the caches hold. A fault becomes a fact. Nothing is looked up for a request that is refused for
+// its content.
+func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) *bootstrapFacts {
+	i, node := b.Inventory, req.NodeName()
 	if i.cluster == nil {
 		return &bootstrapFacts{unavailable: errNotRunning.Error()}
 	}
 	if _, err := i.serverTime.Skew(); err != nil { // its age is not known
 		return &bootstrapFacts{unavailable: err.Error()}
 	}
-	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created), unavailable: "it has not been looked up"}
-	if decision := b.Policy.judge(req, facts); decision.Verdict != verdict.Wait {
-		return facts // it is refused whatever is known of the node
+	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created)}
+	if b.Policy.checkRequest(req, facts.age).Reason != "" {
+		return facts
 	}
-	facts.unavailable = ""
-	node, nodeErr := i.cluster.Node(ctx, req.NodeName())
-	life, renewed, leaseErr := i.leases.Of(req.NodeName())
-	facts.node = b.Policy.stateOf(node != nil, life, renewed, req)
-	facts.renewed = renewed
+	obj, nodeErr := i.cluster.Node(ctx, node)
+	life, renewed, leaseErr := i.leases.Of(node)
+	facts.node, facts.renewed = b.Policy.stateOf(obj != nil, life, renewed, req), renewed
 	var entryErr error
 	if b.Policy.Expected {
-		facts.entry, entryErr = i.expected(ctx, req)
+		var found inventory.Found
+		found, entryErr = i.expecting.Lookup(ctx, node, req)
+		facts.entry = found.Entry
 	}
 	if err := errors.Join(nodeErr, leaseErr, entryErr); err != nil {
 		facts.unavailable = err.Error()
@@ -86,8 +86,8 @@ func (b Bootstrap) known(ctx context.Context, req *csr.Request) *bootstrapFacts 
 	return facts
 }
 
-// confirm asks the API server itself for what a cache that lags behind could have wrong, and whether the requester is
-// still there.
+// confirm asks the API server itself for what a cache that lags behind could have wrong, and whether the requester
+// still exists.
 func (b Bootstrap) confirm(ctx context.Context, req *csr.Request, facts *bootstrapFacts) {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
@@ -119,10 +119,4 @@ func (b Bootstrap) confirm(ctx context.Context, req *csr.Request, facts *bootstr
 		facts.unavailable = err.Error()
 	}
 	facts.age = b.Inventory.serverTime.Since(req.Created)
-}
-
-// expected asks all sources but the Node: that a node is there is no reason to expect it.
-func (i *Inventory) expected(ctx context.Context, req *csr.Request) (*inventory.Entry, error) {
-	found, err := i.expecting.Lookup(ctx, req.NodeName(), req)
-	return found.Entry, err
 }

@@ -56,13 +56,18 @@ func sans(texts ...string) []inventory.SAN {
 
 // judge is Serving.judge with facts from k.
 func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
-	facts := servingFacts{entry: k.nodes[req.NodeName()], unavailable: k.fault}
-	for _, san := range inventory.SANs(req.Cert) {
-		facts.names = append(facts.names, sanFacts{
-			san: san, reserved: k.reserved.Why(san), taken: k.services[san], contested: k.contested[san],
-		})
-	}
-	return judgeServing(req, facts), nil
+	return judgeServing(req, func(facts *servingFacts) error {
+		facts.Entry, facts.unavailable = k.nodes[req.NodeName()], k.fault
+		for _, san := range inventory.SANs(req.Cert) {
+			facts.names = append(facts.names, nameFacts{san: san, reserved: k.reserved.Why(san), taken: k.services[san]})
+		}
+		return nil
+	}, func(facts *servingFacts) error {
+		for i := range facts.names {
+			facts.names[i].contested = k.contested[facts.names[i].san]
+		}
+		return nil
+	})
 }
 
 // knowing gives p's approver the rule for serving certificates too.

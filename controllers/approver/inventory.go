@@ -37,13 +37,11 @@ type Inventory struct {
 	// WatchSilence is how long watches of Nodes, Services and EndpointSlices may bring nothing; zero is three minutes.
 	WatchSilence time.Duration
 
-	services, bootstrap bool // which rules ask
-
 	cluster    *inventory.Cluster
-	apiServers *inventory.APIServers // nil unless services
+	apiServers *inventory.APIServers // nil unless a rule needs Services
 	sources    inventory.Inventory
 	expecting  inventory.Inventory // sources without what a node says of itself
-	leases     *inventory.Leases
+	leases     *inventory.Leases   // nil unless a rule needs Leases
 	live       inventory.Live
 	serverTime *servertime.Clock
 }
@@ -51,9 +49,10 @@ type Inventory struct {
 // errNotRunning is the answer outside of a manager.
 var errNotRunning = errors.New("no manager runs the inventory here")
 
-// setup makes the sources run in mgr.
-func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, serverTime *servertime.Clock, woken wakers) error {
-	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), i.services, mgr.GetLogger().WithName("inventory"))
+// setup makes the sources run in mgr, and what else rules need.
+func (i *Inventory) setup(mgr manager.Manager, rules []Rule, passed clock.PassiveClock, serverTime *servertime.Clock, woken wakers) error {
+	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
+	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), services, mgr.GetLogger().WithName("inventory"))
 	if err != nil {
 		return err
 	}
@@ -61,12 +60,12 @@ func (i *Inventory) setup(mgr manager.Manager, passed clock.PassiveClock, server
 	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, woken)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
-	if i.services {
+	if services {
 		if err := i.setupServing(mgr, cluster, woken); err != nil {
 			return err
 		}
 	}
-	if i.bootstrap {
+	if slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsLeases }) {
 		if err := i.setupBootstrap(mgr, passed, woken.node); err != nil {
 			return err
 		}
@@ -135,9 +134,9 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 	return nil
 }
 
-// Setup makes the sources run in mgr for somebody who only looks up.
-func (i *Inventory) Setup(mgr manager.Manager, passed clock.PassiveClock) error {
-	return i.setup(mgr, passed, servertime.Of(passed), newWakers())
+// SetupInventory makes the Inventory run in mgr for a caller that only asks for decisions.
+func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
+	return r.Inventory.setup(mgr, r.Rules, passed, servertime.Of(passed), newWakers())
 }
 
 // Tried says whether each of the sources that run has read, or has said why it can't.
@@ -157,9 +156,12 @@ func (i *Inventory) Tried(ctx context.Context) bool {
 	return !inventory.IsUnread(err)
 }
 
-// Unavailable is why the sources can't say what belongs to the node of req, or nil.
+// Unavailable returns why the sources can't say what belongs to the node of req, or nil.
 func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
-	_, err := i.lookup(ctx, req.NodeName(), req)
+	if i.cluster == nil {
+		return errNotRunning
+	}
+	_, err := i.sources.Lookup(ctx, req.NodeName(), req)
 	return err
 }
 
@@ -170,25 +172,6 @@ func (i *Inventory) Unwatched(node string) bool {
 	}
 	life, renewed, err := i.leases.Of(node)
 	return err == nil && life == inventory.Unknown && !renewed.IsZero()
-}
-
-func (i *Inventory) lookup(ctx context.Context, node string, req *csr.Request) (inventory.Found, error) {
-	if i.cluster == nil {
-		return inventory.Found{}, errNotRunning
-	}
-	return i.sources.Lookup(ctx, node, req)
-}
-
-// taken says which Service has san, and what of the API servers it is.
-func (i *Inventory) taken(ctx context.Context, san inventory.SAN) (service, apiServer string, err error) {
-	if i.cluster == nil {
-		return "", "", errNotRunning
-	}
-	service, apiServer, err = i.cluster.Taken(ctx, san)
-	if apiServer == "" {
-		apiServer = i.apiServers.Has(san)
-	}
-	return service, apiServer, err
 }
 
 // MachineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is empty.

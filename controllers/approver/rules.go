@@ -33,6 +33,9 @@ type Rule struct {
 	Shape       func(*csr.Request) error
 	Recognisers []Recogniser
 	Judge       Judge
+
+	// needsServices and needsLeases tell what else of an Inventory must run for Judge and the Gates.
+	needsServices, needsLeases bool
 }
 
 // Recogniser knows one kind of requester and the permission that such a one needs.

@@ -13,45 +13,58 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// oddNames are those that are neither the name of a host (RFC 1123) nor an address: what looks like another name to
-// somebody else must not be judged by how it looks to us. A wildcard is left to what is reserved.
-func oddNames(names []string) []string {
-	var odd []string
-	for _, name := range names {
-		san := inventory.ParseSAN(strings.TrimPrefix(name, "*."))
-		if san.Name != "" && (len(validation.IsDNS1123Subdomain(san.Name)) > 0 || allDigits(san.Name[strings.LastIndex(san.Name, ".")+1:])) {
-			odd = append(odd, name)
-		}
-	}
-	return odd
-}
-
-// allDigits says whether a last label could be read as a part of an address.
-func allDigits(label string) bool { return strings.Trim(label, "0123456789") == "" }
-
-// servingFacts are what is known about a request for a serving certificate beyond its content.
+// servingFacts holds what is known about a request for a serving certificate beyond its content.
 type servingFacts struct {
-	// entry is what is known of the node, or nil; unavailable is why nobody can say.
-	entry       *inventory.Entry
+	// Found holds what the strongest source that knows the node says of it. Its Entry is nil if no source knows the node.
+	inventory.Found
+	// unavailable says why something cannot be found out.
 	unavailable string
-	names       []sanFacts // of each name that was asked for, in order
+	names       []nameFacts // in the order of the request
 }
 
-// sanFacts are what is known about one name or address.
-type sanFacts struct {
+// nameFacts holds what is known about one name or address of a request.
+type nameFacts struct {
 	san inventory.SAN
-	// reserved says why nobody can have it, ever; taken which Service has it at the moment; apiServer what of the API servers
-	// it is; contested who else has a better claim.
-	reserved, taken, apiServer, contested string
-	// contest is why other Nodes that report it stand in the way.
-	contest inventory.Contest
-	// unpublished is that several nodes may have it, and this one's Node does not report it.
+	// reserved says why no node can ever have it. taken names the Service that has it at the moment. apiServer says what
+	// of the API servers it is.
+	reserved, taken, apiServer string
+
+	// contested describes the owner of a better claim: a machine or a row. contest holds the claims of other Nodes.
+	contested string
+	contest   inventory.Contest
+	// unpublished reports that several nodes may have it and that this one's Node does not report it.
 	unpublished bool
 }
 
-// reviewServing judges what the request holds, before anything is looked up: the three rules of the TLS bootstrapping
-// document for kubernetes.io/kubelet-serving, each exactly.
-func reviewServing(req *csr.Request) []verdict.Result {
+// judgeServing judges req step by step, and ends at the first step that finds a violation. It calls lookUp after req
+// itself has passed, and compareClaims last, because that takes longest. Both add to the facts.
+func judgeServing(req *csr.Request, lookUp, compareClaims func(*servingFacts) error) (Decision, error) {
+	if violations := checkServing(req); len(violations) > 0 {
+		return refuse(req, violations), nil
+	}
+	facts := &servingFacts{}
+	if err := lookUp(facts); err != nil {
+		return Decision{}, err
+	}
+	if violations := facts.checkReserved(); len(violations) > 0 {
+		return refuse(req, violations), nil
+	}
+	if violations := facts.checkOwned(req.NodeName()); len(violations) > 0 {
+		return refuse(req, violations), nil
+	}
+	if err := compareClaims(facts); err != nil {
+		return Decision{}, err
+	}
+	if violations := facts.checkClaims(req.NodeName()); len(violations) > 0 {
+		return refuse(req, violations), nil
+	}
+	return Decision{Rule: "kubelet-serving", Result: verdict.Approve.Because("AutoApproved",
+		"Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.Source)}, nil
+}
+
+// checkServing returns what stands against the content of req: the three rules of the TLS bootstrapping document for
+// kubernetes.io/kubelet-serving, each exactly.
+func checkServing(req *csr.Request) []verdict.Result {
 	var found []verdict.Result
 	deny := func(broken bool, reason, format string, args ...any) {
 		if broken {
@@ -59,115 +72,181 @@ func reviewServing(req *csr.Request) []verdict.Result {
 		}
 	}
 	subject := req.Cert.Subject
-	deny(!req.Requester.IsNode(), "RequesterNotNode",
-		"the requester is user %q with groups %q, which is no kubelet: only a node (user system:node:NAME, group system:nodes) may ask for its serving certificate",
+	deny(!req.Requester.IsNode(), "RequesterNotNode", "the requester is user %q with groups %q, which is no kubelet: "+
+		"only a node (user system:node:NAME, group system:nodes) may ask for its serving certificate",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups))
 	deny(subject.CommonName != req.Requester.Username || req.NodeName() == "", "CommonNameMismatch",
-		"common name %q is not the requester's user name %q", csr.Shorten(subject.CommonName), csr.Shorten(req.Requester.Username))
+		"common name %q is not the requester's user name %q",
+		csr.Shorten(subject.CommonName), csr.Shorten(req.Requester.Username))
 	deny(!slices.Equal(subject.Organization, []string{csr.NodeGroup}), "ShapeMismatch",
 		"organization is %q, and must be exactly system:nodes", csr.ShortenAll(subject.Organization))
 	deny(!req.HasServingUsages(), "UsagesNotPermitted",
 		"usages are %q, and must be digital signature and server auth, with or without key encipherment", req.Usages)
-	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted", "e-mail addresses %q are not permitted", csr.ShortenAll(req.Cert.EmailAddresses))
+	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted",
+		"e-mail addresses %q are not permitted", csr.ShortenAll(req.Cert.EmailAddresses))
 	deny(len(req.Cert.URIs) > 0, "SANTypeNotPermitted", "%d URI(s) are not permitted", len(req.Cert.URIs))
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
-	deny(len(unexpected) > 0, "UnexpectedContent", "it holds what no kubelet asks for: %q", csr.ShortenAll(unexpected))
-	names := len(req.Cert.DNSNames) + len(req.Cert.IPAddresses)
-	impossible := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), func(name string) bool { return ca.CheckDNSName(name, true) == nil })
-	deny(len(impossible) > 0, "NameNotPermitted", "%+q are neither DNS names nor canonical IP addresses", csr.ShortenAll(impossible))
-	odd := oddNames(req.Cert.DNSNames)
-	deny(len(odd) > 0 && len(impossible) == 0, "UnexpectedContent", "%q are no names of hosts", csr.ShortenAll(odd))
-	deny(names == 0, "SANMissing", "it asks for no DNS name and no IP address")
+	deny(len(unexpected) > 0, "UnexpectedContent",
+		"it holds what no kubelet asks for: %q", csr.ShortenAll(unexpected))
+	isName := func(name string) bool { return ca.CheckDNSName(name, true) == nil }
+	invalid := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isName)
+	deny(len(invalid) > 0, "NameNotPermitted",
+		"%+q are neither DNS names nor canonical IP addresses", csr.ShortenAll(invalid))
+	ambiguous := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isHostName)
+	deny(len(ambiguous) > 0 && len(invalid) == 0, "UnexpectedContent",
+		"%q are no names of hosts", csr.ShortenAll(ambiguous))
+	deny(len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0, "SANMissing",
+		"it asks for no DNS name and no IP address")
 	return found
 }
 
-// judgeServing judges a request that reviewServing has nothing against.
-func judgeServing(req *csr.Request, facts servingFacts) Decision {
-	violations := reviewServing(req)
-	if len(violations) == 0 {
-		violations = judgeNames(req.NodeName(), facts)
+// isHostName reports whether name is an address or the name of a host (RFC 1123) that no program takes for an address.
+// A wildcard is left to what is reserved.
+func isHostName(name string) bool {
+	san := inventory.ParseSAN(strings.TrimPrefix(name, "*."))
+	if san.Name == "" {
+		return true
 	}
-	if len(violations) > 0 {
-		return refused(req, violations)
-	}
-	return Decision{Rule: "kubelet-serving", Result: verdict.Approve.Because("AutoApproved",
-		"Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.entry.Source)}
+	lastLabel := san.Name[strings.LastIndex(san.Name, ".")+1:]
+	return len(validation.IsDNS1123Subdomain(san.Name)) == 0 && strings.Trim(lastLabel, "0123456789") != ""
 }
 
-func judgeNames(node string, facts servingFacts) []verdict.Result {
-	var found []verdict.Result
-	for _, each := range facts.names {
+// checkReserved returns which names no node can have.
+func (f *servingFacts) checkReserved() []verdict.Result {
+	var reserved []verdict.Result
+	for _, each := range f.names {
 		switch {
 		case each.reserved != "":
-			found = append(found, verdict.Deny.Because("SANReserved", "%s is %s, which no node can have", each.san, each.reserved))
+			reserved = append(reserved, verdict.Deny.Because("SANReserved",
+				"%s is %s, which no node can have", each.san, each.reserved))
 		case each.taken != "":
-			found = append(found, verdict.Wait.Because("SANReserved", "%s is a name or an address of %s, which no node can have", each.san, each.taken))
+			reserved = append(reserved, verdict.Wait.Because("SANReserved",
+				"%s is a name or an address of %s, which no node can have", each.san, each.taken))
 		case each.apiServer != "":
-			found = append(found, verdict.Wait.Because("SANReserved", "%s is a name or an address of the API server (%s), which no node can have: if one runs on this node, name the node in approval.kubeletServing.apiServerNodes", each.san, each.apiServer))
+			reserved = append(reserved, verdict.Wait.Because("SANReserved",
+				"%s is a name or an address of the API server (%s), which no node can have: "+
+					"if one runs on this node, name the node in approval.kubeletServing.apiServerNodes",
+				each.san, each.apiServer))
 		}
 	}
-	switch {
-	case len(found) > 0:
-		return found
-	case facts.unavailable != "":
-		return []verdict.Result{verdict.Wait.Because("InventoryUnavailable", "what belongs to node %q can't be found out: %s", csr.Shorten(node), facts.unavailable)}
-	case facts.entry == nil:
-		return []verdict.Result{verdict.Wait.Because("NodeNotFound", "no source knows node %q", csr.Shorten(node))}
-	case facts.entry.Bound != "" && facts.entry.Bound != node:
-		return []verdict.Result{verdict.Wait.Because("SANNotOwned", "nothing belongs to node %q: %s has become node %q", csr.Shorten(node), facts.entry.Source, csr.Shorten(facts.entry.Bound))}
-	case facts.entry.Empty():
-		return []verdict.Result{verdict.Wait.Because("AddressNotPublished", "%s has no names and no addresses yet", facts.entry.Source)}
-	}
-	return judgeOwnership(node, facts)
+	return reserved
 }
 
-func judgeOwnership(node string, facts servingFacts) []verdict.Result {
-	var found []verdict.Result
+// checkOwned returns why the names do not belong to node, as far as the source that knows it says.
+func (f *servingFacts) checkOwned(node string) []verdict.Result {
+	wait := func(reason, format string, args ...any) []verdict.Result {
+		return []verdict.Result{verdict.Wait.Because(reason, format, args...)}
+	}
+	switch {
+	case f.unavailable != "":
+		return f.unknown(node)
+	case f.Entry == nil:
+		return wait("NodeNotFound", "no source knows node %q", csr.Shorten(node))
+	case f.Bound != "" && f.Bound != node:
+		return wait("SANNotOwned", "nothing belongs to node %q: %s has become node %q",
+			csr.Shorten(node), f.Source, csr.Shorten(f.Bound))
+	case f.Empty():
+		return wait("AddressNotPublished", "%s has no names and no addresses yet", f.Source)
+	}
 	var foreign []string
-	for _, each := range facts.names {
-		switch {
-		case !facts.entry.Owns(each.san):
+	for _, each := range f.names {
+		if !f.Owns(each.san) {
 			foreign = append(foreign, each.san.String())
-		case each.contested != "":
-			found = append(found, verdict.Wait.Because("SANContested", "%s is claimed by node %q and by %s, which has the better claim", each.san, csr.Shorten(node), each.contested))
-		case each.contest.Better != "":
-			found = append(found, verdict.Wait.Because("SANContested", "%s is claimed by node %q and by Node %s, which has the better claim", each.san, csr.Shorten(node), each.contest.Better))
-		case each.contest.Contested():
-			found = append(found, verdict.Wait.Because("SANContested", "%s", disputed(node, each.san, each.contest)))
-		case each.unpublished:
-			found = append(found, verdict.Wait.Because("AddressNotPublished", "%s may be several nodes', says %s, and Node %q does not report it", each.san, facts.entry.Source, csr.Shorten(node)))
 		}
 	}
 	if len(foreign) > 0 {
-		found = append([]verdict.Result{verdict.Wait.Because("SANNotOwned", "%q do not belong to the node: %s has %s", csr.ShortenAll(foreign), facts.entry.Source, facts.entry)}, found...)
+		return wait("SANNotOwned", "%q do not belong to the node: %s has %s", csr.ShortenAll(foreign), f.Source, f.Entry)
+	}
+	return nil
+}
+
+// unknown returns that facts are missing.
+func (f *servingFacts) unknown(node string) []verdict.Result {
+	return []verdict.Result{verdict.Wait.Because("InventoryUnavailable",
+		"what belongs to node %q can't be found out: %s", csr.Shorten(node), f.unavailable)}
+}
+
+// checkClaims returns which names of a request of node others have a claim to.
+func (f *servingFacts) checkClaims(node string) []verdict.Result {
+	if f.unavailable != "" {
+		return f.unknown(node)
+	}
+	var found []verdict.Result
+	wait := func(reason, format string, args ...any) {
+		found = append(found, verdict.Wait.Because(reason, format, args...))
+	}
+	for _, each := range f.names {
+		switch {
+		case each.contested != "":
+			wait("SANContested", "%s is claimed by node %q and by %s, which has the better claim",
+				each.san, csr.Shorten(node), each.contested)
+		case each.contest.Better != "":
+			wait("SANContested", "%s is claimed by node %q and by Node %s, which has the better claim",
+				each.san, csr.Shorten(node), each.contest.Better)
+		case each.contest.Contested():
+			wait("SANContested", "%s", disputed(node, each.san, each.contest))
+		case each.unpublished:
+			wait("AddressNotPublished", "%s may be several nodes', says %s, and Node %q does not report it",
+				each.san, f.Source, csr.Shorten(node))
+		}
 	}
 	return found
 }
 
-// adviceOf says what helps against what is denied: only the requester, or the configuration, which reserves names.
-func adviceOf(violations []verdict.Result) string {
-	for _, each := range violations {
-		if each.Verdict == verdict.Deny && !ByConfiguration(each.Reason) {
-			return "a new request is needed"
-		}
+// disputed says why no node gets san for now, and what to do about it.
+func disputed(node string, san inventory.SAN, contest inventory.Contest) string {
+	node = csr.Shorten(node)
+	switch {
+	case contest.LeftOut != nil:
+		return fmt.Sprintf("Node %q is left out of the comparison and gets nothing by its own word: %s; "+
+			"find out what runs there, or have a Machine, a row or a webhook say what belongs to it",
+			node, contest.LeftOut)
+	case contest.Twice != "":
+		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: "+
+			"correct the source, or delete the Node of a machine that was replaced",
+			san, node, contest.Twice)
 	}
-	return "a new request is needed, or a configuration that permits this one"
+	// The row lets all nodes have san.
+	row := fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, san)
+	if san.Name != "" {
+		row = fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`,
+			csr.Shorten(san.Name))
+	}
+	if contest.Reporters > 2 {
+		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: "+
+			"if they share it, add the row %s to a static source before the others",
+			san, contest.Reporters, node, contest.Equal[0], row)
+	}
+	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: "+
+		"delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; "+
+		"or, if they share it, add the row %s to a static source before the others",
+		san, node, contest.Equal[0], row)
 }
 
-// refused is the decision of all violations together: the first one's reason, and Deny if one of them is for good.
-func refused(req *csr.Request, violations []verdict.Result) Decision {
-	decision := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: violations[0].Reason}}
+// refuse returns the Decision for all violations of req together: the reason of the first one, and Deny if one of them
+// is for good. The advice names the configuration if that alone stands against the request.
+func refuse(req *csr.Request, violations []verdict.Result) Decision {
+	result := verdict.Result{Verdict: verdict.Wait, Reason: violations[0].Reason}
 	sentences := make([]string, len(violations))
+	configurable := true
 	for i, each := range violations {
 		sentences[i] = each.Message
-		if each.Verdict == verdict.Deny && decision.Verdict != verdict.Deny {
-			decision.Verdict, decision.Reason = verdict.Deny, each.Reason
+		if each.Verdict != verdict.Deny {
+			continue
 		}
+		if result.Verdict != verdict.Deny {
+			result.Verdict, result.Reason = verdict.Deny, each.Reason
+		}
+		configurable = configurable && ByConfiguration(each.Reason)
 	}
 	advice := "it is looked at again when that changes"
-	if decision.Verdict == verdict.Deny {
-		advice = adviceOf(violations)
+	switch {
+	case result.Verdict == verdict.Deny && configurable:
+		advice = "a new request is needed, or a configuration that permits this one"
+	case result.Verdict == verdict.Deny:
+		advice = "a new request is needed"
 	}
-	decision.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s", req.SignerName, strings.Join(sentences, "; "), advice)
-	return decision
+	result.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s",
+		req.SignerName, strings.Join(sentences, "; "), advice)
+	return Decision{Result: result}
 }

@@ -27,72 +27,82 @@ type Serving struct {
 // request is exactly a kubelet's, made by that very kubelet, and every name and address in it belongs to the node (TLS
 // bootstrapping, "Certificate rotation"; asks for a certificate of somebody else's are what it is about).
 func KubeletServing(s Serving) Rule {
-	s.Inventory.services = true
-	return Rule{SignerName: certificatesv1.KubeletServingSignerName, Judge: s.judge}
+	return Rule{SignerName: certificatesv1.KubeletServingSignerName, Judge: s.judge, needsServices: true}
 }
 
 func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) {
-	if len(reviewServing(req)) > 0 {
-		return judgeServing(req, servingFacts{}), nil // whatever is known of the node
-	}
-	facts, err := s.facts(ctx, req)
-	if err != nil {
-		return Decision{}, err
-	}
-	return judgeServing(req, facts), nil
+	return judgeServing(req,
+		func(facts *servingFacts) error { return s.lookUp(ctx, req, facts) },
+		func(facts *servingFacts) error { return s.compareClaims(ctx, req, facts) })
 }
 
-// facts looks up what judgeServing needs to know. What can't be found out is a fact too. Others' claims are weighed last,
-// and only if nothing else stands against the request: that takes longest.
-func (s Serving) facts(ctx context.Context, req *csr.Request) (servingFacts, error) {
-	node := req.NodeName()
-	found, err := s.Inventory.lookup(ctx, node, req)
-	if ctx.Err() != nil {
-		return servingFacts{}, context.Cause(ctx)
+// lookUp adds what is known of the node of req and of each name, but for the claims of others. A fault becomes a fact.
+func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFacts) error {
+	for _, san := range inventory.SANs(req.Cert) {
+		facts.names = append(facts.names, nameFacts{san: san, reserved: s.Reserved.Why(san)})
 	}
-	facts := servingFacts{entry: found.Entry}
-	if err != nil {
+	if s.Inventory.cluster == nil {
+		facts.unavailable = errNotRunning.Error()
+		return nil
+	}
+	var err error
+	if facts.Found, err = s.Inventory.sources.Lookup(ctx, req.NodeName(), req); err != nil {
 		facts.unavailable = err.Error()
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	if err := s.Inventory.apiServers.Ready(); err != nil {
 		facts.unavailable = err.Error()
 	}
-	for _, san := range inventory.SANs(req.Cert) {
-		each := sanFacts{san: san, reserved: s.Reserved.Why(san)}
-		if each.taken, each.apiServer, err = s.taken(ctx, node, found.Entry, san); err != nil {
-			facts.unavailable = err.Error()
-		}
-		facts.names = append(facts.names, each)
-	}
-	if len(judgeNames(node, facts)) == 0 {
-		if err := s.weigh(ctx, req, found, facts.names); err != nil {
+	for i := range facts.names {
+		if err := s.lookUpName(ctx, req.NodeName(), facts.Entry, &facts.names[i]); err != nil {
 			facts.unavailable = err.Error()
 		}
 	}
-	return facts, nil
+	return nil
 }
 
-// taken says which Service has san, and what of the API servers it is. What is a node's own, and an API server runs there,
-// is not counted. Nor is a Service that is called as the node is: only pods beside that Service mean it by this name alone.
-func (s Serving) taken(ctx context.Context, node string, entry *inventory.Entry, san inventory.SAN) (service, apiServer string, err error) {
-	service, apiServer, err = s.Inventory.taken(ctx, san)
+// lookUpName adds which Service has the name, and what of the API servers it is. The own addresses of a node on which
+// an API server runs do not count. Neither does a Service of the node's name: only pods in the namespace of that
+// Service mean it by this name alone.
+func (s Serving) lookUpName(ctx context.Context, node string, entry *inventory.Entry, name *nameFacts) (err error) {
+	service, apiServer, err := s.Inventory.cluster.Taken(ctx, name.san)
 	if err != nil {
-		return "", "", fmt.Errorf("look for %s among Services: %w", san, err)
+		return fmt.Errorf("look for %s among Services: %w", name.san, err)
 	}
-	if short, _, _ := strings.Cut(node, "."); san.Name != "" && san.Name == short {
-		service = ""
+	if short, _, _ := strings.Cut(node, "."); name.san.Name == "" || name.san.Name != short {
+		name.taken = service
 	}
-	if apiServer != "" && entry != nil && entry.Owns(san) && slices.Contains(s.APIServerNodes, node) {
-		apiServer = ""
+	if apiServer == "" {
+		apiServer = s.Inventory.apiServers.Has(name.san)
 	}
-	return service, apiServer, nil
+	if entry == nil || !entry.Owns(name.san) || !slices.Contains(s.APIServerNodes, node) {
+		name.apiServer = apiServer
+	}
+	return nil
+}
+
+// compareClaims adds the claims that others have to what the node's source gives it.
+func (s Serving) compareClaims(ctx context.Context, req *csr.Request, facts *servingFacts) error {
+	c := claims{
+		ctx: ctx, sources: s.Inventory.sources, holders: s.Inventory.cluster.Holders, reported: s.Inventory.cluster.Reported,
+		barred: func(node string, san inventory.SAN) bool {
+			return s.Inventory.apiServers.Has(san) != "" && !slices.Contains(s.APIServerNodes, node)
+		},
+		req: req, found: facts.Found, others: map[string]inventory.Found{},
+	}
+	if err := c.compare(facts.names); err != nil {
+		facts.unavailable = err.Error()
+	}
+	return nil
 }
 
 // maxLookups bounds how many other nodes are looked up for one request in sources that may be slow to answer.
 const maxLookups = 4 * inventory.MaxRivals
 
-// contest is about what one request asks for.
-type contest struct {
+// claims compares the claims to what one request asks for.
+type claims struct {
 	ctx      context.Context
 	sources  inventory.Inventory
 	holders  func(inventory.SAN) ([]string, error)
@@ -101,23 +111,11 @@ type contest struct {
 	barred func(node string, san inventory.SAN) bool
 	req    *csr.Request
 	found  inventory.Found            // of the node that asks
-	known  map[string]inventory.Found // by name, of other nodes that have been looked up
+	others map[string]inventory.Found // by name, of other nodes that have been looked up
 }
 
-// weigh finds out whether others have a claim to what the node's source gives it.
-func (s Serving) weigh(ctx context.Context, req *csr.Request, found inventory.Found, names []sanFacts) error {
-	c := contest{
-		ctx: ctx, sources: s.Inventory.sources, holders: s.Inventory.cluster.Holders, reported: s.Inventory.cluster.Reported,
-		barred: func(node string, san inventory.SAN) bool {
-			return s.Inventory.apiServers.Has(san) != "" && !slices.Contains(s.APIServerNodes, node)
-		},
-		req: req, found: found, known: map[string]inventory.Found{},
-	}
-	return c.weigh(names)
-}
-
-// weigh goes up to the first name that others have a claim to.
-func (c contest) weigh(names []sanFacts) error {
+// compare ends at the first name that others have a claim to.
+func (c claims) compare(names []nameFacts) error {
 	node := c.req.NodeName()
 	ownership := &inventory.Ownership{Holders: c.holders, Reported: c.reported, Claim: c.claim}
 	for i := range names {
@@ -128,7 +126,7 @@ func (c contest) weigh(names []sanFacts) error {
 		}
 		ours := c.found.Claim(each.san)
 		each.unpublished = c.found.Shares(each.san) && !slices.Contains(holders, node)
-		stronger := ours.Rank // sources whose word that another one has it alone counts more
+		stronger := ours.Rank // the number of sources whose exclusive claim outranks ours
 		if ours.Strength != inventory.Alone {
 			stronger++
 		}
@@ -136,7 +134,7 @@ func (c contest) weigh(names []sanFacts) error {
 			return err
 		}
 		if ours.Strength == inventory.ForSeveral && c.sources.NamesOwners(stronger) {
-			continue // whoever else reports it may do so, and may be every node there is
+			continue // other nodes that report it may do so, and that may be every node there is
 		}
 		if each.contest, err = ownership.Contest(node, each.san); err != nil || each.contest.Contested() {
 			return err
@@ -145,57 +143,26 @@ func (c contest) weigh(names []sanFacts) error {
 	return nil
 }
 
-// claim is what speaks for node's having san. Sources weaker than the one that knows the node that asks could give no
+// claim returns the claim of node to san. Sources weaker than the one that knows the node that asks could give no
 // better claim, and are not waited for.
-func (c contest) claim(node string, san inventory.SAN) (inventory.Claim, error) {
+func (c claims) claim(node string, san inventory.SAN) (inventory.Claim, error) {
 	if node == c.req.NodeName() {
 		return c.found.Claim(san), nil
 	}
 	if c.barred(node, san) {
 		return inventory.Claim{}, nil
 	}
-	found, known := c.known[node]
+	found, known := c.others[node]
 	if !known {
 		first := c.found.Rank + 1
-		if len(c.known) >= maxLookups && !c.sources.NamesOwners(first) {
+		if len(c.others) >= maxLookups && !c.sources.NamesOwners(first) {
 			return inventory.Claim{}, fmt.Errorf("more than %d other Nodes would have to be looked up", maxLookups)
 		}
 		var err error
 		if found, err = c.sources.Claimant(c.ctx, node, first, c.req); err != nil {
 			return inventory.Claim{}, err
 		}
-		c.known[node] = found
+		c.others[node] = found
 	}
 	return found.Claim(san), nil
-}
-
-// disputed says why nobody gets san for now, and what to do about it.
-func disputed(node string, san inventory.SAN, contest inventory.Contest) string {
-	node = csr.Shorten(node)
-	switch {
-	case contest.LeftOut != nil:
-		return fmt.Sprintf("Node %q is left out of the comparison and gets nothing by its own word: %s; "+
-			"find out what runs there, or have a Machine, a row or a webhook say what belongs to it",
-			node, contest.LeftOut)
-	case contest.Twice != "":
-		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: "+
-			"correct the source, or delete the Node of a machine that was replaced",
-			san, node, contest.Twice)
-	case contest.Reporters > 2:
-		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: "+
-			"if they share it, add the row %s to a static source before the others",
-			san, contest.Reporters, node, contest.Equal[0], sharedRow(san))
-	}
-	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: "+
-		"delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; "+
-		"or, if they share it, add the row %s to a static source before the others",
-		san, node, contest.Equal[0], sharedRow(san))
-}
-
-// sharedRow is the row of a static list that lets all nodes have san.
-func sharedRow(san inventory.SAN) string {
-	if san.Name != "" {
-		return fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`, csr.Shorten(san.Name))
-	}
-	return fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, san)
 }

@@ -36,11 +36,11 @@ func (*reporting) Reported(string) ([]inventory.SAN, error) { return nil, nil }
 
 // contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of holders
 // report. The source of rank 1 is what Nodes report.
-func contestOf(source *askedOf, rank int, holders []string, names []inventory.SAN) (contest, []sanFacts, *int) {
+func contestOf(source *askedOf, rank int, holders []string, names []inventory.SAN) (claims, []nameFacts, *int) {
 	req, _ := serving()
 	listed := new(int)
-	c := contest{
-		ctx: context.Background(), sources: inventory.Inventory{source, &reporting{}}, req: req, known: map[string]inventory.Found{},
+	c := claims{
+		ctx: context.Background(), sources: inventory.Inventory{source, &reporting{}}, req: req, others: map[string]inventory.Found{},
 		found:    inventory.Found{Entry: &inventory.Entry{SANs: names, OwnWord: rank == 1}, Rank: rank},
 		reported: func(string) ([]inventory.SAN, error) { return nil, nil },
 		barred:   func(string, inventory.SAN) bool { return false },
@@ -49,9 +49,9 @@ func contestOf(source *askedOf, rank int, holders []string, names []inventory.SA
 			return holders, nil
 		},
 	}
-	var facts []sanFacts
+	var facts []nameFacts
 	for _, san := range names {
-		facts = append(facts, sanFacts{san: san})
+		facts = append(facts, nameFacts{san: san})
 	}
 	return c, facts, listed
 }
@@ -69,7 +69,7 @@ func TestRivalsAreLookedUpOnce(t *testing.T) {
 	t.Parallel()
 	source := &askedOf{}
 	c, facts, _ := contestOf(source, 0, []string{"c", "a", "b"}, manySANs(500))
-	if err := c.weigh(facts); err != nil || !slices.Equal(source.asked, []string{"b", "c"}) {
+	if err := c.compare(facts); err != nil || !slices.Equal(source.asked, []string{"b", "c"}) {
 		t.Errorf("%v, asked for %d nodes: %.10q", err, len(source.asked), source.asked)
 	}
 }
@@ -80,7 +80,7 @@ func TestWeighingEndsAtTheFirstContested(t *testing.T) {
 	names := manySANs(500)
 	source := &askedOf{entries: map[string]*inventory.Entry{"b": {SANs: names}}}
 	c, facts, listed := contestOf(source, 1, []string{"a", "b"}, names)
-	if err := c.weigh(facts); err != nil || facts[0].contest.Better != "b" || *listed > 3 {
+	if err := c.compare(facts); err != nil || facts[0].contest.Better != "b" || *listed > 3 {
 		t.Errorf("%v, %+v, looked %d times for holders", err, facts[0], *listed)
 	}
 }
@@ -104,7 +104,7 @@ func TestWeakerSourcesAreNotAsked(t *testing.T) {
 		c.sources = inventory.Inventory{&askedOf{}, &askedOf{}}
 		c.sources[test.broken] = broken
 		c.barred = func(string, inventory.SAN) bool { return test.barred }
-		if err := c.weigh(facts); (err != nil) != test.unknown || (len(broken.asked) > 0) != test.unknown {
+		if err := c.compare(facts); (err != nil) != test.unknown || (len(broken.asked) > 0) != test.unknown {
 			t.Errorf("%s: %v, asked for %q", name, err, broken.asked)
 		}
 	}
@@ -120,7 +120,7 @@ func TestRivalsAreBounded(t *testing.T) {
 		}
 		source := &askedOf{}
 		c, facts, _ := contestOf(source, 0, holders, manySANs(3))
-		err := c.weigh(facts)
+		err := c.compare(facts)
 		if (err != nil) != (more > 0) || err != nil && !strings.Contains(err.Error(), "more than 50 other Nodes") || len(source.asked) != inventory.MaxRivals*(1-more) {
 			t.Errorf("with %d more: %v, asked for %d nodes", more, err, len(source.asked))
 		}

@@ -2,6 +2,7 @@ package approver
 
 import (
 	"crypto/x509/pkix"
+	"errors"
 	"net"
 	"net/url"
 	"strings"
@@ -27,7 +28,51 @@ func serving() (*csr.Request, *servingFacts) {
 		},
 	}
 	address := inventory.ParseSAN("10.0.0.1")
-	return req, &servingFacts{entry: &inventory.Entry{Source: "Node a", SANs: []inventory.SAN{address}}, names: []sanFacts{{san: address}}}
+	return req, &servingFacts{
+		Found: inventory.Found{Entry: &inventory.Entry{Source: "Node a", SANs: []inventory.SAN{address}}}, names: []nameFacts{{san: address}},
+	}
+}
+
+// judgeGiven judges req by facts that need not be looked up.
+func judgeGiven(t testing.TB, req *csr.Request, facts servingFacts) Decision {
+	t.Helper()
+	decision, err := judgeServing(req, func(known *servingFacts) error { *known = facts; return nil }, func(*servingFacts) error { return nil })
+	if err != nil {
+		t.Error(err)
+	}
+	return decision
+}
+
+// Each step comes only after the steps before it found nothing, and an error is no answer.
+func TestServingIsJudgedStepByStep(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	for name, test := range map[string]struct {
+		change          func(*csr.Request, *servingFacts)
+		lookUp, compare error
+		want            string // the steps
+	}{
+		"all steps":               {change: func(*csr.Request, *servingFacts) {}, want: "look up, compare, Approve"},
+		"its content is refused":  {change: func(req *csr.Request, _ *servingFacts) { req.Usages = nil }, want: "Deny"},
+		"a name is not its own":   {change: func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, want: "look up, Wait"},
+		"the lookup is cut short": {change: func(*csr.Request, *servingFacts) {}, lookUp: down, want: "look up, down"},
+		"the comparison is":       {change: func(*csr.Request, *servingFacts) {}, compare: down, want: "look up, compare, down"},
+	} {
+		req, facts := serving()
+		test.change(req, facts)
+		var steps []string
+		decision, err := judgeServing(req,
+			func(known *servingFacts) error { steps, *known = append(steps, "look up"), *facts; return test.lookUp },
+			func(*servingFacts) error { steps = append(steps, "compare"); return test.compare })
+		if err != nil {
+			steps = append(steps, err.Error())
+		} else {
+			steps = append(steps, decision.Verdict.String())
+		}
+		if got := strings.Join(steps, ", "); got != test.want || err != nil && decision != (Decision{}) {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
 }
 
 func TestServingApproves(t *testing.T) {
@@ -41,17 +86,17 @@ func TestServingApproves(t *testing.T) {
 		"a DNS name": func(req *csr.Request, facts *servingFacts) {
 			name := inventory.ParseSAN("node-a")
 			req.Cert.IPAddresses, req.Cert.DNSNames = nil, []string{"node-a"}
-			facts.entry.SANs, facts.names = []inventory.SAN{name}, []sanFacts{{san: name}}
+			facts.SANs, facts.names = []inventory.SAN{name}, []nameFacts{{san: name}}
 		},
 		"fewer names than belong to it": func(_ *csr.Request, facts *servingFacts) {
-			facts.entry.SANs = append(facts.entry.SANs, inventory.ParseSAN("node-a"))
+			facts.SANs = append(facts.SANs, inventory.ParseSAN("node-a"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			req, facts := serving()
 			change(req, facts)
-			if got := judgeServing(req, *facts); got.Verdict != verdict.Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
+			if got := judgeGiven(t, req, *facts); got.Verdict != verdict.Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -117,12 +162,12 @@ func TestServingRefuses(t *testing.T) {
 		"no name at all":                      {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, verdict.Deny, "SANMissing", nil},
 		"a reserved address":                  {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, verdict.Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
 		"a Service's address":                 {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, verdict.Wait, "SANReserved", []string{"Service default/x"}},
-		"an unknown node":                     {func(_ *csr.Request, facts *servingFacts) { facts.entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
+		"an unknown node":                     {func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
 		"nobody can say":                      {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, verdict.Wait, "InventoryUnavailable", []string{"ask machine: down"}},
-		"nobody can say, nobody knows":        {func(_ *csr.Request, facts *servingFacts) { facts.entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
-		"no addresses yet":                    {func(_ *csr.Request, facts *servingFacts) { facts.entry.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
+		"nobody can say, nobody knows":        {func(_ *csr.Request, facts *servingFacts) { facts.Entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
+		"no addresses yet":                    {func(_ *csr.Request, facts *servingFacts) { facts.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
 		"somebody else's address": {func(_ *csr.Request, facts *servingFacts) {
-			facts.entry.SANs = []inventory.SAN{inventory.ParseSAN("10.0.0.2")}
+			facts.SANs = []inventory.SAN{inventory.ParseSAN("10.0.0.2")}
 		}, verdict.Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
 		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
 		"another Node has the better claim": {func(_ *csr.Request, facts *servingFacts) {
@@ -148,17 +193,17 @@ func TestServingRefuses(t *testing.T) {
 			facts.names[0].unpublished, facts.names[0].contested = true, "Machine default/b"
 		}, verdict.Wait, "SANContested", []string{"Machine default/b"}},
 		"its machine has become another node": {func(_ *csr.Request, facts *servingFacts) {
-			facts.entry = &inventory.Entry{Source: "Machine default/m", Bound: "b"}
+			facts.Entry = &inventory.Entry{Source: "Machine default/m", Bound: "b"}
 		}, verdict.Wait, "SANNotOwned", []string{`Machine default/m has become node "b"`}},
 		"reserved goes before what is not owned": {func(_ *csr.Request, facts *servingFacts) {
-			facts.entry.SANs, facts.names[0].reserved = nil, "a wildcard"
+			facts.SANs, facts.names[0].reserved = nil, "a wildcard"
 		}, verdict.Deny, "SANReserved", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			req, facts := serving()
 			test.change(req, facts)
-			got := judgeServing(req, *facts)
+			got := judgeGiven(t, req, *facts)
 			if got.Verdict != test.verdict || got.Reason != test.reason || got.Rule != "" {
 				t.Errorf("%+v, want %s %s", got, test.verdict, test.reason)
 			}
@@ -178,14 +223,14 @@ func TestServingTellsAllViolations(t *testing.T) {
 	req.Usages, req.Cert.EmailAddresses, req.Dropped = nil, []string{"a@b"}, []string{"extension 1.2.3"}
 	want := `not a request that signer kubernetes.io/kubelet-serving may be asked for: usages are [], and must be digital signature and server auth, with or without key encipherment; ` +
 		`e-mail addresses ["a@b"] are not permitted; it holds what no kubelet asks for: ["extension 1.2.3"]; a new request is needed`
-	if got := judgeServing(req, *facts); got.Message != want || got.Verdict != verdict.Deny || got.Reason != "UsagesNotPermitted" {
+	if got := judgeGiven(t, req, *facts); got.Message != want || got.Verdict != verdict.Deny || got.Reason != "UsagesNotPermitted" {
 		t.Errorf("%+v", got)
 	}
 
 	req, facts = serving()
-	facts.names = append(facts.names, sanFacts{san: inventory.ParseSAN("*"), reserved: "a wildcard"}, sanFacts{san: inventory.ParseSAN("10.96.0.1"), taken: "Service default/kubernetes"})
+	facts.names = append(facts.names, nameFacts{san: inventory.ParseSAN("*"), reserved: "a wildcard"}, nameFacts{san: inventory.ParseSAN("10.96.0.1"), taken: "Service default/kubernetes"})
 	facts.names[0].taken = "Service a/b"
-	if got := judgeServing(req, *facts); got.Verdict != verdict.Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
+	if got := judgeGiven(t, req, *facts); got.Verdict != verdict.Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -79,10 +79,10 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 // setupInventory makes the inventory run, and wake the requests of others that wait for it.
 func (r *Reconciler) setupInventory(mgr manager.Manager, others *builder.Builder) error {
 	woken := newWakers()
-	if err := r.Inventory.setup(mgr, r.Clock, r.ServerTime, woken); err != nil {
+	if err := r.Inventory.setup(mgr, r.Rules, r.Clock, r.ServerTime, woken); err != nil {
 		return err
 	}
-	if r.Inventory.services {
+	if r.Inventory.apiServers != nil {
 		if err := mgr.Add(&liars{inventory: r.Inventory, reporter: r.Reporter, log: mgr.GetLogger().WithName(Name)}); err != nil {
 			return fmt.Errorf("compare Nodes: %w", err)
 		}
