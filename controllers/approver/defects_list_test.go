@@ -25,8 +25,8 @@ import (
 //	| 27 | an annotation with the end of a certificate | the end is read from the certificate, once, where it is loaded |
 //	| 28 | a pass of the cleaner before its cache is filled | it makes no passes: each request that the cache tells of is looked at |
 
-// defects are those that approvers, signers and cleaners of others have had, with the tests that would fail if ours had
-// them: "FOLDER TestName", and after a colon a row of that test where it is one among many.
+// defects are those that approvers, signers and cleaners of others have had, with the tests that would fail if ours
+// had them: "FOLDER TestName", and after a colon a row of that test where it is one among many.
 var defects = []struct {
 	name   string
 	pinned []string

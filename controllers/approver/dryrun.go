@@ -27,8 +27,8 @@ func (r *Reconciler) ours(obj *certificatesv1.CertificateSigningRequest) bool {
 	return false
 }
 
-// rehearse judges obj and writes nothing to it, and compares with what another approver does. What that one has decided
-// before it was seen here is judged as it was made, so that a faster one can be compared with too.
+// rehearse judges obj and writes nothing to it, and compares with what another approver does. What that one has
+// decided before it was seen here is judged as it was made, so that a faster one can be compared with too.
 func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (reconcile.Result, error) {
 	if !r.ours(obj) {
 		return reconcile.Result{}, nil
@@ -67,7 +67,7 @@ func (r *Reconciler) opine(ctx context.Context, obj *certificatesv1.CertificateS
 		return opinion{}, err
 	}
 	if decision.Verdict == verdict.Approve {
-		if limited, within := r.limiter.check(req); !within {
+		if limited, within := r.limiter.take(req); !within {
 			decision = limited
 		}
 	}
@@ -160,8 +160,8 @@ func (o opinion) known() bool { return o.uid != "" }
 // open says whether there is anything left to do for a request that another approver has decided or not.
 func (o opinion) open(decided bool) bool { return !o.compared && (decided || !o.final) }
 
-// of returns the opinion about obj; it is the zero one if there is none. Another request of the same name was deleted undecided if it has not
-// been compared.
+// of returns the opinion about obj; it is the zero one if there is none. Another request of the same name was deleted
+// undecided if it has not been compared.
 func (t *trial) of(obj *certificatesv1.CertificateSigningRequest, now time.Time) opinion {
 	t.mu.Lock()
 	defer t.mu.Unlock()

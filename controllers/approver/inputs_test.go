@@ -277,11 +277,11 @@ func TestInput18TheSameRequestAgain(t *testing.T) {
 	if !okOne || !okTwo || pending.KeyOf(one) != pending.KeyOf(two) {
 		t.Errorf("%+v and %+v do not replace each other", one, two)
 	}
-	var seen places
-	seen.of(first)
-	seen.of(again)
-	if !seen.superseded(first) || seen.superseded(again) {
-		t.Errorf("superseded: the first %t, the newest %t", seen.superseded(first), seen.superseded(again))
+	var seen pendingIndex
+	seen.add(first, csr.Limits{}, true)
+	seen.add(again, csr.Limits{}, true)
+	if !seen.superseded(first.Name) || seen.superseded(again.Name) {
+		t.Errorf("superseded: the first %t, the newest %t", seen.superseded(first.Name), seen.superseded(again.Name))
 	}
 }
 

@@ -21,8 +21,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// SourceBuilder makes a source that runs in mgr and calls changed with the name of each node whose entry has changed, or
-// with an empty one for any. cluster is what the API server itself knows.
+// SourceBuilder makes a source that runs in mgr and calls changed with the name of each node whose entry has changed,
+// or with an empty one for any. cluster is what the API server itself knows.
 type SourceBuilder func(mgr manager.Manager, cluster *inventory.Cluster, changed func(node string)) (inventory.Source, error)
 
 // NodeSource is the source that believes what nodes report of themselves.
@@ -50,23 +50,23 @@ type Inventory struct {
 var errNotRunning = errors.New("no manager runs the inventory here")
 
 // setup makes the sources run in mgr, and what else rules need.
-func (i *Inventory) setup(mgr manager.Manager, rules []Rule, passed clock.PassiveClock, serverTime *servertime.Clock, woken wakers) error {
+func (i *Inventory) setup(mgr manager.Manager, rules []Rule, passed clock.PassiveClock, serverTime *servertime.Clock, changes inventoryChanges) error {
 	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
 	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), services, mgr.GetLogger().WithName("inventory"))
 	if err != nil {
 		return err
 	}
-	cluster.Silence, cluster.Changed, cluster.Freed = i.WatchSilence, woken.node, woken.free
-	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, woken)); err != nil {
+	cluster.Silence, cluster.Changed, cluster.Freed = i.WatchSilence, changes.node, changes.free
+	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, changes)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
 	if services {
-		if err := i.setupServing(mgr, cluster, woken); err != nil {
+		if err := i.setupServing(mgr, cluster, changes); err != nil {
 			return err
 		}
 	}
 	if slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsLeases }) {
-		if err := i.setupBootstrap(mgr, passed, woken.node); err != nil {
+		if err := i.setupBootstrap(mgr, passed, changes.node); err != nil {
 			return err
 		}
 	}
@@ -75,12 +75,12 @@ func (i *Inventory) setup(mgr manager.Manager, rules []Rule, passed clock.Passiv
 }
 
 // setupSources makes the sources that are configured run.
-func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster, woken wakers) error {
+func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster, changes inventoryChanges) error {
 	// What a source says of a node may cost it its claim to what it reports.
 	changed := func(node string) {
-		woken.node(node)
+		changes.node(node)
 		if reported, err := cluster.Reported(node); err == nil { // once it can be read, all requests are woken
-			woken.free(reported)
+			changes.free(reported)
 		}
 	}
 	for _, build := range i.Sources {
@@ -89,7 +89,7 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster
 			return err
 		}
 		if machines, ok := source.(*inventory.Machine); ok {
-			machines.Freed = woken.free
+			machines.Freed = changes.free
 		}
 		i.sources = append(i.sources, source)
 		if source != inventory.Source(cluster) {
@@ -100,7 +100,7 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster
 }
 
 // setupServing makes run what only requests for serving certificates need.
-func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, woken wakers) error {
+func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, changes inventoryChanges) error {
 	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
 		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report of themselves, so a compromised node can keep another one from its certificate; add a machine, static or webhook source before node",
 			"setting", "approval.inventory.sources")
@@ -109,7 +109,7 @@ func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster
 	if i.apiServers, err = inventory.NewAPIServers(mgr.GetConfig(), cluster, mgr.GetLogger().WithName("inventory")); err != nil {
 		return err
 	}
-	i.apiServers.Changed, i.apiServers.Freed = func() { woken.node("") }, woken.free
+	i.apiServers.Changed, i.apiServers.Freed = func() { changes.node("") }, changes.free
 	if err := mgr.Add(i.apiServers); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
@@ -136,7 +136,7 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 
 // SetupInventory makes the Inventory run in mgr for a caller that only asks for decisions.
 func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
-	return r.Inventory.setup(mgr, r.Rules, passed, servertime.Of(passed), newWakers())
+	return r.Inventory.setup(mgr, r.Rules, passed, servertime.Of(passed), newInventoryChanges())
 }
 
 // Tried says whether each of the sources that run has read, or has said why it can't.
@@ -174,7 +174,8 @@ func (i *Inventory) Unwatched(node string) bool {
 	return err == nil && life == inventory.Unknown && !renewed.IsZero()
 }
 
-// MachineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is empty.
+// MachineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is
+// empty.
 func MachineSource(options inventory.MachineOptions, kubeconfig string) SourceBuilder {
 	return func(mgr manager.Manager, _ *inventory.Cluster, changed func(string)) (inventory.Source, error) {
 		cluster := mgr.GetConfig()
@@ -216,8 +217,8 @@ func ConfigMapSource(name types.NamespacedName) SourceBuilder {
 	}
 }
 
-// WebhookSource knows nodes by asking a server. Nothing wakes requests when it changes: they are asked about again within
-// a minute.
+// WebhookSource knows nodes by asking a server. Nothing wakes requests when it changes: they are asked about again
+// within a minute.
 func WebhookSource(options inventory.WebhookOptions) SourceBuilder {
 	return func(manager.Manager, *inventory.Cluster, func(string)) (inventory.Source, error) {
 		source, err := inventory.NewWebhook(options)

@@ -73,7 +73,7 @@ type Reconciler struct {
 	// Live reads past the cache: after a write without a certain answer it says what became of it.
 	Live client.Reader
 
-	places  places
+	index   pendingIndex
 	written unanswered.Writes[outcome]
 	trial   trial
 	limiter *limiter
@@ -131,7 +131,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine 
 		return reconcile.Result{}, err
 	}
 	if decision.Verdict == verdict.Approve {
-		if limited, within := r.limiter.check(req); !within {
+		if limited, within := r.limiter.take(req); !within {
 			decision = limited
 		}
 	}
@@ -152,7 +152,7 @@ func (r *Reconciler) decide(ctx context.Context, obj *certificatesv1.Certificate
 	if rule == nil {
 		return nil, Decision{}, nil
 	}
-	req, err := r.RequestLimits.Parse(obj)
+	req, err := r.index.parse(obj, r.RequestLimits)
 	if err != nil {
 		return nil, unread(err), nil
 	}
@@ -195,8 +195,8 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 }
 
 // refuse says why obj stays as it is, and when to look at it again: a verdict of Wait after as long as the request is
-// old, so that the pause doubles, from a second to a minute; any other never, as spec does not change. What is not denied
-// counts as ignored.
+// old, so that the pause doubles, from a second to a minute; any other never, as spec does not change. What is not
+// denied counts as ignored.
 func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) reconcile.Result {
 	if decision.Verdict == verdict.Deny {
 		decision.Verdict = verdict.Ignore
@@ -213,7 +213,7 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 // again is when to look at obj again: after the longest pause for one that nobody waits for any more.
 func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
 	low, pause := handler.LowPriority, csr.Pause(r.serverTime().Since(obj.CreationTimestamp.Time))
-	if r.places.superseded(obj) {
+	if r.index.superseded(obj.Name) {
 		pause = time.Minute
 	}
 	return reconcile.Result{RequeueAfter: pause, Priority: &low}
@@ -278,9 +278,9 @@ func (o outcome) in(obj *certificatesv1.CertificateSigningRequest) bool {
 	return csr.HasCondition(obj, o.kind, o.decision.Reason, o.decision.Message)
 }
 
-// landed reports whether the API server holds the decision, though its write failed with err. A conflict does not mean that
-// nothing was stored: the client repeats a write after a 5xx, and the first one may have been stored. An error means that
-// the decision is not known to be lost for good.
+// landed reports whether the API server holds the decision, though its write failed with err. A conflict does not
+// mean that nothing was stored: the client repeats a write after a 5xx, and the first one may have been stored. An
+// error means that the decision is not known to be lost for good.
 func (r *Reconciler) landed(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err error) (bool, error) {
 	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err) {
 		return false, nil
@@ -321,7 +321,7 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 		return
 	}
 	if about.decision.Verdict == verdict.Approve {
-		r.limiter.check(about.req) // it was given back
+		r.limiter.take(about.req) // it was given back
 	}
 	r.decided(ctx, obj, about)
 }

@@ -153,7 +153,8 @@ func TestReconcileFaults(t *testing.T) {
 	}
 }
 
-// A refused request is looked at again after as long as it is old, so that the pause doubles from a second to a minute.
+// A refused request is looked at again after as long as it is old, so that the pause doubles from a second to a
+// minute.
 func TestPauseDoubles(t *testing.T) {
 	t.Parallel()
 	for age, want := range map[time.Duration]time.Duration{

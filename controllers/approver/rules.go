@@ -108,15 +108,16 @@ func unread(err error) Decision {
 	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, remedy)}
 }
 
-// ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same request.
+// ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same
+// request.
 func ByConfiguration(reason string) bool {
 	return reason == "SANReserved" || reason == "RequestTooLarge"
 }
 
 // NodeClient is the rule for kubelet client certificates, as KEP-266 and the TLS bootstrapping document describe it
-// and kube-controller-manager applies it (pkg/controller/certificates/approver/sarapprove.go): a node may renew its own
-// certificate, and whoever is trusted to bootstrap may ask for any node's. A node that may not renew is tried as a
-// bootstrapper too. Only a bootstrap token that is bound to a node is not good for another one.
+// and kube-controller-manager applies it (pkg/controller/certificates/approver/sarapprove.go): a node may renew its
+// own certificate, and whoever is trusted to bootstrap may ask for any node's. A node that may not renew is tried as
+// a bootstrapper too. Only a bootstrap token that is bound to a node is not good for another one.
 func NodeClient() Rule {
 	return Rule{
 		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,

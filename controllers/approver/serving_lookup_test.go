@@ -34,8 +34,8 @@ type reporting struct{ askedOf }
 
 func (*reporting) Reported(string) ([]inventory.SAN, error) { return nil, nil }
 
-// contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of holders
-// report. The source of rank 1 is what Nodes report.
+// contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of
+// holders report. The source of rank 1 is what Nodes report.
 func contestOf(source *askedOf, rank int, holders []string, names []inventory.SAN) (claims, []nameFacts, *int) {
 	req, _ := serving()
 	listed := new(int)
@@ -85,8 +85,8 @@ func TestWeighingEndsAtTheFirstContested(t *testing.T) {
 	}
 }
 
-// A node may report what others have, and it may be that no source can say what it is. A node that a stronger source knows
-// does not wait for weaker ones, nor for what belongs to the API server anyway.
+// A node may report what others have, and it may be that no source can say what it is. A node that a stronger source
+// knows does not wait for weaker ones, nor for what belongs to the API server anyway.
 func TestWeakerSourcesAreNotAsked(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -40,7 +40,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	for _, rule := range r.Rules { // there before its first event, so that the rate has it
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
-	r.places.limits = r.RequestLimits
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
 	if r.Inventory != nil {
@@ -78,8 +77,8 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 
 // setupInventory makes the inventory run, and wake the requests of others that wait for it.
 func (r *Reconciler) setupInventory(mgr manager.Manager, others *builder.Builder) error {
-	woken := newWakers()
-	if err := r.Inventory.setup(mgr, r.Rules, r.Clock, r.ServerTime, woken); err != nil {
+	changes := newInventoryChanges()
+	if err := r.Inventory.setup(mgr, r.Rules, r.Clock, r.ServerTime, changes); err != nil {
 		return err
 	}
 	if r.Inventory.apiServers != nil {
@@ -87,13 +86,14 @@ func (r *Reconciler) setupInventory(mgr manager.Manager, others *builder.Builder
 			return fmt.Errorf("compare Nodes: %w", err)
 		}
 	}
-	others.WatchesRawSource(settling{r.Inventory})
-	others.WatchesRawSource(woken.nodes.source(r.enqueueNodes))
-	others.WatchesRawSource(woken.freed.source(r.enqueueFreed))
+	others.WatchesRawSource(firstRead{r.Inventory})
+	others.WatchesRawSource(changes.nodes.source(r.enqueueNodes))
+	others.WatchesRawSource(changes.freed.source(r.enqueueFreed))
 	return nil
 }
 
-// pool works on renewals or on all others: a source that stalls can hold up all workers of the one, and none of the other.
+// pool works on renewals or on all others: a source that stalls can hold up all workers of the one, and none of the
+// other.
 type pool struct {
 	*Reconciler
 	renewals bool
@@ -102,7 +102,7 @@ type pool struct {
 // Reconcile decides about a request, if it belongs to this pool.
 func (p pool) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	return p.reconcileIf(ctx, key, func(obj *certificatesv1.CertificateSigningRequest) bool {
-		return p.places.of(obj).renewal == p.renewals
+		return p.index.get(obj.Name).renewal == p.renewals
 	})
 }
 
@@ -113,9 +113,7 @@ func (r *Reconciler) controller(mgr manager.Manager, name string, options contro
 		WithOptions(options)
 	if r.BlockList != nil {
 		// It changes seldom: whatever may wait for it is looked at.
-		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			r.enqueueUndecided(ctx, queue)
-		}))
+		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
 	}
 	return ctrl
 }
@@ -125,7 +123,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		queues := r.queues(gone.Object)
-		r.places.leave(gone.Object.GetName())
+		r.index.remove(gone.Object.GetName())
 		r.Reporter.Forget(gone.Object)
 		r.written.Drop(gone.Object.GetName())
 		return queues
@@ -133,27 +131,25 @@ func (r *Reconciler) queued() predicate.Predicate {
 	return events
 }
 
-// queues says whether obj is queued. Where in the order is found out now, as nothing may be read while a queue is locked.
+// queues reports whether obj is queued, and reads what the order of the queue depends on: nothing may be read while
+// the queue is locked.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-	switch {
-	case !ok:
-		return false
-	case r.rule(request) != nil:
-		r.places.wait(request)
-		return true
-	}
-	if !r.DryRun || !r.ours(request) {
-		r.places.leave(request.Name)
+	if !ok {
 		return false
 	}
-	r.places.rest(request)
+	undecided := r.rule(request) != nil
+	if !undecided && !(r.DryRun && r.ours(request)) {
+		r.index.remove(request.Name)
+		return false
+	}
+	r.index.add(request, r.RequestLimits, undecided)
 	return true
 }
 
 // NewQueue returns the storage of the work queue, in which no requester delays the others.
 func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
-	return pending.NewQueue(r.places.find)
+	return pending.NewQueue(r.index.find)
 }
 
 // check returns all that is wrong with what cannot be filled in.

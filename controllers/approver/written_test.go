@@ -101,7 +101,7 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 			if got := verdicts(t, file); got != test.want {
 				t.Errorf("recorded %q, want %q", got, test.want)
 			}
-			if _, within := p.reconciler.limiter.check(parsed(t, p.served)); within != (test.want == "") {
+			if _, within := p.reconciler.limiter.take(parsed(t, p.served)); within != (test.want == "") {
 				t.Errorf("the requester may have another: %t", within)
 			}
 		})

@@ -52,9 +52,7 @@ func holding(t *testing.T, objs ...*request) *Reconciler {
 	return r
 }
 
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
-func newTestQueue(t *testing.T) queue {
+func newTestQueue(t *testing.T) workQueue {
 	t.Helper()
 	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	t.Cleanup(q.ShutDown)
@@ -62,7 +60,7 @@ func newTestQueue(t *testing.T) queue {
 }
 
 // woken empties q.
-func woken(q queue) string {
+func woken(q workQueue) string {
 	var names []string
 	for q.Len() > 0 {
 		key, _ := q.Get()
@@ -73,7 +71,8 @@ func woken(q queue) string {
 	return strings.Join(names, " ")
 }
 
-// What has become free wakes those who ask for it, by value, and nobody else: any node may claim and give up addresses.
+// What has become free wakes those who ask for it, by value, and nobody else: any node may claim and give up
+// addresses.
 func TestWhoIsWoken(t *testing.T) {
 	t.Parallel()
 	approved := of(t, "e", "10.0.0.1")
@@ -81,24 +80,24 @@ func TestWhoIsWoken(t *testing.T) {
 	r := holding(t, of(t, "a", "10.0.0.1", "2001:db8::1"), of(t, "b", "10.0.0.2", "b.example.com"), of(t, "c", "10.0.0.3"), approved,
 		object(t, named("d")), object(t, named("f"), func(obj *request) { obj.Spec.SignerName = "example.com/other" }))
 	for name, test := range map[string]struct {
-		change func(wakers)
+		change func(inventoryChanges)
 		want   string
 	}{
-		"an address":         {func(w wakers) { w.free(sans("10.0.0.1")) }, "a"},
-		"some":               {func(w wakers) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
-		"by value":           {func(w wakers) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
-		"a name":             {func(w wakers) { w.free(sans("B.example.com.")) }, "b"},
-		"what nobody wants":  {func(w wakers) { w.free(sans("10.0.0.9")) }, ""},
-		"a node":             {func(w wakers) { w.node("b") }, "b"},
-		"any node":           {func(w wakers) { w.node("") }, "a b c"},
-		"a node and a name":  {func(w wakers) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
-		"a node with no one": {func(w wakers) { w.node("z") }, ""},
+		"an address":         {func(w inventoryChanges) { w.free(sans("10.0.0.1")) }, "a"},
+		"some":               {func(w inventoryChanges) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
+		"by value":           {func(w inventoryChanges) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
+		"a name":             {func(w inventoryChanges) { w.free(sans("B.example.com.")) }, "b"},
+		"what nobody wants":  {func(w inventoryChanges) { w.free(sans("10.0.0.9")) }, ""},
+		"a node":             {func(w inventoryChanges) { w.node("b") }, "b"},
+		"any node":           {func(w inventoryChanges) { w.node("") }, "a b c"},
+		"a node and a name":  {func(w inventoryChanges) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
+		"a node with no one": {func(w inventoryChanges) { w.node("z") }, ""},
 	} {
-		w, q := newWakers(), newTestQueue(t)
+		w, q := newInventoryChanges(), newTestQueue(t)
 		w.nodes.runs, w.freed.runs = true, true
 		test.change(w)
-		r.enqueueNodes(t.Context(), q, w.nodes.take())
-		r.enqueueFreed(t.Context(), q, w.freed.take())
+		r.enqueueNodes(q, w.nodes.take())
+		r.enqueueFreed(q, w.freed.take())
 		if got := woken(q); got != test.want {
 			t.Errorf("%s: woken are %q, want %q", name, got, test.want)
 		}
@@ -117,7 +116,7 @@ func TestWhoHasThousandsPending(t *testing.T) {
 		objs = append(objs, obj)
 	}
 	r, q := holding(t, objs...), newTestQueue(t)
-	r.enqueueNodes(t.Context(), q, map[string]bool{"": true})
+	r.enqueueNodes(q, map[string]bool{"": true})
 	want := "honest"
 	for i := range mostWoken {
 		want += fmt.Sprintf(" hostile-%04d", 2000-mostWoken+i)
@@ -139,7 +138,7 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 		r.queues(last) // as a resync does
 	}
 	looks := func() (count int) {
-		r.places.woken(mostWoken, func(traits) bool { count++; return true })
+		r.index.woken(func(requestInfo) bool { count++; return true })
 		return count
 	}
 	if got := looks(); got != mostWoken {
@@ -147,7 +146,7 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 	}
 	first := of(t, "hostile")
 	named("hostile-0000")(first)
-	if !r.places.superseded(first) || r.places.superseded(last) {
+	if !r.index.superseded(first.Name) || r.index.superseded(last.Name) {
 		t.Error("of 2000 of one second, not the newest alone are looked at again before a minute has passed")
 	}
 	events := r.queued()
@@ -177,29 +176,29 @@ func TestChangesAreGathered(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	w, rounds := newWaker[int](20*time.Millisecond), make(chan map[int]bool)
-	source := w.source(func(_ context.Context, _ queue, news map[int]bool) { rounds <- news })
+	w, rounds := newDebouncer[int](20*time.Millisecond), make(chan map[int]bool)
+	source := w.source(func(_ workQueue, news map[int]bool) { rounds <- news })
 	if err := source.Start(ctx, newTestQueue(t)); err != nil {
 		t.Fatal(err)
 	}
-	w.wake(1)
-	w.wake(2, 3)
+	w.add(1)
+	w.add(2, 3)
 	if got := <-rounds; len(got) != 3 {
 		t.Errorf("the first round is %v", got)
 	}
 	start := time.Now()
 	for i := range 1000 {
-		w.wake(i)
+		w.add(i)
 	}
-	if got := <-rounds; len(got) != 1000 || time.Since(start) < w.gather {
+	if got := <-rounds; len(got) != 1000 || time.Since(start) < w.delay {
 		t.Errorf("the second round is of %d, after %s", len(got), time.Since(start))
 	}
 }
 
-// A standby never takes what a waker gathers. Before the source starts, a waker must keep nothing.
-func TestWakerGathersNothingBeforeItsSourceStarts(t *testing.T) {
+// A standby never takes what a debouncer gathers. Before the source starts, a debouncer must keep nothing.
+func TestDebouncerGathersNothingBeforeItsSourceStarts(t *testing.T) {
 	t.Parallel()
-	w := newWakers()
+	w := newInventoryChanges()
 	w.node("a")
 	w.free(sans("10.0.0.1"))
 	if nodes, freed := w.nodes.take(), w.freed.take(); len(nodes) > 0 || len(freed) > 0 {
@@ -208,7 +207,7 @@ func TestWakerGathersNothingBeforeItsSourceStarts(t *testing.T) {
 }
 
 // A queue reads nothing while it is locked: where a request stands has been found out before.
-func TestScheduleReadsNothing(t *testing.T) {
+func TestTheQueueReadsNothing(t *testing.T) {
 	t.Parallel()
 	r := holding(t)
 	r.Client = fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
@@ -225,12 +224,12 @@ func TestScheduleReadsNothing(t *testing.T) {
 		if !r.queues(obj) {
 			t.Fatal("it is not queued")
 		}
-		order.Push(keyOf(obj.Name))
+		order.Push(queueKey(obj.Name))
 	}
 	honest := of(t, "honest", "10.0.0.2")
 	r.queues(honest)
-	order.Push(keyOf("honest"))
-	order.Push(keyOf("unknown")) // is nobody's, and has its turn
+	order.Push(queueKey("honest"))
+	order.Push(queueKey("unknown")) // is nobody's, and has its turn
 	var got []string
 	for order.Len() > 0 {
 		got = append(got, order.Pop().Name)
@@ -240,7 +239,8 @@ func TestScheduleReadsNothing(t *testing.T) {
 	}
 }
 
-// TestNamesOutliveNoRequest: what is kept of a request holds no text of its requester, and is dropped with the request.
+// TestNamesOutliveNoRequest: what is kept of a request holds no text of its requester, and is dropped with the
+// request.
 func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the whole heap
 	const requests, long = 100, 1 << 20
 	for name, dryRun := range map[string]bool{"for real": false, "dry run": true} {
@@ -257,7 +257,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.limiter.check(req)
+			r.limiter.take(req)
 			r.Reporter.Request(obj, obj.Spec.Username, "Approve", "NotAuthorized", obj.Spec.Username)
 		}
 		if grown := heap() - before; grown > requests*long/4 {
@@ -268,7 +268,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 			deleted.Delete(event.DeleteEvent{Object: object(t, named(fmt.Sprint("csr-", i)))})
 			r.gone(fmt.Sprint("csr-", i))
 		}
-		if kept := r.places.seen.Len() + r.places.waiting.Len() + r.trial.last.Len(); kept > 0 {
+		if kept := len(r.index.requests) + r.index.undecided.Len() + r.index.parsed.Len() + r.trial.last.Len(); kept > 0 {
 			t.Errorf("%s: %d are kept of requests that are gone", name, kept)
 		}
 		runtime.KeepAlive(r)
@@ -283,10 +283,10 @@ func heap() int {
 	return int(stats.HeapAlloc)
 }
 
-// A request that was made anew under the same name is another one.
-func TestTraits(t *testing.T) {
+// TestRequestInfo: a request that was made anew under the same name is another one.
+func TestRequestInfo(t *testing.T) {
 	t.Parallel()
-	var p places
+	var p pendingIndex
 	for name, test := range map[string]struct {
 		obj  *request
 		want string
@@ -300,17 +300,46 @@ func TestTraits(t *testing.T) {
 	} {
 		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
 		for range 2 {
-			got := p.of(test.obj)
+			p.add(test.obj, csr.Limits{}, true)
 			parts := strings.Split(test.want, " ")
 			key := pending.Key{Signer: test.obj.Spec.SignerName, Requester: pending.DigestOf(parts[0]), Node: pending.DigestOf(parts[1])}
 			want := pending.Request{Name: "csr-1", UID: test.obj.UID, Key: key, Created: now}
-			if found, _ := p.find("csr-1"); found != want || got.Request != want || fmt.Sprint(got.renewal) != parts[2] {
-				t.Errorf("%s: %+v, want %q", name, got, test.want)
+			if found, _ := p.find("csr-1"); found != want || fmt.Sprint(p.get("csr-1").renewal) != parts[2] {
+				t.Errorf("%s: %+v, want %q", name, p.get("csr-1"), test.want)
 			}
 		}
 	}
-	if got := p.of(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...)); len(got.sans) > 0 {
-		t.Error("the names of a request that is too large are remembered")
+	p.add(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...), csr.Limits{}, true)
+	if got := p.get("a"); got.Name == "" || len(got.sans) > 0 {
+		t.Errorf("%d names of a request that is too large are remembered", len(got.sans))
+	}
+}
+
+// TestARequestIsParsedOnce, unless it is larger than what is kept.
+func TestARequestIsParsedOnce(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*request)
+		once   bool
+	}{
+		"usual": {func(*request) {}, true},
+		"large": {user(strings.Repeat("u", parsedSize)), false},
+	} {
+		p := newParts(t, object(t, test.change))
+		p.reconciler.queues(p.served)
+		queued, err := p.reconciler.index.parse(p.served, csr.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		judged, _, err := p.reconciler.Decide(t.Context(), p.served)
+		if err != nil || (judged == queued) != test.once {
+			t.Errorf("%s: parsed once: %t, error %v", name, judged == queued, err)
+		}
+		another := p.served.DeepCopy()
+		another.UID, another.Spec.Username = "uid-2", "somebody"
+		if req, err := p.reconciler.index.parse(another, csr.Limits{}); err != nil || req.Requester.Username != "somebody" {
+			t.Errorf("%s: another one of its name is %+v, error %v", name, req, err)
+		}
 	}
 }
 
@@ -322,6 +351,7 @@ func TestSupersededAreLeftInPeace(t *testing.T) {
 	pauseOf := func(obj *request) time.Duration {
 		t.Helper()
 		p.served = obj
+		p.reconciler.queues(obj)
 		result, err := p.reconcile(t)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,349 @@
+package approver
+
+import (
+	"context"
+	"hash/maphash"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/lru"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+)
+
+type workQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+func queueKey(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
+}
+
+// mostWoken is how many requests of one requester for one node are woken, the newest, as a kubelet waits for its last
+// request only: a node that keeps thousands pending would otherwise have all of them judged, and logged, whenever it
+// reports something new. The others are judged within a minute.
+const mostWoken = 3
+
+const (
+	// rememberedKeys bounds for how many Keys the newest request is remembered, which outlives the request.
+	rememberedKeys = 50_000
+	// parsedRequests bounds how many parsed requests are kept, and parsedSize the size of the objects, in bytes.
+	parsedRequests, parsedSize = 256, 16 << 10
+)
+
+// requestInfo holds what the queue and wake-ups need of a request. A request's spec never changes, so it is read
+// once. It holds no text that a requester chose.
+type requestInfo struct {
+	pending.Request
+	// renewal reports that a node asks for its own client certificate. No source is asked about it.
+	renewal bool
+	sans    []uint64 // digests of the names and addresses that it asks for
+}
+
+// pendingIndex holds the requests that the work queue may hold, and which of them may be woken. A request leaves it
+// when it is deleted or needs no more work. The zero value is empty. It is safe for concurrent use.
+type pendingIndex struct {
+	// undecided holds the requests that may be woken, so that a wake-up costs nothing for decided requests, and for a
+	// node with thousands of requests no more than for a node with ten.
+	undecided pending.Index
+
+	mu       sync.Mutex
+	requests map[string]requestInfo
+	newest   *lru.Cache // pending.Key → creation of its newest request
+	parsed   *lru.Cache // UID → *csr.Request, so that a request that is queued and judged at once is parsed once
+}
+
+// add adds obj, and reads what it needs of it unless it has that.
+func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits, undecided bool) {
+	p.mu.Lock()
+	info, known := p.requests[obj.Name]
+	p.mu.Unlock()
+	if !known || info.UID != obj.UID {
+		info = p.read(obj, limits)
+		p.mu.Lock()
+		if p.requests == nil {
+			p.requests, p.newest = map[string]requestInfo{}, lru.New(rememberedKeys)
+		}
+		p.requests[obj.Name] = info
+		if last, found := p.newest.Get(info.Key); !found || last.(time.Time).Before(info.Created) {
+			p.newest.Add(info.Key, info.Created)
+		}
+		p.mu.Unlock()
+	}
+	if undecided {
+		p.undecided.Put(info.Request)
+	} else {
+		p.undecided.Remove(obj.Name)
+	}
+}
+
+func (p *pendingIndex) read(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits) requestInfo {
+	req, err := p.parse(obj, limits)
+	info := requestInfo{Request: pending.Of(obj, req)}
+	if err != nil {
+		return info
+	}
+	info.renewal = obj.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName &&
+		strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && req.Cert.Subject.CommonName == obj.Spec.Username
+	for _, san := range inventory.SANs(req.Cert) {
+		info.sans = append(info.sans, digestOf(san))
+	}
+	return info
+}
+
+// parse parses obj, and keeps the result for a while.
+func (p *pendingIndex) parse(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits) (*csr.Request, error) {
+	p.mu.Lock()
+	if p.parsed == nil {
+		p.parsed = lru.New(parsedRequests)
+	}
+	parsed := p.parsed
+	p.mu.Unlock()
+	if req, found := parsed.Get(obj.UID); found {
+		return req.(*csr.Request), nil
+	}
+	req, err := limits.Parse(obj)
+	if err == nil && obj.Size() <= parsedSize {
+		parsed.Add(obj.UID, req)
+	}
+	return req, err
+}
+
+// remove removes the request of that name, so that it is not woken any more.
+func (p *pendingIndex) remove(name string) {
+	p.undecided.Remove(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if info, found := p.requests[name]; found {
+		delete(p.requests, name)
+		if p.parsed != nil {
+			p.parsed.Remove(info.UID)
+		}
+	}
+}
+
+func (p *pendingIndex) get(name string) requestInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.requests[name]
+}
+
+// find returns what the order of the queue depends on. It reads nothing, because the queue holds its lock.
+func (p *pendingIndex) find(name string) (pending.Request, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	info, found := p.requests[name]
+	return info.Request, found
+}
+
+// superseded reports whether a newer request has been seen of the same requester for the same node and signer. That
+// counts even if the newer one has been decided or deleted since: its requester no longer waits for an older one. The
+// API server stores creation in whole seconds, so of the requests of one second all but the newest few are superseded
+// too.
+func (p *pendingIndex) superseded(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	info, found := p.requests[name]
+	if !found {
+		return false
+	}
+	if newest, found := p.newest.Get(info.Key); found && newest.(time.Time).After(info.Created) {
+		return true
+	}
+	return p.undecided.Newer(name) >= mostWoken
+}
+
+// woken returns the newest undecided requests of each requester for each node for which waits returns true.
+func (p *pendingIndex) woken(waits func(requestInfo) bool) []reconcile.Request {
+	newest := p.undecided.Newest(mostWoken)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var found []reconcile.Request
+	for _, request := range newest {
+		if info, known := p.requests[request.Name]; known && waits(info) {
+			found = append(found, queueKey(request.Name))
+		}
+	}
+	return found
+}
+
+var digestSeed = maphash.MakeSeed()
+
+// digestOf returns a short stand-in for san, as a requester may ask for long names. Requests for two names of one
+// digest are woken together.
+func digestOf(san inventory.SAN) uint64 { return maphash.Comparable(digestSeed, san) }
+
+// Changes are gathered for a while before requests that wait for them are looked for: not once for each node when a
+// thousand nodes join. Names and addresses that become free are gathered for longer, because any node may claim and
+// give up what others ask for, as often as it likes.
+const (
+	gatherNodes = 100 * time.Millisecond
+	gatherFreed = 300 * time.Millisecond
+)
+
+// debouncer gathers changes, and passes them on together. It gathers nothing before its source runs: a standby would
+// gather for as long as it stands by, and a controller that starts looks at every request anyway.
+type debouncer[K comparable] struct {
+	delay time.Duration
+
+	mu      sync.Mutex
+	runs    bool
+	changes map[K]bool
+	changed chan struct{}
+}
+
+func newDebouncer[K comparable](delay time.Duration) *debouncer[K] {
+	return &debouncer[K]{delay: delay, changes: map[K]bool{}, changed: make(chan struct{}, 1)}
+}
+
+// add notes that each of keys has changed.
+func (d *debouncer[K]) add(keys ...K) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.runs {
+		return
+	}
+	for _, key := range keys {
+		d.changes[key] = true
+	}
+	select {
+	case d.changed <- struct{}{}:
+	default: // the goroutine of source has been told already
+	}
+}
+
+// take returns what has changed since the last time.
+func (d *debouncer[K]) take() map[K]bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	taken := d.changes
+	d.changes = map[K]bool{}
+	return taken
+}
+
+// source calls enqueue with what has changed.
+func (d *debouncer[K]) source(enqueue func(workQueue, map[K]bool)) source.Source {
+	return source.Func(func(ctx context.Context, queue workQueue) error {
+		d.mu.Lock()
+		d.runs = true
+		d.mu.Unlock()
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-d.changed:
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(d.delay):
+				}
+				enqueue(queue, d.take())
+			}
+		}()
+		return nil
+	})
+}
+
+// inventoryChanges wakes the requests that wait for what is known of nodes.
+type inventoryChanges struct {
+	nodes *debouncer[string] // names; an empty name stands for all nodes
+	freed *debouncer[uint64] // digests of names and addresses that nobody has any more
+}
+
+func newInventoryChanges() inventoryChanges {
+	return inventoryChanges{newDebouncer[string](gatherNodes), newDebouncer[uint64](gatherFreed)}
+}
+
+func (c inventoryChanges) node(name string) { c.nodes.add(name) }
+
+func (c inventoryChanges) free(sans []inventory.SAN) {
+	digests := make([]uint64, len(sans))
+	for i, san := range sans {
+		digests[i] = digestOf(san)
+	}
+	if len(digests) > 0 {
+		c.freed.add(digests...)
+	}
+}
+
+// enqueueNodes enqueues the undecided requests for nodes, of rules that look things up.
+func (r *Reconciler) enqueueNodes(queue workQueue, nodes map[string]bool) {
+	digests := map[pending.Digest]bool{}
+	for node := range nodes {
+		digests[pending.DigestOf(node)] = true
+	}
+	r.enqueueWaiting(queue, func(info requestInfo) bool { return nodes[""] || digests[info.Node] })
+}
+
+// enqueueFreed enqueues the undecided requests that ask for one of freed.
+func (r *Reconciler) enqueueFreed(queue workQueue, freed map[uint64]bool) {
+	r.enqueueWaiting(queue, func(info requestInfo) bool {
+		return slices.ContainsFunc(info.sans, func(san uint64) bool { return freed[san] })
+	})
+}
+
+// enqueueWaiting enqueues the undecided requests of rules that look things up, if they wait for what has changed.
+func (r *Reconciler) enqueueWaiting(queue workQueue, waits func(requestInfo) bool) {
+	looksUp := map[string]bool{}
+	for _, rule := range r.Rules {
+		looksUp[rule.SignerName] = rule.looksUp()
+	}
+	for _, key := range r.index.woken(func(info requestInfo) bool { return looksUp[info.Signer] && waits(info) }) {
+		queue.Add(key)
+	}
+}
+
+// enqueueUndecided enqueues all undecided requests.
+func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workQueue) {
+	requests := &certificatesv1.CertificateSigningRequestList{}
+	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
+		log.FromContext(ctx).Error(err, "List requests that wait for a change") // they are judged again within a minute
+		return
+	}
+	for i := range requests.Items {
+		if obj := &requests.Items[i]; r.rule(obj) != nil {
+			r.index.add(obj, r.RequestLimits, true)
+			queue.Add(queueKey(obj.Name))
+		}
+	}
+}
+
+// firstReadTimeout bounds how long requests wait at the start until the inventory has been read. After that they are
+// told that it cannot be read.
+const firstReadTimeout = 10 * time.Second
+
+// firstRead is a source that keeps a controller from starting before its inventory has been read, or has failed to be.
+type firstRead struct{ inventory *Inventory }
+
+// Start implements source.Source.
+func (firstRead) Start(context.Context, workQueue) error { return nil }
+
+// WaitForSync implements source.SyncingSource. It gives up in time, because an error would end the manager.
+func (f firstRead) WaitForSync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, firstReadTimeout)
+	defer cancel()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for !f.inventory.Tried(ctx) {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+	return nil
+}
+
+// String returns how the controller's log names the source.
+func (firstRead) String() string { return "inventory" }
