@@ -1,23 +1,41 @@
 package rotation
 
 import (
+	"errors"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// TestALostAccountIsClosed only where nobody asks what was in it.
-func TestALostAccountIsClosed(t *testing.T) {
+// TestSealOfALostAccount closes an account that is lost empty only if nothing depends on what was in it.
+func TestSealOfALostAccount(t *testing.T) {
 	t.Parallel()
-	alive, over := noted("old"), noted("old")
-	over.NotAfter.Time = noon
-	if mayCloseEmpty(alive, noon) || !mayCloseEmpty(over, noon) || !mayCloseEmpty(accepted(prepared()).Retiring, noon.Add(-time.Hour)) {
-		t.Error("got it wrong")
+	ended := noted("old")
+	ended.NotAfter.Time = noon
+	for name, test := range map[string]struct {
+		retiring *v1alpha1.CAStatus
+		sealed   bool
+	}{
+		"certificates may live":            {noted("old"), false},
+		"the CA has ended":                 {ended, true},
+		"the owner accepts what may break": {accepted(prepared()).Retiring, true},
+	} {
+		obj := sharing("cluster", nil)
+		obj.Status.Retiring = test.retiring
+		r := reconciler(t)
+		r.Clock = testingclock.NewFakePassiveClock(noon)
+		if err := r.seal(t.Context(), obj); (err == nil) != test.sealed || err != nil && !errors.Is(err, ledger.ErrNoAccount) {
+			t.Errorf("%s: %v", name, err)
+		}
+		accounts, err := r.recorder(obj).Book.Read(t.Context())
+		if err != nil || accounts["old"].Sealed != test.sealed {
+			t.Errorf("%s: the ledger has %v, %v", name, accounts, err)
+		}
 	}
 }
 
@@ -42,27 +60,6 @@ func TestAChangeInterrupts(t *testing.T) {
 		latest.ResourceVersion = "7"
 		if err := reconciler(t, latest).current(t.Context(), seen); apierrors.IsConflict(err) != test.interrupts || err != nil != test.interrupts {
 			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// TestWhatHasEndedIsPublishedAlone: beside another it is left out, and for want of one what has left would stay.
-func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
-	t.Parallel()
-	short, _, err := ca.New(ca.NewOptions{CommonName: "short", Lifetime: 24 * time.Hour}, noon)
-	if err != nil {
-		t.Fatal(err)
-	}
-	long, _, err := ca.New(ca.NewOptions{CommonName: "long", Lifetime: 1000 * time.Hour}, noon)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj := &v1alpha1.SigningAuthority{}
-	for _, want := range []string{string(short.CertificatePEM()), string(long.CertificatePEM())} {
-		obj.Status.Candidate, obj.Status.Signing = obj.Status.Signing, &v1alpha1.CAStatus{Certificate: want}
-		got, err := bundleOf(obj, noon.Add(100*time.Hour))
-		if err != nil || string(got.Bundle) != want {
-			t.Errorf("got %q, %v", got.Bundle, err)
 		}
 	}
 }

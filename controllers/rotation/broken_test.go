@@ -74,7 +74,7 @@ func (w *world) promised(before v1alpha1.SigningAuthorityStatus, f Facts) {
 			w.saw("something is outstanding that is accepted")
 		}
 	}
-	if one := s.Candidate; one != nil && one.TrustConfirmedAt != nil && s.Signing == nil && (before.Candidate == nil || before.Candidate.Certificate != one.Certificate) && !f.Secret.TLS.is(f.From) {
+	if one := s.Candidate; one != nil && one.TrustConfirmedAt != nil && s.Signing == nil && (before.Candidate == nil || before.Candidate.Certificate != one.Certificate) && !sameCA(f.Secret.TLS, f.From) {
 		w.also = append(w.also, one.Certificate) // he has brought the first one, and seen to it
 		for i := range w.verifiers {
 			w.verifiers[i] = append(w.verifiers[i], one.Certificate)

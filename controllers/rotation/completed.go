@@ -6,18 +6,19 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// planCompleted waits for a rotation to be asked for.
+// planCompleted waits until the owner asks for a rotation, brings a CA, or spec.rotateAfter is over.
 func (p *planner) planCompleted() {
-	ring := p.facts.Secret
+	secret := p.facts.Secret
 	switch {
 	case p.restoreSigningKey():
 	case p.cleanSecret():
-	case !ring.TLS.same(ring.Signing) && p.refuseTLS() == "":
+	case !sameCA(secret.TLS, secret.Signing) && p.refuseTLS() == "":
 		p.adopt()
 	case p.restoreTLS():
 	case p.completedOperation():
 	case p.signingMissing():
-		p.waitForSigningKey("rotate-start makes another, which signs as soon as it is trusted; what the lost one has issued stays trusted")
+		p.waitForSigningKey("rotate-start makes another, which signs as soon as it is trusted; " +
+			"what the lost one has issued stays trusted")
 	case !p.facts.Permitted:
 		p.act(Permit)
 	case p.rotationDue():
@@ -28,28 +29,30 @@ func (p *planner) planCompleted() {
 	}
 }
 
-// cleanSecret sees to what should not be in the Secret while no rotation is under way.
+// cleanSecret removes what does not belong into the Secret while no rotation is under way. It reports whether it
+// does.
 func (p *planner) cleanSecret() bool {
-	ring := p.facts.Secret
+	secret := p.facts.Secret
 	switch {
-	case ring.Candidate != nil:
+	case secret.Candidate != nil:
 		p.act(DropCandidate)
-	case ring.Retiring == nil:
+	case secret.Retiring == nil:
 		return false
-	case ring.Retiring.KeyID == ring.Signing.KeyID: // twice, by somebody's hand
+	case secret.Retiring.KeyID == secret.Signing.KeyID: // a copy that somebody has made
 		p.actOnSecret(RestoreTLS)
-	case p.facts.Sealed: // it has left, and is from a backup: again it goes only when it is refused
-		p.status.Retiring = p.noteCA(ring.Retiring, p.status.Generation)
+	case p.facts.Sealed: // a restored CA that has retired leaves again, once it is refused
+		p.status.Retiring = p.adopted(secret.Retiring)
+		p.status.Retiring.AdoptedAt = nil
 		p.enter(v1alpha1.Completing)
 		p.status.UnpublishedAt = p.now()
-	default: // it is not known what lives on it
-		p.status.Retiring = p.noteCA(ring.Retiring, p.status.Generation)
-		p.status.Retiring.AdoptedAt = p.now()
+	default: // it is not known what the CA has issued
+		p.status.Retiring = p.adopted(secret.Retiring)
 		p.enter(v1alpha1.Prepared)
 	}
 	return true
 }
 
+// completedOperation answers an operation, and reports whether there was one.
 func (p *planner) completedOperation() bool {
 	switch p.facts.Operation {
 	case "":
@@ -65,6 +68,7 @@ func (p *planner) completedOperation() bool {
 	return true
 }
 
+// rotationDue reports whether the signing CA has signed for spec.rotateAfter, which is an hour at least.
 func (p *planner) rotationDue() bool {
 	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil &&
 		p.facts.Now.Sub(p.status.Signing.SignsSince.Time) >= max(p.spec.RotateAfter.Duration, time.Hour)

@@ -7,27 +7,26 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// planCompleting makes sure that nobody trusts the old CA, and then destroys its key. Its order is the promise: the ledger is
-// closed, then nothing may be outstanding, then it leaves what is published, then it is refused, then it is gone.
+// planCompleting leaves the retiring CA. The order is the promise: the ledger is closed, then nothing is outstanding,
+// then the CA leaves the bundle, then every API server refuses it, then its key is destroyed.
 func (p *planner) planCompleting() {
 	if p.facts.Operation != "" {
 		p.refuseOperation("the old CA is leaving, and there is no way back")
 		return
 	}
+	s := p.status
 	switch {
-	case p.keyDestroyed():
-		p.status.LastRetired, p.status.Retiring = p.status.Retiring, nil
-		if p.status.LastRetired != nil {
-			p.status.LastRetired.Certificate, p.status.LastCompletedAt = "", p.now()
-		}
+	case p.facts.Secret.Retiring == nil && s.Intent == string(DestroyRetiring): // the key is destroyed
+		s.LastRetired, s.Retiring = s.Retiring, nil
+		s.LastRetired.Certificate, s.LastCompletedAt = "", p.now()
 		p.enter(v1alpha1.Completed)
 	case p.restoreSigningKey():
-	case p.signingMissing() && p.facts.Secret.Retiring != nil: // a refusal is shown beside a certificate that is accepted
+	case p.signingMissing() && p.facts.Secret.Retiring != nil: // a refusal counts beside a certificate that is accepted
 		p.waitForSigningKey("there is no way on but to remove retiring.crt and retiring.key from the Secret")
 	case p.restoreTLS():
-	case p.status.UnpublishedAt == nil:
+	case s.UnpublishedAt == nil:
 		p.planUnpublish()
-	case p.facts.RetiringOpen: // by who led before, and was late
+	case p.facts.RetiringOpen: // a late leader has opened it
 		p.act(Seal)
 	case !p.publishFirst():
 	default:
@@ -35,43 +34,40 @@ func (p *planner) planCompleting() {
 	}
 }
 
-func (p *planner) keyDestroyed() bool {
-	return p.status.Retiring == nil || p.facts.Secret.Retiring == nil && p.status.Intent == string(DestroyRetiring)
-}
-
-// planUnpublish asks before and after the ledger is closed, as only then nothing is added to it any more.
+// planUnpublish takes the retiring CA out of the bundle. It looks for outstanding certificates before and after the
+// ledger is closed: only then none is added any more.
 func (p *planner) planUnpublish() {
-	switch left := p.outstandingTexts(); {
-	case len(left) > 0 && p.status.Retiring.OutstandingAcceptedAt == nil: // issued after it was asked for
-		p.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(left, "; ")
+	s, outstanding := p.status, p.outstandingTexts()
+	if len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil { // issued after the completion was asked for
+		p.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(outstanding, "; ")
 		p.enter(v1alpha1.Prepared)
-	case !p.facts.Sealed:
-		p.status.LedgerClosedAt = nil
+		return
+	}
+	if !p.facts.Sealed {
+		s.LedgerClosedAt = nil
 		p.act(Seal)
-	case len(left) > 0 && !p.signersQuiet():
-		p.wait("every signer to have seen that the ledger of the CA %s is closed", p.status.Retiring.KeyID)
-	default:
-		p.status.UnpublishedAt, p.status.Intent = p.now(), ""
+		return
 	}
+	if len(outstanding) > 0 { // so a late signer may still use what it has reserved
+		if s.LedgerClosedAt == nil {
+			s.LedgerClosedAt = p.now()
+		}
+		if s.LedgerClosedAt.Add(ledger.QuietAfter).After(p.facts.Now) {
+			p.wait("every signer to have seen that the ledger of the CA %s is closed", s.Retiring.KeyID)
+			return
+		}
+	}
+	s.UnpublishedAt, s.Intent = p.now(), ""
 }
 
-// signersQuiet says whether nothing more is issued of what was reserved in the ledger. Where nothing is left, what was reserved has
-// ended too, and nobody waits.
-func (p *planner) signersQuiet() bool {
-	if p.status.LedgerClosedAt == nil {
-		p.status.LedgerClosedAt = p.now()
-	}
-	return !p.status.LedgerClosedAt.Add(ledger.QuietAfter).After(p.facts.Now)
-}
-
-// waitForRefusal waits until every API server refuses the retiring CA, and destroys it.
+// waitForRefusal waits until every API server refuses the retiring CA, and destroys its key.
 func (p *planner) waitForRefusal() {
 	switch {
 	case !p.refusalProvable():
 	case p.facts.Secret.Retiring == nil:
 		p.waitForPrunedCA()
 	default:
-		p.waitForProof(p.facts.RetiringRefused)
+		p.step.Waiting = append(p.step.Waiting, p.facts.RetiringRefused.missing()...)
 		if p.facts.Kept && len(p.step.Waiting) == 0 {
 			p.act(Prune)
 			return
@@ -85,8 +81,8 @@ func (p *planner) waitForRefusal() {
 	}
 }
 
-// waitForPrunedCA waits until no API server publishes the retiring CA any more, whose key is lost, so that nobody can be shown a
-// certificate of it: what an API server's file still has, it puts back within a minute.
+// waitForPrunedCA waits until no API server publishes the retiring CA any more. Without its key no certificate can be
+// shown to them. An API server whose file still has the CA publishes it again within a minute.
 func (p *planner) waitForPrunedCA() {
 	if p.facts.Kept {
 		p.status.PrunedAt = p.now()
@@ -101,8 +97,9 @@ func (p *planner) waitForPrunedCA() {
 	}
 }
 
-// refusalProvable says whether a refusal would prove anything: a CA that has ended is refused by everybody, and one that another
-// authority keeps must be trusted further on.
+// refusalProvable reports whether a refusal would prove anything. Everybody refuses a CA that has ended, and API
+// servers must go on to trust a CA that another authority has.
 func (p *planner) refusalProvable() bool {
-	return p.status.Retiring.NotAfter.After(p.facts.Now) && len(p.facts.Sharing) == 0 && askedToRefuse(p.spec.Signers, p.facts)
+	return p.status.Retiring.NotAfter.After(p.facts.Now) && len(p.facts.Sharing) == 0 &&
+		askedToRefuse(p.spec.Signers, p.facts)
 }

@@ -20,94 +20,95 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// ledgerName is the name of the controller that notes what was issued.
+// ledgerName is the name of the controller that records what was issued.
 const ledgerName = Name + "-ledger"
 
-// recorders are the ledgers, by Secret, each of which stores what is noted every few seconds.
+// recorders hold a ledger for each Secret. Each of them stores what was noted every few seconds.
 type recorders struct {
 	mu       sync.Mutex
 	bySecret map[types.NamespacedName]*ledger.Recorder
 }
 
-// recorder is that of obj's Secret.
+// recorder returns the recorder for the Secret of obj.
 func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 	r.recorders.mu.Lock()
 	defer r.recorders.mu.Unlock()
 	name := secretName(obj)
-	if one := r.recorders.bySecret[name]; one != nil {
-		return one
+	if known := r.recorders.bySecret[name]; known != nil {
+		return known
 	}
-	one := &ledger.Recorder{
+	recorder := &ledger.Recorder{
 		Book:  ledger.NewBook(r.Client, r.Live, name, r.Clock),
 		Nodes: ledger.NewNodes(r.Client, r.Live, name, r.Clock),
 	}
 	if r.recorders.bySecret == nil {
 		r.recorders.bySecret = map[types.NamespacedName]*ledger.Recorder{}
 	}
-	r.recorders.bySecret[name] = one
-	r.group.Go(func(ctx context.Context) { // and once more when it ends
-		one.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Note what was issued", "secret", name) })
+	r.recorders.bySecret[name] = recorder
+	r.runUntilStopped(func(ctx context.Context) {
+		recorder.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Note what was issued", "secret", name) })
 	})
-	return one
+	return recorder
 }
 
-// ledger is that of obj's Secret.
-func (r *Reconciler) ledger(obj *v1alpha1.SigningAuthority) *ledger.Book { return r.recorder(obj).Book }
-
 // readLedger reads what was issued, and what of it lives on the retiring CA.
-func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
+func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	recorder := r.recorder(obj)
-	flushed := recorder.Flush(ctx)
+	flushErr := recorder.Flush(ctx)
 	accounts, err := recorder.Book.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read what was issued: %w", err)
 	}
-	s.noteAccounts(accounts, &obj.Status)
+	o.noteAccounts(accounts, &obj.Status)
 	retiring := obj.Status.Retiring
 	if retiring == nil {
-		s.Sealed = s.Secret.Retiring != nil && accounts[s.Secret.Retiring.KeyID].Sealed
+		o.Sealed = o.Secret.Retiring != nil && accounts[o.Secret.Retiring.KeyID].Sealed
 		return nil
 	}
-	if flushed != nil && !s.SigningUnaccounted { // which is why
-		return fmt.Errorf("note what was issued: %w", flushed)
+	if flushErr != nil && !o.SigningUnaccounted { // a missing account fails every write
+		return fmt.Errorf("note what was issued: %w", flushErr)
 	}
 	account, found := accounts[retiring.KeyID]
 	if !found { // it had one since it began to sign
-		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
+		o.Outstanding = append(o.Outstanding,
+			v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
+		return nil
 	}
-	if found {
-		if err := r.addFromCoholders(ctx, obj, s, account); err != nil {
-			return err
-		}
+	if err := r.addFromCoholders(ctx, obj, o, account); err != nil {
+		return err
 	}
-	s.Sealed, s.RetiringOpen, s.RetiringSigners = account.Sealed, found && !account.Sealed, account.SignerNames()
-	for _, signer := range s.RetiringSigners {
+	o.Sealed, o.RetiringOpen, o.RetiringSigners = account.Sealed, !account.Sealed, account.SignerNames()
+	for _, signer := range o.RetiringSigners {
 		issued := account.Signers[signer]
-		s.Outstanding = append(s.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
+		o.Outstanding = append(o.Outstanding,
+			v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
 	}
 	return nil
 }
 
-// noteAccounts is what the ledger knows of the CAs in the Secret.
-func (s *observation) noteAccounts(accounts map[string]ledger.Account, noted *v1alpha1.SigningAuthorityStatus) {
-	if s.Secret.TLS != nil {
-		s.TLSRetired = accounts[s.Secret.TLS.KeyID].Sealed && !s.Secret.TLS.same(s.Secret.Signing) && !s.Secret.TLS.same(s.Secret.Retiring)
+// noteAccounts notes what the ledger knows of the CAs in the Secret.
+func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alpha1.SigningAuthorityStatus) {
+	secret := o.Secret
+	if secret.TLS != nil && !sameCA(secret.TLS, secret.Signing) && !sameCA(secret.TLS, secret.Retiring) {
+		o.TLSRetired = accounts[secret.TLS.KeyID].Sealed
 	}
-	if s.Secret.Candidate != nil {
-		account, found := accounts[s.Secret.Candidate.KeyID]
-		s.CandidateUnaccounted, s.CandidateRetired = !found && s.Secret.Candidate.is(noted.Candidate), account.Sealed
+	if secret.Candidate != nil {
+		account, found := accounts[secret.Candidate.KeyID]
+		o.CandidateUnaccounted, o.CandidateRetired = !found && sameCA(secret.Candidate, s.Candidate), account.Sealed
 	}
-	if s.Secret.Signing != nil {
-		account, found := accounts[s.Secret.Signing.KeyID]
-		s.SigningUnaccounted, s.SigningSealed = !found && s.Secret.Signing.is(noted.Signing), account.Sealed
+	if secret.Signing != nil {
+		account, found := accounts[secret.Signing.KeyID]
+		o.SigningUnaccounted, o.SigningSealed = !found && sameCA(secret.Signing, s.Signing), account.Sealed
 	}
 }
 
-// addFromCoholders adds to account what was issued elsewhere for signers that are served here by now: who verifies that goes by the
-// bundle of this authority.
-func (r *Reconciler) addFromCoholders(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation, account ledger.Account) error {
-	for _, other := range s.coholders {
-		accounts, err := r.ledger(other).Read(ctx)
+// addFromCoholders adds to account what other authorities have issued by the retiring CA for signers that obj serves
+// by now. The verifiers of such certificates go by the bundle of obj.
+func (r *Reconciler) addFromCoholders(
+	ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation, account ledger.Account,
+) error {
+	for _, other := range o.coholders {
+		accounts, err := r.recorder(other).Book.Read(ctx)
 		if err != nil {
 			return fmt.Errorf("read what SigningAuthority %s has issued: %w", other.Name, err)
 		}
@@ -121,8 +122,9 @@ func (r *Reconciler) addFromCoholders(ctx context.Context, obj *v1alpha1.Signing
 	return nil
 }
 
-// recordIssued notes the certificate that a request holds, whoever has issued it. Where authorities share the CA, as spec.from has
-// them do, it is of those that serve its signer; if none does, it is not known who follows which bundle, and it is of all.
+// recordIssued notes the certificate that a request holds, whoever has issued it. If authorities share the CA, as
+// with spec.from, it counts for those that serve its signer. If none does, it counts for all: any bundle may be the
+// one that its verifiers follow.
 func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
@@ -135,7 +137,9 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	for i := range all.Items {
 		obj := &all.Items[i]
 		cert, ours := ledger.Recognize(request, certificates(obj))
-		serves := func(one v1alpha1.SigningAuthority) bool { return servesSigner(&one, cert) }
+		serves := func(other v1alpha1.SigningAuthority) bool {
+			return slices.Contains(other.Spec.Signers, cert.Signer) && holdsCA(&other, &v1alpha1.CAStatus{KeyID: cert.KeyID})
+		}
 		if ours && (serves(*obj) || !slices.ContainsFunc(all.Items, serves)) {
 			r.recorder(obj).Note(cert)
 		}
@@ -143,33 +147,28 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	return reconcile.Result{}, nil
 }
 
-// servesSigner says whether obj serves the signer of cert, and has its CA, or has just left it, when all of that is settled.
-func servesSigner(obj *v1alpha1.SigningAuthority, cert ledger.Certificate) bool {
-	return slices.Contains(obj.Spec.Signers, cert.Signer) && holdsCA(obj, &v1alpha1.CAStatus{KeyID: cert.KeyID})
-}
-
-// certificates are those of the CAs that obj has now.
+// certificates returns those of the CAs that obj has now.
 func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	var all []*x509.Certificate
-	for _, one := range []*v1alpha1.CAStatus{obj.Status.Candidate, obj.Status.Signing, obj.Status.Retiring} {
-		if one == nil {
+	for _, authority := range []*v1alpha1.CAStatus{obj.Status.Candidate, obj.Status.Signing, obj.Status.Retiring} {
+		if authority == nil {
 			continue
 		}
-		if cert, err := certificateOf(one); err == nil { // look says what is wrong with it
+		if cert, err := certificateOf(authority); err == nil { // observe reports what is wrong with it
 			all = append(all, cert)
 		}
 	}
 	return all
 }
 
-// holdsCertificate says whether there is something to note.
+// holdsCertificate reports whether obj is a request with something to record.
 func holdsCertificate(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
 	return ok && len(request.Status.Certificate) > 0
 }
 
-// casChanged is that an authority has other CAs, or serves other signers, than before: what was noted for it may now be of
-// another one.
+// casChanged lets updates pass after which a certificate may count for another authority: its CAs or signers have
+// changed.
 var casChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
@@ -178,7 +177,7 @@ var casChanged = predicate.Funcs{
 	},
 }
 
-// issuedRequests are the requests that hold a certificate.
+// issuedRequests returns all requests that hold a certificate.
 func (r *Reconciler) issuedRequests(ctx context.Context, _ client.Object) []reconcile.Request {
 	all := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {

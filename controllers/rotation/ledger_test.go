@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -47,7 +48,7 @@ func TestWhoseLedger(t *testing.T) {
 	}
 	r := reconciler(t, append(objects, left)...)
 	for _, obj := range objects[:2] {
-		if err := r.ledger(obj.(*v1alpha1.SigningAuthority)).Open(t.Context(), made.KeyID()); err != nil {
+		if err := r.recorder(obj.(*v1alpha1.SigningAuthority)).Book.Open(t.Context(), made.KeyID()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,11 +70,14 @@ func TestWhoseLedger(t *testing.T) {
 	}
 }
 
-// sharing is an authority that signs with made.
+// sharing returns an authority that signs with made, if that is not nil.
 func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	obj.Spec.Secret, obj.Spec.Signers = v1alpha1.SecretReference{Namespace: "ns", Name: name}, signers
-	obj.Status.Phase, obj.Status.Signing = v1alpha1.Completed, (&planner{}).noteCA(factsOf(made), 1)
+	obj.Status.Phase = v1alpha1.Completed
+	if made != nil {
+		obj.Status.Signing = factsOf(made)
+	}
 	return obj
 }
 
@@ -85,7 +89,9 @@ func reconciler(t *testing.T, objects ...client.Object) *Reconciler {
 		t.Fatal(err)
 	}
 	server := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
-	return &Reconciler{Clock: clock.RealClock{}, Client: server, Live: server}
+	return &Reconciler{
+		Clock: clock.RealClock{}, Client: server, Live: server, runUntilStopped: func(func(context.Context)) {},
+	}
 }
 
 // issued is a CA, and a certificate of it.

@@ -8,7 +8,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// Their labels are signers, which are configured, and never an object.
+// Labels are signers, which are configured, and never an object.
 var (
 	phaseGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_phase",
@@ -27,7 +27,8 @@ var (
 
 	trustedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_trusted",
-		Help: "Whether all who verify are known to trust the CA that signs, or while there is one the candidate: 1, or 0 while that is not known.",
+		Help: "Whether all who verify are known to trust the CA that signs, or while there is one the candidate: 1, " +
+			"or 0 while that is not known.",
 	}, []string{"signer"})
 )
 
@@ -35,11 +36,19 @@ func init() {
 	metrics.Registry.MustRegister(phaseGauge, phaseSince, outstandingGauge, trustedGauge)
 }
 
-// measure sets the gauges of what obj serves.
+// measure sets the gauges of the signers that obj serves.
 func measure(obj *v1alpha1.SigningAuthority) {
+	oneIf := func(is bool) float64 {
+		if is {
+			return 1
+		}
+		return 0
+	}
 	status := &obj.Status
+	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
+	trusted := meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionTrusted)
 	for _, signer := range obj.Spec.Signers {
-		for _, phase := range []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed} {
+		for _, phase := range phases {
 			phaseGauge.WithLabelValues(signer, string(phase)).Set(oneIf(status.Phase == phase))
 		}
 		began := 0.0
@@ -48,13 +57,6 @@ func measure(obj *v1alpha1.SigningAuthority) {
 		}
 		phaseSince.WithLabelValues(signer).Set(began)
 		outstandingGauge.WithLabelValues(signer).Set(float64(status.OutstandingOnRetiring))
-		trustedGauge.WithLabelValues(signer).Set(oneIf(meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionTrusted)))
+		trustedGauge.WithLabelValues(signer).Set(oneIf(trusted))
 	}
-}
-
-func oneIf(is bool) float64 {
-	if is {
-		return 1
-	}
-	return 0
 }

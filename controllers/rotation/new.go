@@ -4,8 +4,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// planNew finds or makes the first CA. It is a candidate like any other; with one that its owner has brought, the owner has
-// said that those trust it who can't be asked.
+// planNew finds or makes the first CA. It becomes a candidate like any other.
 func (p *planner) planNew() {
 	switch signing := p.facts.Secret.Signing; {
 	case p.facts.Operation != "":
@@ -19,20 +18,20 @@ func (p *planner) planNew() {
 	}
 }
 
+// planFirstCA takes the first CA from the Secret or from spec.from, or makes one.
 func (p *planner) planFirstCA() {
-	ring := p.facts.Secret
+	secret := p.facts.Secret
 	switch {
-	case ring.Candidate != nil && p.refuseCandidate() == "":
+	case secret.Candidate != nil && p.refuseCandidate() == "": // the status was lost before a CA signed
 		p.status.Generation = max(p.status.Generation, 1)
-		p.status.Candidate = p.noteCA(ring.Candidate, p.status.Generation)
-		p.status.Candidate.AdoptedAt = p.now() // whoever has made it
+		p.status.Candidate = p.adopted(secret.Candidate)
 		p.enter(v1alpha1.Preparing)
-	case ring.TLS != nil && p.refuseAsCandidate() != "":
+	case secret.TLS != nil && p.refuseAsCandidate() != "":
 		p.wait("another CA in tls.crt and tls.key of the Secret: %s", p.refuseAsCandidate())
-	case ring.TLS != nil:
+	case secret.TLS != nil:
 		p.adopt()
-	case ring.TLSProblem != "":
-		p.wait("a CA in the Secret that can be used: %s", ring.TLSProblem)
+	case secret.TLSProblem != "":
+		p.wait("a CA in the Secret that can be used: %s", secret.TLSProblem)
 	case p.spec.From != "" && p.facts.From == nil:
 		p.wait("SigningAuthority %s to sign", p.spec.From)
 	case p.spec.From != "":
@@ -42,27 +41,30 @@ func (p *planner) planFirstCA() {
 	}
 }
 
-// restoreStatus reads from the Secret what an authority knew whose status is lost. What was known of adoption is lost too.
+// restoreStatus reads from the Secret what a status that is lost has held. The CAs count as adopted: what was known
+// of their certificates is lost too.
 func (p *planner) restoreStatus() {
-	ring := p.facts.Secret
+	secret := p.facts.Secret
 	p.status.Generation = max(p.status.Generation, 1)
-	adopted := func(found *CAFacts) *v1alpha1.CAStatus {
-		one := p.noteCA(found, p.status.Generation)
-		one.AdoptedAt = p.now()
-		return one
-	}
-	p.status.Signing = adopted(ring.Signing)
+	p.status.Signing = p.adopted(secret.Signing)
 	p.status.Signing.SignsSince = p.now()
 	p.noteSigners()
 	switch {
-	case ring.Candidate != nil && p.refuseCandidate() == "":
+	case secret.Candidate != nil && p.refuseCandidate() == "":
 		p.status.Generation++
-		p.status.Candidate = adopted(ring.Candidate)
+		p.status.Candidate = p.adopted(secret.Candidate)
 		p.enter(v1alpha1.Preparing)
-	case ring.Retiring != nil && ring.Retiring.KeyID != ring.Signing.KeyID:
-		p.status.Retiring = adopted(ring.Retiring)
+	case secret.Retiring != nil && secret.Retiring.KeyID != secret.Signing.KeyID:
+		p.status.Retiring = p.adopted(secret.Retiring)
 		p.enter(v1alpha1.Prepared)
 	default:
 		p.enter(v1alpha1.Completed)
 	}
+}
+
+// adopted returns what the status notes of found, a CA that somebody else has made, with the present generation.
+func (p *planner) adopted(found *v1alpha1.CAStatus) *v1alpha1.CAStatus {
+	authority := found.DeepCopy()
+	authority.Generation, authority.AdoptedAt = p.status.Generation, p.now()
+	return authority
 }

@@ -1,6 +1,6 @@
-// Package rotation replaces signing CAs in two phases, and proves before each step that it breaks nothing (Gardener GEP-18;
-// a proof by every API server as HyperShift's control-plane-pki-operator has it). It decides in values: Next is pure, and
-// the Reconciler looks, notes, acts once, and looks again.
+// Package rotation replaces signing CAs in two phases, as Gardener's GEP-18 does, and proves before each step that
+// the step breaks nothing: every API server is asked, as HyperShift's control-plane-pki-operator does. Next decides
+// in values. The Reconciler observes, stores the decision, acts once, and observes again.
 package rotation
 
 import (
@@ -15,48 +15,48 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// Action is one change of the world beside the authority's status. Each may be taken again.
+// Action is one change outside of the authority's status. Each action may be repeated.
 type Action string
 
 // The actions.
 const (
 	None Action = ""
-	// CopyFrom takes the CA, and the ledger, of spec.from.
+	// CopyFrom copies the CA and the ledger of spec.from.
 	CopyFrom Action = "CopyFrom"
 	// MakeCandidate makes a CA.
 	MakeCandidate Action = "MakeCandidate"
-	// TakeCandidate makes what is in tls.crt and tls.key the candidate, and puts back there what signs.
+	// TakeCandidate makes the CA in tls.crt and tls.key the candidate, and puts the signing pair back there.
 	TakeCandidate Action = "TakeCandidate"
-	// DropCandidate destroys it.
+	// DropCandidate destroys the candidate.
 	DropCandidate Action = "DropCandidate"
-	// RestoreTLS puts what signs back to tls.crt and tls.key.
+	// RestoreTLS puts the signing pair back into tls.crt and tls.key.
 	RestoreTLS Action = "RestoreTLS"
-	// RestoreSigning makes what is in tls.crt and tls.key sign, which has been proven before.
+	// RestoreSigning puts the signing pair back from tls.crt and tls.key.
 	RestoreSigning Action = "RestoreSigning"
-	// RestoreBoth does too, and makes what signs there, in a Secret from a backup, retire.
+	// RestoreBoth does the same, and makes the CA retire that a restored Secret has in the place of the signing pair.
 	RestoreBoth Action = "RestoreBoth"
-	// Publish makes what is published the CAs of Trusted.
+	// Publish publishes the CAs of Trusted and no other.
 	Publish Action = "Publish"
-	// Switch makes the candidate sign and what has signed retire, in one write.
+	// Switch makes the candidate sign and the signing CA retire, in one write.
 	Switch Action = "Switch"
-	// SwapBack makes the retiring CA sign again, and the other one retire.
+	// SwapBack makes the retiring CA sign again and the signing CA retire, in one write.
 	SwapBack Action = "SwapBack"
-	// Open makes an account in the ledger for what signs, and for the candidate, where they have none any more.
+	// Open makes an account in the ledger for the signing CA and for the candidate, if they have none any more.
 	Open Action = "Open"
-	// Permit renews what the signer is told about the signing pair.
+	// Permit updates what the signer is told about the signing pair.
 	Permit Action = "Permit"
-	// Seal closes the ledger for the retiring CA: nothing can be issued by it that the ledger does not name.
+	// Seal closes the ledger for the retiring CA: it issues nothing more that the ledger does not name.
 	Seal Action = "Seal"
-	// Unseal opens it again, and for what signs.
+	// Unseal opens the ledger again, for the retiring and for the signing CA.
 	Unseal Action = "Unseal"
 	// Prune removes the retiring CA from the ConfigMap extension-apiserver-authentication.
 	Prune Action = "Prune"
-	// DestroyRetiring destroys its key.
+	// DestroyRetiring destroys the key of the retiring CA.
 	DestroyRetiring Action = "DestroyRetiring"
 )
 
-// Step is what to do about an authority: note Status, remove the operation if it is taken, then act. Without an Action, and
-// with the status as it was, it waits.
+// Step is what to do about an authority: store Status, then remove the operation, then take Action. A step that
+// changes nothing waits.
 type Step struct {
 	Status v1alpha1.SigningAuthorityStatus
 	Action Action
@@ -68,91 +68,103 @@ type Step struct {
 	Waiting []string
 }
 
-// Facts are what is seen at one moment.
+// Facts are what was observed at one instant.
 type Facts struct {
 	Now time.Time
-	// Operation that the owner asks for.
+	// Operation is what the owner asks for.
 	Operation v1alpha1.Operation
 	Secret    SecretFacts
-	// From is what signs for spec.from; nil if that does not sign yet.
+	// Permitted reports whether the signer has been told what the spec says now.
+	Permitted bool
+	// From is the CA that signs for spec.from, nil if none does yet.
 	From *v1alpha1.CAStatus
-	// Published says that the CAs of Trusted are published, everywhere and nothing else; Unpublished why they can't be.
+
+	// Published reports whether the CAs of Trusted, and no other, are published everywhere. Unpublished says what is
+	// wrong.
 	Published   bool
 	Unpublished []string
-	// Candidate, Signing and Retiring are what the API servers make of that CA.
-	Candidate, Signing Proof
-	// RetiringTrusted and RetiringRefused are two different questions about one CA.
-	RetiringTrusted, RetiringRefused Proof
-	// Outstanding is what lives on the retiring CA by its ledger; Sealed that the ledger is closed for it, be it noted or not.
-	Outstanding []v1alpha1.Outstanding
-	Sealed      bool
-	// CandidateUnaccounted says that the ledger does not know the candidate, not even as one that has issued nothing.
-	CandidateUnaccounted bool
-	// SigningUnaccounted says that the ledger has lost what was issued by the signing CA, SigningSealed that it is closed for it,
-	// TLSRetired that it is closed for the CA in tls.crt: that one has retired here. CandidateRetired says so of the candidate.
-	// RetiringSigners are those that the retiring one has issued for.
-	SigningUnaccounted, SigningSealed, TLSRetired, CandidateRetired bool
-	RetiringSigners                                                 []string
-	// RetiringOpen says that the ledger has an account of the retiring CA that is not closed.
-	RetiringOpen bool
-	// Above are the CAs by which API servers accept the retiring one although it is not among what they trust.
-	Above []string
-	// Sharing are other authorities for whose clients API servers accept the retiring CA further on.
-	Sharing []string
-	// Kept says that extension-apiserver-authentication holds the retiring CA, Holding which aggregated API servers accept it,
-	// Unclear of which that is not known: those nobody waits for, as there are such as can't be asked at all.
-	Kept             bool
-	Holding, Unclear []string
-	// SettleFor is how long an answer must be the same.
+
+	// SettleFor is how long verifiers must give the same answer.
 	SettleFor time.Duration
-	// APIServers are what API servers said last, of the CA that the phase is about.
-	APIServers []v1alpha1.APIServerStatus
-	// Permitted says that the signer has been told what the spec says now.
-	Permitted bool
+	Answers
+	// Sharing are other authorities for whose clients API servers must go on to accept the retiring CA.
+	Sharing []string
+
+	// The rest is from the ledger. Outstanding is what lives on the retiring CA.
+	Outstanding []v1alpha1.Outstanding
+	// RetiringSigners are the signers that the retiring CA has issued for.
+	RetiringSigners []string
+	// Sealed and RetiringOpen report whether the retiring CA has an account that is closed, or that is not.
+	Sealed, RetiringOpen bool
+	// SigningSealed, CandidateRetired and TLSRetired report whether the account of that CA in the Secret is closed. A
+	// candidate and a CA in tls.crt have retired here then.
+	SigningSealed, CandidateRetired, TLSRetired bool
+	// SigningUnaccounted and CandidateUnaccounted report whether the ledger has no account of that CA any more.
+	SigningUnaccounted, CandidateUnaccounted bool
 }
 
-// SecretFacts are what the Secret holds. A CA that is not there, or can't be used, is nil.
+// Answers are what verifiers have answered about the CAs of a phase.
+type Answers struct {
+	// Candidate, Signing and RetiringTrusted prove that API servers trust that CA, RetiringRefused that they refuse it.
+	Candidate, Signing, RetiringTrusted, RetiringRefused Proof
+	// APIServers are the last answers about the CA that the phase is for.
+	APIServers []v1alpha1.APIServerStatus
+	// Above are the CAs by which API servers accept the retiring CA although they do not trust it by itself.
+	Above []string
+	// Kept reports whether extension-apiserver-authentication holds the retiring CA.
+	Kept bool
+	// Holding are aggregated API servers that accept the retiring CA. Those in Unclear can't be asked, and nothing
+	// waits for them.
+	Holding, Unclear []string
+}
+
+// SecretFacts are what the Secret holds. A CA that is missing or unusable is nil. The others have only what is known
+// by their certificates.
 type SecretFacts struct {
-	TLS, Signing, Candidate, Retiring *CAFacts
-	// PermittedSigners are the signers that what signs may sign for now.
+	TLS, Signing, Candidate, Retiring *v1alpha1.CAStatus
+	// PermittedSigners are the signers that the signing CA may sign for now.
 	PermittedSigners []string
-	// TLSProblem is why what is in tls.crt and tls.key can't be used, if something is.
+	// TLSProblem says why the content of tls.crt and tls.key can't be used.
 	TLSProblem string
 }
 
-// CAFacts tell one CA from another.
-type CAFacts struct {
-	KeyID, Fingerprint string
-	Certificate        string // PEM
-	NotAfter           time.Time
+// sameCA reports whether both have the same certificate.
+func sameCA(a, b *v1alpha1.CAStatus) bool {
+	return a != nil && b != nil && a.Fingerprint == b.Fingerprint
 }
 
-func (c *CAFacts) is(noted *v1alpha1.CAStatus) bool {
-	return c != nil && noted != nil && c.Fingerprint == noted.Fingerprint
-}
-
-func (c *CAFacts) same(other *CAFacts) bool {
-	return c != nil && other != nil && c.Fingerprint == other.Fingerprint
-}
-
-// Proof is an answer of all API servers, that was the same for long enough, or why it is none. The zero value proves nothing.
+// Proof is the answer of all API servers about one CA. The zero value proves nothing.
 type Proof struct {
+	// Proven says that all of them have given the same answer for long enough.
 	Proven bool
-	// Settling says that all have given the answer, and not for long enough yet.
+	// Settling says that all of them have given the answer, but not for long enough yet.
 	Settling bool
-	Missing  []string // sentences that name who stands in the way
+	// Missing has a sentence for each API server that stands in the way.
+	Missing []string
 }
 
-// Next decides. It looks at nothing but its arguments.
+// missing returns what proof lacks.
+func (proof Proof) missing() []string {
+	switch {
+	case proof.Proven:
+		return nil
+	case len(proof.Missing) == 0:
+		return []string{"every API server to be asked"}
+	default:
+		return proof.Missing
+	}
+}
+
+// Next decides what to do about an authority. It depends on its arguments only.
 func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts Facts) Step {
 	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
-	p.step.Status = *p.status
 	p.plan()
 	p.status.WaitingFor = p.step.Waiting
 	p.step.Status = *p.status
 	return p.step
 }
 
+// planner makes one Step. Its status becomes that of the Step.
 type planner struct {
 	spec   *v1alpha1.SigningAuthoritySpec
 	status *v1alpha1.SigningAuthorityStatus
@@ -160,16 +172,15 @@ type planner struct {
 	step   Step
 }
 
+// plan decides what comes before any phase, and else what the phase is for.
 func (p *planner) plan() {
-	if p.removeTakenOperation() {
+	if taken := p.status.TakenOperation; taken != "" && p.facts.Operation == taken { // asked for twice is asked for once
+		p.step.RemoveOperation = true
 		return
 	}
+	p.status.TakenOperation = ""
 	p.noteSigners()
-	if p.openAccounts() {
-		return
-	}
-	if p.facts.SigningSealed && p.facts.Published && p.facts.Secret.Signing.is(p.status.Signing) { // by who led before, and was late
-		p.act(Unseal)
+	if p.repairLedger() {
 		return
 	}
 	switch p.status.Phase {
@@ -188,29 +199,16 @@ func (p *planner) plan() {
 	}
 }
 
-// removeTakenOperation removes an operation that has been noted before. Who asks for the same again in that moment has asked once.
-func (p *planner) removeTakenOperation() bool {
-	switch {
-	case p.status.TakenOperation == "":
-		return false
-	case p.facts.Operation == p.status.TakenOperation:
-		p.step.RemoveOperation = true
-		return true
-	default:
-		p.status.TakenOperation = ""
-		return false
-	}
-}
-
-// noteSigners notes of what signs for whom it may, where that was not noted yet.
+// noteSigners notes which signers the signing CA is permitted for, unless that is noted already.
 func (p *planner) noteSigners() {
-	if s := p.status.Signing; s != nil && s.Signers == nil && p.facts.Secret.Signing.is(s) {
-		s.Signers = slices.Clone(p.facts.Secret.PermittedSigners)
+	if signing := p.status.Signing; signing != nil && signing.Signers == nil && sameCA(p.facts.Secret.Signing, signing) {
+		signing.Signers = slices.Clone(p.facts.Secret.PermittedSigners)
 	}
 }
 
-// openAccounts counts a CA as adopted, once nobody can say any more what was issued by it.
-func (p *planner) openAccounts() bool {
+// repairLedger opens the accounts that CAs need to sign, and reports whether it acts. A CA whose account is lost
+// counts as adopted: it is not known what it has issued.
+func (p *planner) repairLedger() bool {
 	var lost []*v1alpha1.CAStatus
 	if p.facts.SigningUnaccounted {
 		lost = append(lost, p.status.Signing)
@@ -218,39 +216,48 @@ func (p *planner) openAccounts() bool {
 	if p.facts.CandidateUnaccounted {
 		lost = append(lost, p.status.Candidate)
 	}
-	for _, one := range lost {
-		one.AdoptedAt, one.AttestedAt = p.now(), nil
-		p.act(Open)
+	for _, authority := range lost {
+		authority.AdoptedAt, authority.AttestedAt = p.now(), nil
 	}
-	return len(lost) > 0
+	switch {
+	case len(lost) > 0:
+		p.act(Open)
+	case p.facts.SigningSealed && p.facts.Published && sameCA(p.facts.Secret.Signing, p.status.Signing):
+		p.act(Unseal) // a late leader has closed it
+	default:
+		return false
+	}
+	return true
 }
 
-// act notes the intent of action, which Next returns again until its result is seen.
+// act notes the intent of action. Next returns it again until its result is seen.
 func (p *planner) act(action Action) {
 	p.status.Intent, p.step.Action = string(action), action
 }
 
+// wait notes what must happen before the next step.
 func (p *planner) wait(format string, args ...any) {
 	p.step.Waiting = append(p.step.Waiting, fmt.Sprintf(format, args...))
 }
 
-// acceptOperation notes that the operation is followed.
+// acceptOperation notes that the operation is answered, so that its annotation is removed.
 func (p *planner) acceptOperation() {
 	p.status.TakenOperation, p.step.RemoveOperation = p.facts.Operation, true
 }
 
-// refuseOperation notes that it is not, which says what is allowed now.
+// refuseOperation answers the operation with the reason and with what is allowed now.
 func (p *planner) refuseOperation(format string, args ...any) {
-	p.step.Refused = fmt.Sprintf("%s is refused: ", p.facts.Operation) + fmt.Sprintf(format, args...) + "; allowed now: " + v1alpha1.AllowedText(p.status.Phase)
+	p.step.Refused = fmt.Sprintf("%s is refused: %s; allowed now: %s",
+		p.facts.Operation, fmt.Sprintf(format, args...), v1alpha1.AllowedText(p.status.Phase))
 	p.acceptOperation()
 }
 
 // attest notes adoption-attested on every CA that was adopted.
 func (p *planner) attest() {
 	adopted := false
-	for _, one := range []*v1alpha1.CAStatus{p.status.Candidate, p.status.Signing, p.status.Retiring} {
-		if one != nil && one.AdoptedAt != nil && one.AttestedAt == nil {
-			one.AttestedAt, adopted = p.now(), true
+	for _, authority := range []*v1alpha1.CAStatus{p.status.Candidate, p.status.Signing, p.status.Retiring} {
+		if authority != nil && authority.AdoptedAt != nil && authority.AttestedAt == nil {
+			authority.AttestedAt, adopted = p.now(), true
 		}
 	}
 	if !adopted {
@@ -260,32 +267,30 @@ func (p *planner) attest() {
 	p.acceptOperation()
 }
 
+// enter starts phase.
 func (p *planner) enter(phase v1alpha1.Phase) {
-	p.status.Phase, p.status.Intent, p.status.LedgerClosedAt, p.status.PrunedAt = phase, "", nil, nil
+	s := p.status
+	s.Phase, s.Intent, s.LedgerClosedAt, s.PrunedAt = phase, "", nil, nil
 	switch phase {
 	case v1alpha1.Preparing:
-		p.status.InitiatedAt, p.status.PreparedAt, p.status.CompletionInitiatedAt, p.status.CompletedAt, p.status.UnpublishedAt = p.now(), nil, nil, nil, nil
+		s.InitiatedAt, s.PreparedAt, s.CompletionInitiatedAt, s.CompletedAt, s.UnpublishedAt = p.now(), nil, nil, nil, nil
 	case v1alpha1.Prepared:
-		p.status.PreparedAt, p.status.CompletionInitiatedAt = p.now(), nil
+		s.PreparedAt, s.CompletionInitiatedAt = p.now(), nil
 	case v1alpha1.Completing:
-		p.status.CompletionInitiatedAt = p.now()
+		s.CompletionInitiatedAt = p.now()
 	case v1alpha1.Completed:
-		p.status.CompletedAt, p.status.UnpublishedAt = p.now(), nil
+		s.CompletedAt, s.UnpublishedAt = p.now(), nil
 	case v1alpha1.New:
 	}
 }
 
-// noteCA notes what was found; generation is the one that it gets.
-func (p *planner) noteCA(found *CAFacts, generation int64) *v1alpha1.CAStatus {
-	return &v1alpha1.CAStatus{KeyID: found.KeyID, Fingerprint: found.Fingerprint, Certificate: found.Certificate, Generation: generation, NotAfter: metav1.NewTime(found.NotAfter)}
-}
-
+// now returns the instant of the facts in whole seconds, as a status stores it.
 func (p *planner) now() *metav1.Time {
 	now := metav1.NewTime(p.facts.Now.Truncate(time.Second))
 	return &now
 }
 
-// publishFirst has the bundle published first.
+// publishFirst publishes the bundle, and reports whether nothing is left to publish.
 func (p *planner) publishFirst() bool {
 	if !p.facts.Published {
 		p.step.Waiting = append(p.step.Waiting, p.facts.Unpublished...)
@@ -296,61 +301,59 @@ func (p *planner) publishFirst() bool {
 	return p.facts.Published
 }
 
-// waitForTrust waits for the API servers, if they verify what any of the signers issues.
-func (p *planner) waitForTrust(proof Proof) {
-	if AsksAPIServers(p.spec.Signers) {
-		p.waitForProof(proof)
+// missingTrust returns what proof lacks, or nothing if API servers verify no certificate of this authority.
+func (p *planner) missingTrust(proof Proof) []string {
+	if !AsksAPIServers(p.spec.Signers) {
+		return nil
 	}
+	return proof.missing()
 }
 
-func (p *planner) waitForProof(proof Proof) {
-	if proof.Proven {
-		return
-	}
-	if len(proof.Missing) == 0 {
-		p.wait("every API server to be asked")
-	}
-	p.step.Waiting = append(p.step.Waiting, proof.Missing...)
-}
-
-// waitForNextCA waits for a CA that signs for signers that came when the one that signs was proven already.
+// waitForNextCA waits for a CA that may sign for the signers that were added after the signing CA was proven.
 func (p *planner) waitForNextCA() {
-	added := slices.DeleteFunc(slices.Clone(p.spec.Signers), func(name string) bool { return trustedFor(p.status.Signing, name) })
-	if len(added) > 0 {
-		p.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust the CA %s", strings.Join(added, ", "), p.status.Signing.KeyID)
+	if added := withoutTrust(p.spec.Signers, p.status.Signing); len(added) > 0 {
+		p.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust "+
+			"the CA %s", strings.Join(added, ", "), p.status.Signing.KeyID)
 	}
 }
 
-// Trusted are the CAs to publish, the new one first.
+// Trusted returns the CAs to publish, the newest first.
 func Trusted(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
 	all := []*v1alpha1.CAStatus{status.Candidate, status.Signing}
 	if status.UnpublishedAt == nil {
 		all = append(all, status.Retiring)
 	}
-	return slices.DeleteFunc(all, func(one *v1alpha1.CAStatus) bool { return one == nil })
+	return slices.DeleteFunc(all, func(authority *v1alpha1.CAStatus) bool { return authority == nil })
 }
 
-// AsksAPIServers says whether API servers verify what any of signers issues.
+// AsksAPIServers reports whether API servers verify certificates of any of signers.
 func AsksAPIServers(signers []string) bool { return slices.ContainsFunc(signers, verifiedByAPIServers) }
 
-// signersToConfirm are the signers whose verifiers can't be asked.
+// verifiedByAPIServers reports whether API servers verify certificates of signer.
+func verifiedByAPIServers(signer string) bool {
+	return signer == certificatesv1.KubeAPIServerClientSignerName ||
+		signer == certificatesv1.KubeAPIServerClientKubeletSignerName
+}
+
+// signersToConfirm returns those of signers whose verifiers can't be asked: their trust is for the owner to confirm.
 func signersToConfirm(signers []string) []string {
 	return slices.DeleteFunc(slices.Clone(signers), verifiedByAPIServers)
 }
 
-// verifiedByAPIServers says whether API servers verify what signer issues.
-func verifiedByAPIServers(signer string) bool {
-	return signer == certificatesv1.KubeAPIServerClientSignerName || signer == certificatesv1.KubeAPIServerClientKubeletSignerName
+// withoutTrust returns those of signers whose verifiers are not known to trust authority. API servers verify
+// certificates of all their signers alike.
+func withoutTrust(signers []string, authority *v1alpha1.CAStatus) []string {
+	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool {
+		return authority != nil && (slices.Contains(authority.Signers, name) ||
+			verifiedByAPIServers(name) && AsksAPIServers(authority.Signers))
+	})
 }
 
-// trustedFor says whether the verifiers of signer are known to trust one: all that API servers verify, they verify alike.
-func trustedFor(one *v1alpha1.CAStatus, signer string) bool {
-	return one != nil && (slices.Contains(one.Signers, signer) || verifiedByAPIServers(signer) && AsksAPIServers(one.Signers))
-}
-
-// permittedSigners are those of spec that what signs after action may sign for: no CA does for one whose verifiers are not known
-// to trust it.
-func permittedSigners(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, action Action) []string {
+// permittedSigners returns the signers that the CA that signs after action may sign for: no CA signs for a signer
+// whose verifiers are not known to trust it.
+func permittedSigners(
+	spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, action Action,
+) []string {
 	signing := status.Signing
 	switch action {
 	case Switch:
@@ -358,10 +361,13 @@ func permittedSigners(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.Sign
 	case SwapBack:
 		signing = status.Retiring
 	}
-	return slices.DeleteFunc(slices.Clone(spec.Signers), func(name string) bool { return !trustedFor(signing, name) })
+	untrusted := withoutTrust(spec.Signers, signing)
+	isUntrusted := func(name string) bool { return slices.Contains(untrusted, name) }
+	return slices.DeleteFunc(slices.Clone(spec.Signers), isUntrusted)
 }
 
-// askedToRefuse says whether API servers have verified what the retiring CA has issued, be it for signers that have left.
+// askedToRefuse reports whether API servers have verified what the retiring CA has issued, be it for signers that
+// have left.
 func askedToRefuse(signers []string, f Facts) bool {
 	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
 }

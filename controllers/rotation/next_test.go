@@ -19,8 +19,8 @@ var (
 	proven = Proof{Proven: true}
 )
 
-func fact(name string) *CAFacts {
-	return &CAFacts{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: noon.Add(10000 * time.Hour)}
+func fact(name string) *v1alpha1.CAStatus {
+	return &v1alpha1.CAStatus{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: metav1.NewTime(noon.Add(10000 * time.Hour))}
 }
 
 func noted(name string) *v1alpha1.CAStatus {
@@ -68,7 +68,8 @@ func completed() v1alpha1.SigningAuthorityStatus {
 
 // good are facts in which nothing stands in the way; change changes some.
 func good(ring SecretFacts, change ...func(*Facts)) Facts {
-	f := Facts{Now: noon, Secret: ring, Published: true, Permitted: true, Candidate: proven, Signing: proven, RetiringTrusted: proven, RetiringRefused: proven, SettleFor: DefaultSettleFor}
+	f := Facts{Now: noon, Secret: ring, Published: true, Permitted: true, SettleFor: DefaultSettleFor}
+	f.Candidate, f.Signing, f.RetiringTrusted, f.RetiringRefused = proven, proven, proven, proven
 	for _, each := range change {
 		each(&f)
 	}
@@ -348,13 +349,13 @@ func isUnpublished(s *v1alpha1.SigningAuthorityStatus) bool {
 	return s.UnpublishedAt != nil && len(Trusted(s)) == 1
 }
 
-func ended(name string) *CAFacts {
+func ended(name string) *v1alpha1.CAStatus {
 	f := fact(name)
-	f.NotAfter = noon
+	f.NotAfter.Time = noon
 	return f
 }
 
-func withKeyOf(name, key string) *CAFacts {
+func withKeyOf(name, key string) *v1alpha1.CAStatus {
 	f := fact(name)
 	f.KeyID = key
 	return f

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -23,110 +24,103 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// observation are Facts with what they were read from, for an Action.
+// observation is Facts with the objects that they were read from, which an Action needs.
 type observation struct {
 	Facts
-	keys *caSecret
+	secret *caSecret
+	// from is the authority of spec.from.
 	from *v1alpha1.SigningAuthority
 	// coholders are other authorities that have, or had, the CA that retires here.
 	coholders []*v1alpha1.SigningAuthority
 }
 
-// observeAgain reads all that Next needs, none of it from a cache. What verifiers said comes from asked.
-func (r *Reconciler) observeAgain(ctx context.Context, obj *v1alpha1.SigningAuthority, asked *observation) (*observation, error) {
-	s, err := r.observe(ctx, obj)
+// observe reads what the API server stores, past any cache.
+func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
+	o := &observation{Facts: Facts{
+		Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]),
+		Published: true, SettleFor: r.settleFor(obj),
+	}}
+	if err := r.observeAuthorities(ctx, obj, o); err != nil {
+		return nil, err
+	}
+	if err := r.readSecret(ctx, obj, o); err != nil {
+		return nil, err
+	}
+	permitted, err := editSecret(o.secret.ring, Permit, keypair.Pair{}, r.permit(obj, Permit))
 	if err != nil {
 		return nil, err
 	}
-	if asked != nil && slices.Equal(keysOf(r.questions(obj, s)), keysOf(r.questions(obj, asked))) && slices.Equal(s.Sharing, asked.Sharing) {
-		s.Candidate, s.Signing, s.RetiringTrusted, s.RetiringRefused = asked.Candidate, asked.Signing, asked.RetiringTrusted, asked.RetiringRefused
-		s.APIServers, s.Above, s.Kept, s.Holding, s.Unclear = asked.APIServers, asked.Above, asked.Kept, asked.Holding, asked.Unclear
+	o.Permitted = o.secret.ring.Signing.Empty() || o.secret.ring.Permit.Equal(permitted.Permit)
+	if err := r.readLedger(ctx, obj, o); err != nil {
+		return nil, err
 	}
-	return s, nil
+	if len(Trusted(&obj.Status)) == 0 {
+		return o, nil
+	}
+	wanted, err := bundleOf(obj, o.Now)
+	if err != nil {
+		return nil, err
+	}
+	state := r.publisher.Published(ctx, wanted)
+	o.Published = state.Published()
+	for _, problem := range state.Problems {
+		o.Unpublished = append(o.Unpublished, problem.Error())
+	}
+	return o, nil
 }
 
-// observe reads what the API server stores.
-func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
-	s := &observation{Facts: Facts{Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]), Published: true, SettleFor: r.settleFor(obj)}}
-	if err := r.observeAuthorities(ctx, obj, s); err != nil {
-		return nil, err
-	}
-	var err error
-	if s.keys, s.Secret, err = r.readSecret(ctx, obj); err != nil {
-		return nil, err
-	}
-	s.Permitted = s.keys.pairs.Signing.Empty() || hasPermit(s.keys.pairs, r.permit(obj, Permit))
-	if err := r.readLedger(ctx, obj, s); err != nil {
-		return nil, err
-	}
-	if len(Trusted(&obj.Status)) > 0 {
-		wanted, err := bundleOf(obj, s.Now)
-		if err != nil {
-			return nil, err
-		}
-		state := r.publisher.Published(ctx, wanted)
-		s.Published = state.Published()
-		for _, problem := range state.Problems {
-			s.Unpublished = append(s.Unpublished, problem.Error())
-		}
-	}
-	return s, nil
-}
-
-// caSecret are the Secret of an authority, as it was read.
+// caSecret is the Secret of an authority, with those of its CAs that can be used.
 type caSecret struct {
-	object *corev1.Secret // with an empty UID when there is none yet
-	pairs  keypair.Ring
-	// loaded are the CAs that can be used.
-	tls, signing, candidate, retiring *ca.Authority
+	object                       *corev1.Secret // with an empty UID if there is none yet
+	ring                         keypair.Ring
+	signing, candidate, retiring *ca.Authority
 }
 
-// readSecret reads the Secret of obj, and what it holds of CAs.
-func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthority) (*caSecret, SecretFacts, error) {
+// readSecret reads the Secret of obj and the CAs in it.
+func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	name := secretName(obj)
-	k := &caSecret{object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Type: corev1.SecretTypeTLS}}
-	err := r.Live.Get(ctx, name, k.object)
-	switch {
-	case client.IgnoreNotFound(err) != nil:
-		return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
-	case err == nil && k.object.Type != corev1.SecretTypeTLS:
-		return nil, SecretFacts{}, fmt.Errorf("its Secret %s has type %q, want %q", name, k.object.Type, corev1.SecretTypeTLS)
+	object := &corev1.Secret{Type: corev1.SecretTypeTLS}
+	object.Namespace, object.Name = name.Namespace, name.Name
+	if err := r.Live.Get(ctx, name, object); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
-	if k.pairs, err = keypair.ParseRing(k.object.Data); err != nil {
-		return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
+	if object.Type != corev1.SecretTypeTLS {
+		return fmt.Errorf("its Secret %s has type %q, want %q", name, object.Type, corev1.SecretTypeTLS)
 	}
-	facts := SecretFacts{PermittedSigners: k.pairs.Permit.Signers}
-	for _, each := range []struct {
-		pair   keypair.Pair
-		loaded **ca.Authority
-		facts  **CAFacts
-	}{
-		{k.pairs.Signing, &k.signing, &facts.Signing},
-		{k.pairs.Candidate, &k.candidate, &facts.Candidate},
-		{k.pairs.Retiring, &k.retiring, &facts.Retiring},
-		{k.pairs.TLS, &k.tls, &facts.TLS},
-	} {
-		if each.pair.Empty() {
-			continue
+	ring, err := keypair.ParseRing(object.Data)
+	if err != nil {
+		return fmt.Errorf("read Secret %s: %w", name, err)
+	}
+	load := func(pair keypair.Pair) (*ca.Authority, *v1alpha1.CAStatus, error) {
+		if pair.Empty() {
+			return nil, nil, nil
 		}
-		*each.loaded, err = each.pair.Load()
-		if err != nil && each.loaded != &k.tls {
-			return nil, SecretFacts{}, fmt.Errorf("read Secret %s: %w", name, err)
-		}
+		authority, err := pair.Load()
 		if err != nil {
-			facts.TLSProblem = err.Error()
-			continue
+			return nil, nil, err
 		}
-		*each.facts = factsOf(*each.loaded)
+		return authority, factsOf(authority), nil
 	}
-	return k, facts, nil
+	var signingErr, candidateErr, retiringErr, tlsErr error
+	o.secret, o.Secret.PermittedSigners = &caSecret{object: object, ring: ring}, ring.Permit.Signers
+	o.secret.signing, o.Secret.Signing, signingErr = load(ring.Signing)
+	o.secret.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
+	o.secret.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
+	if _, o.Secret.TLS, tlsErr = load(ring.TLS); tlsErr != nil { // which is for its owner to repair
+		o.Secret.TLSProblem = tlsErr.Error()
+	}
+	if err := errors.Join(signingErr, candidateErr, retiringErr); err != nil {
+		return fmt.Errorf("read Secret %s: %w", name, err)
+	}
+	return nil
 }
 
-func factsOf(authority *ca.Authority) *CAFacts {
+// factsOf returns what is known of authority by its certificate.
+func factsOf(authority *ca.Authority) *v1alpha1.CAStatus {
 	fingerprint := sha256.Sum256(authority.Certificate().Raw)
-	return &CAFacts{
+	return &v1alpha1.CAStatus{
 		KeyID: authority.KeyID(), Fingerprint: hex.EncodeToString(fingerprint[:]),
-		Certificate: string(authority.CertificatePEM()), NotAfter: authority.Certificate().NotAfter,
+		Certificate: string(authority.CertificatePEM()), NotAfter: metav1.NewTime(authority.Certificate().NotAfter),
 	}
 }
 
@@ -134,77 +128,75 @@ func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 }
 
-// observeAuthorities looks at the other authorities: which this one begins from, and which keeps what retires here.
-func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
+// observeAuthorities reads the other authorities: the one of spec.from, and those that have the CA that retires here.
+func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := r.Live.List(ctx, list); err != nil {
 		return fmt.Errorf("list SigningAuthorities: %w", err)
 	}
 	for i := range list.Items {
-		if other := &list.Items[i]; other.Name != obj.Name {
-			if err := conflictWith(obj, other); err != nil {
-				return err
-			}
-			s.noteRelation(obj, other)
+		other := &list.Items[i]
+		if other.Name == obj.Name {
+			continue
+		}
+		if err := conflictWith(obj, other); err != nil {
+			return err
+		}
+		if other.Name == obj.Spec.From && other.Status.Signing != nil {
+			o.From, o.from = other.Status.Signing, other
+		}
+		if holdsCA(other, obj.Status.Retiring) {
+			o.coholders = append(o.coholders, other)
+		}
+		if requiresTrust(other, obj.Status.Retiring) {
+			o.Sharing = append(o.Sharing, other.Name)
 		}
 	}
 	return checkReserved(append(list.Items, *obj), obj)
 }
 
-// conflictWith says what obj can't have, as other has it.
+// conflictWith returns an error if other is older than obj and has the Secret or a ConfigMap of obj.
 func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
-	if other.Spec.Secret == obj.Spec.Secret && olderThan(other, obj) {
+	older := other.CreationTimestamp.Before(&obj.CreationTimestamp) ||
+		other.CreationTimestamp.Equal(&obj.CreationTimestamp) && other.Name < obj.Name
+	if !older {
+		return nil
+	}
+	if other.Spec.Secret == obj.Spec.Secret {
 		return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
 	}
-	if taken := sharedConfigMap(other, obj); taken != "" && olderThan(other, obj) {
-		return fmt.Errorf("spec.trust: ConfigMap %s is where SigningAuthority %s publishes: give this one another", taken, other.Name)
+	for _, theirs := range other.Spec.Trust.ConfigMaps {
+		for _, ours := range obj.Spec.Trust.ConfigMaps {
+			if configMapKey(ours) == configMapKey(theirs) {
+				return fmt.Errorf("spec.trust: ConfigMap %s/%s is where SigningAuthority %s publishes: give this one another",
+					theirs.Namespace, theirs.Name, other.Name)
+			}
+		}
 	}
 	return nil
 }
 
-// noteRelation notes what other has to do with obj.
-func (s *observation) noteRelation(obj, other *v1alpha1.SigningAuthority) {
-	if other.Name == obj.Spec.From && other.Status.Signing != nil {
-		s.From, s.from = other.Status.Signing, other
-	}
-	if holdsCA(other, obj.Status.Retiring) {
-		s.coholders = append(s.coholders, other)
-	}
-	if requiresTrust(other, obj.Status.Retiring) {
-		s.Sharing = append(s.Sharing, other.Name)
-	}
-}
-
-// requiresTrust says whether API servers have to accept certificates of one further on, for other: what it publishes they may trust
-// for clients, unless it is for kubelets' serving certificates alone, with which nobody is to be a client.
-func requiresTrust(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
+// requiresTrust reports whether API servers must go on to accept certificates of authority for other. They may trust
+// for clients what other publishes, unless that is for kubelets' serving certificates alone: no client has such a
+// certificate.
+func requiresTrust(other *v1alpha1.SigningAuthority, authority *v1alpha1.CAStatus) bool {
 	forClients := func(name string) bool { return name != certificatesv1.KubeletServingSignerName }
-	return one != nil && slices.ContainsFunc(other.Spec.Signers, forClients) &&
-		slices.ContainsFunc(Trusted(&other.Status), func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == one.KeyID })
+	same := func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == authority.KeyID }
+	return authority != nil && slices.ContainsFunc(other.Spec.Signers, forClients) &&
+		slices.ContainsFunc(Trusted(&other.Status), same)
 }
 
-// holdsCA says whether one signs for other, or is to, or has.
-func holdsCA(other *v1alpha1.SigningAuthority, one *v1alpha1.CAStatus) bool {
-	status := &other.Status
-	return one != nil && slices.ContainsFunc([]*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring, status.LastRetired}, func(theirs *v1alpha1.CAStatus) bool {
-		return theirs != nil && theirs.KeyID == one.KeyID
+// holdsCA reports whether authority is a CA of other, or was the last one to retire there.
+func holdsCA(other *v1alpha1.SigningAuthority, authority *v1alpha1.CAStatus) bool {
+	s := &other.Status
+	all := []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring, s.LastRetired}
+	return authority != nil && slices.ContainsFunc(all, func(theirs *v1alpha1.CAStatus) bool {
+		return theirs != nil && theirs.KeyID == authority.KeyID
 	})
 }
 
-// sharedConfigMap names a ConfigMap of which both want the same entry.
-func sharedConfigMap(a, b *v1alpha1.SigningAuthority) string {
-	for _, one := range a.Spec.Trust.ConfigMaps {
-		for _, other := range b.Spec.Trust.ConfigMaps {
-			if configMapKey(one) == configMapKey(other) {
-				return one.Namespace + "/" + one.Name
-			}
-		}
-	}
-	return ""
-}
-
-// checkReserved refuses to publish to where something else belongs: the manager may write there, and whoever may edit the
-// authority must not, through it.
+// checkReserved refuses to publish into a ConfigMap that is for something else. The manager may write such
+// ConfigMaps, but whoever may edit the authority must not, through the manager.
 func checkReserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthority) error {
 	for _, at := range obj.Spec.Trust.ConfigMaps {
 		taken := at.Namespace == trust.ExtensionNamespace && at.Name == trust.ExtensionName
@@ -224,44 +216,39 @@ func configMapKey(at v1alpha1.ConfigMapKey) trust.ConfigMapKey {
 	return trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")}
 }
 
-func olderThan(a, b *v1alpha1.SigningAuthority) bool {
-	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.Name < b.Name
-	}
-	return a.CreationTimestamp.Before(&b.CreationTimestamp)
-}
-
-// bundleOf is what is to be published, by what is noted.
+// bundleOf returns what obj publishes, by its status.
 func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error) {
 	var certs []*x509.Certificate
-	for _, one := range Trusted(&obj.Status) {
-		cert, err := certificateOf(one)
+	for _, authority := range Trusted(&obj.Status) {
+		cert, err := certificateOf(authority)
 		if err != nil {
 			return trust.Wanted{}, err
 		}
 		certs = append(certs, cert)
 	}
-	w := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
-	if len(w.Bundle) == 0 { // so that what has left is not trusted: nobody can be told to trust nothing, and one that has ended is nothing
-		w.Bundle = trust.Bundle(time.Time{}, certs...)
+	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
+	if len(wanted.Bundle) == 0 {
+		// Verifiers can't be told to trust nothing. A CA that has ended is nothing too, and with it the others leave
+		// the bundle.
+		wanted.Bundle = trust.Bundle(time.Time{}, certs...)
 	}
 	for _, at := range obj.Spec.Trust.ConfigMaps {
-		w.ConfigMaps = append(w.ConfigMaps, configMapKey(at))
+		wanted.ConfigMaps = append(wanted.ConfigMaps, configMapKey(at))
 	}
-	if wants := obj.Spec.Trust.ClusterTrustBundles; wants == nil || *wants {
-		w.Signers = obj.Spec.Signers
+	if bundles := obj.Spec.Trust.ClusterTrustBundles; bundles == nil || *bundles {
+		wanted.Signers = obj.Spec.Signers
 	}
-	return w, nil
+	return wanted, nil
 }
 
-// certificateOf is that of a CA as it is noted.
-func certificateOf(one *v1alpha1.CAStatus) (*x509.Certificate, error) {
-	certs, err := ca.ParseCertificates([]byte(one.Certificate))
+// certificateOf returns the certificate of a CA from a status.
+func certificateOf(authority *v1alpha1.CAStatus) (*x509.Certificate, error) {
+	certs, err := ca.ParseCertificates([]byte(authority.Certificate))
 	if err == nil && len(certs) != 1 {
 		err = fmt.Errorf("there are %d", len(certs))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the status has no certificate for the CA %s: %w", one.KeyID, err)
+		return nil, fmt.Errorf("the status has no certificate for the CA %s: %w", authority.KeyID, err)
 	}
 	return certs[0], nil
 }

@@ -10,13 +10,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 // TestSharing: API servers are asked to refuse what retires, unless another authority has them trust it as a client CA.
 func TestSharing(t *testing.T) {
 	t.Parallel()
 	made, _ := issued(t)
-	noted := (&planner{}).noteCA(factsOf(made), 1)
+	noted := factsOf(made)
 	leaving := sharing("leaving", made, certificatesv1.KubeAPIServerClientSignerName)
 	leaving.Status.Phase, leaving.Status.Signing, leaving.Status.Retiring = v1alpha1.Completing, nil, noted
 	retires := func(other *v1alpha1.SigningAuthority) { other.Status.Signing, other.Status.Retiring = nil, noted }
@@ -64,12 +65,12 @@ func TestASignerThatCameLater(t *testing.T) {
 	leaving.Status.Phase, leaving.Status.Signing, leaving.Status.Retiring = v1alpha1.Prepared, nil, leaving.Status.Signing
 	r := reconciler(t, other, leaving)
 	for _, obj := range []*v1alpha1.SigningAuthority{other, leaving} {
-		if err := r.ledger(obj).Open(t.Context(), made.KeyID()); err != nil {
+		if err := r.recorder(obj).Book.Open(t.Context(), made.KeyID()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, signer := range []string{certificatesv1.KubeletServingSignerName, certificatesv1.KubeAPIServerClientSignerName} {
-		if err := r.ledger(other).Raise(t.Context(), made.KeyID(), signer, until); err != nil {
+		if err := r.recorder(other).Book.Raise(t.Context(), made.KeyID(), signer, until); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -79,5 +80,26 @@ func TestASignerThatCameLater(t *testing.T) {
 	}
 	if len(s.Outstanding) != 1 || s.Outstanding[0].Signer != certificatesv1.KubeletServingSignerName || !s.Outstanding[0].Until.Time.Equal(until) {
 		t.Errorf("outstanding is %+v", s.Outstanding)
+	}
+}
+
+// TestWhatHasEndedIsPublishedAlone: beside another it is left out, and for want of one what has left would stay.
+func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
+	t.Parallel()
+	short, _, err := ca.New(ca.NewOptions{CommonName: "short", Lifetime: 24 * time.Hour}, noon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, _, err := ca.New(ca.NewOptions{CommonName: "long", Lifetime: 1000 * time.Hour}, noon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := &v1alpha1.SigningAuthority{}
+	for _, want := range []string{string(short.CertificatePEM()), string(long.CertificatePEM())} {
+		obj.Status.Candidate, obj.Status.Signing = obj.Status.Signing, &v1alpha1.CAStatus{Certificate: want}
+		got, err := bundleOf(obj, noon.Add(100*time.Hour))
+		if err != nil || string(got.Bundle) != want {
+			t.Errorf("got %q, %v", got.Bundle, err)
+		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// start begins to make a CA.
+// start begins a rotation to a CA that is made here.
 func (p *planner) start() {
 	p.status.Generation++
 	p.status.Candidate = nil
@@ -15,27 +15,36 @@ func (p *planner) start() {
 	p.act(MakeCandidate)
 }
 
-// adopt takes a CA that its owner has put into the Secret as the candidate.
+// adopt begins a rotation to the CA that its owner has put into tls.crt and tls.key. With the first CA, the owner
+// says that the verifiers that can't be asked trust it. A CA that was copied from spec.from has the past that it has
+// there: its ledger was copied too.
 func (p *planner) adopt() {
 	p.status.Generation++
 	p.enter(v1alpha1.Preparing)
-	p.status.Candidate = p.noteCA(p.facts.Secret.TLS, p.status.Generation)
-	p.status.Candidate.AdoptedAt = p.now()
+	candidate := p.adopted(p.facts.Secret.TLS)
+	p.status.Candidate = candidate
 	if p.status.Signing == nil {
-		p.confirmTrust()
-		if from := p.facts.From; p.facts.Secret.TLS.is(from) { // its ledger has come with it
-			p.status.Candidate.AdoptedAt, p.status.Candidate.AttestedAt, p.status.Candidate.TrustConfirmedAt = from.AdoptedAt, from.AttestedAt, from.TrustConfirmedAt
-			p.status.Candidate.Signers = slices.Clone(from.Signers)
+		candidate.TrustConfirmedAt, candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
+		if from := p.facts.From; sameCA(p.facts.Secret.TLS, from) {
+			candidate.AdoptedAt, candidate.AttestedAt = from.AdoptedAt, from.AttestedAt
+			candidate.TrustConfirmedAt, candidate.Signers = from.TrustConfirmedAt, slices.Clone(from.Signers)
 		}
 	}
 	p.act(TakeCandidate)
 }
 
-// planPreparing has a candidate trusted, and then switches.
+// planPreparing publishes the candidate, waits until its verifiers trust it, and switches to it.
 func (p *planner) planPreparing() {
+	s, secret := p.status, p.facts.Secret
 	switch {
-	case p.facts.Secret.Candidate == nil && p.facts.Secret.Signing.is(p.status.Candidate):
-		p.noteSwitch()
+	case secret.Candidate == nil && sameCA(secret.Signing, s.Candidate): // the switch is done
+		s.Signing, s.Retiring, s.Candidate = s.Candidate, s.Signing, nil
+		s.Signing.SignsSince = p.now()
+		if s.Retiring == nil {
+			p.enter(v1alpha1.Completed)
+		} else {
+			p.enter(v1alpha1.Prepared)
+		}
 	case p.restoreSigningKey():
 	case p.otherCABrought():
 		p.adopt()
@@ -47,55 +56,40 @@ func (p *planner) planPreparing() {
 	}
 }
 
-// otherCABrought says whether the owner has put another CA into the Secret while none signs.
+// otherCABrought reports whether the owner has put another CA into tls.crt and tls.key while none signs.
 func (p *planner) otherCABrought() bool {
-	ring := p.facts.Secret
-	return ring.Signing == nil && ring.TLS != nil && !ring.TLS.is(p.status.Candidate) && !ring.TLS.is(p.status.Signing) && p.refuseAsCandidate() == ""
+	secret := p.facts.Secret
+	return secret.Signing == nil && secret.TLS != nil && p.refuseAsCandidate() == "" &&
+		!sameCA(secret.TLS, p.status.Candidate) && !sameCA(secret.TLS, p.status.Signing)
 }
 
-// placeCandidate sees to it that there is one, and that it is the one that is noted.
+// placeCandidate makes or takes the candidate, unless it is in its place, and reports whether it was not.
 func (p *planner) placeCandidate() bool {
-	ring := p.facts.Secret
+	s, secret := p.status, p.facts.Secret
 	switch {
-	case ring.Candidate.is(p.status.Candidate):
+	case sameCA(secret.Candidate, s.Candidate):
 		return false
-	case ring.Candidate != nil && p.refuseCandidate() == "":
-		made := p.status.Intent == string(MakeCandidate)
-		if p.status.Candidate, p.status.Intent = p.noteCA(ring.Candidate, p.status.Generation), ""; !made {
-			p.status.Candidate.AdoptedAt = p.now() // whoever has put it there
+	case secret.Candidate != nil && p.refuseCandidate() == "":
+		s.Candidate = p.adopted(secret.Candidate)
+		if s.Intent == string(MakeCandidate) {
+			s.Candidate.AdoptedAt = nil
 		}
-	case p.status.Candidate != nil && ring.TLS.is(p.status.Candidate):
+		s.Intent = ""
+	case s.Candidate != nil && sameCA(secret.TLS, s.Candidate):
 		p.act(TakeCandidate)
-	case p.status.Signing == nil && p.status.Candidate != nil && p.status.Candidate.AdoptedAt != nil: // others may have issued from it
-		p.waitForCandidate()
-	default:
-		p.status.Candidate = nil // it was never trusted with anything
+	case s.Signing != nil || s.Candidate == nil || s.Candidate.AdoptedAt == nil: // it has issued nothing
+		s.Candidate = nil
 		p.act(MakeCandidate)
+	case p.facts.Operation != "":
+		p.refuseOperation("the CA %s is not in the Secret any more", s.Candidate.KeyID)
+	default: // others may have issued by the first CA, so only its owner replaces it
+		p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, or another one: it is not there any more",
+			s.Candidate.KeyID)
 	}
 	return true
 }
 
-// waitForCandidate waits for a candidate that its owner has brought, and which has gone before anything signed.
-func (p *planner) waitForCandidate() {
-	if p.facts.Operation != "" {
-		p.refuseOperation("the CA %s is not in the Secret any more", p.status.Candidate.KeyID)
-		return
-	}
-	p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, or another one: it is not there any more", p.status.Candidate.KeyID)
-}
-
-// noteSwitch notes that the candidate signs.
-func (p *planner) noteSwitch() {
-	p.status.Signing, p.status.Retiring, p.status.Candidate = p.status.Candidate, p.status.Signing, nil
-	p.status.Signing.SignsSince = p.now()
-	if p.status.Retiring == nil {
-		p.enter(v1alpha1.Completed)
-		return
-	}
-	p.enter(v1alpha1.Prepared)
-}
-
-// preparingOperation follows an operation.
+// preparingOperation answers an operation, and reports whether there was one.
 func (p *planner) preparingOperation() bool {
 	switch p.facts.Operation {
 	case "":
@@ -105,17 +99,18 @@ func (p *planner) preparingOperation() bool {
 			p.refuseOperation("the candidate is not published yet")
 			break
 		}
-		p.confirmTrust()
+		p.status.Candidate.TrustConfirmedAt, p.status.Candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
 		p.acceptOperation()
 	case v1alpha1.AdoptionAttested:
 		p.attest()
 	case v1alpha1.RotateRollback:
 		if p.facts.Secret.Signing == nil {
-			p.refuseOperation("there is no CA to go back to; another one in tls.crt and tls.key of the Secret takes the place of the candidate")
+			p.refuseOperation("there is no CA to go back to; another one in tls.crt and tls.key of the Secret takes the place " +
+				"of the candidate")
 			break
 		}
 		p.status.Candidate = nil
-		p.enter(v1alpha1.Completed) // which drops what is left of it
+		p.enter(v1alpha1.Completed) // there the candidate is dropped from the Secret
 		p.acceptOperation()
 	default:
 		p.refuseOperation("a candidate waits to be trusted")
@@ -123,24 +118,26 @@ func (p *planner) preparingOperation() bool {
 	return true
 }
 
-// proveCandidate waits until everybody trusts the candidate.
+// proveCandidate waits until all verifiers trust the candidate, and switches to it.
 func (p *planner) proveCandidate() {
+	secret := p.facts.Secret
 	switch {
 	case !p.facts.Permitted:
 		p.act(Permit)
 		return
 	case !p.publishFirst():
 		return
-	case !p.facts.Secret.Candidate.NotAfter.After(p.facts.Now):
-		p.wait("another candidate, as this one has ended: rotate-rollback, or if no CA signs yet another one in tls.crt and tls.key of the Secret")
+	case !secret.Candidate.NotAfter.After(p.facts.Now):
+		p.wait("another candidate, as this one has ended: rotate-rollback, or if no CA signs yet another one in " +
+			"tls.crt and tls.key of the Secret")
 		return
-	case p.facts.Secret.Retiring != nil:
-		p.wait("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no rotation has left there", p.facts.Secret.Retiring.KeyID)
+	case secret.Retiring != nil:
+		p.wait("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no rotation "+
+			"has left there", secret.Retiring.KeyID)
 		return
 	}
-	p.waitForTrust(p.facts.Candidate)
-	unconfirmed := slices.DeleteFunc(signersToConfirm(p.spec.Signers), func(name string) bool { return trustedFor(p.status.Candidate, name) })
-	if len(unconfirmed) > 0 {
+	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)
+	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {
 		p.wait("its owner to confirm that those who can't be asked trust the candidate %s (%s): operation %s",
 			p.status.Candidate.KeyID, strings.Join(unconfirmed, ", "), v1alpha1.TrustConfirmed)
 	}
@@ -148,9 +145,4 @@ func (p *planner) proveCandidate() {
 		p.status.Candidate.Signers = slices.Clone(p.spec.Signers)
 		p.actOnSecret(Switch)
 	}
-}
-
-// confirmTrust notes that those who can't be asked trust the candidate, as its owner says: those of the signers that there are now.
-func (p *planner) confirmTrust() {
-	p.status.Candidate.TrustConfirmedAt, p.status.Candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
 }

@@ -2,7 +2,6 @@ package rotation
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -23,28 +22,28 @@ import (
 const Name = "csr-rotation"
 
 const (
-	// DefaultOldLifetimeCap has kubelets move within a day.
+	// DefaultOldLifetimeCap makes kubelets move within a day.
 	DefaultOldLifetimeCap = 24 * time.Hour
-	// DefaultSettleFor is longer than an API server takes to notice another client CA file (it looks every minute).
+	// DefaultSettleFor is longer than an API server takes to notice another client CA file. It looks every minute.
 	DefaultSettleFor = 90 * time.Second
-	// idleInterval is the time between two looks at an authority that nothing is going on with.
+	// idleInterval is the time between two reconciles of an authority without a rotation.
 	idleInterval = 30 * time.Second
-	// maxConcurrent is how many authorities' verifiers are asked at the same time. Their steps are taken one after the other.
+	// maxConcurrent is how many authorities are verified at the same time. Their steps are taken one after the other.
 	maxConcurrent = 8
 )
 
-// Reconciler brings SigningAuthorities from one CA to the next. Fields left nil are filled in from the manager.
+// Reconciler rotates the CAs of SigningAuthorities. Nil fields are filled in from the manager.
 type Reconciler struct {
-	// OldLifetimeCap and SettleFor are for authorities that say nothing else.
+	// OldLifetimeCap and SettleFor are for authorities whose spec has none.
 	OldLifetimeCap, SettleFor time.Duration
 
 	Client client.Client
-	// Live reads past the cache: a step must not be taken by what was true before the last one.
+	// Live reads past the cache: a step must not depend on what was true before the last one.
 	Live     client.Reader
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	Audit    *audit.Log
-	// Cluster is how to reach and to know the API servers. Nothing else of it is used.
+	// Cluster says how to reach the API servers and how to know them. Nothing else of it is used.
 	Cluster *rest.Config
 
 	publisher     *trust.Publisher
@@ -53,36 +52,42 @@ type Reconciler struct {
 	deciding      sync.Mutex
 	recorders     recorders
 	secretWatches secretWatches
-	group         group
+	// runUntilStopped starts a function that runs until the manager stops. The manager waits for it.
+	runUntilStopped func(run func(ctx context.Context))
 }
 
-// Reconcile looks at one authority, notes what is decided, and does one thing.
+// Reconcile observes one authority, stores what is decided, and takes at most one action.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &v1alpha1.SigningAuthority{}
 	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
-		return reconcile.Result{}, r.forget(key.Name, err)
+		if apierrors.IsNotFound(err) {
+			r.trackers.keep(key.Name, nil)
+			r.secretWatches.forget(key.Name)
+		}
+		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if obj.DeletionTimestamp != nil { // the Secret stays, and goes on to sign
+	if obj.DeletionTimestamp != nil { // the CA in the Secret goes on to sign
 		return reconcile.Result{}, nil
 	}
-	r.secretWatches.watch(ctx, obj)
-	asked, err := r.verify(ctx, obj)
+	r.watchSecret(ctx, obj)
+	verified, err := r.verify(ctx, obj)
 	if err != nil {
-		return reconcile.Result{}, r.reportFailure(ctx, obj, fmt.Errorf("look at what there is: %w", err))
+		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
 	}
-	r.deciding.Lock() // what is seen of another authority holds until the step is taken
+	r.deciding.Lock() // until the action is taken, no other authority changes
 	defer r.deciding.Unlock()
-	seen, err := r.observeAgain(ctx, obj, asked)
+	o, err := r.observe(ctx, obj)
 	if err != nil {
-		return reconcile.Result{}, r.reportFailure(ctx, obj, fmt.Errorf("look at what there is: %w", err))
+		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
 	}
-	step := Next(&obj.Spec, &obj.Status, seen.Facts)
+	r.useAnswers(obj, o, verified)
+	step := Next(&obj.Spec, &obj.Status, o.Facts)
 	again := obj.Status.Intent == string(step.Action)
-	busy, err := r.storeStatus(ctx, obj, step, seen.Facts)
+	busy, err := r.storeStatus(ctx, obj, step, o.Facts)
 	if err == nil && step.Action != None {
-		err = r.execute(ctx, obj, step.Action, seen, again)
+		err = r.execute(ctx, obj, step.Action, o, again)
 	}
-	busy = busy || step.Action != None && !again // what somebody else undoes is not done again at once
+	busy = busy || step.Action != None && !again // an action that somebody else undoes is not repeated at once
 	return r.result(obj, busy, err)
 }
 
@@ -95,20 +100,14 @@ func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error
 		return reconcile.Result{}, err
 	case busy:
 		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
+	case obj.Status.Phase == v1alpha1.Completed:
+		return reconcile.Result{RequeueAfter: idleInterval}, nil
 	default:
-		return reconcile.Result{RequeueAfter: r.requeueInterval(obj)}, nil
+		return reconcile.Result{RequeueAfter: r.interval(obj)}, nil
 	}
 }
 
-// requeueInterval until the next look.
-func (r *Reconciler) requeueInterval(obj *v1alpha1.SigningAuthority) time.Duration {
-	if obj.Status.Phase == v1alpha1.Completed {
-		return idleInterval
-	}
-	return r.interval(obj)
-}
-
-// interval is the time between two questions to an API server.
+// interval returns the time between two questions to an API server.
 func (r *Reconciler) interval(obj *v1alpha1.SigningAuthority) time.Duration {
 	return min(max(r.settleFor(obj)/5, time.Second), idleInterval)
 }
@@ -118,13 +117,4 @@ func (r *Reconciler) settleFor(obj *v1alpha1.SigningAuthority) time.Duration {
 		return own.Duration
 	}
 	return r.SettleFor
-}
-
-// forget forgets an authority that is gone, which err says, or returns err.
-func (r *Reconciler) forget(authority string, err error) error {
-	if apierrors.IsNotFound(err) {
-		r.trackers.forget(authority)
-		r.secretWatches.forget(authority)
-	}
-	return client.IgnoreNotFound(err)
 }

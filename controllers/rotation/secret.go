@@ -7,50 +7,53 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// signingMissing says whether the pair that signs is not in the Secret any more.
+// signingMissing reports whether the CA that is to sign is not in signing.crt and signing.key.
 func (p *planner) signingMissing() bool {
-	return p.status.Signing != nil && !p.facts.Secret.Signing.is(p.status.Signing)
+	return p.status.Signing != nil && !sameCA(p.facts.Secret.Signing, p.status.Signing)
 }
 
-// restoreSigningKey has a signing pair that is gone put back from tls.crt and tls.key, and does nothing while another one is in its place, or
-// it in that of another one.
+// restoreSigningKey restores a missing signing pair from tls.crt and tls.key, or waits while another CA is in its
+// place. It reports whether it does either.
 func (p *planner) restoreSigningKey() bool {
-	ring := p.facts.Secret
-	misplaced := ring.Candidate.is(p.status.Signing) || ring.Retiring.is(p.status.Signing)
+	signing, secret := p.status.Signing, p.facts.Secret
+	misplaced := sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing)
 	switch {
 	case !p.signingMissing():
 		return false
-	case ring.TLS.is(p.status.Signing) && ring.Signing.is(p.status.Retiring):
+	case sameCA(secret.TLS, signing) && sameCA(secret.Signing, p.status.Retiring):
 		p.act(RestoreBoth)
-	case ring.TLS.is(p.status.Signing):
+	case sameCA(secret.TLS, signing):
 		p.act(RestoreSigning)
-	case ring.Signing == nil && !misplaced:
+	case secret.Signing == nil && !misplaced:
 		return false
 	case p.facts.Operation != "":
-		p.refuseOperation("the Secret is not as it was: the CA %s, which signs here, is not in signing.crt", p.status.Signing.KeyID)
+		p.refuseOperation("the Secret is not as it was: the CA %s, which signs here, is not in signing.crt", signing.KeyID)
 	case misplaced:
-		p.wait("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another", p.status.Signing.KeyID)
+		p.wait("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another",
+			signing.KeyID)
 	default:
-		p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, which does not sign here; without a backup, remove signing.crt and signing.key",
-			p.status.Signing.KeyID, ring.Signing.KeyID)
+		p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, which does "+
+			"not sign here; without a backup, remove signing.crt and signing.key", signing.KeyID, secret.Signing.KeyID)
 	}
 	return true
 }
 
-// waitForSigningKey waits for a signing pair that is gone; otherwise is what can be done without it.
+// waitForSigningKey waits for a missing signing pair. otherwise says what can be done without a backup.
 func (p *planner) waitForSigningKey(otherwise string) {
 	instead := ""
 	if p.facts.Secret.TLS != nil || p.facts.Secret.TLSProblem != "" {
 		instead = "; what is there instead is not taken: " + p.refuseTLS()
 	}
-	p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; without a backup, %s",
-		p.status.Signing.KeyID, instead, otherwise)
+	p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; "+
+		"without a backup, %s", p.status.Signing.KeyID, instead, otherwise)
 }
 
-// restoreTLS puts back what signs, while there is no place for another CA.
+// restoreTLS puts the signing pair back into tls.crt and tls.key, and reports whether it was not there. Only
+// planCompleted takes another CA from there.
 func (p *planner) restoreTLS() bool {
-	ring := p.facts.Secret
-	if p.status.Signing == nil || ring.Signing == nil || ring.TLS.same(ring.Signing) || ring.TLS.same(ring.Candidate) {
+	secret := p.facts.Secret
+	known := sameCA(secret.TLS, secret.Signing) || sameCA(secret.TLS, secret.Candidate)
+	if p.status.Signing == nil || secret.Signing == nil || known {
 		return false
 	}
 	p.reportReplacedTLS()
@@ -58,50 +61,54 @@ func (p *planner) restoreTLS() bool {
 	return true
 }
 
-// actOnSecret takes an action that writes tls.crt and tls.key too, and says so if an edit goes that was not looked at.
+// actOnSecret takes an action that writes tls.crt and tls.key too, and reports an edit that is lost by that.
 func (p *planner) actOnSecret(action Action) {
-	ring := p.facts.Secret
-	if ring.TLSProblem != "" || ring.TLS != nil && !ring.TLS.same(ring.Signing) && !ring.TLS.same(ring.Candidate) && !ring.TLS.same(ring.Retiring) {
+	secret := p.facts.Secret
+	known := sameCA(secret.TLS, secret.Signing) || sameCA(secret.TLS, secret.Candidate) ||
+		sameCA(secret.TLS, secret.Retiring)
+	if secret.TLSProblem != "" || secret.TLS != nil && !known {
 		p.reportReplacedTLS()
 	}
 	p.act(action)
 }
 
-// reportReplacedTLS says so of what is in tls.crt and tls.key.
+// reportReplacedTLS says that the content of tls.crt and tls.key is replaced, and why.
 func (p *planner) reportReplacedTLS() {
-	p.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " + p.refuseTLS()
+	p.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " +
+		p.refuseTLS()
 }
 
-// refuseTLS says why what is in tls.crt and tls.key can't be the candidate, or nothing.
+// refuseTLS returns why the content of tls.crt and tls.key can't be the candidate, or nothing.
 func (p *planner) refuseTLS() string {
-	ring := p.facts.Secret
+	secret := p.facts.Secret
 	switch {
-	case ring.TLSProblem != "":
-		return ring.TLSProblem
-	case ring.TLS == nil:
+	case secret.TLSProblem != "":
+		return secret.TLSProblem
+	case secret.TLS == nil:
 		return "there is nothing"
 	case p.status.Phase != v1alpha1.Completed:
 		return "a rotation is under way"
-	case ring.TLS.KeyID == p.status.Signing.KeyID:
+	case secret.TLS.KeyID == p.status.Signing.KeyID:
 		return "it has the key that signs: who leaves a CA needs another key"
 	default:
 		return p.refuseAsCandidate()
 	}
 }
 
-// refuseAsCandidate says why the CA in tls.crt and tls.key can't become one that signs, or nothing.
+// refuseAsCandidate returns why the CA in tls.crt and tls.key can never sign here, or nothing.
 func (p *planner) refuseAsCandidate() string {
+	secret, last := p.facts.Secret, p.status.LastRetired
 	switch {
-	case !p.facts.Secret.TLS.NotAfter.After(p.facts.Now):
+	case !secret.TLS.NotAfter.After(p.facts.Now):
 		return "it has ended"
-	case p.facts.TLSRetired || p.status.LastRetired != nil && p.status.LastRetired.KeyID == p.facts.Secret.TLS.KeyID:
+	case p.facts.TLSRetired || last != nil && last.KeyID == secret.TLS.KeyID:
 		return "it has retired here before, so those who left it would trust it again"
 	default:
 		return ""
 	}
 }
 
-// refuseCandidate says why the candidate in the Secret, which comes from a backup then, can't become one that signs, or nothing.
+// refuseCandidate returns why the CA in candidate.crt can never sign here, or nothing. Such a CA is from a backup.
 func (p *planner) refuseCandidate() string {
 	switch {
 	case p.status.Signing != nil && p.facts.Secret.Candidate.KeyID == p.status.Signing.KeyID:
@@ -113,9 +120,10 @@ func (p *planner) refuseCandidate() string {
 	}
 }
 
-// secretEdits are the actions that change the Secret, each in one write. made is the pair that MakeCandidate or CopyFrom brings.
+// secretEdits are the actions that change the Secret, each in one write. made is the pair of MakeCandidate or
+// CopyFrom.
 var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
-	CopyFrom:      func(ring *keypair.Ring, made keypair.Pair) { ring.TLS = made }, // a candidate is taken from there
+	CopyFrom:      func(ring *keypair.Ring, made keypair.Pair) { ring.TLS = made }, // from where it is adopted
 	MakeCandidate: func(ring *keypair.Ring, made keypair.Pair) { ring.Candidate = made },
 	TakeCandidate: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Candidate = ring.TLS
@@ -146,32 +154,26 @@ var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
 	DestroyRetiring: func(ring *keypair.Ring, _ keypair.Pair) { ring.Retiring = keypair.Pair{} },
 }
 
-// removeCopies has what signs be nothing else.
+// removeCopies removes the candidate and the retiring pair if they have the key that signs, however it is written.
 func removeCopies(ring *keypair.Ring) {
-	for _, one := range []*keypair.Pair{&ring.Candidate, &ring.Retiring} {
-		if sameKey(*one, ring.Signing) {
-			*one = keypair.Pair{}
+	signing, signingErr := ring.Signing.Load()
+	for _, pair := range []*keypair.Pair{&ring.Candidate, &ring.Retiring} {
+		authority, err := pair.Load()
+		readable := err == nil && signingErr == nil
+		if readable && authority.KeyID() == signing.KeyID() || !readable && pair.Equal(ring.Signing) {
+			*pair = keypair.Pair{}
 		}
 	}
 }
 
-// sameKey says whether both have one key, however it is written.
-func sameKey(one, other keypair.Pair) bool {
-	first, err := one.Load()
-	second, otherErr := other.Load()
-	if err != nil || otherErr != nil {
-		return one.Equal(other)
-	}
-	return first.KeyID() == second.KeyID()
-}
-
-// editSecret is ring after action, with what the signer is told from then on: permit, whose cap is for while a candidate waits.
-func editSecret(ring keypair.Ring, action Action, pair keypair.Pair, permit keypair.Permit) (keypair.Ring, error) {
-	change, found := secretEdits[action]
+// editSecret returns ring after action. permit is what the signer is told from then on. Its cap applies while a
+// candidate waits.
+func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keypair.Permit) (keypair.Ring, error) {
+	edit, found := secretEdits[action]
 	if !found {
 		return ring, fmt.Errorf("%s changes no Secret", action)
 	}
-	change(&ring, pair)
+	edit(&ring, made)
 	if action == CopyFrom {
 		return ring, nil // nothing signs yet
 	}
@@ -180,10 +182,4 @@ func editSecret(ring keypair.Ring, action Action, pair keypair.Pair, permit keyp
 	}
 	ring.Permit = permit
 	return ring, nil
-}
-
-// hasPermit says whether the signer has been told what permit says.
-func hasPermit(ring keypair.Ring, permit keypair.Permit) bool {
-	told, err := editSecret(ring, Permit, keypair.Pair{}, permit)
-	return err == nil && ring.Permit.Equal(told.Permit)
 }

@@ -74,7 +74,7 @@ var lostRows = []row{
 	{name: "a backup of before the switch", state: prepared(), facts: good(onlyOld), phase: v1alpha1.Prepared,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
-		}, waits: "nobody can be shown"},
+		}},
 	{name: "what has retired last comes back to a lost ledger", state: lastRetired(completed(), "mine"), facts: good(ownCA), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "lost while a candidate waits", state: preparing(), facts: good(onlyNew), phase: v1alpha1.Preparing, action: Switch},
 	{name: "lost with the candidate", state: preparing(), facts: good(noKeys), phase: v1alpha1.Preparing, action: MakeCandidate},
@@ -92,7 +92,7 @@ var lostRows = []row{
 	{name: "rolled back without what was lost", state: intent(prepared(), SwapBack), facts: good(onlyOld), phase: v1alpha1.Prepared,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
-		}, waits: "nobody can be shown"},
+		}},
 	{name: "rolled back to what was put there by another", state: prepared(), facts: good(SecretFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "the CA old is not in the Secret"},
 	{name: "lost after a rollback, and rolled back", state: rolledBack(prepared()), facts: good(onlyLeft, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "a CA that is brought is lost before it signs", state: adoptedCandidate(), facts: good(noKeys), phase: v1alpha1.Preparing, waits: "the CA new to be put back",

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,36 +42,37 @@ import (
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
-// SetupWithManager fills in what is nil and registers the controllers: one for authorities, one that notes what was issued.
+// SetupWithManager fills in nil fields, and registers two controllers: for authorities, and for what was issued.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
-	if err := mgr.Add(&r.group); err != nil {
-		return fmt.Errorf("keep ledgers and watch Secrets: %w", err)
-	}
+	issued := predicate.NewPredicateFuncs(holdsCertificate)
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.NewPredicateFuncs(holdsCertificate))).
-		// One that a CA has issued before its authority was known is looked at then.
-		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.issuedRequests), builder.WithPredicates(casChanged)).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issued)).
+		// A certificate that was issued before its CA was known is recorded then.
+		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.issuedRequests),
+			builder.WithPredicates(casChanged)).
 		WithOptions(options).
 		Complete(reconcile.Func(r.recordIssued))
 	if err != nil {
 		return err
 	}
 	options.MaxConcurrentReconciles = maxConcurrent
+	changed := predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
+		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(changed)).
 		WatchesRawSource(source.Channel(r.secretWatches.changed, enqueueChanged)).
 		WithOptions(options).
 		Complete(r)
 }
 
-// setDefaults fills in what is nil.
+// setDefaults fills in nil fields, and makes the clients that are not the manager's.
 func (r *Reconciler) setDefaults(mgr manager.Manager) error {
-	if scheme := mgr.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) { // else others may be reading it by now
+	// Others may read a scheme that has the version already, so it is not changed then.
+	if scheme := mgr.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) {
 		if err := v1alpha1.AddToScheme(scheme); err != nil {
 			return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
 		}
@@ -90,22 +92,20 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	if r.Cluster == nil {
 		r.Cluster = mgr.GetConfig()
 	}
-	if r.OldLifetimeCap == 0 {
-		r.OldLifetimeCap = DefaultOldLifetimeCap
-	}
-	if r.SettleFor == 0 {
-		r.SettleFor = DefaultSettleFor
-	}
-	return r.connect(mgr)
-}
+	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, DefaultOldLifetimeCap)
+	r.SettleFor = cmp.Or(r.SettleFor, DefaultSettleFor)
 
-// connect makes the clients that are not the manager's.
-func (r *Reconciler) connect(mgr manager.Manager) error {
 	secrets, err := metadata.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("watch Secrets: %w", err)
 	}
-	r.secretWatches.metadata, r.secretWatches.group, r.secretWatches.changed = secrets, &r.group, make(chan event.GenericEvent)
+	r.runUntilStopped = func(run func(context.Context)) {
+		runnable := manager.RunnableFunc(func(ctx context.Context) error { run(ctx); return nil })
+		if err := mgr.Add(runnable); err != nil { // the manager stops
+			mgr.GetLogger().Info("Not started", "controller", Name, "why", err.Error())
+		}
+	}
+	r.secretWatches.metadata, r.secretWatches.changed = secrets, make(chan event.GenericEvent)
 	publisher, err := trust.NewPublisher(rest.CopyConfig(mgr.GetConfig()))
 	if err != nil {
 		return fmt.Errorf("publish bundles: %w", err)
@@ -114,129 +114,98 @@ func (r *Reconciler) connect(mgr manager.Manager) error {
 	return nil
 }
 
-// secretWatches wake the authorities whose Secrets change. Each is watched by its name, which is all that the role has, and without
-// its data. Where it can't be watched, it is looked at every half minute all the same.
+// secretWatches enqueue authorities whose Secrets change. Each Secret is watched by its name, which is all that the
+// role permits, and without its data. A Secret that can't be watched is read every half minute all the same.
 type secretWatches struct {
 	metadata metadata.Interface
-	group    *group
 	changed  chan event.GenericEvent
 
 	mu          sync.Mutex
-	byAuthority map[string]secretWatch // by authority
+	byAuthority map[string]secretWatch
 }
 
-// enqueueAfter bounds how often somebody who changes a Secret again and again has it looked at.
-const enqueueAfter = 5 * time.Second
-
-// enqueueChanged has an authority looked at whose Secret has changed.
-var enqueueChanged = handler.Funcs{GenericFunc: func(_ context.Context, e event.GenericEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-	queue.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)}, enqueueAfter)
-}}
-
+// secretWatch is one watch.
 type secretWatch struct {
 	secret types.NamespacedName
 	stop   context.CancelFunc
 }
 
-// watch has obj woken when its Secret changes.
-func (s *secretWatches) watch(ctx context.Context, obj *v1alpha1.SigningAuthority) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := secretName(obj)
-	if one, found := s.byAuthority[obj.Name]; found && one.secret == name {
+// enqueueAfter bounds how often a Secret is read that somebody changes again and again.
+const enqueueAfter = 5 * time.Second
+
+// enqueueChanged enqueues the authority of an event.
+var enqueueChanged = handler.Funcs{
+	GenericFunc: func(
+		_ context.Context, e event.GenericEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request],
+	) {
+		queue.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)}, enqueueAfter)
+	},
+}
+
+// watchSecret starts to watch the Secret of obj, unless it is watched already. The watch goes on when ctx has ended.
+func (r *Reconciler) watchSecret(ctx context.Context, obj *v1alpha1.SigningAuthority) {
+	w := &r.secretWatches
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	authority, secret := obj.Name, secretName(obj)
+	if known, found := w.byAuthority[authority]; found && known.secret == secret {
 		return
 	} else if found {
-		one.stop()
+		known.stop()
 	}
-	if s.byAuthority == nil {
-		s.byAuthority = map[string]secretWatch{}
+	if w.byAuthority == nil {
+		w.byAuthority = map[string]secretWatch{}
 	}
-	stopped, stop := context.WithCancel(context.WithoutCancel(ctx)) // it goes on when this look has ended
-	s.byAuthority[obj.Name] = secretWatch{name, stop}
-	authority := obj.Name
-	s.group.Go(func(ctx context.Context) {
+	stopped, stop := context.WithCancel(context.WithoutCancel(ctx))
+	w.byAuthority[authority] = secretWatch{secret, stop}
+	r.runUntilStopped(func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(stopped, cancel)()
-		s.run(ctx, authority, name)
+		w.run(ctx, authority, secret)
 	})
 }
 
-// forget stops watching for authority.
-func (s *secretWatches) forget(authority string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if one, found := s.byAuthority[authority]; found {
-		one.stop()
-		delete(s.byAuthority, authority)
+// forget stops the watch for authority.
+func (w *secretWatches) forget(authority string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if known, found := w.byAuthority[authority]; found {
+		known.stop()
+		delete(w.byAuthority, authority)
 	}
 }
 
-// run wakes authority whenever its Secret changes, until ctx ends.
-func (s *secretWatches) run(ctx context.Context, authority string, secret types.NamespacedName) {
-	informer := metadatainformer.NewFilteredMetadataInformer(s.metadata, corev1.SchemeGroupVersion.WithResource("secrets"), secret.Namespace,
-		0, toolscache.Indexers{}, func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, secret.Name).String()
-		}).Informer()
-	wake := func(any) {
+// run enqueues authority whenever secret changes, until ctx ends.
+func (w *secretWatches) run(ctx context.Context, authority string, secret types.NamespacedName) {
+	onlySecret := func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, secret.Name).String()
+	}
+	informer := metadatainformer.NewFilteredMetadataInformer(w.metadata, corev1.SchemeGroupVersion.WithResource("secrets"),
+		secret.Namespace, 0, toolscache.Indexers{}, onlySecret).Informer()
+	enqueue := func(any) {
 		obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: authority}}
 		select {
-		case s.changed <- event.GenericEvent{Object: obj}:
+		case w.changed <- event.GenericEvent{Object: obj}:
 		case <-ctx.Done():
 		}
 	}
-	told := false
+	logged := false
 	err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *toolscache.Reflector, err error) {
 		if !apierrors.IsForbidden(err) {
 			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
-		} else if !told {
-			told = true
-			log.FromContext(ctx).Info("A Secret can't be watched: what changes in it is seen within half a minute", "secret", secret, "why", err.Error())
+		} else if !logged {
+			logged = true
+			log.FromContext(ctx).Info("A Secret can't be watched: what changes in it is seen within half a minute",
+				"secret", secret, "why", err.Error())
 		}
 	})
 	_, handlerErr := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: wake, UpdateFunc: func(_, changed any) { wake(changed) }, DeleteFunc: wake,
+		AddFunc: enqueue, UpdateFunc: func(_, changed any) { enqueue(changed) }, DeleteFunc: enqueue,
 	})
-	if err := errors.Join(err, handlerErr); err != nil { // only once it has been started
+	if err := errors.Join(err, handlerErr); err != nil { // an informer that runs already takes no handler
 		log.FromContext(ctx).Error(err, "Watch a Secret", "secret", secret)
 		return
 	}
 	informer.RunWithContext(ctx)
-}
-
-// group runs what goes on as long as the manager does.
-type group struct {
-	mu      sync.Mutex
-	running context.Context // nil until the manager runs, and when it has ended
-	waiting []func(context.Context)
-	stopped sync.WaitGroup
-}
-
-// Go runs one until the manager ends. Before it runs one waits; after it has ended nobody would wait for one.
-func (g *group) Go(one func(context.Context)) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.running == nil {
-		g.waiting = append(g.waiting, one)
-		return
-	}
-	ctx := g.running
-	g.stopped.Go(func() { one(ctx) })
-}
-
-// Start runs them until ctx ends, and returns when they all have ended.
-func (g *group) Start(ctx context.Context) error {
-	g.mu.Lock()
-	g.running = ctx
-	for _, one := range g.waiting {
-		g.stopped.Go(func() { one(ctx) })
-	}
-	g.waiting = nil
-	g.mu.Unlock()
-	<-ctx.Done()
-	g.mu.Lock()
-	g.running = nil
-	g.mu.Unlock()
-	g.stopped.Wait()
-	return nil
 }

@@ -41,7 +41,7 @@ func TestRefused(t *testing.T) {
 		facts  Facts
 		want   metav1.ConditionStatus
 	}{
-		{"all refuse it", certificatesv1.KubeAPIServerClientSignerName, Facts{RetiringRefused: Proof{Proven: true}}, metav1.ConditionTrue},
+		{"all refuse it", certificatesv1.KubeAPIServerClientSignerName, Facts{Answers: Answers{RetiringRefused: Proof{Proven: true}}}, metav1.ConditionTrue},
 		{"not all were asked", certificatesv1.KubeAPIServerClientSignerName, Facts{}, metav1.ConditionFalse},
 		{"it is another authority's too", certificatesv1.KubeAPIServerClientSignerName, Facts{Sharing: []string{"other"}}, metav1.ConditionUnknown},
 		{"those who verify can't be asked", certificatesv1.KubeletServingSignerName, Facts{}, metav1.ConditionUnknown},

@@ -15,29 +15,38 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// verify asks those who verify certificates what the phase needs to know. It waits for API servers that do not answer, so
-// it changes nothing, and does not keep other authorities waiting.
+// verify asks the verifiers of certificates what the phase needs to know. API servers may be slow to answer, so it
+// changes nothing and runs beside the reconciles of other authorities. It returns nil if there is nothing to ask.
 func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
-	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed { // which ask nobody
-		r.trackers.forget(obj.Name)
+	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed {
+		r.trackers.keep(obj.Name, nil)
 		return nil, nil
 	}
-	s, err := r.observe(ctx, obj)
+	o, err := r.observe(ctx, obj)
 	if err != nil {
 		return nil, err
 	}
-	r.askAPIServers(ctx, obj, s)
-	if err := r.findCAsAbove(ctx, obj, s); err != nil {
+	r.askAPIServers(ctx, obj, o)
+	if err := r.findCAsAbove(ctx, obj, o); err != nil {
 		return nil, err
 	}
-	return s, r.findHolders(ctx, obj, s)
+	return o, r.findHolders(ctx, obj, o)
+}
+
+// useAnswers takes the answers of verified over, unless they are about other CAs than those that o has.
+func (r *Reconciler) useAnswers(obj *v1alpha1.SigningAuthority, o, verified *observation) {
+	same := func(a, b question) bool { return a.questionKey == b.questionKey }
+	sameCAs := verified != nil && slices.EqualFunc(r.questions(obj, o), r.questions(obj, verified), same)
+	if sameCAs && slices.Equal(o.Sharing, verified.Sharing) {
+		o.Answers = verified.Answers
+	}
 }
 
 // askAPIServers asks every API server what the phase needs to know.
-func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) {
+func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) {
 	var all []question
-	if AsksAPIServers(obj.Spec.Signers) || obj.Status.UnpublishedAt != nil && askedToRefuse(obj.Spec.Signers, s.Facts) {
-		all = r.questions(obj, s)
+	if AsksAPIServers(obj.Spec.Signers) || obj.Status.UnpublishedAt != nil && askedToRefuse(obj.Spec.Signers, o.Facts) {
+		all = r.questions(obj, o)
 	}
 	trackers := r.trackers.keep(obj.Name, all)
 	if len(all) == 0 {
@@ -50,73 +59,61 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 			continue
 		}
 		tracker := trackers[each.questionKey]
-		if each.what == refuses {
-			tracker.Add(r.prober.Refuse(ctx, each.authority, s.keys.signing, targets))
+		if each.want == probe.Refused {
+			tracker.Add(r.prober.Refuse(ctx, each.authority, o.secret.signing, targets))
 		} else {
 			tracker.Add(r.prober.Recognise(ctx, each.authority, targets))
 		}
 		each.proof.Proven, each.proof.Missing = tracker.Proven(r.settleFor(obj), r.Clock.Now())
 		each.proof.Settling = !each.proof.Proven && tracker.Settling()
-		if each.inStatus {
-			s.APIServers = apiServerStatuses(tracker)
+		if each.shown {
+			o.APIServers = apiServerStatuses(tracker)
 		}
 	}
 }
 
-// questions are what the phase needs to know.
-func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, s *observation) []question {
+// question is one question about one CA.
+type question struct {
+	questionKey
+	authority *ca.Authority
+	// proof is where the answer goes. If shown is set, the answers are in the status too.
+	proof *Proof
+	shown bool
+}
+
+// questionKey tells questions apart.
+type questionKey struct {
+	want        probe.Trust
+	fingerprint string
+	every       time.Duration
+}
+
+// questions returns what the phase needs to know.
+func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, o *observation) []question {
 	var all []question
-	add := func(what string, authority *ca.Authority, proof *Proof, shown bool) {
+	add := func(want probe.Trust, authority *ca.Authority, proof *Proof, shown bool) {
 		if authority != nil {
-			all = append(all, question{questionKey{what, factsOf(authority).Fingerprint, r.interval(obj)}, authority, proof, shown})
+			key := questionKey{want, factsOf(authority).Fingerprint, r.interval(obj)}
+			all = append(all, question{key, authority, proof, shown})
 		}
 	}
 	switch obj.Status.Phase {
 	case v1alpha1.Preparing:
-		add(trusts, s.keys.candidate, &s.Candidate, true)
-		add(trusts, s.keys.signing, &s.Signing, false) // which may have to be gone back to
+		add(probe.Recognised, o.secret.candidate, &o.Candidate, true)
+		add(probe.Recognised, o.secret.signing, &o.Signing, false) // for a rollback
 	case v1alpha1.Prepared:
-		add(trusts, s.keys.signing, &s.Signing, true)
-		add(trusts, s.keys.retiring, &s.RetiringTrusted, false)
+		add(probe.Recognised, o.secret.signing, &o.Signing, true)
+		add(probe.Recognised, o.secret.retiring, &o.RetiringTrusted, false)
 	case v1alpha1.Completing:
-		if obj.Status.UnpublishedAt != nil && len(s.Sharing) == 0 && s.keys.signing != nil {
-			add(refuses, s.keys.retiring, &s.RetiringRefused, true)
+		if obj.Status.UnpublishedAt != nil && len(o.Sharing) == 0 && o.secret.signing != nil {
+			add(probe.Refused, o.secret.retiring, &o.RetiringRefused, true)
 		}
 	case v1alpha1.New, v1alpha1.Completed:
 	}
 	return all
 }
 
-// question is a question with where its answer goes.
-type question struct {
-	questionKey
-	authority *ca.Authority
-	proof     *Proof
-	inStatus  bool // in the status
-}
-
-// questionKey is what was asked about which CA, and how often.
-type questionKey struct {
-	what, fingerprint string
-	every             time.Duration
-}
-
-// keysOf are those that are asked about which CAs.
-func keysOf(all []question) []questionKey {
-	asked := make([]questionKey, len(all))
-	for i, each := range all {
-		asked[i] = each.questionKey
-	}
-	return asked
-}
-
-// The questions that API servers are asked.
-const (
-	trusts  = "trusts"
-	refuses = "refuses"
-)
-
-// apiServers are all API servers: none is an error.
+// apiServers returns all API servers. It is an error if there are none.
 func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
 	addresses, err := probe.Listed(obj.Spec.Verification.APIServers)
 	if len(obj.Spec.Verification.APIServers) == 0 {
@@ -128,106 +125,96 @@ func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return probe.Direct(r.Cluster, obj.Spec.Verification.ServerName, addresses), nil
 }
 
-// apiServerStatuses are for people, and say no more than changes.
+// apiServerStatuses returns the last answers for a status. What changes with each answer is left out.
 func apiServerStatuses(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
 	var all []v1alpha1.APIServerStatus
 	for _, standing := range tracker.Standings() {
-		one := v1alpha1.APIServerStatus{Address: standing.Name, Trust: standing.Trust.String()}
+		server := v1alpha1.APIServerStatus{Address: standing.Name, Trust: standing.Trust.String()}
 		if standing.Since.IsZero() {
-			one.Evidence = standing.Evidence
+			server.Evidence = standing.Evidence
 		} else {
 			since := metav1.NewTime(standing.Since.Truncate(time.Second))
-			one.Since = &since
+			server.Since = &since
 		}
-		all = append(all, one)
+		all = append(all, server)
 	}
 	return all[:min(len(all), maxListed)]
 }
 
-// findCAsAbove looks for CAs by which API servers would go on to accept the retiring one. One that is self-signed has none above it.
-func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
-	if obj.Status.Phase != v1alpha1.Prepared || s.keys.retiring == nil || !askedToRefuse(obj.Spec.Signers, s.Facts) {
+// findCAsAbove looks for CAs by which API servers would go on to accept the retiring CA. A self-signed CA has none
+// above it.
+func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	if obj.Status.Phase != v1alpha1.Prepared || o.secret.retiring == nil || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil
 	}
-	chain, err := ca.ParseCertificates(s.keys.retiring.AppendedPEM())
+	chain, err := ca.ParseCertificates(o.secret.retiring.AppendedPEM())
 	if err != nil || len(chain) == 0 {
 		return err
 	}
-	certs, err := r.publisher.Above(ctx, chain, s.Now)
-	for _, one := range certs {
-		s.Above = append(s.Above, fmt.Sprintf("%q", one.Subject.String()))
+	certs, err := r.publisher.Above(ctx, chain, o.Now)
+	for _, cert := range certs {
+		o.Above = append(o.Above, fmt.Sprintf("%q", cert.Subject.String()))
 	}
 	return err
 }
 
-// findHolders looks for those who hold what was published before.
-func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, s *observation) error {
-	retiring := obj.Status.Retiring
-	if obj.Status.UnpublishedAt == nil || retiring == nil || len(s.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, s.Facts) {
+// findHolders looks for the retiring CA in extension-apiserver-authentication, and asks aggregated API servers
+// whether they accept it.
+func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	if obj.Status.UnpublishedAt == nil || len(o.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil
 	}
-	cert, err := certificateOf(retiring)
+	cert, err := certificateOf(obj.Status.Retiring)
 	if err != nil {
 		return err
 	}
-	if s.Kept, err = r.publisher.Holds(ctx, cert); err != nil || s.keys.retiring == nil {
+	if o.Kept, err = r.publisher.Holds(ctx, cert); err != nil || o.secret.retiring == nil {
 		return err
 	}
-	return r.askAggregated(ctx, s)
-}
-
-// askAggregated asks the aggregated API servers whether they accept what retires.
-func (r *Reconciler) askAggregated(ctx context.Context, s *observation) error {
 	targets, unknown, err := probe.Aggregated(ctx, r.Live)
 	if err != nil {
 		return err
 	}
-	answers := r.prober.Refuse(ctx, s.keys.retiring, s.keys.signing, targets).Answers
+	answers := r.prober.Refuse(ctx, o.secret.retiring, o.secret.signing, targets).Answers
 	maps.Copy(answers, unknown)
 	for _, name := range slices.Sorted(maps.Keys(answers)) {
-		said := fmt.Sprintf("%s (%s)", name, answers[name].Evidence)
+		text := fmt.Sprintf("%s (%s)", name, answers[name].Evidence)
 		switch answers[name].Trust {
 		case probe.Recognised:
-			s.Holding = append(s.Holding, said)
+			o.Holding = append(o.Holding, text)
 		case probe.Unknown:
-			s.Unclear = append(s.Unclear, said)
-		case probe.Refused:
+			o.Unclear = append(o.Unclear, text)
 		}
 	}
 	return nil
 }
 
-// trackers are the answers so far, by authority. They are in memory alone: after a restart everything is proven anew.
+// trackers hold the answers so far, by authority. They are in memory only: after a restart everything is proven
+// again.
 type trackers struct {
 	mu          sync.Mutex
 	byAuthority map[string]map[questionKey]*probe.Tracker
 }
 
-// keep forgets the questions that are not asked any more, so that an old answer is never taken for a new one.
-func (w *trackers) keep(authority string, asked []question) map[questionKey]*probe.Tracker {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.byAuthority == nil {
-		w.byAuthority = map[string]map[questionKey]*probe.Tracker{}
+// keep returns the trackers of questions. It forgets the answers to all others, so that an old answer is never taken
+// for a new one.
+func (t *trackers) keep(authority string, questions []question) map[questionKey]*probe.Tracker {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.byAuthority[authority]
+	delete(t.byAuthority, authority)
+	if len(questions) == 0 {
+		return nil
 	}
-	before, kept := w.byAuthority[authority], map[questionKey]*probe.Tracker{}
-	for _, each := range asked {
-		one := each.questionKey
-		kept[one] = before[one]
-		if kept[one] == nil {
-			want := probe.Recognised
-			if one.what == refuses {
-				want = probe.Refused
-			}
-			kept[one] = probe.NewTracker(want, one.every)
+	kept := map[questionKey]*probe.Tracker{}
+	for _, each := range questions {
+		if kept[each.questionKey] = before[each.questionKey]; kept[each.questionKey] == nil {
+			kept[each.questionKey] = probe.NewTracker(each.want, each.every)
 		}
 	}
-	w.byAuthority[authority] = kept
+	if t.byAuthority == nil {
+		t.byAuthority = map[string]map[questionKey]*probe.Tracker{}
+	}
+	t.byAuthority[authority] = kept
 	return kept
-}
-
-func (w *trackers) forget(authority string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.byAuthority, authority)
 }

@@ -136,7 +136,7 @@ func (w *world) turn(step Step, made keypair.Pair) {
 func (w *world) seal() {
 	retiring := w.status.Retiring
 	if w.ledger[retiring.KeyID] == nil {
-		if !mayCloseEmpty(retiring, w.now) {
+		if retiring.OutstandingAcceptedAt == nil && retiring.NotAfter.After(w.now) {
 			return
 		}
 		w.saw("a lost account is closed")
@@ -157,7 +157,7 @@ func (w *world) open(f Facts) {
 
 // unseal is Reconciler.unseal.
 func (w *world) unseal(f Facts) {
-	if f.SigningSealed && f.Secret.Signing.is(w.status.Signing) {
+	if f.SigningSealed && sameCA(f.Secret.Signing, w.status.Signing) {
 		w.ledger[w.status.Signing.KeyID].Sealed = false
 	}
 	if f.Sealed {
@@ -169,7 +169,7 @@ func (w *world) unseal(f Facts) {
 func (w *world) copyFrom(step Step, f Facts) {
 	other := w.worlds[slices.IndexFunc(w.worlds, func(other *world) bool { return other.name == w.spec.From })]
 	account := other.ledger[f.From.KeyID]
-	if account == nil || !w.facts(other.ring.Signing).is(f.From) {
+	if account == nil || !sameCA(w.facts(other.ring.Signing), f.From) {
 		return
 	}
 	w.ledger.take(f.From.KeyID, account, w.spec.Signers)
@@ -193,7 +193,7 @@ func (w *world) copyFrom(step Step, f Facts) {
 func (w *world) help() bool {
 	s := &w.status
 	switch {
-	case s.Signing != nil && !w.facts(w.ring.Signing).is(s.Signing) && string(w.ring.TLS.Cert) != s.Signing.Certificate:
+	case s.Signing != nil && !sameCA(w.facts(w.ring.Signing), s.Signing) && string(w.ring.TLS.Cert) != s.Signing.Certificate:
 		w.saw("what signs is put back")
 		w.ring.TLS = w.backup(s.Signing.Certificate)
 	case s.Phase == v1alpha1.Preparing && s.Signing == nil && s.Candidate != nil && s.Candidate.AdoptedAt != nil && w.ring.Candidate.Empty() && string(w.ring.TLS.Cert) != s.Candidate.Certificate && w.alive(s.Candidate.Certificate):
@@ -220,7 +220,7 @@ func (w *world) help() bool {
 	case s.Phase == v1alpha1.Prepared && !w.alive(s.Signing.Certificate) && w.alive(s.Retiring.Certificate):
 		w.saw("gone back from what has ended")
 		w.want(v1alpha1.RotateRollback)
-	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && slices.ContainsFunc(signersToConfirm(w.spec.Signers), func(name string) bool { return !trustedFor(s.Candidate, name) }):
+	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && slices.ContainsFunc(signersToConfirm(w.spec.Signers), func(name string) bool { return len(withoutTrust([]string{name}, s.Candidate)) > 0 }):
 		w.want(v1alpha1.TrustConfirmed)
 	default:
 		return false

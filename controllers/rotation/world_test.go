@@ -58,12 +58,12 @@ func (c *cluster) world(name string, signers ...string) *world {
 // garbage can't be used.
 var garbage = keypair.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
 
-func (c *cluster) facts(pair keypair.Pair) *CAFacts {
+func (c *cluster) facts(pair keypair.Pair) *v1alpha1.CAStatus {
 	if pair.Empty() || pair.Equal(garbage) {
 		return nil
 	}
 	name := string(pair.Cert)
-	return &CAFacts{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: c.ends[name]}
+	return &v1alpha1.CAStatus{KeyID: name, Fingerprint: name, Certificate: name, NotAfter: metav1.NewTime(c.ends[name])}
 }
 
 // bundle is what is to be published: see wanted.
@@ -89,8 +89,11 @@ func (w *world) permit(action Action) keypair.Permit {
 
 // look is Reconciler.look.
 func (w *world) look() Facts {
-	f := Facts{Now: w.now, Operation: w.operation, Published: true, SettleFor: between, Permitted: w.ring.Signing.Empty() || hasPermit(w.ring, w.permit(Permit))}
+	f := Facts{Now: w.now, Operation: w.operation, Published: true, SettleFor: between, Permitted: w.ring.Signing.Empty()}
 	f.Secret = SecretFacts{TLS: w.facts(w.ring.TLS), Signing: w.facts(w.ring.Signing), Candidate: w.facts(w.ring.Candidate), Retiring: w.facts(w.ring.Retiring)}
+	if told, err := editSecret(w.ring, Permit, keypair.Pair{}, w.permit(Permit)); err == nil && w.ring.Permit.Equal(told.Permit) {
+		f.Permitted = true
+	}
 	f.Secret.PermittedSigners = w.ring.Permit.Signers
 	if w.ring.TLS.Equal(garbage) {
 		f.Secret.TLSProblem = "garbage"
@@ -134,13 +137,13 @@ func (w *world) others(f *Facts) {
 func (w *world) readLedger(f *Facts) {
 	w.record()
 	if f.Secret.TLS != nil {
-		f.TLSRetired = w.ledger.sealed(f.Secret.TLS.KeyID) && !f.Secret.TLS.same(f.Secret.Signing) && !f.Secret.TLS.same(f.Secret.Retiring)
+		f.TLSRetired = w.ledger.sealed(f.Secret.TLS.KeyID) && !sameCA(f.Secret.TLS, f.Secret.Signing) && !sameCA(f.Secret.TLS, f.Secret.Retiring)
 	}
 	if f.Secret.Candidate != nil {
-		f.CandidateUnaccounted, f.CandidateRetired = w.ledger[f.Secret.Candidate.KeyID] == nil && f.Secret.Candidate.is(w.status.Candidate), w.ledger.sealed(f.Secret.Candidate.KeyID)
+		f.CandidateUnaccounted, f.CandidateRetired = w.ledger[f.Secret.Candidate.KeyID] == nil && sameCA(f.Secret.Candidate, w.status.Candidate), w.ledger.sealed(f.Secret.Candidate.KeyID)
 	}
 	if f.Secret.Signing != nil {
-		f.SigningUnaccounted = w.ledger[f.Secret.Signing.KeyID] == nil && f.Secret.Signing.is(w.status.Signing)
+		f.SigningUnaccounted = w.ledger[f.Secret.Signing.KeyID] == nil && sameCA(f.Secret.Signing, w.status.Signing)
 		f.SigningSealed = w.ledger.sealed(f.Secret.Signing.KeyID)
 	}
 	retiring := w.status.Retiring
@@ -159,6 +162,9 @@ func (w *world) readLedger(f *Facts) {
 		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
 	}
 }
+
+// The questions that API servers are asked.
+const trusts, refuses = "trusts", "refuses"
 
 // streak is how often all API servers have given an answer without a break: see probe.Tracker.
 type streak struct {
