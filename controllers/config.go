@@ -23,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // FromConfiguration returns the Options that a checked configuration describes.
@@ -99,7 +100,7 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		settings[one.Name] = one
 	}
 	signers := map[string]signer.Signer{}
-	pairs := map[config.CA]*signer.KeyPair{} // a CA that several signers share is read once
+	pairs := map[config.CA]*keypair.KeyPair{} // a CA that several signers share is read once
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		one := settings[name]
@@ -154,17 +155,17 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 	})
 }
 
-func keyPair(c config.CA, rotated bool) *signer.KeyPair {
-	var source signer.Source = signer.Files{Cert: c.CertFile, Key: c.KeyFile}
+func keyPair(c config.CA, rotated bool) *keypair.KeyPair {
+	var source keypair.Source = keypair.Files{Cert: c.CertFile, Key: c.KeyFile}
 	if namespace, name := c.SecretName(); name != "" && rotated {
-		source = signer.Guarded{Namespace: namespace, Name: name}
+		source = keypair.Guarded{Secret: keypair.Secret{Namespace: namespace, Name: name}}
 	} else if name != "" {
-		source = signer.Secret{Namespace: namespace, Name: name}
+		source = keypair.Secret{Namespace: namespace, Name: name}
 	}
-	pair := signer.NewKeyPair(source)
+	pair := keypair.New(source)
 	pair.Chain = c.Chain
 	if c.CreateIfMissing {
-		pair.Create = &signer.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, ca.DefaultAuthorityLifetime)}
+		pair.Create = &keypair.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, ca.DefaultAuthorityLifetime)}
 	}
 	return pair
 }

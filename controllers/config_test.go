@@ -11,11 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 var sameProfile = cmp.Comparer(func(a, b ca.Profile) bool { return reflect.DeepEqual(a, b) })
@@ -157,7 +157,7 @@ func TestSigners(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, pairs := map[string]served{}, map[*signer.KeyPair]bool{}
+			got, pairs := map[string]served{}, map[*keypair.KeyPair]bool{}
 			for name, one := range options.Signer.Signers {
 				_, missing := one.KeyPair.Authority(time.Time{})
 				got[name] = served{CA: missing.Error(), Profile: one.Profile, Usages: one.Usages}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // SelfCheck is what the manager asks about its own ground while it runs, see docs/check.md.
@@ -303,7 +304,7 @@ func clientPairs(r *signer.Reconciler) []string {
 // ClientCAs are the CAs at now that the API server must trust, each once.
 func ClientCAs(r *signer.Reconciler, now time.Time) []check.CA {
 	var all []check.CA
-	var pairs []*signer.KeyPair
+	var pairs []*keypair.KeyPair
 	for _, name := range clientPairs(r) {
 		pair := r.Signers[name].KeyPair
 		if i := slices.Index(pairs, pair); i >= 0 {

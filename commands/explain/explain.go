@@ -26,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // Server is an API server. Without a Config explain cannot watch it.
@@ -186,7 +187,7 @@ type findings struct {
 	signer signer.Signer
 	// authority is the present CA. If it is nil, unavailable or unread says why.
 	authority   *ca.Authority
-	unavailable *signer.Unavailable
+	unavailable *keypair.Unavailable
 	unread      error
 	// judged is what the signer does once the request is approved.
 	judged signer.Judgement

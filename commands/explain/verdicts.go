@@ -14,6 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // switchedOff is what is said of a controller that the configuration leaves out.
@@ -96,7 +97,7 @@ func (e *explainer) signer(p *page, f *findings) {
 	case f.unread != nil:
 		p.row("CA", f.unreadCA())
 	case f.authority != nil:
-		p.row("CA", "CALoaded: "+sentence(signer.InUse(f.authority)))
+		p.row("CA", "CALoaded: "+sentence(keypair.InUse(f.authority)))
 	default:
 		p.row("CA", f.unavailable.Reason+": "+sentence(f.unavailable.Message))
 	}
@@ -195,7 +196,7 @@ func (e *explainer) judge(ctx context.Context, f *findings) {
 	f.unread = cmp.Or(err, unread[f.obj.Spec.SignerName])
 	var problem error
 	if f.authority, problem = f.signer.KeyPair.Authority(f.now); problem != nil {
-		f.unavailable, _ = problem.(*signer.Unavailable) //nolint:errorlint // that is its only type
+		f.unavailable, _ = problem.(*keypair.Unavailable) //nolint:errorlint // that is its only type
 	}
 	approved := f.obj
 	if f.state != csr.Approved { // as if it were, from now on

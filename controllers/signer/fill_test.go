@@ -8,12 +8,13 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // A signer that says nothing of its profile gets the safe one, whoever set it up.
 func TestFillMakesProfilesSafe(t *testing.T) {
 	t.Parallel()
-	pair := NewKeyPair(Static{})
+	pair := keypair.New(keypair.Static{})
 	unset, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -25,8 +26,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -126,11 +129,24 @@ func profile(t testing.TB, config ca.ProfileConfig) ca.Profile {
 }
 
 // newPair returns a KeyPair named after a Secret, as SetupWithManager leaves it.
-func newPair() (*KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
-	pair := NewKeyPair(Secret{Namespace: "ns", Name: "ca"})
+func newPair() (*keypair.KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
+	pair := keypair.New(keypair.Secret{Namespace: "ns", Name: "ca"})
 	clock, recorder := clocktesting.NewFakePassiveClock(now), events.NewFakeRecorder(100)
-	pair.clock, pair.reporter = clock, report.New(recorder, clock)
+	pair.Clock, pair.Reporter = clock, report.New(recorder, clock)
 	return pair, clock, recorder
+}
+
+// state returns what pair has at now: the key ID, or the reason and message of why there is none.
+func state(pair *keypair.KeyPair, now time.Time) string {
+	authority, err := pair.Authority(now)
+	if err == nil {
+		return authority.KeyID()
+	}
+	var unavailable *keypair.Unavailable
+	if !errors.As(err, &unavailable) {
+		return "not an *Unavailable: " + err.Error()
+	}
+	return unavailable.Reason + ": " + unavailable.Message
 }
 
 func taken(recorder *events.FakeRecorder) []string {
@@ -144,7 +160,7 @@ func taken(recorder *events.FakeRecorder) []string {
 // parts are a Reconciler and all that it touches.
 type parts struct {
 	reconciler *Reconciler
-	pair       *KeyPair
+	pair       *keypair.KeyPair
 	clock      *clocktesting.FakePassiveClock
 	recorder   *events.FakeRecorder
 	served     *request
@@ -210,4 +226,9 @@ func (p *parts) client(t testing.TB) client.Client {
 func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	t.Helper()
 	return p.reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
+}
+
+// note makes API servers say whether they trust the CA for clients.
+func (p *parts) note(trust probe.Trust) {
+	p.reconciler.trust.note(p.pair, must(p.pair.Authority(now)), probe.Answer{Trust: trust}, frontProxy{}, nil, now)
 }

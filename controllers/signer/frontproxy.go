@@ -34,12 +34,6 @@ type frontProxy struct {
 	names   []string // the common names of front proxies; none means any
 }
 
-// frontProxyTrust is a frontProxy with the CA that it is about.
-type frontProxyTrust struct {
-	frontProxy
-	authority *ca.Authority
-}
-
 func (f frontProxy) equal(other frontProxy) bool {
 	return f.unread == other.unread && f.trusted == other.trusted && slices.Equal(f.names, other.names)
 }
@@ -118,36 +112,4 @@ func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) 
 		_, err := other.Verify(options)
 		return err == nil
 	})
-}
-
-// frontProxy returns whether API servers accept authority for front proxies, as far as it is known.
-func (k *KeyPair) frontProxy(authority *ca.Authority) frontProxy {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.asksFrontProxy && k.front.authority != authority {
-		return frontProxy{unread: "they have not been asked yet"}
-	}
-	return k.front.frontProxy
-}
-
-// noteFrontProxy keeps what has been found out about authority, and wakes the requests that wait for it. An error takes no
-// answer back.
-func (k *KeyPair) noteFrontProxy(authority *ca.Authority, found frontProxy, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	before := k.front
-	switch known := before.authority == authority && before.unread == ""; {
-	case err != nil && known:
-		return
-	case err != nil:
-		found = frontProxy{unread: err.Error()}
-	}
-	k.front = frontProxyTrust{found, authority}
-	if before.authority == authority && before.equal(found) {
-		return
-	}
-	if found.trusted {
-		k.log.Info("API servers accept this CA for front proxies", "source", k.name, "issuerKeyID", authority.KeyID(), "commonNames", found.names)
-	}
-	k.wake()
 }

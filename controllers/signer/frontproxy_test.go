@@ -145,10 +145,11 @@ func TestFrontProxyIsOfOneCA(t *testing.T) {
 	first, second := newRoot(t, time.Hour), newRoot(t, time.Hour)
 	pair.Load(first.cert, first.key)
 	authority := must(pair.Authority(now))
-	if front := pair.frontProxy(authority); front.unread != "" {
+	var cache trustCache
+	if front := cache.of(pair, authority).front; front.unread != "" {
 		t.Errorf("nobody asks, but %s", front.unread)
 	}
-	pair.asksFrontProxy = true
+	cache.asked = true
 	down := errors.New("down")
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "", down)
 	for i, step := range []struct {
@@ -162,13 +163,13 @@ func TestFrontProxyIsOfOneCA(t *testing.T) {
 		{err: down, want: frontProxy{trusted: true}},
 		{err: forbidden, want: frontProxy{trusted: true}},
 	} {
-		pair.noteFrontProxy(authority, step.found, step.err)
-		if got := pair.frontProxy(authority); got.unread != step.want.unread || got.trusted != step.want.trusted {
+		cache.note(pair, authority, probe.Answer{}, step.found, step.err, now)
+		if got := cache.of(pair, authority).front; got.unread != step.want.unread || got.trusted != step.want.trusted {
 			t.Errorf("step %d: %+v, want %+v", i, got, step.want)
 		}
 	}
 	pair.Load(second.cert, second.key)
-	if front := pair.frontProxy(must(pair.Authority(now))); front.unread == "" || front.trusted {
+	if front := cache.of(pair, must(pair.Authority(now))).front; front.unread == "" || front.trusted {
 		t.Errorf("of another CA %+v is known", front)
 	}
 }

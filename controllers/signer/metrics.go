@@ -27,12 +27,6 @@ var (
 		Help: "Certificates that were issued for less time than the profile gives because the CA ends before.",
 	}, []string{"signer"})
 
-	// reloadsTotal counts candidates for a signing CA: accepted or rejected.
-	reloadsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "csr_signer_ca_reloads_total",
-		Help: "New signing CAs that were read, by result: accepted, or rejected (the last good one stays in use).",
-	}, []string{"result"})
-
 	// discardedTotal rises when another signer is active.
 	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_discarded_total",
@@ -78,21 +72,9 @@ var (
 		Name: "csr_signer_issued_lifetime_seconds",
 		Help: "Lifetime of the last certificate that was issued to a request that asks for none: shorter than configured while a rotation caps lifetimes, or when the CA ends soon.",
 	}, []string{"signer"})
-
-	// caRejected lasts as long as the state does, where reloadsTotal counts the moment.
-	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_signer_ca_rejected",
-		Help: "1 while the newest candidate for the signing CA can't be used, whether or not there is a good one in use.",
-	}, []string{"signer"})
-
-	// caNotAfter is per signer, as that is what an alert is about.
-	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_signer_ca_expiration_timestamp_seconds",
-		Help: "End of the signing CA in use, in seconds since 1970; 0 when there has been none yet.",
-	}, []string{"signer"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal, reloadsTotal, caRejected, caNotAfter,
+	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal,
 		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
 }

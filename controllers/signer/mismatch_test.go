@@ -23,7 +23,7 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	p := newParts(t, object(t, signerName(name), usages("client auth"), template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })))
 	root := newRoot(t, 365*24*time.Hour)
 	p.pair.Load(root.cert, root.key)
-	p.pair.noteTrust(must(p.pair.Authority(now)), probe.Answer{Trust: probe.Refused}, now)
+	p.note(probe.Refused)
 	signer := p.reconciler.Signers[name]
 	within := contentsOf("kubernetes.io/kube-apiserver-client-kubelet", nil)
 	signer.Profile = signer.Profile.Containing(within)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // shapes are what Kubernetes' own signers demand; a nil one demands nothing.
@@ -47,7 +48,7 @@ type Signer struct {
 	// AllowedNames are those that a custom signer's server certificates may hold if API servers trust its CA for clients.
 	AllowedNames ca.AllowedNames
 	// KeyPair is the CA.
-	KeyPair *KeyPair
+	KeyPair *keypair.KeyPair
 }
 
 // check returns why req can never be signed, as the reason and message of a Failed condition, or nil. The rules of

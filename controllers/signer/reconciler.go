@@ -23,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -77,6 +78,7 @@ type Reconciler struct {
 	failures unanswered.Writes[Judgement] // to mark a request as Failed
 
 	certificates certificates
+	trust        trustCache
 }
 
 // Judgement is what is to become of an approved request: to be signed by Authority, or if that is nil, Outcome (Failed,
@@ -178,22 +180,22 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	case skew.Abs() > servertime.MaxSkew:
 		return Judgement{Request: req, Outcome: Wait, Reason: "ClockSkewed", Message: servertime.Sentence(skew)}
 	}
-	return signer.judge(obj, req, now)
+	return r.judgeByCA(obj, req, signer, now)
 }
 
-// judge says what the CA of s, as it is at now, means for a request that s permits.
-func (s Signer) judge(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, now time.Time) Judgement {
-	authority, longest, err := s.KeyPair.authorityFor(obj.Spec.SignerName, now)
+// judgeByCA says what the CA of signer, as it is at now, means for a request that signer permits.
+func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer, now time.Time) Judgement {
+	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, now)
 	if err != nil {
-		var why *Unavailable
+		var why *keypair.Unavailable
 		errors.As(err, &why)
 		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
 	}
-	trust, front := s.KeyPair.clientTrust(authority), s.KeyPair.frontProxy(authority)
-	switch violation, wait := s.checkTrust(req, trust.Trust, front); {
-	case wait && front.forbids(req) != nil:
+	trust := r.trust.of(signer.KeyPair, authority)
+	switch violation, wait := signer.checkTrust(req, trust.Trust, trust.front); {
+	case wait && trust.front.forbids(req) != nil:
 		return Judgement{Request: req, IfTrusted: violation,
-			Outcome: Wait, Reason: "CATrustUnknown", Message: front.waitsForFrontProxy(violation)}
+			Outcome: Wait, Reason: "CATrustUnknown", Message: trust.front.waitsForFrontProxy(violation)}
 	case wait:
 		return Judgement{Request: req, IfTrusted: violation,
 			Outcome: Wait, Reason: "CATrustUnknown", Message: waitsForTrust(violation, trust.Evidence)}

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -162,7 +163,7 @@ func TestReconcileFails(t *testing.T) {
 func TestReconcileWaitsForACA(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	p.pair.Refuse("CAMissing", "Secret ns/ca does not exist")
+	p.pair.Refuse(keypair.Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"})
 	taken(p.recorder)
 	for age, want := range map[time.Duration]time.Duration{0: time.Second, 5 * time.Second: 5 * time.Second, 10 * time.Minute: time.Minute} {
 		p.clock.SetTime(now.Add(age))

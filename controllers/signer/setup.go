@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -43,10 +43,17 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
 		WithOptions(options)
 	ctrl.WatchesRawSource(r.atElection())
-	r.warnOfSharing(mgr)
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
-		if err := r.run(mgr, pair); err != nil {
+		pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
+		if r.DryRun {
+			pair.Create = nil
+		}
+		if shared := pair.SharesServing(); len(shared) > 0 {
+			report.Warn(mgr.GetLogger(), "Kubelet serving certificates share their CA with client certificates: only their usages keep one from being used as the other",
+				"logger", Name, "source", pair.Name(), "signers", shared)
+		}
+		if err := pair.SetupWithManager(mgr, r.Live); err != nil {
 			return err
 		}
 		ctrl.WatchesRawSource(r.wakeAfter(pair))
@@ -61,7 +68,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	err := mgr.AddReadyzCheck("signing-ca", func(*http.Request) error {
 		for _, pair := range pairs {
-			if err := pair.ready(r.Clock.Now()); err != nil {
+			if err := pair.Ready(r.Clock.Now()); err != nil {
 				return err
 			}
 		}
@@ -120,38 +127,17 @@ func (r *Reconciler) fillProfiles() error {
 	return errors.Join(errs...)
 }
 
-func (r *Reconciler) warnOfSharing(mgr manager.Manager) {
-	if shared := r.sharingServing(); len(shared) > 0 {
-		r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.sharing = shared
-		report.Warn(mgr.GetLogger(), "Kubelet serving certificates share their CA with client certificates: only their usages keep one from being used as the other",
-			"logger", Name, "source", r.Signers[certificatesv1.KubeletServingSignerName].KeyPair.name, "signers", shared)
-	}
-}
-
-// sharingServing are the signers of client certificates whose CA is that of kubelet serving certificates too.
-func (r *Reconciler) sharingServing() []string {
-	serving, served := r.Signers[certificatesv1.KubeletServingSignerName]
-	var shared []string
-	for _, name := range []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName} {
-		if client, found := r.Signers[name]; served && found && client.KeyPair == serving.KeyPair {
-			shared = append(shared, name)
-		}
-	}
-	return shared
-}
-
 // keyPairs returns each KeyPair of Signers once, and tells it which signers it serves.
-func (r *Reconciler) keyPairs() []*KeyPair {
-	var pairs []*KeyPair
+func (r *Reconciler) keyPairs() []*keypair.KeyPair {
+	var pairs []*keypair.KeyPair
 	for name, signer := range r.Signers {
 		if !slices.Contains(pairs, signer.KeyPair) {
 			pairs = append(pairs, signer.KeyPair)
 		}
-		signer.KeyPair.signers = append(signer.KeyPair.signers, name)
-		if signer.KeyPair.lifetimes == nil {
-			signer.KeyPair.lifetimes = map[string]time.Duration{}
+		if signer.KeyPair.Lifetimes == nil {
+			signer.KeyPair.Lifetimes = map[string]time.Duration{}
 		}
-		signer.KeyPair.lifetimes[name] = signer.Profile.Lifetime()
+		signer.KeyPair.Lifetimes[name] = signer.Profile.Lifetime()
 	}
 	return pairs
 }
@@ -166,13 +152,13 @@ func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerN
 	if len(signerNames) == 0 {
 		signerNames = slices.Collect(maps.Keys(r.Signers))
 	}
-	read, unread := map[*KeyPair]error{}, map[string]error{}
+	read, unread := map[*keypair.KeyPair]error{}, map[string]error{}
 	for _, name := range signerNames {
 		pair := r.Signers[name].KeyPair
 		err, again := read[pair]
 		if !again {
-			pair.clock, pair.log = r.Clock, logr.Discard()
-			err = pair.source.readOnce(ctx, reader, pair)
+			pair.Clock = r.Clock
+			err = pair.ReadOnce(ctx, reader)
 			read[pair] = err
 		}
 		if err != nil {
@@ -182,24 +168,9 @@ func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerN
 	return unread, nil
 }
 
-func (r *Reconciler) run(mgr manager.Manager, pair *KeyPair) error {
-	pair.clock, pair.reporter, pair.log, pair.elected = r.Clock, r.Reporter, mgr.GetLogger().WithName(Name), mgr.Elected()
-	if err := r.createMissing(mgr, pair); err != nil {
-		return err
-	}
-	runnable, err := pair.source.runnable(mgr, pair)
-	if err != nil || runnable == nil {
-		return err
-	}
-	if err := mgr.Add(runnable); err != nil {
-		return fmt.Errorf("run the source of %s: %w", pair.name, err)
-	}
-	return nil
-}
-
 // wakeAfter enqueues what waits for pair each time that it has a new Authority.
-func (r *Reconciler) wakeAfter(pair *KeyPair) source.Source {
-	changed := pair.subscribe()
+func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
+	changed := pair.Subscribe()
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		go func() {
 			for {
@@ -216,7 +187,7 @@ func (r *Reconciler) wakeAfter(pair *KeyPair) source.Source {
 }
 
 // enqueueWaiting enqueues what waits for a certificate by pair, or by any if that is nil.
-func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *KeyPair, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "List requests that wait for a certificate") // they are looked at again within a minute

@@ -31,7 +31,7 @@ func (r *Reconciler) sign(ctx context.Context, obj *certificatesv1.CertificateSi
 	if kept {
 		notAfter = made.issued.NotAfter
 	}
-	if err := signer.KeyPair.cover(ctx, judged.Authority.KeyID(), obj.Spec.SignerName, notAfter); err != nil {
+	if err := signer.KeyPair.Cover(ctx, judged.Authority.KeyID(), obj.Spec.SignerName, notAfter); err != nil {
 		r.tell(ctx, obj, Judgement{Request: judged.Request, Outcome: Wait, Reason: "LedgerUnavailable", Message: notCovered(err)})
 		return err
 	}

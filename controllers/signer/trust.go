@@ -23,6 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
@@ -36,40 +37,74 @@ const (
 	dialTimeout = 3 * time.Second
 )
 
-// clientTrust is whether API servers accept the client certificates of a CA, as they last said.
-type clientTrust struct {
-	probe.Answer
-	authority *ca.Authority
-	at        time.Time
+// caTrust is what API servers do with the certificates of a CA, as they last said.
+type caTrust struct {
+	probe.Answer               // whether they accept its client certificates
+	front        frontProxy    // whether they accept its certificates for front proxies
+	authority    *ca.Authority // the CA
+	at           time.Time     // of Answer
 }
 
-// clientTrust returns whether API servers trust authority for clients. It is Unknown before they have been asked.
-func (k *KeyPair) clientTrust(authority *ca.Authority) probe.Answer {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.trusted.authority != authority {
-		return probe.Answer{Evidence: "they have not been asked yet"}
-	}
-	return k.trusted.Answer
+// trustCache holds what API servers have said of the CA of each KeyPair. The zero value is empty. It is safe for concurrent
+// use.
+type trustCache struct {
+	asked bool // API servers are asked; it is set before the cache is used
+
+	mu    sync.Mutex
+	known map[*keypair.KeyPair]caTrust
 }
 
-// noteTrust keeps answer about authority, and wakes the requests that wait for it. That the CA is trusted
-// stands for a while without a new answer. That it is not permits more, so it ends with the first question without an answer.
-func (k *KeyPair) noteTrust(authority *ca.Authority, answer probe.Answer, now time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	before := k.trusted
-	if before.authority != authority {
-		before = clientTrust{}
+const notAsked = "they have not been asked yet"
+
+// of returns what API servers do with the certificates of authority. It is Unknown before they have been asked.
+func (c *trustCache) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known, found := c.known[pair]; found && known.authority == authority {
+		return known
 	}
+	unknown := caTrust{Answer: probe.Answer{Evidence: notAsked}, authority: authority}
+	if c.asked {
+		unknown.front.unread = notAsked
+	}
+	return unknown
+}
+
+// note keeps an answer of API servers about authority, and whether they accept it for front proxies, or frontErr if that
+// could not be read. If anything is different, it wakes the requests that wait for pair. A CA that is trusted stays so for a
+// while without a new answer. Distrust permits more, so it ends with the first question without an answer. An error takes
+// nothing back that is known of front proxies.
+func (c *trustCache) note(
+	pair *keypair.KeyPair, authority *ca.Authority, answer probe.Answer, front frontProxy, frontErr error, now time.Time,
+) {
+	before := c.of(pair, authority)
+	after := caTrust{Answer: answer, front: front, authority: authority, at: now}
 	if answer.Trust == probe.Unknown && before.Trust == probe.Recognised && now.Sub(before.at) < trustKept {
-		return
+		after.Answer, after.at = before.Answer, before.at
 	}
-	k.trusted = clientTrust{Answer: answer, authority: authority, at: now}
-	if answer.Trust != before.Trust {
-		k.log.Info("Asked whether API servers accept client certificates of this CA", "source", k.name, "issuerKeyID", authority.KeyID(),
-			"answer", answer.Trust, "evidence", answer.Evidence)
-		k.wake()
+	if frontErr != nil {
+		after.front = before.front
+		if before.front.unread != "" {
+			after.front.unread = frontErr.Error()
+		}
+	}
+	c.mu.Lock()
+	if c.known == nil {
+		c.known = map[*keypair.KeyPair]caTrust{}
+	}
+	c.known[pair] = after
+	c.mu.Unlock()
+
+	log := pair.Log.WithValues("source", pair.Name(), "issuerKeyID", authority.KeyID())
+	answered, proxies := after.Trust != before.Trust, !after.front.equal(before.front)
+	if answered {
+		log.Info("Asked whether API servers accept client certificates of this CA", "answer", answer.Trust, "evidence", answer.Evidence)
+	}
+	if proxies && front.trusted {
+		log.Info("API servers accept this CA for front proxies", "commonNames", front.names)
+	}
+	if answered || proxies {
+		pair.Notify()
 	}
 }
 
@@ -82,7 +117,8 @@ func waitsForTrust(violation *ca.Violation, evidence string) string {
 // trustAsker asks the API servers, in the background, which of the CAs they accept for clients: for the rules of custom
 // signers, and to warn of a CA whose client certificates they do not accept. It is a Runnable of the leader.
 type trustAsker struct {
-	pairs   []*KeyPair
+	cache   *trustCache
+	pairs   []*keypair.KeyPair
 	cluster *rest.Config
 	listed  []string // API servers to ask; empty is the endpoints of the Service kubernetes
 	live    client.Reader
@@ -93,8 +129,8 @@ type trustAsker struct {
 var _ manager.Runnable = &trustAsker{}
 
 // askTrust has mgr ask about those of pairs for which the answer matters. A dry run issues nothing, not even a probe.
-func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*KeyPair) error {
-	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *KeyPair) bool { return !pair.servesCustom() && len(pair.servesClients()) == 0 })
+func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) error {
+	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *keypair.KeyPair) bool { return !servesCustom(pair) && len(servesClients(pair)) == 0 })
 	if r.DryRun || len(asked) == 0 {
 		return nil
 	}
@@ -106,28 +142,24 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*KeyPair) error {
 	if err != nil {
 		return fmt.Errorf("ask about trust: %w", err)
 	}
-	for _, pair := range asked {
-		pair.asksFrontProxy = pair.servesCustom()
-	}
+	r.trust.asked = true
 	// API servers verify certificates by the time of day, whatever clock is given to the controllers.
 	wall := clock.RealClock{}
 	return mgr.Add(&trustAsker{
-		pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live, prober: &probe.Prober{Audit: r.Audit, Clock: wall}, clock: wall,
+		cache: &r.trust, pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live, prober: &probe.Prober{Audit: r.Audit, Clock: wall}, clock: wall,
 	})
 }
 
-// servesCustom reports whether k signs for a signer that is none of Kubernetes'.
-func (k *KeyPair) servesCustom() bool {
-	return slices.ContainsFunc(k.signers, func(name string) bool { _, kubernetes := shapes[name]; return !kubernetes })
+// servesCustom reports whether pair signs for a signer that is none of Kubernetes'.
+func servesCustom(pair *keypair.KeyPair) bool {
+	return slices.ContainsFunc(pair.Signers(), func(name string) bool { _, kubernetes := shapes[name]; return !kubernetes })
 }
 
-// servesClients returns the signers of k whose certificates API servers are to accept.
-func (k *KeyPair) servesClients() []string {
-	names := slices.DeleteFunc(slices.Clone(k.signers), func(name string) bool {
+// servesClients returns the signers of pair whose certificates API servers are to accept.
+func servesClients(pair *keypair.KeyPair) []string {
+	return slices.DeleteFunc(pair.Signers(), func(name string) bool {
 		return name != certificatesv1.KubeAPIServerClientSignerName && name != certificatesv1.KubeAPIServerClientKubeletSignerName
 	})
-	slices.Sort(names)
-	return names
 }
 
 // Start asks until ctx ends, about each CA by itself.
@@ -141,14 +173,14 @@ func (a *trustAsker) Start(ctx context.Context) error {
 }
 
 // follow asks about each new CA of pair at once, and about the one in use from time to time.
-func (a *trustAsker) follow(ctx context.Context, pair *KeyPair) {
-	changed := pair.subscribe()
+func (a *trustAsker) follow(ctx context.Context, pair *keypair.KeyPair) {
+	changed := pair.Subscribe()
 	var last *ca.Authority
 	var due time.Time
 	var warned string
 	pause := askUnknownMin
 	for ctx.Err() == nil {
-		authority, _ := pair.Authority(pair.clock.Now())
+		authority, _ := pair.Authority(pair.Clock.Now())
 		if authority != last {
 			last, due, pause = authority, time.Time{}, askUnknownMin
 		}
@@ -173,23 +205,22 @@ func (a *trustAsker) follow(ctx context.Context, pair *KeyPair) {
 }
 
 // ask asks about authority, keeps the answer and warns. It reports whether there was an answer to every question.
-func (a *trustAsker) ask(ctx context.Context, pair *KeyPair, authority *ca.Authority, warned *string) bool {
+func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *ca.Authority, warned *string) bool {
 	targets, missing := a.targets(ctx)
 	known := true
-	if pair.servesCustom() {
+	if servesCustom(pair) {
 		// Whoever holds a certificate can append what the configured chain leaves out.
 		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
 		front, err := readFrontProxy(ctx, a.live, authority, a.clock.Now())
 		if ctx.Err() == nil {
-			pair.noteFrontProxy(authority, front, err)
-			pair.noteTrust(authority, answer, a.clock.Now())
+			a.cache.note(pair, authority, answer, front, err, a.clock.Now())
 		}
 		known = answer.Trust != probe.Unknown && err == nil
 	}
-	if names := pair.servesClients(); len(names) > 0 {
+	if names := servesClients(pair); len(names) > 0 {
 		round := a.prober.Recognise(ctx, authority, targets)
 		if ctx.Err() == nil {
-			pair.warnOfDistrust(authority, names, round, warned)
+			warnOfDistrust(pair, authority, names, round, warned)
 		}
 		known = known && together(round, missing).Trust != probe.Unknown
 	}
@@ -251,7 +282,7 @@ func together(round probe.Round, missing error) probe.Answer {
 }
 
 // warnOfDistrust warns, once, that API servers do not accept what authority issues for names.
-func (k *KeyPair) warnOfDistrust(authority *ca.Authority, names []string, round probe.Round, warned *string) {
+func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []string, round probe.Round, warned *string) {
 	var refusing, silent []string
 	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
 		switch round.Answers[name].Trust {
@@ -271,12 +302,10 @@ func (k *KeyPair) warnOfDistrust(authority *ca.Authority, names []string, round 
 		return
 	}
 	*warned = message
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	if message == "" {
-		k.log.Info("API servers accept client certificates of this CA now", "source", k.name, "issuerKeyID", authority.KeyID())
+		pair.Log.Info("API servers accept client certificates of this CA now", "source", pair.Name(), "issuerKeyID", authority.KeyID())
 		return
 	}
-	k.log.Error(nil, "API servers do not accept client certificates of this CA", "source", k.name, "issuerKeyID", authority.KeyID(), "message", message)
-	k.tell(corev1.EventTypeWarning, "CANotTrusted", message)
+	pair.Log.Error(nil, "API servers do not accept client certificates of this CA", "source", pair.Name(), "issuerKeyID", authority.KeyID(), "message", message)
+	pair.Warn("CANotTrusted", message)
 }

@@ -119,7 +119,8 @@ func TestTrustIsOfOneCA(t *testing.T) {
 	first, second := newRoot(t, time.Hour), newRoot(t, time.Hour)
 	pair.Load(first.cert, first.key)
 	authority := must(pair.Authority(now))
-	woken := pair.subscribe()
+	woken := pair.Subscribe()
+	var cache trustCache
 	wakes := func() bool {
 		select {
 		case <-woken:
@@ -143,18 +144,18 @@ func TestTrustIsOfOneCA(t *testing.T) {
 		{silent, trustKept, probe.Recognised, false},
 		{silent, 3*time.Minute + trustKept, probe.Unknown, true},
 	} {
-		pair.noteTrust(authority, step.answer, now.Add(step.after))
-		if got := pair.clientTrust(authority).Trust; got != step.want || wakes() != step.wakes {
+		cache.note(pair, authority, step.answer, frontProxy{}, nil, now.Add(step.after))
+		if got := cache.of(pair, authority).Trust; got != step.want || wakes() != step.wakes {
 			t.Errorf("step %d: %s, want %s, and waking %t", i, got, step.want, step.wakes)
 		}
 	}
-	pair.noteTrust(authority, no, now)
+	cache.note(pair, authority, no, frontProxy{}, nil, now)
 	pair.Load(second.cert, second.key)
-	if got := pair.clientTrust(must(pair.Authority(now))); got.Trust != probe.Unknown {
+	if got := cache.of(pair, must(pair.Authority(now))); got.Trust != probe.Unknown {
 		t.Errorf("a CA that nobody was asked about is %s", got.Trust)
 	}
-	pair.noteTrust(authority, yes, now) // an answer that comes late
-	if got := pair.clientTrust(must(pair.Authority(now))); got.Trust != probe.Unknown {
+	cache.note(pair, authority, yes, frontProxy{}, nil, now) // an answer that comes late
+	if got := cache.of(pair, must(pair.Authority(now))); got.Trust != probe.Unknown {
 		t.Errorf("a CA that nobody was asked about is %s by the answer about another one", got.Trust)
 	}
 }
@@ -173,11 +174,11 @@ func TestWhatHasNoAnswerWaits(t *testing.T) {
 	if told := strings.Join(taken(p.recorder), "\n"); !strings.Contains(told, "CATrustUnknown") || !strings.Contains(told, "not been asked yet") {
 		t.Errorf("Events are %q", told)
 	}
-	p.pair.noteTrust(must(p.pair.Authority(now)), probe.Answer{Trust: probe.Recognised}, now)
+	p.note(probe.Recognised)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || csr.StateOf(p.written[0]) != csr.Failed {
 		t.Errorf("%v, %d writes, want it to fail", err, len(p.written))
 	}
-	p.pair.noteTrust(must(p.pair.Authority(now)), probe.Answer{Trust: probe.Refused}, now)
+	p.note(probe.Refused)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 2 || csr.StateOf(p.written[1]) != csr.Issued {
 		t.Errorf("%v, %d writes, want a certificate", err, len(p.written))
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // Options change what Start does. The zero value is a loop that works.
@@ -154,7 +155,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 	if caErr := opts.CA.check(opts.Clock); caErr != nil {
 		err = errors.Join(err, fmt.Errorf("CA: %w", caErr))
 	}
-	pair := signer.NewKeyPair(signer.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
+	pair := keypair.New(keypair.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
 	signers := map[string]signer.Signer{}
 	for _, name := range signer.KubernetesSignerNames() {
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}

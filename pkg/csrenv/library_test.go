@@ -24,6 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // runManager runs options on a manager of the test's own, with a scheme that knows no more than is needed.
@@ -80,7 +81,7 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	runManager(t, controllers.Options{
 		Signer: &signer.Reconciler{Signers: map[string]signer.Signer{name: {
 			Profile: profile, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
-			KeyPair: signer.NewKeyPair(signer.Static{Cert: mine.CertPEM, Key: mine.KeyPEM}),
+			KeyPair: keypair.New(keypair.Static{Cert: mine.CertPEM, Key: mine.KeyPEM}),
 		}}},
 	})
 	c := newClient(t, admin)

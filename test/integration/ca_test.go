@@ -33,7 +33,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
@@ -67,9 +66,9 @@ func TestCreateIfMissing(t *testing.T) {
 	t.Cleanup(func() { _ = client.IgnoreNotFound(admin(t).Delete(context.Background(), secretCalled(name))) })
 	t.Cleanup(func() { _ = client.IgnoreNotFound(release(context.Background(), t, name)) })
 	creating := func(o *controllers.Options) {
-		signingFrom(signer.Secret(name))(o)
+		signingFrom(keypair.Secret(name))(o)
 		for _, one := range o.Signer.Signers {
-			one.KeyPair.Create = &signer.Creation{Algorithm: ca.ECDSAP384, Lifetime: 24 * time.Hour}
+			one.KeyPair.Create = &keypair.Creation{Algorithm: ca.ECDSAP384, Lifetime: 24 * time.Hour}
 		}
 	}
 	account := serviceAccountConfig(t)
@@ -211,7 +210,7 @@ func TestIntermediates(t *testing.T) {
 	secret.Data["ca.crt"] = root
 	secret.Name = "chain"
 	create(t, admin(t), secret)
-	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
+	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
 
 	serving := managed(t, certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, "chained.example.com")
 	inUse := managed(t, certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth)

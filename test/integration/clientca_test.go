@@ -26,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // testCA is a CA of which tests need more than a CA of ours can do.
@@ -98,7 +99,7 @@ func hook(cert, key []byte, change ...func(*signer.Signer)) func(*controllers.Op
 		}
 		one := signer.Signer{
 			Profile: profile, Usages: []certificatesv1.KeyUsage{"digital signature", "server auth", "any"},
-			KeyPair: signer.NewKeyPair(signer.Static{Cert: cert, Key: key}),
+			KeyPair: keypair.New(keypair.Static{Cert: cert, Key: key}),
 		}
 		for _, each := range change {
 			each(&one)
@@ -274,7 +275,7 @@ func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	secret := signingSecret(untrusted.CertPEM, untrusted.KeyPEM)
 	secret.Name = "untrusted"
 	create(t, admin(t), secret)
-	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
+	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
 	hasEvent(t, secret, "CANotTrusted", "are not accepted by API servers", controlPlane(t).Config.Host, "--client-ca-file")
 	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
 		t.Errorf("Events are %q", reasons)
@@ -285,7 +286,7 @@ func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	log := &bytes.Buffer{}
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		o.Audit = auditTo(t, log)
-		signingFrom(signer.Secret(client.ObjectKeyFromObject(trusted)))(o)
+		signingFrom(keypair.Secret(client.ObjectKeyFromObject(trusted)))(o)
 	}})
 	eventually(t, "the trusted CA is asked about", func(context.Context) error {
 		if data, err := os.ReadFile(log.String()); err != nil || !strings.Contains(string(data), "TrustProbe") {

@@ -10,7 +10,6 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
@@ -41,7 +40,7 @@ func TestGuardedSigner(t *testing.T) {
 		Data: map[string][]byte{corev1.TLSCertKey: made.CertPEM, corev1.TLSPrivateKeyKey: made.KeyPEM},
 	}
 	create(t, admin(t), secret)
-	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Guarded(client.ObjectKeyFromObject(secret)))})
+	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Guarded{Secret: keypair.Secret(client.ObjectKeyFromObject(secret))})})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
 	hasEvent(t, waiting, "CANotProven", "holds no CA yet that is proven to be trusted")
 

@@ -30,6 +30,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // everything is the whole loop: each signer signs with the CA of a Secret, guarded, for lifetime.
@@ -39,10 +40,10 @@ func everything(t *testing.T, lifetime time.Duration, secrets map[string]string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pairs, signers := map[string]*signer.KeyPair{}, map[string]signer.Signer{}
+	pairs, signers := map[string]*keypair.KeyPair{}, map[string]signer.Signer{}
 	for name, secret := range secrets {
 		if pairs[secret] == nil {
-			pairs[secret] = signer.NewKeyPair(signer.Guarded{Namespace: signingNamespace, Name: secret})
+			pairs[secret] = keypair.New(keypair.Guarded{Secret: keypair.Secret{Namespace: signingNamespace, Name: secret}})
 		}
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pairs[secret]}
 	}

@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // TestSignerServesRequestersInTurn approves hundreds of requests of one requester while there is no CA. When it
@@ -25,7 +25,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 	dir := t.TempDir()
 	certFile, keyFile, records := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), filepath.Join(dir, "audit.log")
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		signingFrom(signer.Files{Cert: certFile, Key: keyFile})(o)
+		signingFrom(keypair.Files{Cert: certFile, Key: keyFile})(o)
 		o.Approver, o.Concurrency.Signer = nil, 1
 		o.Audit = openAudit(t, records)
 	}})

@@ -19,15 +19,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // signingFrom has every signer sign with the CA from source.
-func signingFrom(source signer.Source) func(*controllers.Options) {
+func signingFrom(source keypair.Source) func(*controllers.Options) {
 	return func(o *controllers.Options) {
-		pair := signer.NewKeyPair(source)
+		pair := keypair.New(source)
 		for name, one := range o.Signer.Signers {
 			one.KeyPair = pair
 			o.Signer.Signers[name] = one
@@ -41,7 +41,7 @@ func TestFilesAreReloaded(t *testing.T) {
 	unshared(t)
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
-	startLoop(t, csrenv.Options{Customize: signingFrom(signer.Files{Cert: certFile, Key: keyFile})})
+	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Files{Cert: certFile, Key: keyFile})})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "one")), csr.Approved)
 	hasEvent(t, waiting, "CAMissing", "no such file")
 
@@ -93,7 +93,7 @@ func TestSecretGoes(t *testing.T) {
 	account := serviceAccountConfig(t)
 	w, cfg := &wire{}, rest.CopyConfig(account)
 	cfg.Dial, cfg.WrapTransport = w.dial, w.count
-	startLoopAs(t, cfg, csrenv.Options{Customize: signingFrom(signer.Secret(client.ObjectKeyFromObject(secret)))})
+	startLoopAs(t, cfg, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
 	signs := func(by *csrenv.CA) {
 		t.Helper()
 		issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "any")), csr.Issued), by)

@@ -1,4 +1,4 @@
-package signer
+package keypair
 
 import (
 	"context"
@@ -19,8 +19,10 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
+
+// createTimeout bounds one attempt to create a Secret.
+const createTimeout = 10 * time.Second
 
 // Creation says which CA is made where the Secret that is to hold one does not exist.
 type Creation struct {
@@ -28,50 +30,36 @@ type Creation struct {
 	Lifetime  time.Duration
 }
 
-// creation is what KeyPair and creator say to each other.
+// creation is the state that a KeyPair and its creator share.
 type creation struct {
-	absent  chan struct{} // nil without a creator
+	missing chan struct{} // yields when the Secret is missing; nil without a creator
 	failure error         // of the last try
 }
 
-// creator makes the CA of a Secret that does not exist, while no CA of it is in use. A Secret that exists is never
-// touched, whatever it holds. It is a Runnable of the leader.
+// creator creates the CA of a Secret that does not exist, while no CA of that Secret is in use. It never touches a Secret
+// that exists, whatever it holds. It is a Runnable of the leader.
 type creator struct {
 	secret Secret
 	pair   *KeyPair
 	client client.Client
 	live   client.Reader
-	audit  *audit.Log
 
-	// made waits to be stored.
+	// made is to be stored.
 	made      *corev1.Secret
 	authority *ca.Authority
 }
 
 var _ manager.Runnable = &creator{}
 
-// createMissing has mgr make the CA of pair if that is wanted. A dry run makes nothing.
-func (r *Reconciler) createMissing(mgr manager.Manager, pair *KeyPair) error {
-	secret, ok := pair.source.(Secret)
-	if !ok || r.DryRun {
-		pair.Create = nil
-	}
-	if pair.Create == nil {
-		return nil
-	}
-	pair.creation.absent = make(chan struct{}, 1)
-	return mgr.Add(&creator{secret: secret, pair: pair, client: mgr.GetClient(), live: r.Live, audit: r.Audit})
-}
-
-// Start makes a CA whenever the Secret is found missing, until ctx ends.
+// Start creates a CA whenever the Secret is found missing, until ctx ends.
 func (c *creator) Start(ctx context.Context) error {
-	ctx = log.IntoContext(ctx, c.pair.log)
+	ctx = log.IntoContext(ctx, c.pair.Log)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.pair.creation.absent:
-			c.create(ctx, c.pair.clock.Now())
+		case <-c.pair.creation.missing:
+			c.create(ctx, c.pair.Clock.Now())
 		}
 	}
 }
@@ -85,18 +73,18 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 			c.pair.notCreated(err)
 			return
 		}
-		c.record(ctx, now, audit.CACreated, "") // before it exists, so that none does that no record names
+		c.record(ctx, now, audit.CACreated, "") // before it is stored, so that no CA exists without a record
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	made := c.made.DeepCopy()
 	err := c.client.Create(ctx, made)
 	if apierrors.IsAlreadyExists(err) {
 		found := &corev1.Secret{}
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(c.made), found); err != nil {
-			return // it is gone, or looked at again
+			return // it is gone, or the source reads it again
 		}
-		if !slices.Equal(found.Data[corev1.TLSCertKey], made.Data[corev1.TLSCertKey]) { // somebody else was faster
+		if !slices.Equal(found.Data[corev1.TLSCertKey], made.Data[corev1.TLSCertKey]) { // another writer was faster
 			c.record(ctx, now, audit.Discarded, err.Error())
 			c.made = nil
 			return
@@ -111,7 +99,7 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 	c.pair.created(c.secret.reference(made.UID), c.authority)
 }
 
-// prepare makes a CA with a name that no other generation has.
+// prepare makes a CA whose common name no other generation has.
 func (c *creator) prepare(now time.Time) error {
 	const namePart = 32 // of X.520's 64 letters
 	random := make([]byte, 4)
@@ -126,10 +114,10 @@ func (c *creator) prepare(now time.Time) error {
 	}
 	c.authority = authority
 	c.made = &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name, Finalizers: []string{keypair.Finalizer}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name, Finalizers: []string{Finalizer}},
 		Type:       corev1.SecretTypeTLS,
 		Data: map[string][]byte{
-			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, caKey: authority.CertificatePEM(),
+			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, rootsKey: authority.CertificatePEM(),
 		},
 	}
 	return nil
@@ -138,18 +126,18 @@ func (c *creator) prepare(now time.Time) error {
 func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, message string) {
 	cert := c.authority.Certificate()
 	key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	c.audit.Write(ctx, now, event, audit.Record{
+	c.pair.Audit.Write(ctx, now, event, audit.Record{
 		Name: types.NamespacedName(c.secret).String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
 		Serial: cert.SerialNumber.Text(16), IssuerKeyID: c.authority.KeyID(), NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
 	})
 }
 
-// lacks returns why there is no Secret to read. If one is to be created, the leader is told.
-func (k *KeyPair) lacks() *Unavailable {
-	missing := func(awaited bool, format string, args ...any) *Unavailable {
-		return &Unavailable{Reason: "CAMissing", Message: k.name + " does not exist" + fmt.Sprintf(format, args...), Awaited: awaited}
+// missing returns why there is no Secret to read. If the Secret is to be created, the creator is notified.
+func (k *KeyPair) missing() Unavailable {
+	missing := func(awaited bool, format string, args ...any) Unavailable {
+		return Unavailable{Reason: "CAMissing", Message: k.name + " does not exist" + fmt.Sprintf(format, args...), Awaited: awaited}
 	}
-	if k.guarded() {
+	if k.guard != nil {
 		return missing(true, ": the leader creates it for a new SigningAuthority; kubectl get signingauthorities -o wide says what is waited for")
 	}
 	if k.Create == nil {
@@ -157,12 +145,12 @@ func (k *KeyPair) lacks() *Unavailable {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.authority != nil && k.authority.Usable(k.clock.Now()) == nil {
+	if k.authority != nil && k.authority.Usable(k.Clock.Now()) == nil {
 		return missing(false, ": no other CA is made while its CA is in use, so put it back")
 	}
 	select {
-	case k.creation.absent <- struct{}{}:
-	default: // on its way, or nobody listens
+	case k.creation.missing <- struct{}{}:
+	default: // already notified, or there is no creator
 	}
 	if k.creation.failure != nil {
 		return missing(false, " and can't be created: %v", k.creation.failure)
@@ -179,15 +167,15 @@ func (k *KeyPair) notCreated(err error) {
 		return
 	}
 	k.problem = &problem
-	k.log.Error(err, "Create signing CA", "source", k.name)
-	k.tellOf("Create", corev1.EventTypeWarning, problem.Reason, problem.Message)
+	k.Log.Error(err, "Create signing CA", "source", k.name)
+	k.event("Create", corev1.EventTypeWarning, problem.Reason, problem.Message)
 }
 
 func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.object, k.creation.failure = object, nil
-	k.log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
-	k.tellOf("Create", corev1.EventTypeNormal, "CACreated", fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
+	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+	k.event("Create", corev1.EventTypeNormal, "CACreated", fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
 		authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
 }

@@ -1,4 +1,4 @@
-package signer
+package keypair
 
 import (
 	"context"
@@ -22,7 +22,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // maker is a creator with what it works on.
@@ -36,11 +35,9 @@ type maker struct {
 
 func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 	t.Helper()
-	pair, _, recorder := newPair()
 	secret := Secret{Namespace: "ns", Name: name}
-	pair.source, pair.Create = secret, &Creation{Lifetime: 24 * time.Hour}
-	pair.name, pair.object = secret.describe()
-	pair.creation.absent = make(chan struct{}, 1)
+	pair, _, recorder := newPair(secret)
+	pair.Create, pair.creation.missing = &Creation{Lifetime: 24 * time.Hour}, make(chan struct{}, 1)
 	m := &maker{recorder: recorder, file: filepath.Join(t.TempDir(), "audit.log")}
 	log, err := audit.Open(audit.Options{Path: m.file, MaxSize: 1})
 	if err != nil {
@@ -56,7 +53,8 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 			return errors.Join(fault, c.Create(ctx, obj, options...))
 		},
 	}).Build()
-	m.creator = &creator{secret: secret, pair: pair, client: c, live: c, audit: log}
+	pair.Audit = log
+	m.creator = &creator{secret: secret, pair: pair, client: c, live: c}
 	return m
 }
 
@@ -64,12 +62,12 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 func (m *maker) look(t *testing.T) *corev1.Secret {
 	t.Helper()
 	for range 2 {
-		if err := m.secret.readOnce(t.Context(), m.live, m.pair); err != nil {
+		if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
 			t.Fatal(err)
 		}
 		select {
-		case <-m.pair.creation.absent:
-			m.create(t.Context(), m.pair.clock.Now())
+		case <-m.pair.creation.missing:
+			m.create(t.Context(), m.pair.Clock.Now())
 		default:
 		}
 	}
@@ -162,7 +160,7 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	m := newMaker(t, "ca")
 	first := m.look(t)
 	m.reasons()
-	if !slices.Contains(first.Finalizers, keypair.Finalizer) {
+	if !slices.Contains(first.Finalizers, Finalizer) {
 		t.Errorf("the only copy of the CA has the finalizers %q", first.Finalizers)
 	}
 	released := first.DeepCopy()
@@ -181,7 +179,7 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
 	m.create(t.Context(), now) // a wish from before
-	m.pair.clock.(interface{ SetTime(time.Time) }).SetTime(now.Add(25 * time.Hour))
+	m.pair.Clock.(interface{ SetTime(time.Time) }).SetTime(now.Add(25 * time.Hour))
 	if secret := m.look(t); string(secret.Data["tls.crt"]) == string(first.Data["tls.crt"]) || len(secret.Data) != 3 {
 		t.Error("made none after the end")
 	}
@@ -202,7 +200,7 @@ func TestCreateFaults(t *testing.T) {
 	// Stored, but without an answer.
 	m = newMaker(t, "ca")
 	m.fault, m.stored = errors.New("no answer"), true
-	if err := m.secret.readOnce(t.Context(), m.live, m.pair); err != nil {
+	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
 		t.Fatal(err)
 	}
 	m.create(t.Context(), now)
@@ -216,7 +214,7 @@ func TestCreateFaults(t *testing.T) {
 	// Somebody else is faster.
 	root := newRoot(t, time.Hour)
 	m = newMaker(t, "ca")
-	if err := m.secret.readOnce(t.Context(), m.live, m.pair); err != nil {
+	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
 		t.Fatal(err)
 	}
 	theirs := &corev1.Secret{

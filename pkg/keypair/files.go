@@ -1,4 +1,4 @@
-package signer
+package keypair
 
 import (
 	"context"
@@ -15,23 +15,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// recheck is how often a source looks again without being told: a change that was missed, or a certificate that has
-// become valid.
+// recheck is how often a source reads again without an event: an event may be missed, and a certificate may become valid.
 const recheck = 30 * time.Second
 
 // Files is a key pair in two files. It reads them at Start, when their folders change, and every half minute.
 type Files struct{ Cert, Key string }
 
-func (f Files) describe() (string, client.Object) {
+// Describe implements Source.
+func (f Files) Describe() (string, client.Object) {
 	return fmt.Sprintf("files %s and %s", f.Cert, f.Key), nil
 }
 
-func (f Files) runnable(_ manager.Manager, pair *KeyPair) (manager.Runnable, error) {
-	return everywhere(func(ctx context.Context) error { return f.watch(ctx, pair) }), nil
+// SetupWithManager implements Source.
+func (f Files) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
+	return mgr.Add(everywhere(func(ctx context.Context) error { return f.watch(ctx, pair) }))
 }
 
 func (f Files) watch(ctx context.Context, pair *KeyPair) error {
-	changes, stop := f.changes(pair.log)
+	changes, stop := f.changes(pair.Log)
 	defer stop()
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
@@ -46,7 +47,8 @@ func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	}
 }
 
-// changes yields after the files may have changed. Where the system can't watch, it never does, and they are polled.
+// changes returns a channel that yields after the files may have changed. If the system can't watch files, it never yields,
+// and they are polled.
 func (f Files) changes(log logr.Logger) (changes <-chan struct{}, stop func()) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -96,21 +98,41 @@ func (f Files) load(pair *KeyPair) {
 	case err == nil:
 		pair.Load(cert, key)
 	case errors.Is(err, fs.ErrNotExist):
-		pair.Refuse("CAMissing", fmt.Sprintf("%s: %v", pair.name, err))
+		pair.Refuse(Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s: %v", pair.name, err)})
 	default:
-		pair.Refuse("CAInvalid", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+		pair.Refuse(Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be read: %v", pair.name, err)})
 	}
 }
 
-func (f Files) readOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
+// ReadOnce implements Source.
+func (f Files) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
 	f.load(pair)
 	return nil
 }
 
-// everywhere is a Runnable for the leader and the standbys, so that these are warm and know whether they could sign.
+// everywhere is a Runnable of the leader and the standbys. A standby is warm then, and knows whether it could sign.
 type everywhere func(context.Context) error
 
+// Start implements manager.Runnable.
 func (e everywhere) Start(ctx context.Context) error { return e(ctx) }
 
-// NeedLeaderElection is false, see manager.LeaderElectionRunnable.
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (e everywhere) NeedLeaderElection() bool { return false }
+
+// Static is a key pair in memory, in PEM.
+type Static struct{ Cert, Key []byte }
+
+// Describe implements Source.
+func (Static) Describe() (string, client.Object) { return "the given key pair", nil }
+
+// SetupWithManager implements Source.
+func (s Static) SetupWithManager(_ manager.Manager, pair *KeyPair) error {
+	pair.Load(s.Cert, s.Key)
+	return nil
+}
+
+// ReadOnce implements Source.
+func (s Static) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
+	pair.Load(s.Cert, s.Key)
+	return nil
+}

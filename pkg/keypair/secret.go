@@ -1,4 +1,4 @@
-package signer
+package keypair
 
 import (
 	"context"
@@ -24,28 +24,27 @@ import (
 // enough.
 type Secret types.NamespacedName
 
-// caKey is where a Secret of type kubernetes.io/tls has the CAs of its certificate, if it does.
-const caKey = "ca.crt"
-
 func (s Secret) String() string { return types.NamespacedName(s).String() }
 
-func (s Secret) describe() (string, client.Object) { return "Secret " + s.String(), s.reference("") }
+// Describe implements Source.
+func (s Secret) Describe() (string, client.Object) { return "Secret " + s.String(), s.reference("") }
 
-// reference is the Secret without its data.
+// reference returns the Secret without its data.
 func (s Secret) reference(uid types.UID) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: uid}}
 }
 
-func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, error) {
+// SetupWithManager implements Source.
+func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	var synced atomic.Bool
 	secrets, err := cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(),
 		Scheme:     mgr.GetScheme(),
 		Mapper:     informers.Mapper(corev1.SchemeGroupVersion.WithKind("Secret")),
 		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
-			// Once it has been read, what was read counts, and the reflector's own log tells.
+			// Once it has been read, what was read counts, and the reflector writes to its own log.
 			if apierrors.IsForbidden(err) && !synced.Load() {
-				pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+				pair.Refuse(cantBeRead(pair, err))
 			}
 			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
 		},
@@ -55,29 +54,29 @@ func (s Secret) runnable(mgr manager.Manager, pair *KeyPair) (manager.Runnable, 
 		}},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("watch %s: %w", pair.name, err)
+		return fmt.Errorf("watch %s: %w", pair.name, err)
 	}
-	return everywhere(func(ctx context.Context) error { return s.watch(ctx, secrets, pair, &synced) }), nil
+	return mgr.Add(everywhere(func(ctx context.Context) error { return s.watch(ctx, secrets, pair, &synced) }))
 }
 
 func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, synced *atomic.Bool) error {
-	informer, err := informers.Get(ctx, secrets, &corev1.Secret{}, pair.log, func(err error) {
+	informer, err := informers.Get(ctx, secrets, &corev1.Secret{}, pair.Log, func(err error) {
 		if err != nil {
-			pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+			pair.Refuse(cantBeRead(pair, err))
 		}
 	})
 	if err != nil {
 		return nil // ctx has ended
 	}
-	look := make(chan struct{}, 1)
-	wake := func(any) {
+	changed := make(chan struct{}, 1)
+	enqueue := func(any) {
 		select {
-		case look <- struct{}{}:
+		case changed <- struct{}{}:
 		default:
 		}
 	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake,
+		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
 	}); err != nil {
 		return fmt.Errorf("watch %s: %w", pair.name, err)
 	}
@@ -85,14 +84,14 @@ func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, s
 	go func() { stopped <- secrets.Start(ctx) }()
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
-	// A Secret that is not there causes no event, so look once when the informer knows.
+	// A Secret that does not exist causes no event, so it is read once when the informer has synced.
 	synced.Store(toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
 	for {
 		s.load(ctx, secrets, pair)
 		select {
 		case err := <-stopped:
 			return err
-		case <-look:
+		case <-changed:
 		case <-ticker.C:
 		}
 	}
@@ -101,17 +100,24 @@ func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, s
 func (s Secret) load(ctx context.Context, secrets client.Reader, pair *KeyPair) {
 	secret := &corev1.Secret{}
 	err := secrets.Get(ctx, types.NamespacedName(s), secret)
-	pair.identify(s.reference(secret.UID))
+	pair.mu.Lock()
+	pair.object = s.reference(secret.UID)
+	pair.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
 	case client.IgnoreNotFound(err) != nil:
-		pair.Refuse("CAMissing", fmt.Sprintf("%s can't be read: %v", pair.name, err))
+		pair.Refuse(cantBeRead(pair, err))
 	default:
 		pair.offer(secret, err == nil)
 	}
 }
 
-func (s Secret) readOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error {
+func cantBeRead(pair *KeyPair, err error) Unavailable {
+	return Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s can't be read: %v", pair.name, err)}
+}
+
+// ReadOnce implements Source.
+func (s Secret) ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error {
 	secret := &corev1.Secret{}
 	err := reader.Get(ctx, types.NamespacedName(s), secret)
 	if client.IgnoreNotFound(err) != nil {
@@ -121,16 +127,16 @@ func (s Secret) readOnce(ctx context.Context, reader client.Reader, pair *KeyPai
 	return nil
 }
 
-// offer loads what secret holds, if there is one.
+// offer loads the key pair in secret, if the Secret was found.
 func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
 	switch {
 	case !found:
-		k.refuse(k.lacks())
+		k.Refuse(k.missing())
 	case secret.Type != corev1.SecretTypeTLS:
-		k.Refuse("CAInvalid", fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
-	case k.guarded():
+		k.Refuse(Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS)})
+	case k.guard != nil:
 		k.offerRing(secret.Data)
 	default:
-		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], secret.Data[caKey])
+		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], secret.Data[rootsKey])
 	}
 }

@@ -1,8 +1,7 @@
-package signer
+package keypair
 
 import (
 	"bytes"
-	"crypto/x509"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +13,10 @@ import (
 
 // leading is a KeyPair of the leader that serves signers with those default lifetimes.
 func leading(lifetimes map[string]time.Duration) (*KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
-	pair, clock, recorder := newPair()
+	pair, clock, recorder := newPair(secret)
 	elected := make(chan struct{})
 	close(elected)
-	pair.elected, pair.lifetimes = elected, lifetimes
+	pair.elected, pair.Lifetimes = elected, lifetimes
 	return pair, clock, recorder
 }
 
@@ -82,7 +81,7 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
 	t.Parallel()
 	first, next := newRoot(t, 20*day), newRoot(t, 25*day)
-	standby, _, recorder := newPair()
+	standby, _, recorder := newPair(secret)
 	elected := make(chan struct{})
 	standby.elected = elected
 	load := func(one root, want int) {
@@ -101,47 +100,38 @@ func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
 	load(next, 0)
 }
 
-// A CA that serving certificates share is told once, as long as the process lives.
-func TestSharingIsTold(t *testing.T) {
+// A CA that serving certificates share is reported once, as long as the process lives.
+func TestSharingIsReported(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
-	p.pair.sharing = p.reconciler.sharingServing()
-	elected := make(chan struct{})
-	close(elected)
-	p.pair.elected = elected
-	one, two := newRoot(t, 1000*day), newRoot(t, 1000*day)
-	p.pair.Load(one.cert, one.key)
-	want := []string{"Warning CAShared kubelet serving certificates share this CA with those of kubernetes.io/kube-apiserver-client and kubernetes.io/kube-apiserver-client-kubelet: " +
-		"whoever verifies one kind by this CA alone accepts the other, and only their usages tell them apart; give kubernetes.io/kubelet-serving a CA of its own"}
-	if diff := cmp.Diff(want, warnings(p.recorder)); diff != "" {
-		t.Errorf("Events (-want +got):\n%s", diff)
-	}
-	p.pair.Load(two.cert, two.key)
-	if told := warnings(p.recorder); len(told) > 0 {
-		t.Errorf("again: %q", told)
-	}
-}
-
-// TestAnEndedCABlocksEveryRequest is that each request that waits for it is told so.
-func TestAnEndedCABlocksEveryRequest(t *testing.T) {
-	t.Parallel()
-	for _, name := range append(KubernetesSignerNames(), "example.com/custom") {
-		change := usages("client auth")
-		if name == "kubernetes.io/kubelet-serving" {
-			names := template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} })
-			change = func(obj *request) { names(obj); usages("digital signature", "server auth")(obj) }
-		} else if strings.HasSuffix(name, "kubelet") {
-			change = usages("digital signature", "client auth")
+	const serving, kubelet, client = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kube-apiserver-client"
+	for name, test := range map[string]struct {
+		signers []string
+		want    string
+	}{
+		"all":               {[]string{kubelet, serving, client, "example.com/custom"}, client + " and " + kubelet},
+		"one of them":       {[]string{kubelet, serving}, kubelet},
+		"its own":           {[]string{serving, "example.com/custom"}, ""},
+		"no serving at all": {[]string{kubelet, client}, ""},
+	} {
+		lifetimes := map[string]time.Duration{}
+		for _, signer := range test.signers {
+			lifetimes[signer] = time.Hour
 		}
-		p := newParts(t, object(t, signerName(name), change))
-		root := newRoot(t, time.Minute)
-		p.pair.Load(root.cert, root.key)
-		p.clock.SetTime(now.Add(2 * time.Minute))
-		taken(p.recorder)
-		result, err := p.reconcile(t)
-		told := taken(p.recorder)
-		if err != nil || len(p.written) > 0 || result.RequeueAfter == 0 || len(told) != 1 || !strings.HasPrefix(told[0], "Warning CAExpired ") {
-			t.Errorf("%s: %d writes, again after %s, told %q, error %v", name, len(p.written), result.RequeueAfter, told, err)
+		pair, _, recorder := leading(lifetimes)
+		one, two := newRoot(t, 1000*day), newRoot(t, 1000*day)
+		pair.Load(one.cert, one.key)
+		var want []string
+		if test.want != "" {
+			want = []string{"Warning CAShared kubelet serving certificates share this CA with those of " + test.want +
+				": whoever verifies one kind by this CA alone accepts the other, and only their usages tell them apart; " +
+				"give kubernetes.io/kubelet-serving a CA of its own"}
+		}
+		if diff := cmp.Diff(want, warnings(recorder)); diff != "" {
+			t.Errorf("%s: Events (-want +got):\n%s", name, diff)
+		}
+		pair.Load(two.cert, two.key)
+		if again := warnings(recorder); len(again) > 0 {
+			t.Errorf("%s: again: %q", name, again)
 		}
 	}
 }

@@ -1,0 +1,137 @@
+package keypair
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+var (
+	secret        = Secret{Namespace: "ns", Name: "ca"}
+	guardedSecret = Guarded{Secret: secret}
+)
+
+const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
+
+// ringSecret is what a rotation writes: signing signs for kubeletClient, and others wait or retire.
+func ringSecret(t testing.TB, signing root, change ...func(*Ring)) *corev1.Secret {
+	t.Helper()
+	ring := Ring{
+		Signing: Pair{Cert: signing.cert, Key: signing.key}, TLS: Pair{Cert: []byte("tls.crt"), Key: []byte("tls.key")},
+		Permit: Permit{Authority: "cluster", Signers: []string{kubeletClient}},
+	}
+	for _, each := range change {
+		each(&ring)
+	}
+	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{}}
+	if err := ring.WriteTo(secret.Data); err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+// allowed says what pair may sign for signerName at now: the key and the cap, or why nothing.
+func allowed(pair *KeyPair, signerName string) string {
+	authority, longest, err := pair.AuthorityFor(signerName, now)
+	if err == nil {
+		return fmt.Sprintf("%s %s", authority.KeyID(), longest)
+	}
+	var unavailable *Unavailable
+	errors.As(err, &unavailable)
+	return unavailable.Reason + ": " + unavailable.Message
+}
+
+func TestGuarded(t *testing.T) {
+	t.Parallel()
+	pair, _, recorder := newPair(guardedSecret)
+	one, two := newRoot(t, 24*time.Hour), newRoot(t, 48*time.Hour)
+	oneID, twoID := keyID(t, one), keyID(t, two)
+	woken := pair.Subscribe()
+	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by those who verify certificates of signer kubernetes.io/kubelet-serving: " +
+		"that signer must be among spec.signers of its SigningAuthority cluster before the CA begins to sign"
+	noPair := func(r *Ring) { r.Signing = Pair{} }
+	capped := func(r *Ring) { r.Permit.LifetimeCap = time.Hour }
+	both := func(r *Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }
+	const none = "CANotProven: Secret ns/ca holds no CA yet that is proven to be trusted: kubectl get signingauthorities -o wide says what is waited for"
+	broken := ringSecret(t, two)
+	broken.Data["authority.json"] = []byte("{")
+	for _, step := range []struct {
+		what            string
+		secret          *corev1.Secret
+		client, serving string
+		events          int
+		wakes           bool
+	}{
+		{"a Secret as anybody makes it", &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": one.cert, "tls.key": one.key}}, none, none, 1, false},
+		{"a candidate alone", ringSecret(t, one, noPair, func(r *Ring) { r.Candidate = Pair{Cert: one.cert, Key: one.key} }), none, none, 0, false},
+		{"one that signs", ringSecret(t, one), oneID + " 0s", unproven, 1, true},
+		{"the same", ringSecret(t, one), oneID + " 0s", unproven, 0, false},
+		{"a wish of its owner", ringSecret(t, one, func(r *Ring) { r.TLS = Pair{Cert: two.cert, Key: two.key} }), oneID + " 0s", unproven, 0, false},
+		{"for shorter", ringSecret(t, one, capped), oneID + " 1h0m0s", unproven, 0, true},
+		{"half a Secret", broken, oneID + " 1h0m0s", unproven, 1, false},
+		{"for another signer, with a pair that can't be used", ringSecret(t, root{two.cert, one.key}, both), oneID + " 1h0m0s", unproven, 1, false},
+		{"the switch", ringSecret(t, two, both), twoID + " 0s", twoID + " 0s", 1, true},
+		{"the pair goes", ringSecret(t, two, noPair), twoID + " 0s", twoID + " 0s", 1, false},
+	} {
+		pair.offer(step.secret, true)
+		if diff := cmp.Diff([]string{step.client, step.serving}, []string{allowed(pair, kubeletClient), allowed(pair, kubeletServing)}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+		if got := taken(recorder); len(got) != step.events {
+			t.Errorf("%s: Events %q", step.what, got)
+		}
+		if wakes := len(woken) > 0; wakes != step.wakes {
+			t.Errorf("%s: wakes %t", step.what, wakes)
+		} else if wakes {
+			<-woken
+		}
+	}
+}
+
+// TestReplicaIsReadyWhileALeaderProvidesTheCA: a Deployment keeps the old leader until the new replica is ready, so a replica
+// must not wait for what only a leader of its own version does.
+func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
+	t.Parallel()
+	good := newRoot(t, 24*time.Hour)
+	plain := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": good.cert, "tls.key": good.key}}
+	broken := ringSecret(t, good)
+	broken.Data["authority.json"] = []byte("{")
+	made := func(k *KeyPair) { k.Create, k.creation.missing = &Creation{}, make(chan struct{}, 1) }
+	for name, test := range map[string]struct {
+		source Source // secret when nil
+		change func(*KeyPair)
+		secret *corev1.Secret // nil: there is none
+		want   string         // empty: it is ready
+	}{
+		"the Secret is of another type":                 {secret: &corev1.Secret{Type: corev1.SecretTypeOpaque}, want: "has type"},
+		"the Secret is the operator's":                  {want: "create it"},
+		"the Secret is the leader's to create":          {change: made},
+		"the leader can't create it":                    {change: func(k *KeyPair) { made(k); k.notCreated(errors.New("forbidden")) }, want: "forbidden"},
+		"rotation: the Secret is the leader's":          {source: guardedSecret},
+		"rotation: no leader has proven the CA yet":     {source: guardedSecret, secret: plain},
+		"rotation: the pair is proven":                  {source: guardedSecret, secret: ringSecret(t, good)},
+		"rotation: what the Secret holds can't be used": {source: guardedSecret, secret: broken, want: "can't be used"},
+	} {
+		source := test.source
+		if source == nil {
+			source = secret
+		}
+		pair, _, _ := newPair(source)
+		if test.change != nil {
+			test.change(pair)
+		}
+		stored := test.secret
+		if stored == nil {
+			stored = &corev1.Secret{}
+		}
+		pair.offer(stored, test.secret != nil)
+		if got := fmt.Sprint(pair.Ready(now)); test.want == "" && got != "<nil>" || !strings.Contains(got, test.want) {
+			t.Errorf("%s: ready says %s, want %q", name, got, test.want)
+		}
+	}
+}

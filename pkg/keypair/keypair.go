@@ -1,0 +1,317 @@
+// Package keypair holds the signing CA of a moment: where its key pair comes from (a Secret, a Secret that is rotated, files,
+// memory), whether it can be used, how long it lasts, and the creation of a CA where there is none.
+package keypair
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// Unavailable is why there is no Authority to sign with: a reason token of docs/reasons.md and a sentence.
+type Unavailable struct {
+	Reason, Message string
+	// Awaited says that a leader provides the CA: a replica has nothing to do but to wait for it.
+	Awaited bool
+}
+
+func (u *Unavailable) Error() string { return u.Message }
+
+// Source feeds a KeyPair: Secret, Guarded, Files or Static.
+type Source interface {
+	// Describe returns the name of the source in messages, and the object that Events are about, or nil.
+	Describe() (name string, object client.Object)
+	// SetupWithManager adds to mgr what keeps pair up to date: it calls Load with each new key pair, and Refuse while there
+	// is none.
+	SetupWithManager(mgr manager.Manager, pair *KeyPair) error
+	// ReadOnce calls Load or Refuse without a manager. It returns an error if reader could not find out.
+	ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error
+}
+
+var (
+	_ Source = Secret{}
+	_ Source = Guarded{}
+	_ Source = Files{}
+	_ Source = Static{}
+)
+
+// KeyPair holds the Authority of the moment, fed by a Source. A candidate that can't be used leaves the last good one in
+// place and is reported; a good one notifies all subscribers. It is safe for concurrent use; New makes one. Its fields are
+// set before it is used. Signers that share a CA share a KeyPair.
+type KeyPair struct {
+	// Chain says which certificates come with what is issued.
+	Chain ca.Chain
+	// Create, if set, makes the leader create a CA if the source is a Secret that does not exist.
+	Create *Creation
+	// Lifetimes are the lifetimes of certificates by default, by the names of the signers that it signs for.
+	Lifetimes map[string]time.Duration
+	// Clock is the clock by which the CA is valid.
+	Clock clock.PassiveClock
+	// Reporter, if set, writes Events about the object of the source.
+	Reporter *report.Reporter
+	// Audit, if set, records the creation of a CA.
+	Audit *audit.Log
+	Log   logr.Logger
+
+	source  Source
+	name    string
+	elected <-chan struct{} // closed for the leader
+
+	mu          sync.Mutex
+	object      client.Object
+	certPEM     []byte
+	keyPEM      []byte
+	caPEM       []byte
+	authority   *ca.Authority
+	problem     *Unavailable // of the newest candidate; nil when it is the one in use
+	subscribers []chan struct{}
+	warned      warned
+	creation    creation
+	guard       *guard // of a Guarded source
+}
+
+// New returns a KeyPair without an Authority.
+func New(source Source) *KeyPair {
+	name, object := source.Describe()
+	k := &KeyPair{Clock: clock.RealClock{}, source: source, name: name, object: object}
+	if guarded, ok := source.(Guarded); ok {
+		k.guard = &guard{ledger: guarded.Ledger}
+	}
+	return k
+}
+
+// SetupWithManager adds to mgr what feeds k, and what creates a CA if that is configured. live reads past the cache.
+func (k *KeyPair) SetupWithManager(mgr manager.Manager, live client.Reader) error {
+	k.elected = mgr.Elected()
+	if secret, ok := k.source.(Secret); ok && k.Create != nil {
+		k.creation.missing = make(chan struct{}, 1)
+		if err := mgr.Add(&creator{secret: secret, pair: k, client: mgr.GetClient(), live: live}); err != nil {
+			return fmt.Errorf("create the CA of %s: %w", k.name, err)
+		}
+	}
+	return k.source.SetupWithManager(mgr, k)
+}
+
+// ReadOnce reads the source once, without a manager. An error says what reader may not do, and nothing of the CA.
+func (k *KeyPair) ReadOnce(ctx context.Context, reader client.Reader) error {
+	return k.source.ReadOnce(ctx, reader, k)
+}
+
+// Name returns the name of the source, for messages.
+func (k *KeyPair) Name() string { return k.name }
+
+// Signers returns the names of the signers that k signs for, in order.
+func (k *KeyPair) Signers() []string { return slices.Sorted(maps.Keys(k.Lifetimes)) }
+
+// SharesServing returns the signers of client certificates that share k with kubelet serving certificates.
+func (k *KeyPair) SharesServing() []string {
+	if _, serving := k.Lifetimes[certificatesv1.KubeletServingSignerName]; !serving {
+		return nil
+	}
+	return slices.DeleteFunc(k.Signers(), func(name string) bool {
+		return name != certificatesv1.KubeAPIServerClientSignerName && name != certificatesv1.KubeAPIServerClientKubeletSignerName
+	})
+}
+
+// ReadRight returns, for messages, what it takes to read the source.
+func (k *KeyPair) ReadRight() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if secret, ok := k.object.(*corev1.Secret); ok {
+		return fmt.Sprintf("get secrets in namespace %s (%s)", secret.Namespace, secret.Name)
+	}
+	return "read " + k.name
+}
+
+// Authority returns the CA to sign with at now. An error is always an *Unavailable.
+func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.authorityAt(now)
+}
+
+// AuthorityFor returns the CA to sign with for one signer, and the longest lifetime of its certificates now if that is
+// limited.
+func (k *KeyPair) AuthorityFor(signerName string, now time.Time) (*ca.Authority, time.Duration, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	authority, err := k.authorityAt(now)
+	if err != nil || k.guard == nil {
+		return authority, 0, err
+	}
+	if err := k.guard.permits(signerName, k.name); err != nil {
+		return nil, 0, err
+	}
+	return authority, k.guard.permit.LifetimeCap, nil
+}
+
+// authorityAt is Authority for a caller that holds mu.
+func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
+	switch {
+	case k.authority != nil && k.authority.Usable(now) == nil:
+		return k.authority, nil
+	case k.authority != nil:
+		ended := k.unusable(k.authority.Usable(now))
+		if k.problem != nil && *k.problem != *ended {
+			ended.Message += "; its replacement: " + k.problem.Message
+		}
+		return nil, ended
+	case k.problem != nil:
+		return nil, k.problem
+	default:
+		return nil, &Unavailable{Reason: "CAMissing", Message: k.name + " has not been read yet"}
+	}
+}
+
+// Ready returns why a replica is not ready to sign. Waiting for a CA that a leader provides does not count: a Deployment
+// stops the old leader only once the new replica is ready.
+func (k *KeyPair) Ready(now time.Time) error {
+	_, err := k.Authority(now)
+	var why *Unavailable
+	if errors.As(err, &why) && why.Awaited {
+		return nil
+	}
+	return err
+}
+
+// Load offers a candidate; certPEM may hold several certificates, and caPEM is the content of ca.crt, see ca.Load.
+func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.load(certPEM, keyPEM, slices.Concat(caPEM...))
+}
+
+// load is Load for a caller that holds mu.
+func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
+	defer k.warnAhead()
+	now := k.Clock.Now()
+	inUse := k.authority != nil && bytes.Equal(certPEM, k.certPEM) && bytes.Equal(keyPEM, k.keyPEM) && bytes.Equal(anchors, k.caPEM)
+	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
+		return
+	}
+	authority, err := ca.Load(certPEM, keyPEM, anchors)
+	if err == nil {
+		authority, err = authority.WithChain(k.Chain)
+	}
+	if err != nil {
+		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
+		return
+	}
+	if err := authority.Usable(now); err != nil { // one in use that has ended too
+		k.reject(k.unusable(err))
+		return
+	}
+	if !sameCertificate(k.authority, authority) {
+		k.warned.daysLeft, k.warned.cut = 0, 0
+	}
+	k.certPEM, k.keyPEM, k.caPEM, k.authority, k.problem = certPEM, keyPEM, anchors, authority, nil
+	reloadsTotal.WithLabelValues("accepted").Inc()
+	k.measure(caRejected, 0)
+	k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
+	k.Log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+	k.event("Load", corev1.EventTypeNormal, "CALoaded", InUse(authority))
+	k.notify()
+}
+
+// InUse returns the sentence of the Event about a CA that is in use.
+func InUse(authority *ca.Authority) string {
+	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))
+}
+
+// Refuse reports that the source has no candidate, or none that can be used.
+func (k *KeyPair) Refuse(problem Unavailable) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	defer k.warnAhead()
+	k.reject(&problem)
+}
+
+func (k *KeyPair) unusable(err error) *Unavailable {
+	reason := "CAInvalid"
+	if errors.Is(err, ca.ErrExpired) {
+		reason = "CAExpired"
+	}
+	return &Unavailable{Reason: reason, Message: fmt.Sprintf("%s can't be used: %v", k.name, err)}
+}
+
+// reject keeps what is in use, and reports a problem that differs from the last one. The caller holds mu.
+func (k *KeyPair) reject(problem *Unavailable) {
+	if k.problem != nil && *k.problem == *problem {
+		return
+	}
+	k.problem = problem
+	reloadsTotal.WithLabelValues("rejected").Inc()
+	k.measure(caRejected, 1)
+	message := problem.Message
+	if k.authority == nil {
+		k.measure(caNotAfter, 0)
+	} else if k.authority.Usable(k.Clock.Now()) == nil {
+		message += "; the last good one stays in use"
+	}
+	k.Log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)
+	k.event("Load", corev1.EventTypeWarning, problem.Reason, message)
+}
+
+func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
+	for name := range k.Lifetimes {
+		gauge.WithLabelValues(name).Set(value)
+	}
+}
+
+// Warn writes an Event about the object of the source.
+func (k *KeyPair) Warn(reason, message string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.event("Load", corev1.EventTypeWarning, reason, message)
+}
+
+// event writes an Event about an action. Within minutes another message for the same action and reason counts as the same
+// Event. The caller holds mu.
+func (k *KeyPair) event(action, eventType, reason, message string) {
+	if k.object != nil && k.Reporter != nil {
+		k.Reporter.Object(k.object, eventType, action, reason, message)
+	}
+}
+
+// Subscribe returns a channel that yields after each new Authority, and after Notify.
+func (k *KeyPair) Subscribe() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	subscriber := make(chan struct{}, 1)
+	k.subscribers = append(k.subscribers, subscriber)
+	return subscriber
+}
+
+// Notify notifies all subscribers.
+func (k *KeyPair) Notify() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.notify()
+}
+
+// notify is Notify for a caller that holds mu.
+func (k *KeyPair) notify() {
+	for _, subscriber := range k.subscribers {
+		select {
+		case subscriber <- struct{}{}:
+		default: // a notification is already on its way
+		}
+	}
+}
