@@ -46,6 +46,10 @@ test: ## all tests, with the race detector, on a real control plane and against 
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 30m ./...
 
+.PHONY: test-unit
+test-unit: ## the tests that need no control plane, with the race detector
+	go test $(RACE) $$(go list ./... | grep -vE '/(test|csrenv)(/|$$)')
+
 .PHONY: fleet
 fleet: ## a CA is rotated under 200 certificate managers of client-go, until nothing of the old one is left
 	$(CONTROL_PLANE) go test -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/integration
