@@ -3,7 +3,6 @@ package commands
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -29,46 +31,36 @@ import (
 // checkTimeout bounds all calls to the API server together.
 const checkTimeout = time.Minute
 
-// Check looks whether everything around the manager is as it must be, or where one node's certificate is stuck.
-func Check(ctx context.Context, args []string, out io.Writer) error {
-	var node string
-	var flags *flag.FlagSet
-	command := &config.Command{
-		Usage: "check [flags] [--node NAME]",
-		About: "check says whether everything around the manager is as it must be: its rights, the kubelets' rights, the trust in its CA, the\n" +
-			"authorities of its signers, and whether a manager runs;\n" +
-			"with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's configuration\n" +
-			"(--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.",
-		Flags: func(set *flag.FlagSet) {
-			flags = set
-			set.StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
-		},
+// checkCommand returns the command that checks what the manager depends on, or where a node's certificate is stuck.
+func (p *program) checkCommand() *cobra.Command {
+	own, node := pflag.NewFlagSet("check", pflag.ContinueOnError), ""
+	own.StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
+	cmd := &cobra.Command{
+		Use:   "check [--node NAME]",
+		Short: "Look whether everything around the manager is as it must be",
+		Long: `check says whether everything around the manager is as it must be: its rights, the kubelets' rights, the trust in its CA,
+the authorities of its signers, and whether a manager runs;
+with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's
+configuration (--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.`,
+		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	configuration, err := load("check", command, args, out)
-	if configuration == nil {
-		return err
-	}
-	if !isSet(flags, "audit-log-path") {
-		configuration.Audit.Path = "" // a manager has that file open, perhaps, and rotates it
-	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	ctx = log.IntoContext(ctx, NewLogger(configuration.Verbosity, os.Stderr)) // has every trust probe on record
-	c, err := newChecker(ctx, configuration)
-	if err != nil {
-		return err
-	}
-	if node != "" {
-		return c.node(ctx, node, out)
-	}
-	return c.all(ctx, out)
-}
-
-// isSet says whether the command line has that flag.
-func isSet(flags *flag.FlagSet, name string) bool {
-	found := false
-	flags.Visit(func(set *flag.Flag) { found = found || set.Name == name })
-	return found
+	command := &config.Command{Flags: own}
+	return p.configured(cmd, command, func(cmd *cobra.Command, configuration *config.Configuration, _ []string) error {
+		if !cmd.Flags().Changed("audit-log-path") {
+			configuration.Audit.Path = "" // a running manager may have the file open, and rotates it
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
+		defer cancel()
+		ctx = log.IntoContext(ctx, NewLogger(configuration.Verbosity, os.Stderr)) // it records every trust probe
+		c, err := newChecker(ctx, configuration)
+		if err != nil {
+			return err
+		}
+		if node != "" {
+			return c.node(ctx, node, cmd.OutOrStdout())
+		}
+		return c.all(ctx, cmd.OutOrStdout())
+	})
 }
 
 // checker asks as whoever runs the command.
@@ -137,7 +129,7 @@ func (c *checker) all(ctx context.Context, out io.Writer) error {
 	results = append(results, c.authorities(ctx)...)
 	results = append(results, c.running(ctx)...)
 	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.", c.config.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
-	if err := writeTable(out, heading, results); err != nil {
+	if err := writeResults(out, heading, results); err != nil {
 		return err
 	}
 	return verdict(results)
@@ -168,7 +160,22 @@ func (c *checker) whoAmI(ctx context.Context) string {
 	return review.Status.UserInfo.Username
 }
 
-// verdict is the error that makes the exit code 1.
+// writeResults writes heading and a row for each of results, with the next step below its evidence.
+func writeResults(out io.Writer, heading string, results []check.Result) error {
+	rows := [][]string{{"CHECK", "WHAT", "STATUS", "EVIDENCE AND NEXT STEP"}}
+	for _, result := range results {
+		rows = append(rows, []string{result.Check, result.Subject, string(result.Status), result.Evidence})
+		if result.NextStep != "" {
+			rows = append(rows, []string{"", "", "", "-> " + result.NextStep})
+		}
+	}
+	if _, err := io.WriteString(out, heading+"\n\n"); err != nil {
+		return err
+	}
+	return writeTable(out, rows)
+}
+
+// verdict returns the error that makes the exit code 1.
 func verdict(results []check.Result) error {
 	count := map[check.Status]int{}
 	for _, result := range results {
@@ -192,7 +199,7 @@ func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 		Approve:       c.approve, Issue: c.issue,
 	}.Look(ctx, c.now)
 	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.config.Host, c.whoAmI(ctx))
-	if err := writeTable(out, heading, results); err != nil {
+	if err := writeResults(out, heading, results); err != nil {
 		return err
 	}
 	if stuck := check.Stuck(results); stuck != nil {

@@ -3,13 +3,15 @@ package commands
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -18,30 +20,29 @@ import (
 // explainTimeout bounds all calls to the API server together.
 const explainTimeout = 30 * time.Second
 
-// Explain says what becomes of one request, or of those in a file, and why.
-func Explain(ctx context.Context, args []string, out io.Writer) error {
-	var file string
-	command := &config.Command{
-		Usage: "explain [flags] NAME\n       csr-controller-manager explain [flags] -f FILE",
-		About: "explain says what a CertificateSigningRequest asks for, what becomes of it, why, and what to do. It changes nothing.\n" +
-			"Give it the manager's configuration (--config, --signing-secret, ...), or it can only say what the defaults would do.",
-		MaxArgs: 1,
-		Flags: func(set *flag.FlagSet) {
-			set.StringVar(&file, "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input. Nothing is asked of the API server")
-		},
+// explainCommand returns the command that explains one request, or those in a file.
+func (p *program) explainCommand() *cobra.Command {
+	own, file := pflag.NewFlagSet("explain", pflag.ContinueOnError), ""
+	own.StringVarP(&file, "f", "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input. "+
+		"Nothing is asked of the API server")
+	cmd := &cobra.Command{
+		Use:   "explain {NAME | -f FILE}",
+		Short: "Say what becomes of a request, and why",
+		Long: `explain says what a CertificateSigningRequest asks for, what becomes of it, why, and what to do. It changes nothing.
+Give it the manager's configuration (--config, --signing-secret, ...), or it can only say what the defaults would do.`,
 	}
-	configuration, err := load("explain", command, args, out)
-	switch {
-	case configuration == nil:
-		return err
-	case file != "" && len(command.Args) > 0:
-		return errors.New("explain: give a NAME or -f FILE, not both")
-	case file != "":
-		return explainFile(ctx, configuration, file, out)
-	case len(command.Args) == 0:
-		return errors.New("explain: which request? Give its NAME, or -f FILE")
-	}
-	return explainName(ctx, configuration, command.Args[0], out)
+	command := &config.Command{Flags: own, MaxArgs: 1}
+	return p.configured(cmd, command, func(cmd *cobra.Command, configuration *config.Configuration, args []string) error {
+		switch {
+		case file != "" && len(args) > 0:
+			return errors.New("explain: give a NAME or -f FILE, not both")
+		case file != "":
+			return explainFile(cmd.Context(), configuration, file, cmd.OutOrStdout())
+		case len(args) == 0:
+			return errors.New("explain: which request? Give its NAME, or -f FILE")
+		}
+		return explainName(cmd.Context(), configuration, args[0], cmd.OutOrStdout())
+	})
 }
 
 func explainName(ctx context.Context, configuration *config.Configuration, name string, out io.Writer) error {

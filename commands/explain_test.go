@@ -24,7 +24,7 @@ func TestExplainCommand(t *testing.T) {
 		out, want string
 	}{
 		"a file":        {args: []string{"-f", file, "--audit-log-path=" + audit}, out: "unknown: offline"},
-		"help":          {args: []string{"--help"}, out: "Usage: csr-controller-manager explain [flags] NAME"},
+		"help":          {args: []string{"--help"}, out: "Usage:\n  csr-controller-manager explain {NAME | -f FILE} [flags]"},
 		"version":       {args: []string{"--version"}, out: "csr-controller-manager "},
 		"nothing":       {want: "explain: which request? Give its NAME, or -f FILE"},
 		"both":          {args: []string{"-f", file, "x"}, want: "explain: give a NAME or -f FILE, not both"},
@@ -35,7 +35,7 @@ func TestExplainCommand(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			err := ByName["explain"](t.Context(), test.args, &out)
+			err := Execute(t.Context(), append([]string{"explain"}, test.args...), &out)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}

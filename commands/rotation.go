@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"slices"
@@ -21,36 +20,11 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spf13/cobra"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
-
-const rotationHelp = `rotation shows how far the rotation of a signing CA is, and asks the manager to go on. It acts with your kubeconfig, and reads
-no Secret. NAME is that of a SigningAuthority; with only one in the cluster it may be left out.
-
-Usage: csr-controller-manager rotation VERB [NAME] [flags]
-
-  status    what signs, what is waited for, who has not moved to the new CA
-  start     make a new CA, and have it trusted beside the one that signs
-  complete  leave the old CA and destroy its key
-  rollback  go back to the old CA
-  confirm   say that those trust the new CA who can't be asked
-  accept    say that what still lives on the old CA may break
-  attest    say that nothing is left of what others have issued from an adopted CA
-
-The exit code is 1 unless what was asked for is done.
-
-`
-
-// rotationVerbs are what can be asked for.
-var rotationVerbs = map[string]v1alpha1.Operation{
-	"start":    v1alpha1.RotateStart,
-	"complete": v1alpha1.RotateComplete,
-	"rollback": v1alpha1.RotateRollback,
-	"confirm":  v1alpha1.TrustConfirmed,
-	"accept":   v1alpha1.OutstandingAccepted,
-	"attest":   v1alpha1.AdoptionAttested,
-}
 
 // rotationOptions are the command line.
 type rotationOptions struct {
@@ -65,19 +39,73 @@ type rotation struct {
 	api   client.Client
 	clock clock.PassiveClock
 	out   io.Writer
-	// every is how often it looks while it waits, patience how long the reason of a refusal may take to arrive.
+	// every is the time between two looks while it waits, patience how long the reason of a refusal may take to arrive.
 	every, patience time.Duration
 }
 
-// Rotation shows and steers the rotation of signing CAs.
-func Rotation(ctx context.Context, args []string, out io.Writer) error {
-	options, err := rotationFlags(args, out)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return nil
-	case err != nil:
-		return fmt.Errorf("rotation (--help lists verbs and flags): %w", err)
+// rotationVerb is a command below rotation. Each but status asks for an operation.
+type rotationVerb struct {
+	name, short string
+	operation   v1alpha1.Operation
+}
+
+var rotationVerbs = []rotationVerb{
+	{"status", "Show what signs, what is waited for, who has not moved to the new CA", ""},
+	{"start", "Make a new CA, and have it trusted beside the one that signs", v1alpha1.RotateStart},
+	{"complete", "Leave the old CA and destroy its key", v1alpha1.RotateComplete},
+	{"rollback", "Go back to the old CA", v1alpha1.RotateRollback},
+	{"confirm", "Say that those trust the new CA who can't be asked", v1alpha1.TrustConfirmed},
+	{"accept", "Say that what still lives on the old CA may break", v1alpha1.OutstandingAccepted},
+	{"attest", "Say that nothing is left of what others have issued from an adopted CA", v1alpha1.AdoptionAttested},
+}
+
+// rotationCommand returns the command that shows and steers the rotation of signing CAs.
+func rotationCommand() *cobra.Command {
+	o := rotationOptions{}
+	cmd := &cobra.Command{
+		Use:   "rotation VERB [NAME]",
+		Short: "Show how far the rotation of a signing CA is, and ask the manager to go on",
+		Long: `rotation shows how far the rotation of a signing CA is, and asks the manager to go on. It acts with your kubeconfig, and
+reads no Secret. NAME is that of a SigningAuthority; with only one in the cluster it may be left out.
+The exit code is 1 unless what was asked for is done.`,
 	}
+	var names []string
+	for _, verb := range rotationVerbs {
+		names = append(names, verb.name)
+		cmd.AddCommand(&cobra.Command{
+			Use: verb.name + " [NAME]", Short: verb.short, Long: verb.short + ".", ValidArgsFunction: cobra.NoFileCompletions,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				problem := atMost(1, args)
+				if o.timeout <= 0 {
+					problem = errors.Join(problem, fmt.Errorf("--timeout: %s is no time to wait", o.timeout))
+				}
+				if problem != nil {
+					return usageError(cmd, problem)
+				}
+				o.verb, o.name = verb.name, strings.Join(args, "")
+				if err := runRotation(cmd.Context(), o, cmd.OutOrStdout()); err != nil {
+					return fmt.Errorf("rotation %s: %w", verb.name, err)
+				}
+				return nil
+			},
+		})
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usageError(cmd, fmt.Errorf("say what: %s", strings.Join(names, ", ")))
+		}
+		return usageError(cmd, fmt.Errorf("unknown subcommand %q: want one of %s", args[0], strings.Join(names, ", ")))
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"`file` to reach the API server with (default as kubectl: $KUBECONFIG, ~/.kube/config)")
+	flags.DurationVar(&o.timeout, "timeout", 15*time.Minute, "`time` to wait, in all, until it is done")
+	flags.BoolVar(&o.wait, "wait", true, "wait until it is done; otherwise it is asked for, and that is all")
+	flags.BoolVar(&o.yes, "yes", false, "complete, accept, attest: you know what that means")
+	return cmd
+}
+
+func runRotation(ctx context.Context, options rotationOptions, out io.Writer) error {
 	c := config.Default()
 	c.Kubeconfig = options.kubeconfig
 	server, err := connect(ctx, c)
@@ -85,38 +113,7 @@ func Rotation(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	r := &rotation{options, server.api, server.clock, out, time.Second, 5 * time.Second}
-	if err := r.run(ctx); err != nil {
-		return fmt.Errorf("rotation %s: %w", options.verb, err)
-	}
-	return nil
-}
-
-func rotationFlags(args []string, out io.Writer) (rotationOptions, error) {
-	o := rotationOptions{}
-	set := flag.NewFlagSet("rotation", flag.ContinueOnError)
-	set.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` to reach the API server with (default as kubectl: $KUBECONFIG, ~/.kube/config)")
-	set.DurationVar(&o.timeout, "timeout", 15*time.Minute, "`time` to wait, in all, until it is done")
-	set.BoolVar(&o.wait, "wait", true, "wait until it is done; otherwise it is asked for, and that is all")
-	set.BoolVar(&o.yes, "yes", false, "complete, accept, attest: you know what that means")
-	rest, err := parse(set, args, rotationHelp, out)
-	surplus := atMost(2, rest)
-	switch {
-	case err != nil:
-		return o, err
-	case surplus != nil:
-		return o, surplus
-	case len(rest) == 0:
-		return o, errors.New("say what: status, start, complete, rollback, confirm, accept or attest")
-	case rest[0] != "status" && rotationVerbs[rest[0]] == "":
-		return o, fmt.Errorf("%q is no verb of it", rest[0])
-	case o.timeout <= 0:
-		return o, fmt.Errorf("--timeout: %s is no time to wait", o.timeout)
-	}
-	o.verb = rest[0]
-	if len(rest) == 2 {
-		o.name = rest[1]
-	}
-	return o, nil
+	return r.run(ctx)
 }
 
 func (r *rotation) run(ctx context.Context) error {
@@ -163,7 +160,8 @@ func (r *rotation) authorities(ctx context.Context) ([]v1alpha1.SigningAuthority
 
 // operate asks for an operation, and waits for what it brings.
 func (r *rotation) operate(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	operation := rotationVerbs[r.verb]
+	i := slices.IndexFunc(rotationVerbs, func(verb rotationVerb) bool { return verb.name == r.verb })
+	operation := rotationVerbs[i].operation
 	if meaning := meaning(operation, obj); meaning != "" && !r.yes {
 		if err := r.say("%s", meaning); err != nil {
 			return err

@@ -6,12 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -53,20 +51,18 @@ func (p *statusPage) line(format string, args ...any) {
 	p.text.WriteString(oneLine(fmt.Sprintf(format, args...)) + "\n")
 }
 
-// table has an empty line before it, and rows of which the first says what is in them. Without others there is none.
+// table writes an empty line and rows, of which the first is the heading. It writes nothing if that is the only one.
 func (p *statusPage) table(rows [][]string) {
 	if len(rows) < 2 {
 		return
 	}
-	p.line("")
-	table := tabwriter.NewWriter(&p.text, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		for i := range row {
-			row[i] = cmp.Or(oneLine(row[i]), "-")
+			row[i] = cmp.Or(row[i], "-")
 		}
-		_, _ = io.WriteString(table, strings.Join(row, "\t")+"\n") // a Buffer takes all
 	}
-	_ = table.Flush()
+	p.line("")
+	_ = writeTable(&p.text, rows) // a Buffer takes all
 }
 
 func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {

@@ -263,19 +263,20 @@ func TestRotationMeaning(t *testing.T) {
 func TestRotationMistakes(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"":                     "say what: status, start",
-		"begin":                `"begin" is no verb of it`,
+		"":                     "rotation (--help lists the flags): say what: status, start",
+		"begin":                `unknown subcommand "begin"`,
 		"start a b":            `unexpected argument "b"`,
 		"start --timeout 0":    "--timeout: 0s is no time to wait",
-		"status --split":       "flag provided but not defined: -split",
-		"start a --wait=maybe": "invalid boolean value",
+		"status --split":       "rotation status (--help lists the flags): unknown flag: --split",
+		"start a --wait=maybe": `invalid argument "maybe" for "--wait" flag`,
 	} {
-		if err := Rotation(t.Context(), strings.Fields(args), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Execute(t.Context(), append([]string{"rotation"}, strings.Fields(args)...), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", args, err, want)
 		}
 	}
 	var out bytes.Buffer
-	if err := Rotation(t.Context(), []string{"status", "-h"}, &out); err != nil || !strings.Contains(out.String(), "rotation VERB [NAME] [flags]") || !strings.Contains(out.String(), "-timeout") {
+	if err := Execute(t.Context(), []string{"rotation", "status", "-h"}, &out); err != nil ||
+		!strings.Contains(out.String(), "rotation status [NAME] [flags]") || !strings.Contains(out.String(), "--timeout time") {
 		t.Errorf("error %v: %s", err, out.String())
 	}
 }

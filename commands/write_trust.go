@@ -8,9 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,17 +18,10 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
-
-const writeTrustHelp = `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to trust, for its
---client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or something that is none,
-it does not write, and a file that it has not made it does not replace. With --accept, a CA of --from that nobody has accepted is
-not written either: a new CA then waits for a person, on each host.
-
-Usage: csr-controller-manager write-trust --from FILE --to FILE [flags]
-
-`
 
 // trustFileOptions are the flags of write-trust.
 type trustFileOptions struct {
@@ -40,31 +31,40 @@ type trustFileOptions struct {
 	interval time.Duration
 }
 
-// WriteTrust copies a bundle of CAs to a file whenever it changes.
-func WriteTrust(ctx context.Context, args []string, out io.Writer) error {
-	options, err := trustFileFlags(args, out)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return nil
-	case err != nil:
-		return fmt.Errorf("write-trust (--help lists the flags): %w", err)
-	case options.interval == 0:
-		return options.once(NewLogger(0, os.Stderr))
+// writeTrustCommand returns the command that copies a bundle of CAs to a file whenever it changes.
+func writeTrustCommand() *cobra.Command {
+	o := &trustFileOptions{}
+	cmd := &cobra.Command{
+		Use:   "write-trust --from FILE --to FILE",
+		Short: "Keep a file of this host as the CAs that its API server is to trust",
+		Long: `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to trust, for its
+--client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or something that is
+none, it does not write, and a file that it has not made it does not replace. With --accept, a CA of --from that nobody has
+accepted is not written either: a new CA then waits for a person, on each host.`,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(args); err != nil {
+				return usageError(cmd, err)
+			}
+			logger := NewLogger(0, os.Stderr)
+			if o.interval == 0 {
+				return o.once(logger)
+			}
+			o.keep(cmd.Context(), logger)
+			return nil
+		},
 	}
-	options.keep(ctx, NewLogger(0, os.Stderr))
-	return nil
+	o.define(cmd.Flags())
+	return cmd
 }
 
-func trustFileFlags(args []string, out io.Writer) (trustFileOptions, error) {
-	o := trustFileOptions{}
-	set := flag.NewFlagSet("write-trust", flag.ContinueOnError)
-	set.StringVar(&o.from, "from", "", "`file` with the bundle, of a volume from the ConfigMap that it is published in")
-	set.StringVar(&o.to, "to", "", "`file` to keep, in a folder that exists")
-	set.Func("also", "`file` with CAs to trust beside the bundle, if there are any; may be given again", func(file string) error {
-		o.also = append(o.also, file)
-		return nil
-	})
-	set.Func("accept", "SHA-256 `fingerprint` of a CA certificate, as openssl x509 -fingerprint -sha256 prints it, that --from may hold; may be given again (default any)", func(text string) error {
+func (o *trustFileOptions) define(flags *pflag.FlagSet) {
+	flags.StringVar(&o.from, "from", "", "`file` with the bundle, of a volume from the ConfigMap that it is published in")
+	flags.StringVar(&o.to, "to", "", "`file` to keep, in a folder that exists")
+	flags.StringArrayVar(&o.also, "also", nil,
+		"`file` with CAs to trust beside the bundle, if there are any; may be given again")
+	flags.Func("accept", "SHA-256 `fingerprint` of a CA certificate, as openssl x509 -fingerprint -sha256 prints it, "+
+		"that --from may hold; may be given again (default any)", func(text string) error {
 		sum256 := strings.ToLower(strings.ReplaceAll(text, ":", ""))
 		if sum, err := hex.DecodeString(sum256); err != nil || len(sum) != sha256.Size {
 			return errors.New("want 64 hexadecimal digits")
@@ -72,12 +72,12 @@ func trustFileFlags(args []string, out io.Writer) (trustFileOptions, error) {
 		o.accept = append(o.accept, sum256)
 		return nil
 	})
-	set.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two looks; 0 is to look once")
-	rest, err := parse(set, args, writeTrustHelp, out)
-	if err != nil {
-		return o, err
-	}
-	problems := []error{atMost(0, rest)}
+	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two looks; 0 is to look once")
+}
+
+// check returns every mistake in the command line.
+func (o *trustFileOptions) check(args []string) error {
+	problems := []error{atMost(0, args)}
 	if o.from == "" || o.to == "" {
 		problems = append(problems, errors.New("--from and --to: say what to write, and where"))
 	} else if o.to == o.from || slices.Contains(o.also, o.to) {
@@ -86,11 +86,11 @@ func trustFileFlags(args []string, out io.Writer) (trustFileOptions, error) {
 	if o.interval < 0 {
 		problems = append(problems, fmt.Errorf("--interval: %s is too short", o.interval))
 	}
-	return o, errors.Join(problems...)
+	return errors.Join(problems...)
 }
 
 // keep looks again and again until ctx ends. A problem leaves the file as it is, and is logged once.
-func (o trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
+func (o *trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
 	last := ""
 	wait.UntilWithContext(ctx, func(context.Context) {
 		problem := ""
@@ -105,7 +105,7 @@ func (o trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
 }
 
 // once writes the file if it is not as it should be.
-func (o trustFileOptions) once(logger logr.Logger) error {
+func (o *trustFileOptions) once(logger logr.Logger) error {
 	bundle, count, err := o.read()
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ const maxBundle = 1 << 20
 
 // read returns the certificates of all files, each once, and their number. It is an error if from holds a certificate that
 // accept does not list. The files of also are not compared: a person has put them on this host.
-func (o trustFileOptions) read() ([]byte, int, error) {
+func (o *trustFileOptions) read() ([]byte, int, error) {
 	bundle, seen := []byte(trustFileMark), map[string]bool{}
 	for i, file := range slices.Concat([]string{o.from}, o.also) {
 		data, err := os.ReadFile(file)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/util/cert"
 )
 
@@ -242,20 +243,21 @@ func TestWriteTrustFlags(t *testing.T) {
 		"--from a --to b --also b":       "--to: is what is read",
 		"--from a --to b --interval -1s": "--interval: -1s is too short",
 		"--from a --to b c":              `unexpected argument "c"`,
-		"--configmap a":                  "flag provided but not defined: -configmap",
+		"--configmap a":                  "unknown flag: --configmap",
 	} {
-		err := WriteTrust(t.Context(), strings.Fields(args), io.Discard)
+		err := Execute(t.Context(), append([]string{"write-trust"}, strings.Fields(args)...), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "write-trust (--help lists the flags): ") {
 			t.Errorf("%q: error %v, want %q", args, err, want)
 		}
 	}
 	var out bytes.Buffer
-	if err := WriteTrust(t.Context(), []string{"--help"}, &out); err != nil || !strings.Contains(out.String(), "Usage: csr-controller-manager write-trust") {
+	if err := Execute(t.Context(), []string{"write-trust", "--help"}, &out); err != nil ||
+		!strings.Contains(out.String(), "Usage:\n  csr-controller-manager write-trust --from FILE --to FILE [flags]") {
 		t.Errorf("error %v: %s", err, out.String())
 	}
 	o := trustFolder(t)
 	put(t, o.from, bundled(t, "a", true))
-	if err := WriteTrust(t.Context(), []string{"--from", o.from, "--to=" + o.to, "--interval=0"}, io.Discard); err != nil {
+	if err := Execute(t.Context(), []string{"write-trust", "--from", o.from, "--to=" + o.to, "--interval=0"}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(o.to); err != nil || info.Sys().(*syscall.Stat_t).Nlink != 1 {
@@ -274,13 +276,15 @@ func TestWriteTrustAccept(t *testing.T) {
 		return fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
 	}
 	withColons := strings.ReplaceAll(fmt.Sprintf("% X", mustDecode(t, fingerprint(a))), " ", ":")
-	if _, err := trustFileFlags([]string{"--from=x", "--to=y", "--accept=abc"}, io.Discard); err == nil {
-		t.Error("an abridged fingerprint is taken")
+	if err := Execute(t.Context(), []string{"write-trust", "--from=x", "--to=y", "--accept=abc"}, io.Discard); err == nil ||
+		!strings.Contains(err.Error(), "want 64 hexadecimal digits") {
+		t.Errorf("an abridged fingerprint: error %v", err)
 	}
 	also := filepath.Join(t.TempDir(), "local.crt")
 	put(t, also, local)
-	given, err := trustFileFlags([]string{"--from", o.from, "--to", o.to, "--also", also, "--accept", withColons}, io.Discard)
-	if err != nil {
+	given, flags := &trustFileOptions{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	given.define(flags)
+	if err := flags.Parse([]string{"--from", o.from, "--to", o.to, "--also", also, "--accept", withColons}); err != nil {
 		t.Fatal(err)
 	}
 	put(t, o.from, a)
@@ -322,8 +326,8 @@ func TestWriteTrustAlso(t *testing.T) {
 	for path, name := range map[string]string{o.from: "published", others: "others", second: "second"} {
 		put(t, path, bundled(t, name, true))
 	}
-	args := []string{"--from=" + o.from, "--to=" + o.to, "--also=" + others, "--also=" + second, "--interval=0"}
-	if err := WriteTrust(t.Context(), args, io.Discard); err != nil {
+	args := []string{"write-trust", "--from=" + o.from, "--to=" + o.to, "--also=" + others, "--also=" + second, "--interval=0"}
+	if err := Execute(t.Context(), args, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if got := trusts(t, o.to); !slices.Equal(got, []string{"published", "others", "second"}) {

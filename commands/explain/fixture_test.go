@@ -14,8 +14,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"flag"
-	"io"
 	"math/big"
 	"slices"
 	"sync"
@@ -35,7 +33,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/yaml"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -229,10 +226,7 @@ func (s scenario) explain(t testing.TB) string {
 	if !s.noCA {
 		args = append(args, "--signing-secret=csr-controller-manager-system/csr-signer")
 	}
-	configuration, err := config.LoadCommand(&config.Command{Flags: func(*flag.FlagSet) {}}, args, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	configuration := commandConfiguration(t, args...)
 	var out bytes.Buffer
 	clock := clocktesting.NewFakePassiveClock(explainNow)
 	if s.file {

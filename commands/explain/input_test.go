@@ -2,8 +2,6 @@ package explain
 
 import (
 	"bytes"
-	"flag"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,7 +19,7 @@ import (
 
 func commandConfiguration(t testing.TB, args ...string) *config.Configuration {
 	t.Helper()
-	configuration, err := config.LoadCommand(&config.Command{Flags: func(*flag.FlagSet) {}}, args, io.Discard)
+	configuration, _, err := config.Load(args, &config.Command{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,22 +1,18 @@
 package config_test
 
 import (
-	"bytes"
-	"errors"
-	"flag"
-	"io"
 	"slices"
-	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
 func command(file *string) *config.Command {
-	return &config.Command{
-		Usage: "look [flags] [NAME]", About: "look looks.", MaxArgs: 1,
-		Flags: func(set *flag.FlagSet) { set.StringVar(file, "f", "", "`file` to look at") },
-	}
+	own := pflag.NewFlagSet("look", pflag.ContinueOnError)
+	own.StringVarP(file, "f", "f", "", "`file` to look at")
+	return &config.Command{Flags: own, MaxArgs: 1}
 }
 
 func TestLoadCommand(t *testing.T) {
@@ -35,27 +31,13 @@ func TestLoadCommand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var file, problem string
-			command := command(&file)
-			_, err := config.LoadCommand(command, test.args, io.Discard)
+			_, rest, err := config.Load(test.args, command(&file))
 			if err != nil {
 				problem = err.Error()
 			}
-			if problem != test.want || file != test.file || !slices.Equal(command.Args, test.rest) {
-				t.Errorf("error %q, want %q; file %q; arguments %q", problem, test.want, file, command.Args)
+			if problem != test.want || file != test.file || !slices.Equal(rest, test.rest) {
+				t.Errorf("error %q, want %q; file %q; arguments %q", problem, test.want, file, rest)
 			}
 		})
-	}
-}
-
-func TestHelpOfACommand(t *testing.T) {
-	t.Parallel()
-	var file string
-	var out bytes.Buffer
-	if _, err := config.LoadCommand(command(&file), []string{"--help"}, &out); !errors.Is(err, config.ErrHelp) {
-		t.Fatal(err)
-	}
-	want := "look looks.\n\nUsage: csr-controller-manager look [flags] [NAME]\n\nOf this command:\n  -f file\n        file to look at\n\nGeneric:\n  --config file\n"
-	if !strings.HasPrefix(out.String(), want) {
-		t.Errorf("help: %s", out.String())
 	}
 }

@@ -2,118 +2,59 @@ package config
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 
-	"k8s.io/apimachinery/pkg/util/validation/field"
+	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 )
 
-// Command is a subcommand: what it takes beside the manager's flags.
-type Command struct {
-	// Usage is what follows the program's name in the help, and About a sentence.
-	Usage, About string
-	// Flags defines its own flags. It is called more than once.
-	Flags func(*flag.FlagSet)
-	// Args are the arguments without a dash, at most MaxArgs.
-	Args    []string
-	MaxArgs int
-}
-
-// meta are the flags that are not configuration.
-type meta struct {
-	command *Command // nil for the manager
-	file    string
-	version bool
-	help    bool
-}
-
-// ErrHelp and ErrVersion are returned by Load when that is what the flags ask for.
+// ErrHelp and ErrVersion are returned by Load if the flags ask for that.
 var (
-	ErrHelp    = flag.ErrHelp
+	ErrHelp    = pflag.ErrHelp
 	ErrVersion = errors.New("version requested")
 )
 
-// Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other
-// flags in args. An error holds every mistake, each with its flag or field path. With --help it writes the help to out.
-func Load(args []string, out io.Writer) (*Configuration, error) {
-	return load(meta{}, args, out)
+// Command is what a command takes beside the manager's flags.
+type Command struct {
+	Flags   *pflag.FlagSet
+	MaxArgs int
 }
 
-// LoadCommand is Load for a subcommand. It fills in command.Args, and does not insist on a CA.
-func LoadCommand(command *Command, args []string, out io.Writer) (*Configuration, error) {
-	return load(meta{command: command}, args, out)
-}
-
-func load(meta meta, args []string, out io.Writer) (*Configuration, error) {
-	scout := newFlags(Default(), &meta)
-	errs := scout.parse(args)
+// Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other flags
+// in args. It also returns the other arguments that command, which is nil for the manager, takes. Only the manager needs a
+// CA. An error holds every mistake, each with its flag or field path.
+func Load(args []string, command *Command) (*Configuration, []string, error) {
+	manager := command == nil
+	if manager {
+		command = &Command{}
+	}
+	scout := NewFlags(Default())
+	rest, errs := parse(scout.together(command.Flags), args)
 	switch {
-	case meta.help:
-		scout.help(out)
-		return nil, ErrHelp
-	case meta.version:
-		return nil, ErrVersion
+	case scout.help:
+		return nil, nil, ErrHelp
+	case scout.version:
+		return nil, nil, ErrVersion
+	}
+	rest, surplus := rest[:min(len(rest), command.MaxArgs)], rest[min(len(rest), command.MaxArgs):]
+	for _, arg := range surplus {
+		errs = append(errs, fmt.Errorf("unexpected argument %q", arg))
 	}
 	configuration := Default()
-	if meta.file != "" {
-		if err := configuration.read(meta.file); err != nil {
-			return nil, errors.Join(append(errs, err)...)
+	if scout.file != "" {
+		if err := configuration.read(scout.file); err != nil {
+			return nil, rest, errors.Join(append(errs, err)...)
 		}
 	}
-	bound := newFlags(configuration, &meta)
-	bound.set.VisitAll(func(each *flag.Flag) { each.Value = careful{each.Value} })
-	_ = bound.parse(args) // the same mistakes as the first time
-	for _, mistake := range configuration.validate(meta.command == nil) {
-		errs = append(errs, bound.name(mistake))
+	// The same flags again, with the same mistakes: now they override the file.
+	flags := NewFlags(configuration)
+	set := flags.together(command.Flags)
+	_, _ = parse(set, args)
+	for _, mistake := range configuration.validate(manager) {
+		errs = append(errs, flags.name(set, mistake))
 	}
-	return configuration, errors.Join(errs...)
-}
-
-// parse parses args to the end and returns every mistake.
-func (f *flags) parse(args []string) []error {
-	var errs []error
-	var rest []string
-	for {
-		err := f.set.Parse(args)
-		switch args = f.set.Args(); {
-		case errors.Is(err, flag.ErrHelp): // -h
-			_ = f.set.Set("help", "true")
-		case err != nil:
-			errs = append(errs, err)
-		case len(args) > 0 && f.command != nil && len(rest) < f.command.MaxArgs:
-			rest, args = append(rest, args[0]), args[1:]
-		case len(args) > 0:
-			errs = append(errs, fmt.Errorf("unexpected argument %q", args[0]))
-			args = args[1:]
-		default:
-			if f.command != nil {
-				f.command.Args = rest
-			}
-			return errs
-		}
-	}
-}
-
-// careful keeps what was there when a text can't be parsed. Package flag puts a zero in its place, which would be
-// reported as a second mistake.
-type careful struct{ flag.Value }
-
-func (c careful) Set(text string) error {
-	before := c.String()
-	err := c.Value.Set(text)
-	if err != nil {
-		_ = c.Value.Set(before)
-	}
-	return err
-}
-
-// IsBoolFlag is how package flag asks whether a flag can stand without a value.
-func (c careful) IsBoolFlag() bool {
-	boolean, ok := c.Value.(interface{ IsBoolFlag() bool })
-	return ok && boolean.IsBoolFlag()
+	return configuration, rest, errors.Join(errs...)
 }
 
 func (c *Configuration) read(file string) error {
@@ -132,18 +73,8 @@ func (c *Configuration) read(file string) error {
 		c.Approval.Inventory.Sources = sources
 	}
 	if c.APIVersion != APIVersion || c.Kind != Kind {
-		return fmt.Errorf("--config: %s: want apiVersion %s and kind %s, found %q and %q", file, APIVersion, Kind, c.APIVersion, c.Kind)
+		return fmt.Errorf("--config: %s: want apiVersion %s and kind %s, found %q and %q",
+			file, APIVersion, Kind, c.APIVersion, c.Kind)
 	}
 	return nil
-}
-
-// name turns a mistake into an error that names the flag that set the field, if one did, or else the field.
-func (f *flags) name(mistake *field.Error) error {
-	where := mistake.Field
-	f.set.Visit(func(set *flag.Flag) {
-		if f.fields[set.Name] == mistake.Field {
-			where = "--" + set.Name
-		}
-	})
-	return fmt.Errorf("%s: %s", where, mistake.ErrorBody())
 }

@@ -87,7 +87,7 @@ func TestValidate(t *testing.T) {
 		"forbidden for all": {body: "signing: {secret: ns/ca, forbiddenSubjects: [nonsense]}\n", want: []string{
 			`signing.forbiddenSubjects[0]: Invalid value: "nonsense": "nonsense" is no subject pattern: want O=value or CN=value, with at most one *, at the end`,
 		}},
-		"another lock": {body: secret, args: []string{"--leader-elect-resource-lock=endpoints"}, want: []string{`invalid value "endpoints" for flag -leader-elect-resource-lock: want leases`}},
+		"another lock": {body: secret, args: []string{"--leader-elect-resource-lock=endpoints"}, want: []string{`invalid argument "endpoints" for "--leader-elect-resource-lock" flag: want leases`}},
 		"gone at once": {body: "cleaning: {retention: {approved: 0s}, signers: [{name: example.com/a, retention: {pending: 1ms}}]}\n" + secret, want: []string{
 			`cleaning.retention.approved: Invalid value: "0s": must be a second or more, or negative for ever: requests would be gone before anybody has seen them`,
 			`cleaning.signers[example.com/a].retention.pending: Invalid value: "1ms": must be a second or more, or negative for ever: requests would be gone before anybody has seen them`,

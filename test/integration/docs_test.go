@@ -2,13 +2,13 @@ package integration
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/csr-controller-manager/csr-controller-manager/commands"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
@@ -30,12 +30,12 @@ func TestConfigurationPage(t *testing.T) {
 		if !strings.Contains(string(example[1]), "secret:") {
 			args = append(args, "--signing-secret", "a/b")
 		}
-		if _, err := config.Load(args, &bytes.Buffer{}); err != nil {
+		if _, _, err := config.Load(args, nil); err != nil {
 			t.Errorf("%v in\n%s", err, example[1])
 		}
 	}
 	var help bytes.Buffer
-	if _, err := config.Load([]string{"--help"}, &help); !errors.Is(err, config.ErrHelp) {
+	if err := commands.Execute(t.Context(), []string{"--help"}, &help); err != nil {
 		t.Fatal(err)
 	}
 	_, flags, _ := strings.Cut(help.String(), "\n\nGeneric:")

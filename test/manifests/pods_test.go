@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,7 +126,7 @@ func TestConfigurationIsTaken(t *testing.T) {
 	}
 	var pod *corev1.Pod
 	for _, pod = range typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod") {
-		got, err := config.Load(pod.Spec.Containers[0].Args, os.Stderr)
+		got, _, err := config.Load(pod.Spec.Containers[0].Args, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,8 @@
-package main
+package commands
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,13 +14,13 @@ func TestStartErrorIsInTheTerminationLog(t *testing.T) {
 	if err := os.WriteFile(path, []byte(strings.Repeat("old", 5000)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := serve(t.Context(), []string{"--no-such-flag"}, path)
+	err := execute(t.Context(), []string{"--no-such-flag"}, io.Discard, path)
 	if err == nil {
 		t.Fatal("the manager took an unknown flag")
 	}
 	got, readErr := os.ReadFile(path)
-	if readErr != nil || string(got) != printable(err) || !strings.Contains(string(got), "no-such-flag") {
-		t.Errorf("%q, error %v; want %q", got, readErr, printable(err))
+	if readErr != nil || string(got) != Printable(err) || !strings.Contains(string(got), "no-such-flag") {
+		t.Errorf("%q, error %v; want %q", got, readErr, Printable(err))
 	}
 }
 

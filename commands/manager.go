@@ -1,0 +1,122 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/health"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// managerCommand returns the root command, which runs the manager.
+func (p *program) managerCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:               "csr-controller-manager",
+		Long:              "csr-controller-manager approves, signs and cleans CertificateSigningRequests.",
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	return p.configured(cmd, nil, func(cmd *cobra.Command, configuration *config.Configuration, _ []string) error {
+		return manage(cmd.Context(), configuration)
+	})
+}
+
+// manage runs the manager until ctx is done or the manager fails.
+func manage(ctx context.Context, configuration *config.Configuration) error {
+	logger := NewLogger(configuration.Verbosity, os.Stderr)
+	logger.Info("Starting", "version", VersionOrBuild())
+	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
+		report.Warn(logger, warning)
+	}
+	options, err := controllers.FromConfiguration(configuration)
+	if err != nil {
+		return err
+	}
+	options.Observer = apiuse.New()
+	mgr, err := newManager(configuration, options.Observer, logger)
+	if err != nil {
+		return err
+	}
+	if mgr, err = health.Serve(mgr, configuration.HealthProbeBindAddress); err != nil {
+		return err
+	}
+	if err := options.SetupWithManager(mgr); err != nil {
+		return err
+	}
+	// Without any check there would be no path to ask: a manager with nothing to check is ready.
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
+		return err
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	logger.Info("Stopped")
+	return nil
+}
+
+func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.Logger) (manager.Manager, error) {
+	cluster, err := RESTConfig(c)
+	if err != nil {
+		return nil, err
+	}
+	apicall.Bound(cluster)
+	observer.Wrap(cluster)
+	election := rest.CopyConfig(cluster)
+	election.QPS = -1 // renewing the Lease never waits behind work
+	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
+	if c.MetricsSecure {
+		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, controllers.MetricsFilter
+	}
+	return manager.New(cluster, manager.Options{
+		Scheme:                        clientgoscheme.Scheme,
+		Logger:                        logger,
+		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Metrics:                       served,
+		HealthProbeBindAddress:        health.Off, // health.Serve does
+		LeaderElection:                c.LeaderElection.Enabled,
+		LeaderElectionID:              c.LeaderElection.ResourceName,
+		LeaderElectionNamespace:       controllers.LeaseNamespace(c),
+		LeaderElectionConfig:          election,
+		LeaderElectionReleaseOnCancel: true, // main returns right after Start does
+		LeaseDuration:                 &c.LeaderElection.LeaseDuration.Duration,
+		RenewDeadline:                 &c.LeaderElection.RenewDeadline.Duration,
+		RetryPeriod:                   &c.LeaderElection.RetryPeriod.Duration,
+	})
+}
+
+// terminationLog is where a kubelet reads why a container ended. The file exists in Pods alone.
+const terminationLog = "/dev/termination-log"
+
+// longestTermination is what a kubelet keeps of the file: its last bytes.
+const longestTermination = 4096
+
+// noteTermination writes message to the file at path, if there is one. The status of the Pod then shows the message, with
+// any terminationMessagePolicy.
+func noteTermination(path, message string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write termination log: %w", err)
+	}
+	if _, err := file.WriteString(message[:min(len(message), longestTermination)]); err != nil {
+		_ = file.Close()
+		return fmt.Errorf("write termination log: %w", err)
+	}
+	return file.Close()
+}

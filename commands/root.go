@@ -1,0 +1,179 @@
+// Package commands holds the program's commands: the manager itself, and what a person asks a cluster with its flags.
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// Version is set by main.
+var Version string
+
+// VersionOrBuild returns Version, or the one that the build has noted.
+func VersionOrBuild() string {
+	if Version != "" {
+		return Version
+	}
+	if build, ok := debug.ReadBuildInfo(); ok {
+		return build.Main.Version
+	}
+	return "unknown"
+}
+
+// Printable returns err as the last words of the process.
+func Printable(err error) string {
+	return "csr-controller-manager: " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
+}
+
+// Execute runs the command that args name, or else the manager. A command writes its answer to out.
+func Execute(ctx context.Context, args []string, out io.Writer) error {
+	return execute(ctx, args, out, terminationLog)
+}
+
+// execute is Execute with the file for the error of a manager. No other command writes that file: the container goes on
+// when a command ends that a person runs in it.
+func execute(ctx context.Context, args []string, out io.Writer, log string) error {
+	p := &program{groups: map[*cobra.Command][]config.Group{}}
+	root := p.managerCommand()
+	root.AddCommand(p.checkCommand(), p.explainCommand(), bootstrapTokenCommand(clock.RealClock{}), rotationCommand(),
+		writeTrustCommand())
+	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
+	root.SetOut(out)
+	root.SetErr(ascii.LinesWriter(os.Stderr))
+	root.SetUsageFunc(p.usage)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if p.groups[cmd] != nil {
+			return cmd.RunE(cmd, nil) // cobra stops at the first mistake, config.Load reports every mistake
+		}
+		return usageError(cmd, err)
+	})
+	p.args = withTwoDashes(root, args)
+	root.SetArgs(p.args)
+	executed, err := root.ExecuteContextC(ctx)
+	if err != nil && executed == root {
+		err = errors.Join(err, noteTermination(log, Printable(err)))
+	}
+	return err
+}
+
+// withTwoDashes returns args with two dashes before each long flag, since one dash was enough in earlier
+// versions.
+func withTwoDashes(root *cobra.Command, args []string) []string {
+	known := map[string]bool{}
+	var collect func(*cobra.Command)
+	collect = func(cmd *cobra.Command) {
+		note := func(flag *pflag.Flag) { known[flag.Name] = len(flag.Name) > 1 }
+		cmd.Flags().VisitAll(note)
+		cmd.PersistentFlags().VisitAll(note)
+		for _, child := range cmd.Commands() {
+			collect(child)
+		}
+	}
+	collect(root)
+	args = slices.Clone(args)
+	for i, arg := range args {
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
+		if strings.HasPrefix(arg, "-") && known[name] {
+			args[i] = "-" + arg
+		}
+	}
+	return args
+}
+
+// program is one execution of the program.
+type program struct {
+	args   []string
+	groups map[*cobra.Command][]config.Group // of flags
+}
+
+// configured gives cmd the manager's flags beside those of command, which is nil for the manager itself. run gets the
+// configuration and the other arguments.
+func (p *program) configured(
+	cmd *cobra.Command, command *config.Command, run func(*cobra.Command, *config.Configuration, []string) error,
+) *cobra.Command {
+	groups := config.NewFlags(config.Default()).Groups
+	if command != nil {
+		groups = append([]config.Group{{Title: "Of this command", Flags: command.Flags}}, groups...)
+	}
+	p.groups[cmd] = groups
+	for _, group := range groups {
+		cmd.Flags().AddFlagSet(group.Flags)
+	}
+	cmd.Args = cobra.ArbitraryArgs // Load counts them
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, args, err := cmd.Root().Find(p.args)
+		if err != nil {
+			return err
+		}
+		configuration, args, err := config.Load(args, command)
+		switch {
+		case errors.Is(err, config.ErrHelp):
+			return err
+		case errors.Is(err, config.ErrVersion):
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), "csr-controller-manager", VersionOrBuild())
+			return err
+		case err != nil:
+			return fmt.Errorf("bad configuration (%s lists the flags):\n%w", strings.TrimSpace(shortPath(cmd)+" --help"), err)
+		}
+		return run(cmd, configuration, args)
+	}
+	return cmd
+}
+
+// shortPath returns the names of cmd and those above it, without the program's.
+func shortPath(cmd *cobra.Command) string {
+	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()))
+}
+
+// usageError returns an error about a command line with problems, or nil if there are none.
+func usageError(cmd *cobra.Command, problems ...error) error {
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("%s (--help lists the flags): %w", shortPath(cmd), err)
+	}
+	return nil
+}
+
+// atMost returns an error about the first of args that is too many.
+func atMost(most int, args []string) error {
+	if len(args) <= most {
+		return nil
+	}
+	return fmt.Errorf("unexpected argument %q", args[most])
+}
+
+// usage writes how to call cmd: its commands, and its flags by group.
+func (p *program) usage(cmd *cobra.Command) error {
+	text := "Usage:\n  " + cmd.UseLine() + "\n"
+	if cmd.HasAvailableSubCommands() {
+		text += "\nCommands, each with a --help of its own:\n"
+		for _, each := range cmd.Commands() {
+			if each.IsAvailableCommand() {
+				text += fmt.Sprintf("  %-*s  %s\n", each.NamePadding(), each.Name(), each.Short)
+			}
+		}
+	}
+	groups, known := p.groups[cmd]
+	if !known {
+		groups = []config.Group{{Title: "Flags", Flags: cmd.LocalFlags()}, {Title: "Common flags", Flags: cmd.InheritedFlags()}}
+	}
+	for _, group := range groups {
+		if group.Flags.HasAvailableFlags() {
+			text += "\n" + group.Title + ":\n" + group.Flags.FlagUsagesWrapped(120)
+		}
+	}
+	_, err := io.WriteString(cmd.OutOrStdout(), text)
+	return err
+}

@@ -1,0 +1,126 @@
+package commands
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+)
+
+var updateHelp = flag.Bool("update-help", false, "write testdata/help.txt anew")
+
+func TestHelpListsEveryFlagAndCommand(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"--help"}, {"-help"}, {"-h"}, {"help"}, {"--kube-api-qps=zz", "--help", "--nonsense"}, {"--nonsense", "--help"},
+	} {
+		var out bytes.Buffer
+		if err := Execute(t.Context(), args, &out); err != nil {
+			t.Fatalf("%v: %v", args, err)
+		}
+		if *updateHelp {
+			if err := os.WriteFile("testdata/help.txt", out.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		golden, err := os.ReadFile("testdata/help.txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(golden), out.String()); diff != "" {
+			t.Errorf("%v (-testdata/help.txt +got; go test ./commands -run Help -update-help):\n%s", args, diff)
+		}
+	}
+}
+
+func TestHelpOfACommandBeginsWithItsOwnFlags(t *testing.T) {
+	t.Parallel()
+	want := "\n\nUsage:\n  csr-controller-manager check [--node NAME] [flags]\n\nOf this command:\n      --node name   name of a node"
+	for _, args := range [][]string{{"check", "--help"}, {"help", "check"}, {"check", "--nonsense", "-h"}} {
+		var out bytes.Buffer
+		if err := Execute(t.Context(), args, &out); err != nil || !strings.Contains(out.String(), want) ||
+			!strings.Contains(out.String(), "\n\nGeneric:\n      --config file  ") {
+			t.Errorf("%v: error %v: %s", args, err, out.String())
+		}
+	}
+}
+
+// Package flag, which read the command line in earlier versions, took one dash as well as two.
+func TestLongFlagsMayHaveOneDash(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"check", "-kube-api-burst", "0"}, {"check", "-kube-api-burst=0"}, {"check", "--kube-api-burst=0"},
+		{"-kube-api-burst", "0", "-signing-secret=a/b"}, {"--kube-api-burst", "0", "check"},
+	} {
+		var out bytes.Buffer
+		err := execute(t.Context(), args, &out, "testdata/none")
+		if err == nil || !strings.HasSuffix(err.Error(), "lists the flags):\n--kube-api-burst: Invalid value: 0: is too low") {
+			t.Errorf("%v: error %v", args, err)
+		}
+	}
+	var out bytes.Buffer
+	if err := Execute(t.Context(), []string{"rotation", "status", "-timeout", "0s"}, &out); err == nil ||
+		!strings.Contains(err.Error(), "--timeout: 0s is no time to wait") {
+		t.Errorf("rotation: error %v", err)
+	}
+}
+
+func TestEveryMistakeAtOnce(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := execute(t.Context(), []string{"chek", "--nonsense", "--kube-api-qps=zz", "--foo=1", "--kube-api-burst=0"}, &out, "testdata/none")
+	want := `bad configuration (--help lists the flags):
+unknown flag: --nonsense
+unknown flag: --foo
+invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax
+unexpected argument "chek"
+--kube-api-burst: Invalid value: 0: is too low
+signing: Required value: no CA to sign with: `
+	if err == nil || !strings.HasPrefix(err.Error(), want) || out.Len() > 0 {
+		t.Errorf("error %v, printed %q", err, out.String())
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"--version"}, {"check", "--version"}, {"explain", "--kube-api-qps=zz", "-version"}} {
+		var out bytes.Buffer
+		if err := Execute(t.Context(), args, &out); err != nil || out.String() != "csr-controller-manager "+VersionOrBuild()+"\n" {
+			t.Errorf("%v: error %v, printed %q", args, err, out.String())
+		}
+	}
+}
+
+// Completion knows each command and flag, and main writes its scripts as they are.
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	complete := func(args ...string) []string {
+		var out bytes.Buffer
+		if err := Execute(t.Context(), append([]string{"__completeNoDesc"}, args...), &out); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(out.String())
+	}
+	if got := complete("rotation", "st"); !slices.Equal(got, []string{"start", "status", ":4"}) {
+		t.Errorf("rotation st: %q", got)
+	}
+	if got := complete("check", "--no"); !slices.Equal(got, []string{"--node", "--node-block-list", ":4"}) {
+		t.Errorf("check --no: %q", got)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		var out bytes.Buffer
+		if err := Execute(t.Context(), []string{"completion", shell}, &out); err != nil || out.Len() < 1000 {
+			t.Errorf("%s: %d bytes, error %v", shell, out.Len(), err)
+		}
+		script := strings.ReplaceAll(out.String(), "\u2026", "") // bash: the end of a long description, which main escapes
+		if script != ascii.Lines(script) {
+			t.Errorf("%s: the script is not ASCII", shell)
+		}
+	}
+}
