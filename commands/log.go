@@ -12,8 +12,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 )
 
-// maxVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret. It bounds
-// our own logger: client-go takes that from the context of a call.
+// maxVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret. It
+// bounds our own logger: client-go takes that from the context of a call.
 const maxVerbosity = 7
 
 // NewLogger returns a logger of JSON lines in ASCII to out, and makes the libraries below us log the same way.

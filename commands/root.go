@@ -167,7 +167,9 @@ func (p *program) usage(cmd *cobra.Command) error {
 	}
 	groups, known := p.groups[cmd]
 	if !known {
-		groups = []config.Group{{Title: "Flags", Flags: cmd.LocalFlags()}, {Title: "Common flags", Flags: cmd.InheritedFlags()}}
+		groups = []config.Group{
+			{Title: "Flags", Flags: cmd.LocalFlags()}, {Title: "Common flags", Flags: cmd.InheritedFlags()},
+		}
 	}
 	for _, group := range groups {
 		if group.Flags.HasAvailableFlags() {

@@ -312,7 +312,8 @@ func (k *refusals) unread() string {
 	return ", and no Event says why"
 }
 
-// outcome says of operation, which was asked for at before, whether it is followed, and whether what it is for is reached.
+// outcome says of operation, which was asked for at before, whether it is followed, and whether what it is for is
+// reached.
 func outcome(operation v1alpha1.Operation, before, now *v1alpha1.SigningAuthorityStatus) (followed, done bool) {
 	switch operation {
 	case v1alpha1.RotateStart:

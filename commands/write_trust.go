@@ -124,8 +124,8 @@ const trustFileMark = "# Kept by csr-controller-manager write-trust: it replaces
 // maxBundle is a ConfigMap's limit.
 const maxBundle = 1 << 20
 
-// read returns the certificates of all files, each once, and their number. It is an error if from holds a certificate that
-// accept does not list. The files of also are not compared: a person has put them on this host.
+// read returns the certificates of all files, each once, and their number. It is an error if from holds a certificate
+// that accept does not list. The files of also are not compared: a person has put them on this host.
 func (o *trustFileOptions) read() ([]byte, int, error) {
 	bundle, seen := []byte(trustFileMark), map[string]bool{}
 	for i, file := range slices.Concat([]string{o.from}, o.also) {

@@ -173,7 +173,8 @@ func TestWriteTrustRefuses(t *testing.T) {
 	}
 }
 
-// TestWriteTrustIsWhole reads the file all the time while it is replaced, and after a crash has left the temporary file.
+// TestWriteTrustIsWhole reads the file all the time while it is replaced, and after a crash has left the temporary
+// file.
 func TestWriteTrustIsWhole(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)
@@ -265,8 +266,8 @@ func TestWriteTrustFlags(t *testing.T) {
 	}
 }
 
-// TestWriteTrustAccept: with --accept, a CA of the bundle that is not listed keeps the file as it is; a file of --also is not
-// compared.
+// TestWriteTrustAccept: with --accept, a CA of the bundle that is not listed keeps the file as it is; a file of --also
+// is not compared.
 func TestWriteTrustAccept(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)
@@ -317,8 +318,8 @@ func mustDecode(t *testing.T, text string) []byte {
 	return data
 }
 
-// TestWriteTrustAlso: none of the files that are named beside the bundle is passed over, as an API server would then refuse
-// those whom it trusts by it.
+// TestWriteTrustAlso: none of the files that are named beside the bundle is passed over, as an API server would then
+// refuse those whom it trusts by it.
 func TestWriteTrustAlso(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)

@@ -51,8 +51,8 @@ type Options struct {
 	// BlockList, if set, is that of the approver and the signer, and runs with them.
 	BlockList *inventory.BlockList
 
-	// Observer, if set, sees the calls of the manager's clients. The replica is then not ready while they do not get through, and asks
-	// for its own rights again as soon as one is refused.
+	// Observer, if set, sees the calls of the manager's clients. The replica is then not ready while they do not get
+	// through, and asks for its own rights again as soon as one is refused.
 	Observer *apiuse.Observer
 
 	// SelfCheck, if set, has the manager look after its own rights, the kubelets' and the trust in its CA.
@@ -73,8 +73,8 @@ type Concurrency struct{ Approver, Signer, Cleaner int }
 // server (cmd/kube-controller-manager/app/certificates.go); `make bench-quick` shows it. One cleaner is as there.
 var DefaultConcurrency = Concurrency{Approver: 20, Signer: 20, Cleaner: 1}
 
-// cacheSyncTimeout is a century: controller-runtime ends the process when it has passed. A missing CRD, a missing right or an
-// API server that is away is waited for.
+// cacheSyncTimeout is a century: controller-runtime ends the process when it has passed. A missing CRD, a missing right
+// or an API server that is away is waited for.
 const cacheSyncTimeout = 100 * 365 * 24 * time.Hour
 
 // Errors are retried after 100 ms, then after a third longer each time, up to a minute. kube-controller-manager begins
@@ -159,8 +159,8 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	return errors.Join(errs...)
 }
 
-// ReadBlockList reads the block list once and gives it to the approver and the signer, which SetupWithManager does for a
-// manager. The block list itself reports that it can't be read.
+// ReadBlockList reads the block list once and gives it to the approver and the signer, which SetupWithManager does for
+// a manager. The block list itself reports that it can't be read.
 func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
 	if o.BlockList == nil {
 		return

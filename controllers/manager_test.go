@@ -72,8 +72,8 @@ func TestRetriesAndWorkers(t *testing.T) {
 	}
 }
 
-// TestHangingItemsHoldUpNoOther has two slots: two items are worked on at a time, and a third one when one of them is done
-// or has taken longer than a second.
+// TestHangingItemsHoldUpNoOther has two slots: two items are worked on at a time, and a third one when one of them is
+// done or has taken longer than a second.
 func TestHangingItemsHoldUpNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -24,16 +24,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// Reviews that readers of the metrics may cause: each unknown token is one TokenReview, whoever sends it. A scraper's own
-// token is remembered for a minute, so that many scrapers need few.
+// Reviews that readers of the metrics may cause: each unknown token is one TokenReview, whoever sends it. A scraper's
+// own token is remembered for a minute, so that many scrapers need few.
 const (
 	metricsReviewsPerSecond = 5
 	metricsReviewBurst      = 10
 )
 
-// MetricsFilter lets only those read the metrics who may get /metrics. It asks the API server by a client of its own, with
-// a limit of its own and on a connection of its own: any pod that reaches the port can make it ask, and must not slow down
-// the writes and the Lease of the manager.
+// MetricsFilter lets only those read the metrics who may get /metrics. It asks the API server by a client of its own,
+// with a limit of its own and on a connection of its own: any pod that reaches the port can make it ask, and must not
+// slow down the writes and the Lease of the manager.
 func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
 	reviewer := rest.CopyConfig(cluster)
 	reviewer.RateLimiter, reviewer.QPS, reviewer.Burst = nil, metricsReviewsPerSecond, metricsReviewBurst

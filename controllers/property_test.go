@@ -107,8 +107,8 @@ func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	return &options, made
 }
 
-// TestForeignRequestsCostNothing: whatever a request for a signer that is not configured holds, neither the approver nor
-// the signer makes one call about it.
+// TestForeignRequestsCostNothing: whatever a request for a signer that is not configured holds, neither the approver
+// nor the signer makes one call about it.
 func TestForeignRequestsCostNothing(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()

@@ -17,9 +17,9 @@ const (
 	goroutinesPerWorker = 10
 )
 
-// slotQueue gives out as many items at a time as there are slots. An item whose calls take longer than slotTime frees its
-// slot, so a call that hangs holds up only its own request. The order stays that of the queue below: an item is taken out
-// only when a slot is free.
+// slotQueue gives out as many items at a time as there are slots. An item whose calls take longer than slotTime frees
+// its slot, so a call that hangs holds up only its own request. The order stays that of the queue below: an item is
+// taken out only when a slot is free.
 type slotQueue struct {
 	workqueue.TypedRateLimitingInterface[reconcile.Request]
 	slots   chan struct{}

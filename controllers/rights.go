@@ -300,8 +300,8 @@ func writer(right check.Right) config.Controller {
 	return ""
 }
 
-// dryRun takes away the rights to write that a dry run has no use for, so that one can run without them; a cleaner tells
-// by Events then.
+// dryRun takes away the rights to write that a dry run has no use for, so that one can run without them; a cleaner
+// tells by Events then.
 func (r *rights) dryRun(c *config.Configuration) {
 	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool { return writer(right) != "" && c.DryRuns(writer(right)) })
 	if c.Enabled(config.CleanerController) && c.DryRuns(config.CleanerController) {

@@ -55,8 +55,8 @@ func shipped(t *testing.T, folder string) []object {
 	return all
 }
 
-// granted are the rights of the manager's ServiceAccount by the roles that are shipped. A Role of Kubernetes' own is not
-// among them, and gives more than is needed.
+// granted are the rights of the manager's ServiceAccount by the roles that are shipped. A Role of Kubernetes' own is
+// not among them, and gives more than is needed.
 func granted(t *testing.T, folder string) []string {
 	t.Helper()
 	all := shipped(t, folder)
@@ -132,7 +132,8 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 	}
 }
 
-// TestComponentsGrantWhatIsAskedFor compares the roles of components with what the configuration that they are for adds.
+// TestComponentsGrantWhatIsAskedFor compares the roles of components with what the configuration that they are for
+// adds.
 func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	asked := func(change func(*config.Configuration)) []string {
@@ -177,8 +178,8 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestTheLedgerIsAllThatRotationAddsForASigner compares its Role with what the signer asks for with it and not without; a
-// dry run notes nothing.
+// TestTheLedgerIsAllThatRotationAddsForASigner compares its Role with what the signer asks for with it and not without;
+// a dry run notes nothing.
 func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
 	t.Parallel()
 	asked := func(rotated bool, dry ...string) []string {
@@ -343,7 +344,8 @@ func TestRightsNameTheirManifest(t *testing.T) {
 	}
 }
 
-// TestRotationGrantsWhatIsAskedFor compares the component's roles with what a manager asks for that does nothing but rotate.
+// TestRotationGrantsWhatIsAskedFor compares the component's roles with what a manager asks for that does nothing but
+// rotate.
 func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	asked := func(enabled bool) []string {
@@ -369,8 +371,8 @@ func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestRotationAsksToAttestForCustomSigners, as the API server does of whoever writes their ClusterTrustBundle: no shipped
-// role can name them, so check must.
+// TestRotationAsksToAttestForCustomSigners, as the API server does of whoever writes their ClusterTrustBundle: no
+// shipped role can name them, so check must.
 func TestRotationAsksToAttestForCustomSigners(t *testing.T) {
 	t.Parallel()
 	rights, err := Rights(configured(func(c *config.Configuration) {

@@ -23,7 +23,8 @@ func reasonsPage(t *testing.T) string {
 }
 
 // TestReasonsPage wants each reason in docs/reasons.md, in its section and with its row, and no other reason there.
-// With -update-explained it corrects rows. A new reason needs a row for its name first, in the table that it belongs in.
+// With -update-explained it corrects rows. A new reason needs a row for its name first, in the table that it belongs
+// in.
 func TestReasonsPage(t *testing.T) {
 	page := reasonsPage(t)
 	lines := strings.Split(page, "\n")

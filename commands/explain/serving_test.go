@@ -68,8 +68,8 @@ var explainedThere = map[[2]string]bool{
 	{"Approver", "RequestTooOld"}:       true,
 }
 
-// notExplained are the reasons that only a running manager gives: what it counts, what it could not store or note (explain
-// shows the Event), and what a dry run would have done (explain says "dry run").
+// notExplained are the reasons that only a running manager gives: what it counts, what it could not store or note
+// (explain shows the Event), and what a dry run would have done (explain says "dry run").
 var notExplained = map[string]bool{
 	"RateLimited": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,

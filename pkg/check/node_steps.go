@@ -140,8 +140,8 @@ func conditionText(obj *certificatesv1.CertificateSigningRequest, kind certifica
 	return fmt.Sprintf("has no condition %s", kind)
 }
 
-// accepted says whether the API server would take the certificate of obj. It can't be asked with it, since only the node
-// has the key; what is asked with instead is another certificate of the same CA, if we hold that.
+// accepted says whether the API server would take the certificate of obj. It can't be asked with it, since only the
+// node has the key; what is asked with instead is another certificate of the same CA, if we hold that.
 func (n Node) accepted(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) Result {
 	result := Result{Check: StepAccepted, Subject: obj.Name, Status: Failed}
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)

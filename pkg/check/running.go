@@ -50,7 +50,8 @@ func (r Running) Look(ctx context.Context) []Result {
 	return []Result{result}
 }
 
-// judge says who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must also stand still.
+// judge says who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must also stand
+// still.
 func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result *Result) {
 	holder, renewed := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Spec.RenewTime
 	if holder == "" || renewed == nil {
@@ -83,8 +84,8 @@ func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) bool {
 	return err == nil && !again.Spec.RenewTime.Equal(lease.Spec.RenewTime) && ptr.Deref(again.Spec.HolderIdentity, "") != ""
 }
 
-// deployment returns a Result about the Deployment of that name, or nothing if there is none that can be read: a manager may
-// run elsewhere, and itself may not read Deployments.
+// deployment returns a Result about the Deployment of that name, or nothing if there is none that can be read: a
+// manager may run elsewhere, and itself may not read Deployments.
 func (r Running) deployment(ctx context.Context, name types.NamespacedName) []Result {
 	found := &appsv1.Deployment{}
 	if err := r.Reader.Get(ctx, name, found); err != nil {

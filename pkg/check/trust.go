@@ -39,9 +39,9 @@ type Trust struct {
 	Audit   *audit.Log // gets a record of each probe
 }
 
-// CAs says of each of authorities whether the API server trusts it. The proof is a certificate that it is shown; what it
-// publishes as trusted is evidence beside that, and never decides: it is what all API servers together trust, and none
-// of them needs to have written it lately.
+// CAs says of each of authorities whether the API server trusts it. The proof is a certificate that it is shown; what
+// it publishes as trusted is evidence beside that, and never decides: it is what all API servers together trust, and
+// none of them needs to have written it lately.
 func (t Trust) CAs(ctx context.Context, authorities []CA, now time.Time) []Result {
 	trusted, err := t.Published(ctx)
 	var results []Result

@@ -25,8 +25,8 @@ const (
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's names for them; * is all, and a
-	// leading - leaves one out.
+	// Controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's names for them; * is all, and
+	// a leading - leaves one out.
 	Controllers []string `json:"controllers"`
 	// DryRun are the controllers, named as above, that only say what they would do, and write to no request.
 	DryRun []string `json:"dryRun,omitempty"`
@@ -172,8 +172,8 @@ type Signer struct {
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
 	// AllowWildcards has a custom signer permit DNS names that begin with "*.", as Kubernetes' signers do.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
-	// AllowedNames are the names that a custom signer's server certificates may hold if API servers trust its CA for clients:
-	// DNS names, *.suffix, IP addresses, CIDRs, URIs and e-mail addresses. Unset, it then serves no servers.
+	// AllowedNames are the names that a custom signer's server certificates may hold if API servers trust its CA for
+	// clients: DNS names, *.suffix, IP addresses, CIDRs, URIs and e-mail addresses. Unset, it then serves no servers.
 	AllowedNames []string `json:"allowedNames,omitempty"`
 	// AllowNoExtKeyUsage has a custom signer whose CA API servers do not trust for clients issue certificates without an
 	// extended key usage too.
@@ -312,8 +312,8 @@ const (
 	InventoryOpenShift  = "openshift"
 )
 
-// NodeClient says which nodes may get a first certificate. By default that is up to the requester's permission alone, as
-// with kube-controller-manager. Renewals are not its matter.
+// NodeClient says which nodes may get a first certificate. By default that is up to the requester's permission alone,
+// as with kube-controller-manager. Renewals are not its matter.
 type NodeClient struct {
 	// Inventory is who must expect a node: sources, static, cluster-api or openshift; empty is nobody.
 	Inventory string `json:"inventory"`
@@ -424,8 +424,9 @@ func (c *Configuration) DryRuns(controller Controller) bool {
 	return slices.ContainsFunc(c.DryRun, func(entry string) bool { return entry == "*" || controllerNames[entry] == controller })
 }
 
-// Enabled says whether a controller is to run. As in kube-controller-manager the first entry that names it decides,
-// and only then the * (k8s.io/controller-manager/app, IsControllerEnabled). Rotation must be on as well, and has no dry run.
+// Enabled says whether a controller is to run. As in kube-controller-manager the first entry that names it decides, and
+// only then the * (k8s.io/controller-manager/app, IsControllerEnabled). Rotation must be on as well, and has no dry
+// run.
 func (c *Configuration) Enabled(controller Controller) bool {
 	if controller == RotationController && (!c.Rotation.Enabled || c.DryRuns(controller)) {
 		return false
@@ -443,8 +444,8 @@ func (c *Configuration) Enabled(controller Controller) bool {
 	return star
 }
 
-// Warnings returns a sentence for each setting that loads but does not do what an operator would expect of it. inPod says
-// whether the manager runs in a Pod.
+// Warnings returns a sentence for each setting that loads but does not do what an operator would expect of it. inPod
+// says whether the manager runs in a Pod.
 func (c *Configuration) Warnings(inPod bool) []string {
 	var warnings []string
 	if standard := Default().MetricsBindAddress; inPod && c.MetricsBindAddress == standard {

@@ -19,8 +19,8 @@ var perSignerFlags = []struct{ middle, signer string }{
 	{"kube-apiserver-client", certificatesv1.KubeAPIServerClientSignerName},
 }
 
-// retiredFlags are kube-controller-manager's flags for kubernetes.io/legacy-unknown. certificates/v1 refuses that signer,
-// so no request can name it. The flags are accepted for the sake of command lines that have them.
+// retiredFlags are kube-controller-manager's flags for kubernetes.io/legacy-unknown. certificates/v1 refuses that
+// signer, so no request can name it. The flags are accepted for the sake of command lines that have them.
 var retiredFlags = []string{"cluster-signing-legacy-unknown-cert-file", "cluster-signing-legacy-unknown-key-file"}
 
 // Flags binds command line flags to a Configuration, in groups as --help shows them.
@@ -203,8 +203,8 @@ func (f *Flags) together(own *pflag.FlagSet) *pflag.FlagSet {
 	return set
 }
 
-// parse sets the flags of set that args name. It returns the other arguments and every mistake: pflag itself stops at the
-// first one.
+// parse sets the flags of set that args name. It returns the other arguments and every mistake: pflag itself stops at
+// the first one.
 func parse(set *pflag.FlagSet, args []string) ([]string, []error) {
 	var mistakes []error
 	ignore := func(*pflag.Flag, string) error { return nil }

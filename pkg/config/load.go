@@ -21,9 +21,9 @@ type Command struct {
 	MaxArgs int
 }
 
-// Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other flags
-// in args. It also returns the other arguments that command, which is nil for the manager, takes. Only the manager needs a
-// CA. An error holds every mistake, each with its flag or field path.
+// Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other
+// flags in args. It also returns the other arguments that command, which is nil for the manager, takes. Only the
+// manager needs a CA. An error holds every mistake, each with its flag or field path.
 func Load(args []string, command *Command) (*Configuration, []string, error) {
 	manager := command == nil
 	if manager {

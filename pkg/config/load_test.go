@@ -215,7 +215,8 @@ func TestPerSignerFlags(t *testing.T) {
 	}
 }
 
-// The API refuses kubernetes.io/legacy-unknown (test/parity shows it), so the flags for it do nothing, alone or in pairs.
+// The API refuses kubernetes.io/legacy-unknown (test/parity shows it), so the flags for it do nothing, alone or in
+// pairs.
 func TestLegacyUnknownFlagsDoNothingAndWarn(t *testing.T) {
 	t.Parallel()
 	const cert, key = "--cluster-signing-legacy-unknown-cert-file", "--cluster-signing-legacy-unknown-key-file"

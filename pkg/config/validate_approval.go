@@ -48,7 +48,8 @@ func (k *KubeletServing) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// isReservable leaves out what is meant as an address and is none, such as 010.0.0.1: as a name it would reserve nothing.
+// isReservable leaves out what is meant as an address and is none, such as 010.0.0.1: as a name it would reserve
+// nothing.
 func isReservable(text string) bool {
 	_, prefix := netip.ParsePrefix(text)
 	_, address := netip.ParseAddr(text)
