@@ -10,8 +10,9 @@ import (
 func (p *planner) planCompleted() {
 	secret := p.facts.Secret
 	switch {
-	case p.restoreSigningKey():
-	case p.cleanSecret():
+	case p.checkSecret():
+	case secret.Candidate != nil: // from a rotation that was rolled back
+		p.act(DropCandidate)
 	case !sameCA(secret.TLS, secret.Signing) && p.refuseTLS() == "":
 		p.adopt()
 	case p.restoreTLS():
@@ -27,29 +28,6 @@ func (p *planner) planCompleted() {
 		p.status.Intent = ""
 		p.waitForNextCA()
 	}
-}
-
-// cleanSecret removes what does not belong into the Secret while no rotation is under way. It reports whether it
-// does.
-func (p *planner) cleanSecret() bool {
-	secret := p.facts.Secret
-	switch {
-	case secret.Candidate != nil:
-		p.act(DropCandidate)
-	case secret.Retiring == nil:
-		return false
-	case secret.Retiring.KeyID == secret.Signing.KeyID: // a copy that somebody has made
-		p.actOnSecret(RestoreTLS)
-	case p.facts.Sealed: // a restored CA that has retired leaves again, once it is refused
-		p.status.Retiring = p.adopted(secret.Retiring)
-		p.status.Retiring.AdoptedAt = nil
-		p.enter(v1alpha1.Completing)
-		p.status.UnpublishedAt = p.now()
-	default: // it is not known what the CA has issued
-		p.status.Retiring = p.adopted(secret.Retiring)
-		p.enter(v1alpha1.Prepared)
-	}
-	return true
 }
 
 // completedOperation answers an operation, and reports whether there was one.

@@ -20,7 +20,7 @@ func (p *planner) planCompleting() {
 		s.LastRetired, s.Retiring = s.Retiring, nil
 		s.LastRetired.Certificate, s.LastCompletedAt = "", p.now()
 		p.enter(v1alpha1.Completed)
-	case p.restoreSigningKey():
+	case p.checkSecret():
 	case p.signingMissing() && p.facts.Secret.Retiring != nil: // a refusal counts beside a certificate that is accepted
 		p.waitForSigningKey("there is no way on but to remove retiring.crt and retiring.key from the Secret")
 	case p.restoreTLS():

@@ -60,7 +60,7 @@ func TestRandomWorlds(t *testing.T) {
 var often = map[string]int{
 	"phase Preparing": 2500, "phase Prepared": 1250, "phase Completing": 500, "phase Completed": 1250,
 	string(CopyFrom): 12, string(MakeCandidate): 125, string(TakeCandidate): 50, string(DropCandidate): 10, string(RestoreTLS): 50, string(RestoreSigning): 5,
-	string(RestoreBoth): 1, string(Publish): 250, string(Switch): 250, string(SwapBack): 25, string(Open): 5, string(Permit): 5, string(Seal): 125,
+	string(Publish): 250, string(Switch): 250, string(SwapBack): 25, string(Open): 5, string(Permit): 5, string(Seal): 125,
 	string(Unseal): 1, string(Prune): 75, string(DestroyRetiring): 125,
 	"issued by what does not sign any more": 75, "not covered": 5, "what was issued is noted after": 2,
 	"the ledger is lost": 12, "a lost account is closed": 1, "something is outstanding that is accepted": 12,

@@ -9,6 +9,7 @@ func (p *planner) planNew() {
 	switch signing := p.facts.Secret.Signing; {
 	case p.facts.Operation != "":
 		p.refuseOperation("the first CA does not sign yet")
+	case p.checkSecret():
 	case signing != nil && p.facts.SigningSealed:
 		p.wait("another CA in signing.crt of the Secret, or none: %s has retired here before", signing.KeyID)
 	case signing != nil:
@@ -22,7 +23,7 @@ func (p *planner) planNew() {
 func (p *planner) planFirstCA() {
 	secret := p.facts.Secret
 	switch {
-	case secret.Candidate != nil && p.refuseCandidate() == "": // the status was lost before a CA signed
+	case secret.Candidate != nil: // the status was lost before a CA signed
 		p.status.Generation = max(p.status.Generation, 1)
 		p.status.Candidate = p.adopted(secret.Candidate)
 		p.enter(v1alpha1.Preparing)
@@ -50,11 +51,11 @@ func (p *planner) restoreStatus() {
 	p.status.Signing.SignsSince = p.now()
 	p.noteSigners()
 	switch {
-	case secret.Candidate != nil && p.refuseCandidate() == "":
+	case secret.Candidate != nil:
 		p.status.Generation++
 		p.status.Candidate = p.adopted(secret.Candidate)
 		p.enter(v1alpha1.Preparing)
-	case secret.Retiring != nil && secret.Retiring.KeyID != secret.Signing.KeyID:
+	case secret.Retiring != nil:
 		p.status.Retiring = p.adopted(secret.Retiring)
 		p.enter(v1alpha1.Prepared)
 	default:

@@ -33,8 +33,6 @@ const (
 	RestoreTLS Action = "RestoreTLS"
 	// RestoreSigning puts the signing pair back from tls.crt and tls.key.
 	RestoreSigning Action = "RestoreSigning"
-	// RestoreBoth does the same, and makes the CA retire that a restored Secret has in the place of the signing pair.
-	RestoreBoth Action = "RestoreBoth"
 	// Publish publishes the CAs of Trusted and no other.
 	Publish Action = "Publish"
 	// Switch makes the candidate sign and the signing CA retire, in one write.

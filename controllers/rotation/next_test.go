@@ -125,6 +125,17 @@ var (
 	fromOther = v1alpha1.SigningAuthoritySpec{Signers: []string{certificatesv1.KubeAPIServerClientSignerName}, From: "other"}
 )
 
+const (
+	asItLeftIt     = "the Secret is not as the rotation left it, and waits for "
+	otherCandidate = "candidate.crt and candidate.key to be removed from the Secret: they hold the CA other, which no rotation has left there"
+)
+
+// waiting returns s, which waits for reasons.
+func waiting(s v1alpha1.SigningAuthorityStatus, reasons ...string) v1alpha1.SigningAuthorityStatus {
+	s.WaitingFor = reasons
+	return s
+}
+
 var rows = []row{
 	// The beginning.
 	{name: "nothing there", facts: good(SecretFacts{}), phase: v1alpha1.Preparing, action: MakeCandidate, also: generation(1)},
@@ -143,8 +154,15 @@ var rows = []row{
 	{name: "the status is lost, with a candidate", facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "old" && s.Signing.AdoptedAt != nil && s.Candidate.Fingerprint == "new" && s.Generation == 2
 	}},
-	{name: "the status is lost, with a candidate that has retired here", facts: good(both, func(f *Facts) { f.CandidateRetired = true }), phase: v1alpha1.Completed},
-	{name: "the status is lost, with what signs as the candidate", facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Completed},
+	{name: "the status is lost, with a candidate that has retired here",
+		facts: good(both, func(f *Facts) { f.CandidateRetired = true }), phase: v1alpha1.New,
+		waits: "candidate.key to be removed from the Secret: they hold the CA new, which has retired here", refused: asItLeftIt},
+	{name: "the status is lost, with what signs as the candidate",
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.New,
+		waits: "they hold the CA old, which has the key that signs", refused: asItLeftIt},
+	{name: "the status is lost, with a copy of what signs",
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Retiring: withKeyOf("again", "old")}),
+		phase: v1alpha1.New, waits: "retiring.crt and retiring.key to be removed from the Secret", refused: asItLeftIt},
 	{name: "the status is lost, with one that retires", facts: good(switched), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Retiring.AdoptedAt != nil
 	}},
@@ -187,13 +205,28 @@ var rows = []row{
 		return s.Signing.Fingerprint == "new" && s.Retiring.Fingerprint == "old" && s.Candidate == nil && s.Intent == ""
 	}},
 	{name: "the candidate is gone", state: preparing(), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
-	{name: "the candidate is another one", state: confirmed(preparing()), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}),
-		phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
-			return s.Candidate.Fingerprint == "other" && s.Candidate.TrustConfirmedAt == nil
-		}},
-	{name: "the candidate is what signs, from a backup", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: MakeCandidate},
-	{name: "the candidate has retired here, and is from a backup", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}, func(f *Facts) { f.CandidateRetired = true }),
-		phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "the candidate is another one", state: confirmed(preparing()),
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}), phase: v1alpha1.Preparing,
+		waits: "they hold the CA other, which no rotation has left there", refused: asItLeftIt},
+	{name: "the candidate is another one, and was refused", state: waiting(preparing(), otherCandidate),
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}), phase: v1alpha1.Preparing,
+		waits: otherCandidate},
+	{name: "the candidate is another one, and an operation", state: preparing(),
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}, asked(v1alpha1.RotateRollback)),
+		phase: v1alpha1.Preparing, take: true, waits: otherCandidate, refused: "rotate-rollback is refused: " + asItLeftIt},
+	{name: "the candidate is another one, and its owner has put it into tls.crt again", state: preparing(),
+		facts: good(SecretFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("other")}), phase: v1alpha1.Preparing,
+		action: TakeCandidate},
+	{name: "the owner has thought better of it, and the manager died before the Secret was written",
+		state: intent(v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Candidate: noted("mine")}, TakeCandidate),
+		facts: good(SecretFacts{TLS: fact("mine"), Candidate: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate},
+	{name: "the candidate is what signs, from a backup", state: preparing(),
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("old")}), phase: v1alpha1.Preparing,
+		waits: "which has the key that signs", refused: asItLeftIt},
+	{name: "the candidate has retired here, and is from a backup", state: preparing(),
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")},
+			func(f *Facts) { f.CandidateRetired = true }),
+		phase: v1alpha1.Preparing, waits: "which has retired here before", refused: asItLeftIt},
 	{name: "the candidate has ended", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: ended("new")}), phase: v1alpha1.Preparing, waits: "has ended"},
 	{name: "rollback", state: preparing(), facts: good(both, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completed, take: true,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate == nil }},
@@ -252,7 +285,16 @@ var rows = []row{
 	{name: "roll back to what has left what is published", state: prepared(), facts: good(switched, sealed, unpublished, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "not published yet"},
 	{name: "the cap is still on", state: prepared(), facts: good(switched, unpermitted), phase: v1alpha1.Prepared, action: Permit},
 	{name: "put right what was published", state: prepared(), facts: good(switched, unpublished), phase: v1alpha1.Prepared, action: Publish},
-	{name: "the Secret of before the switch is back, and what signs", state: prepared(), facts: good(SecretFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared, action: RestoreBoth},
+	{name: "the Secret of before the switch is back, and what signs", state: prepared(),
+		facts: good(SecretFacts{TLS: fact("new"), Signing: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared,
+		waits:   "signing.crt and signing.key of the Secret to be moved to retiring.crt and retiring.key: they hold the CA old",
+		refused: asItLeftIt},
+	{name: "the Secret of before the switch is back, and signing.crt is moved", state: prepared(),
+		facts: good(SecretFacts{TLS: fact("new"), Retiring: fact("old"), Candidate: fact("new")}), phase: v1alpha1.Prepared,
+		action: RestoreSigning},
+	{name: "the Secret of before the switch is back, and signing.crt is copied", state: prepared(),
+		facts: good(SecretFacts{TLS: fact("new"), Signing: fact("old"), Retiring: fact("old")}), phase: v1alpha1.Prepared,
+		action: RestoreSigning},
 	{name: "the retiring key is lost", state: prepared(), facts: good(oldGone), phase: v1alpha1.Prepared, waits: "not in the Secret any more"},
 	{name: "an edit while prepared", state: prepared(), facts: good(SecretFacts{TLS: fact("mine"), Signing: fact("new"), Retiring: fact("old")}), phase: v1alpha1.Prepared, action: RestoreTLS, refused: "under way"},
 
@@ -284,6 +326,9 @@ var rows = []row{
 	{name: "destroyed", state: intent(completing(true), DestroyRetiring), facts: good(oldGone, sealed), phase: v1alpha1.Completed, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Retiring == nil && s.LastRetired.Fingerprint == "old" && s.CompletedAt != nil && s.UnpublishedAt == nil && s.LastCompletedAt.Time.Equal(noon)
 	}},
+	{name: "another CA is in the place of what retires, which API servers refuse of course", state: completing(true),
+		facts: good(SecretFacts{TLS: fact("new"), Signing: fact("new"), Retiring: fact("older")}, sealed),
+		phase: v1alpha1.Completing, waits: "they hold the CA older, which no rotation has left there", refused: asItLeftIt},
 	{name: "no way back", state: completing(true), facts: good(switched, sealed, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Completing, take: true, refused: "no way back"},
 
 	// Completed.
@@ -298,9 +343,12 @@ var rows = []row{
 	{name: "nonsense", state: completed(), facts: good(onlyOld, asked("rotate-now")), phase: v1alpha1.Completed, take: true, refused: "rotate-now is refused: no rotation is under way; allowed now: rotate-start"},
 	{name: "an operation already taken", state: taken(completed(), v1alpha1.RotateStart), facts: good(onlyOld, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true},
 	{name: "what is left of a candidate", state: completed(), facts: good(both), phase: v1alpha1.Completed, action: DropCandidate},
-	{name: "one retires that nobody noted", state: completed(), facts: good(back), phase: v1alpha1.Prepared, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
-		return s.Retiring.Fingerprint == "new" && s.Retiring.AdoptedAt != nil
-	}},
+	{name: "one retires that nobody noted", state: completed(), facts: good(back), phase: v1alpha1.Completed,
+		waits:   "retiring.crt and retiring.key to be removed from the Secret: they hold the CA new, which no rotation has left there",
+		refused: asItLeftIt},
+	{name: "a copy of what signs retires", state: completed(),
+		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Retiring: withKeyOf("again", "old")}),
+		phase: v1alpha1.Completed, waits: "retiring.crt and retiring.key to be removed from the Secret", refused: asItLeftIt},
 	{name: "an owner's CA", state: completed(), facts: good(ownCA), phase: v1alpha1.Preparing, action: TakeCandidate, also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Candidate.Fingerprint == "mine" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt == nil
 	}},
@@ -309,7 +357,8 @@ var rows = []row{
 	{name: "an owner's CA that has ended", state: completed(), facts: good(SecretFacts{TLS: ended("mine"), Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has ended"},
 	{name: "an owner's CA that can't be used", state: completed(), facts: good(SecretFacts{TLSProblem: "no key", Signing: fact("old")}), phase: v1alpha1.Completed, action: RestoreTLS, refused: "no key"},
 	{name: "another Secret is back, and what signs", state: completed(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("older")}), phase: v1alpha1.Completed, action: RestoreSigning},
-	{name: "a Secret is back with one that has left", state: completed(), facts: good(back, sealed), phase: v1alpha1.Completing, also: isUnpublished},
+	{name: "a Secret is back with one that has left", state: completed(), facts: good(back, sealed), phase: v1alpha1.Completed,
+		waits: "retiring.crt and retiring.key to be removed from the Secret", refused: asItLeftIt},
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour), facts: good(onlyOld), phase: v1alpha1.Completed},
 	{name: "a phase of another version", state: v1alpha1.SigningAuthorityStatus{Phase: "Sleeping"}, facts: good(onlyOld), phase: "Sleeping", waits: "none that this version knows"},

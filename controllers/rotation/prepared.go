@@ -18,14 +18,11 @@ const DefaultAdopted = 365 * 24 * time.Hour
 func (p *planner) planPrepared() {
 	s := p.status
 	switch {
-	case s.Retiring == nil || s.Retiring.KeyID == s.Signing.KeyID:
-		s.Retiring = nil
-		p.enter(v1alpha1.Completed)
 	case p.swappedBack():
 		s.Signing, s.Retiring = s.Retiring, s.Signing
 		s.Signing.SignsSince, s.Signing.OutstandingAcceptedAt = p.now(), nil
 		s.Intent = ""
-	case p.restoreSigningKey():
+	case p.checkSecret():
 	case p.continueRollback():
 	case p.restoreTLS():
 	case p.preparedOperation():
@@ -56,11 +53,12 @@ func (p *planner) waitForCompletion() {
 	}
 }
 
-// swappedBack reports whether the retiring CA signs again.
+// swappedBack reports whether the retiring CA signs again. If the pair that signed is lost, only the intent tells a
+// rollback from a restored Secret.
 func (p *planner) swappedBack() bool {
 	secret := p.facts.Secret
 	return sameCA(secret.Signing, p.status.Retiring) &&
-		(sameCA(secret.Retiring, p.status.Signing) || secret.Retiring == nil && !sameCA(secret.TLS, p.status.Signing))
+		(sameCA(secret.Retiring, p.status.Signing) || secret.Retiring == nil && p.status.Intent == string(SwapBack))
 }
 
 // continueRollback opens the ledger of the retiring CA once that is published, and ends a rollback that was noted. It

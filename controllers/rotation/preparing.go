@@ -45,7 +45,7 @@ func (p *planner) planPreparing() {
 		} else {
 			p.enter(v1alpha1.Prepared)
 		}
-	case p.restoreSigningKey():
+	case p.checkSecret():
 	case p.otherCABrought():
 		p.adopt()
 	case p.placeCandidate():
@@ -69,7 +69,7 @@ func (p *planner) placeCandidate() bool {
 	switch {
 	case sameCA(secret.Candidate, s.Candidate):
 		return false
-	case secret.Candidate != nil && p.refuseCandidate() == "":
+	case s.Candidate == nil && secret.Candidate != nil:
 		s.Candidate = p.adopted(secret.Candidate)
 		if s.Intent == string(MakeCandidate) {
 			s.Candidate.AdoptedAt = nil
@@ -130,10 +130,6 @@ func (p *planner) proveCandidate() {
 	case !secret.Candidate.NotAfter.After(p.facts.Now):
 		p.wait("another candidate, as this one has ended: rotate-rollback, or if no CA signs yet another one in " +
 			"tls.crt and tls.key of the Secret")
-		return
-	case secret.Retiring != nil:
-		p.wait("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no rotation "+
-			"has left there", secret.Retiring.KeyID)
 		return
 	}
 	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)

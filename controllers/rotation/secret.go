@@ -1,7 +1,10 @@
 package rotation
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -12,30 +15,87 @@ func (p *planner) signingMissing() bool {
 	return p.status.Signing != nil && !sameCA(p.facts.Secret.Signing, p.status.Signing)
 }
 
-// restoreSigningKey restores a missing signing pair from tls.crt and tls.key, or waits while another CA is in its
-// place. It reports whether it does either.
-func (p *planner) restoreSigningKey() bool {
-	signing, secret := p.status.Signing, p.facts.Secret
-	misplaced := sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing)
+// checkSecret restores a missing signing pair from tls.crt and tls.key. Any other pair that no step has put into its
+// place is refused: an Event and the status name the repair. It reports whether it does either.
+func (p *planner) checkSecret() bool {
+	var repairs []string
+	for _, repair := range []string{p.repairSigning(), p.repairCandidate(), p.repairRetiring()} {
+		if repair != "" {
+			repairs = append(repairs, repair)
+		}
+	}
 	switch {
-	case !p.signingMissing():
-		return false
-	case sameCA(secret.TLS, signing) && sameCA(secret.Signing, p.status.Retiring):
-		p.act(RestoreBoth)
-	case sameCA(secret.TLS, signing):
+	case p.signingMissing() && sameCA(p.facts.Secret.TLS, p.status.Signing) && !p.retiringInPlaceOfSigning():
 		p.act(RestoreSigning)
-	case secret.Signing == nil && !misplaced:
+		return true
+	case len(repairs) == 0:
 		return false
 	case p.facts.Operation != "":
-		p.refuseOperation("the Secret is not as it was: the CA %s, which signs here, is not in signing.crt", signing.KeyID)
-	case misplaced:
-		p.wait("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another",
-			signing.KeyID)
-	default:
-		p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, which does "+
-			"not sign here; without a backup, remove signing.crt and signing.key", signing.KeyID, secret.Signing.KeyID)
+		p.refuseOperation("the Secret is not as the rotation left it, and waits for %s", strings.Join(repairs, "; "))
+	case !slices.Equal(p.status.WaitingFor, repairs): // else the Event was written before
+		p.step.Refused = "the Secret is not as the rotation left it, and waits for " + strings.Join(repairs, "; ")
 	}
+	p.step.Waiting = repairs
 	return true
+}
+
+// retiringInPlaceOfSigning reports whether the only copy of the retiring pair is where the signing pair belongs.
+func (p *planner) retiringInPlaceOfSigning() bool {
+	return sameCA(p.facts.Secret.Signing, p.status.Retiring) && p.facts.Secret.Retiring == nil
+}
+
+// repairSigning returns what a person must do about signing.crt and signing.key, or nothing.
+func (p *planner) repairSigning() string {
+	signing, secret := p.status.Signing, p.facts.Secret
+	switch {
+	case !p.signingMissing():
+		return ""
+	case p.retiringInPlaceOfSigning():
+		return fmt.Sprintf("signing.crt and signing.key of the Secret to be moved to retiring.crt and retiring.key: "+
+			"they hold the CA %s, which retires", secret.Signing.KeyID)
+	case secret.Signing != nil:
+		return fmt.Sprintf("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, "+
+			"which does not sign here; without a backup, remove signing.crt and signing.key", signing.KeyID, secret.Signing.KeyID)
+	case sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing):
+		return fmt.Sprintf("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another",
+			signing.KeyID)
+	default: // the pair is lost, for which each phase has a way on
+		return ""
+	}
+}
+
+// repairCandidate returns what a person must do about candidate.crt and candidate.key, or nothing. A candidate that
+// waits for no trust is dropped or ignored.
+func (p *planner) repairCandidate() string {
+	s, secret := p.status, p.facts.Secret
+	if secret.Candidate == nil || s.Phase != v1alpha1.New && s.Phase != v1alpha1.Preparing {
+		return ""
+	}
+	var why string
+	switch signing := cmp.Or(s.Signing, secret.Signing); {
+	case p.facts.CandidateRetired:
+		why = "which has retired here before"
+	case signing != nil && secret.Candidate.KeyID == signing.KeyID:
+		why = "which has the key that signs"
+	case s.Candidate != nil && !sameCA(secret.Candidate, s.Candidate) && !sameCA(secret.TLS, s.Candidate):
+		why = "which no rotation has left there"
+	default:
+		return ""
+	}
+	return fmt.Sprintf("candidate.crt and candidate.key to be removed from the Secret: they hold the CA %s, %s",
+		secret.Candidate.KeyID, why)
+}
+
+// repairRetiring returns what a person must do about retiring.crt and retiring.key, or nothing. If the status is
+// lost, another CA than the signing one is taken for the retiring CA.
+func (p *planner) repairRetiring() string {
+	retiring, signing := p.facts.Secret.Retiring, p.facts.Secret.Signing
+	statusLost := p.status.Phase == v1alpha1.New && signing != nil
+	if retiring == nil || sameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
+		return ""
+	}
+	return fmt.Sprintf("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no rotation "+
+		"has left there", retiring.KeyID)
 }
 
 // waitForSigningKey waits for a missing signing pair. otherwise says what can be done without a backup.
@@ -108,18 +168,6 @@ func (p *planner) refuseAsCandidate() string {
 	}
 }
 
-// refuseCandidate returns why the CA in candidate.crt can never sign here, or nothing. Such a CA is from a backup.
-func (p *planner) refuseCandidate() string {
-	switch {
-	case p.status.Signing != nil && p.facts.Secret.Candidate.KeyID == p.status.Signing.KeyID:
-		return "it has the key that signs"
-	case p.facts.CandidateRetired:
-		return "it has retired here before"
-	default:
-		return ""
-	}
-}
-
 // secretEdits are the actions that change the Secret, each in one write. made is the pair of MakeCandidate or
 // CopyFrom.
 var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
@@ -131,19 +179,9 @@ var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
 			ring.TLS = ring.Signing
 		}
 	},
-	DropCandidate: func(ring *keypair.Ring, _ keypair.Pair) { ring.Candidate = keypair.Pair{} },
-	RestoreTLS: func(ring *keypair.Ring, _ keypair.Pair) {
-		ring.TLS = ring.Signing
-		removeCopies(ring)
-	},
-	RestoreSigning: func(ring *keypair.Ring, _ keypair.Pair) {
-		ring.Signing = ring.TLS
-		removeCopies(ring)
-	},
-	RestoreBoth: func(ring *keypair.Ring, _ keypair.Pair) {
-		ring.Retiring, ring.Signing = ring.Signing, ring.TLS
-		removeCopies(ring)
-	},
+	DropCandidate:  func(ring *keypair.Ring, _ keypair.Pair) { ring.Candidate = keypair.Pair{} },
+	RestoreTLS:     func(ring *keypair.Ring, _ keypair.Pair) { ring.TLS = ring.Signing },
+	RestoreSigning: func(ring *keypair.Ring, _ keypair.Pair) { ring.Signing = ring.TLS },
 	Switch: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keypair.Pair{}
 	},
@@ -152,18 +190,6 @@ var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
 	},
 	Permit:          func(*keypair.Ring, keypair.Pair) {},
 	DestroyRetiring: func(ring *keypair.Ring, _ keypair.Pair) { ring.Retiring = keypair.Pair{} },
-}
-
-// removeCopies removes the candidate and the retiring pair if they have the key that signs, however it is written.
-func removeCopies(ring *keypair.Ring) {
-	signing, signingErr := ring.Signing.Load()
-	for _, pair := range []*keypair.Pair{&ring.Candidate, &ring.Retiring} {
-		authority, err := pair.Load()
-		readable := err == nil && signingErr == nil
-		if readable && authority.KeyID() == signing.KeyID() || !readable && pair.Equal(ring.Signing) {
-			*pair = keypair.Pair{}
-		}
-	}
 }
 
 // editSecret returns ring after action. permit is what the signer is told from then on. Its cap applies while a

@@ -32,12 +32,6 @@ func completedOf(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthoritySta
 	return s
 }
 
-func twice() v1alpha1.SigningAuthorityStatus {
-	s := prepared()
-	s.Signing, s.Retiring = noted("old"), noted("old")
-	return s
-}
-
 func forNobody() v1alpha1.SigningAuthorityStatus {
 	s := completed()
 	s.Signing.Signers = nil
@@ -67,14 +61,21 @@ var lostRows = []row{
 			return s.Signing.Fingerprint == "old" && s.Candidate.Fingerprint == "mine" && s.Candidate.TrustConfirmedAt == nil
 		}},
 	{name: "a backup that is too old", state: completed(), facts: good(SecretFacts{TLS: fact("older")}, retired), phase: v1alpha1.Completed, waits: "not taken: it has retired here before"},
-	{name: "a backup that is too old, as a whole", state: completed(), facts: good(strange, retired), phase: v1alpha1.Completed, waits: "signing.crt holds the CA older, which does not sign here"},
-	{name: "started beside a backup that is too old", state: completed(), facts: good(strange, retired, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "the CA old, which signs here, is not in signing.crt"},
-	{name: "a backup of when it was the candidate", state: preparing(), facts: good(SecretFacts{Candidate: fact("old")}), phase: v1alpha1.Preparing, waits: "in the place of another"},
-	{name: "started beside a backup of when it was the candidate", state: completed(), facts: good(SecretFacts{Candidate: fact("old")}, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true, refused: "is not in signing.crt"},
+	{name: "a backup that is too old, as a whole", state: completed(), facts: good(strange, retired), phase: v1alpha1.Completed, waits: "signing.crt holds the CA older, which does not sign here",
+		refused: asItLeftIt},
+	{name: "started beside a backup that is too old", state: completed(), facts: good(strange, retired, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true,
+		refused: "rotate-start is refused: " + asItLeftIt + "the CA old to be put back", waits: "without a backup, remove signing.crt"},
+	{name: "a backup of when it was the candidate", state: preparing(), facts: good(SecretFacts{Candidate: fact("old")}), phase: v1alpha1.Preparing,
+		waits: "in the place of another", refused: asItLeftIt},
+	{name: "started beside a backup of when it was the candidate", state: completed(), facts: good(SecretFacts{Candidate: fact("old")}, asked(v1alpha1.RotateStart)), phase: v1alpha1.Completed, take: true,
+		refused: asItLeftIt + "the CA old to be put into tls.crt", waits: "in the place of another"},
 	{name: "a backup of before the switch", state: prepared(), facts: good(onlyOld), phase: v1alpha1.Prepared,
-		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
-			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
-		}},
+		waits: "signing.crt and signing.key of the Secret to be moved to retiring.crt", refused: asItLeftIt},
+	{name: "a backup of before the switch, with the candidate that signs by now", state: prepared(), facts: good(both),
+		phase: v1alpha1.Prepared, waits: "signing.crt and signing.key of the Secret to be moved to retiring.crt", refused: asItLeftIt},
+	{name: "a backup of before the switch, and signing.crt is moved", state: prepared(),
+		facts: good(SecretFacts{TLS: fact("old"), Retiring: fact("old")}), phase: v1alpha1.Prepared,
+		waits: "rotate-rollback has the CA sign that retires"},
 	{name: "what has retired last comes back to a lost ledger", state: lastRetired(completed(), "mine"), facts: good(ownCA), phase: v1alpha1.Completed, action: RestoreTLS, refused: "has retired here"},
 	{name: "lost while a candidate waits", state: preparing(), facts: good(onlyNew), phase: v1alpha1.Preparing, action: Switch},
 	{name: "lost with the candidate", state: preparing(), facts: good(noKeys), phase: v1alpha1.Preparing, action: MakeCandidate},
@@ -93,14 +94,14 @@ var lostRows = []row{
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
 			return s.Signing.Fingerprint == "old" && s.Retiring.Fingerprint == "new"
 		}},
-	{name: "rolled back to what was put there by another", state: prepared(), facts: good(SecretFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, refused: "the CA old is not in the Secret"},
+	{name: "rolled back to what was put there by another", state: prepared(), facts: good(SecretFacts{Retiring: fact("older")}, asked(v1alpha1.RotateRollback)),
+		phase: v1alpha1.Prepared, take: true, refused: asItLeftIt, waits: "they hold the CA older"},
 	{name: "lost after a rollback, and rolled back", state: rolledBack(prepared()), facts: good(onlyLeft, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Prepared, take: true, action: SwapBack},
 	{name: "a CA that is brought is lost before it signs", state: adoptedCandidate(), facts: good(noKeys), phase: v1alpha1.Preparing, waits: "the CA new to be put back",
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(Trusted(s)) == 1 }},
 	{name: "a CA that is brought is lost before it signs, and rolled back", state: adoptedCandidate(), facts: good(noKeys, asked(v1alpha1.RotateRollback)), phase: v1alpha1.Preparing, take: true, refused: "not in the Secret"},
-	{name: "what signs is there twice", state: completed(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Retiring: withKeyOf("again", "old")}), phase: v1alpha1.Completed, action: RestoreTLS},
-	{name: "what signs is noted twice", state: twice(), facts: good(onlyOld), phase: v1alpha1.Completed},
-	{name: "a strange one beside the candidate", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new"), Retiring: fact("older")}), phase: v1alpha1.Preparing, waits: "retiring.crt and retiring.key to be removed"},
+	{name: "a strange one beside the candidate", state: preparing(), facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("new"), Retiring: fact("older")}), phase: v1alpha1.Preparing, refused: asItLeftIt,
+		waits: "retiring.crt and retiring.key to be removed"},
 	{name: "a candidate that somebody has put there", state: completedOf(preparing()), facts: good(both), phase: v1alpha1.Preparing, also: func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate.AdoptedAt != nil }},
 	{name: "nobody knows for whom it signs", state: forNobody(), facts: good(onlyOld, func(f *Facts) { f.Secret.PermittedSigners = []string{"example.com/web"} }), phase: v1alpha1.Completed,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Signing.Signers) == 1 }, waits: "the next CA"},

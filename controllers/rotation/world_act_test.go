@@ -2,6 +2,7 @@ package rotation
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -192,16 +193,25 @@ func (w *world) copyFrom(step Step, f Facts) {
 // help is what the owner does where the authority waits for him. It says whether there was anything.
 func (w *world) help() bool {
 	s := &w.status
+	asked := func(repair string) bool {
+		return slices.ContainsFunc(s.WaitingFor, func(reason string) bool { return strings.Contains(reason, repair) })
+	}
 	switch {
+	case asked("signing.key of the Secret to be moved to retiring.crt"):
+		w.saw("what retires is moved")
+		w.ring.Retiring, w.ring.Signing = w.ring.Signing, keypair.Pair{}
+	case asked("candidate.crt and candidate.key to be removed"):
+		w.saw("a candidate is removed")
+		w.ring.Candidate = keypair.Pair{}
+	case asked("retiring.crt and retiring.key to be removed"):
+		w.saw("what no rotation has left is taken out")
+		w.ring.Retiring = keypair.Pair{}
 	case s.Signing != nil && !sameCA(w.facts(w.ring.Signing), s.Signing) && string(w.ring.TLS.Cert) != s.Signing.Certificate:
 		w.saw("what signs is put back")
 		w.ring.TLS = w.backup(s.Signing.Certificate)
 	case s.Phase == v1alpha1.Preparing && s.Signing == nil && s.Candidate != nil && s.Candidate.AdoptedAt != nil && w.ring.Candidate.Empty() && string(w.ring.TLS.Cert) != s.Candidate.Certificate && w.alive(s.Candidate.Certificate):
 		w.saw("a candidate is put back")
 		w.ring.TLS = w.backup(s.Candidate.Certificate)
-	case s.Phase == v1alpha1.Preparing && !w.ring.Retiring.Empty():
-		w.saw("what no rotation has left is taken out")
-		w.ring.Retiring = keypair.Pair{}
 	case s.Phase == v1alpha1.New && w.ledger.sealed(string(w.ring.Signing.Cert)):
 		w.saw("what has retired is taken out of the place of what signs")
 		w.ring.Signing = keypair.Pair{}
