@@ -36,8 +36,8 @@ func bootstrapTokenCommand(clock clock.PassiveClock) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bootstrap-token --node NAME",
 		Short: "Print a bootstrap token for one node",
-		Long: `bootstrap-token prints a Secret with a new bootstrap token for one node, to be piped into kubectl create -f -. Nothing is
-sent anywhere. The token itself goes to standard error, as a comment.`,
+		Long: `bootstrap-token prints a Secret with a new bootstrap token for one node, to be piped into kubectl create -f -.
+Nothing is sent anywhere. The token itself goes to standard error, as a comment.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := cmd.Flags()

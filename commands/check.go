@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,8 @@ func (p *program) checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [--node NAME]",
 		Short: "Look whether everything around the manager is as it must be",
-		Long: `check says whether everything around the manager is as it must be: its rights, the kubelets' rights, the trust in its CA,
-the authorities of its signers, and whether a manager runs;
+		Long: `check says whether everything around the manager is as it must be: its rights, the kubelets' rights, the trust
+in its CA, the authorities of its signers, and whether a manager runs;
 with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's
 configuration (--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -63,12 +64,13 @@ configuration (--config, --signing-secret, ...). It changes nothing. The exit co
 	})
 }
 
-// checker asks as whoever runs the command.
+// checker asks the API server with the rights of whoever runs the command.
 type checker struct {
 	server
 	configuration *config.Configuration
 	options       controllers.Options
-	cas           []check.CA
+	trust         check.Trust
+	cas           []check.CA       // that the API server must trust
 	unread        map[string]error // why a signer's CA could not be read
 	now           time.Time
 }
@@ -82,40 +84,33 @@ func newChecker(ctx context.Context, configuration *config.Configuration) (*chec
 	if err != nil {
 		return nil, err
 	}
-	c := &checker{server: server, configuration: configuration, options: options, now: server.clock.Now()}
+	c := &checker{
+		server: server, configuration: configuration, options: options, now: server.clock.Now(),
+		trust: check.Trust{Reader: server.api, Cluster: server.config, Audit: options.Audit},
+	}
 	if options.Approver != nil {
 		options.Approver.Clock, options.Approver.Authorizer = server.clock, authz.SubjectAccess{Client: server.api}
 	}
 	options.ReadBlockList(ctx, server.api)
-	if options.Signer != nil {
-		options.Signer.Clock = server.clock
-		if c.unread, err = options.Signer.ReadOnce(ctx, server.api); err != nil {
-			return nil, fmt.Errorf("read the CA: %w", err)
-		}
-		c.cas = c.clientCAs()
+	if options.Signer == nil {
+		return c, nil
+	}
+	options.Signer.Clock = server.clock
+	if c.unread, err = options.Signer.ReadOnce(ctx, server.api); err != nil {
+		return nil, fmt.Errorf("read the CA: %w", err)
+	}
+	c.cas = controllers.ClientCAs(options.Signer, c.now)
+	for i := range c.cas {
+		c.cas[i].Err = cmp.Or(c.unread[c.cas[i].Signers[0]], c.cas[i].Err)
+	}
+	if len(options.Signer.Signers) == 0 {
+		const none = "the configuration names none: give --config, --signing-secret or the files of the manager"
+		c.cas = []check.CA{{Signers: []string{"Kubernetes' signers"}, Err: errors.New(none)}}
 	}
 	return c, nil
 }
 
-// clientCAs says of each CA that the API server must trust where it is, or why it could not be read.
-func (c *checker) clientCAs() []check.CA {
-	cas := controllers.ClientCAs(c.options.Signer, c.now)
-	for i := range cas {
-		if why := c.unread[cas[i].Signers[0]]; why != nil {
-			cas[i].Err = why
-		}
-	}
-	if len(cas) == 0 && len(c.options.Signer.Signers) == 0 {
-		cas = []check.CA{{Signers: []string{"Kubernetes' signers"}, Err: errors.New("the configuration names none: give --config, --signing-secret or the files of the manager")}}
-	}
-	return cas
-}
-
-func (c *checker) trust() check.Trust {
-	return check.Trust{Reader: c.api, Cluster: c.config, Audit: c.options.Audit}
-}
-
-// all makes every check of the manager's own.
+// all makes every check of the manager.
 func (c *checker) all(ctx context.Context, out io.Writer) error {
 	rights, err := controllers.Rights(c.configuration, controllers.LeaseNamespace(c.configuration))
 	if err != nil {
@@ -123,35 +118,51 @@ func (c *checker) all(ctx context.Context, out io.Writer) error {
 	}
 	results := check.Rights(ctx, c.api, rights)
 	if c.options.Approver != nil {
-		results = append(results, check.Kubelets(ctx, c.api, c.configuration.SelfCheck.BootstrapGroups, c.configuration.SelfCheck.NodeGroups)...)
+		groups := c.configuration.SelfCheck
+		results = append(results, check.Kubelets(ctx, c.api, groups.BootstrapGroups, groups.NodeGroups)...)
 	}
-	results = append(results, c.trust().CAs(ctx, c.cas, c.now)...)
+	results = append(results, c.trust.CAs(ctx, c.cas, c.now)...)
 	results = append(results, c.authorities(ctx)...)
 	results = append(results, c.running(ctx)...)
-	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.", c.config.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
+	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.",
+		c.config.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
 	if err := writeResults(out, heading, results); err != nil {
 		return err
 	}
-	return verdict(results)
+	count := map[check.Status]int{}
+	for _, result := range results {
+		count[result.Status]++
+	}
+	switch {
+	case count[check.Failed] > 0:
+		return fmt.Errorf("check: %d failed, %d unknown", count[check.Failed], count[check.Unknown])
+	case count[check.Unknown] > 0:
+		return fmt.Errorf("check: nothing failed, but %d could not be found out", count[check.Unknown])
+	default:
+		return nil
+	}
 }
 
-// installed is the namespace of the manifests that are shipped.
+// installed is the namespace of the shipped manifests.
 const installed = "csr-controller-manager-system"
 
-// running says whether a manager runs. Without leader election nothing shows it.
+// running checks whether a manager runs. Without leader election nothing shows it.
 func (c *checker) running(ctx context.Context) []check.Result {
 	election := c.configuration.LeaderElection
 	if !election.Enabled {
 		return nil
 	}
-	leases := []types.NamespacedName{{Namespace: controllers.LeaseNamespace(c.configuration), Name: election.ResourceName}}
-	if election.ResourceNamespace == "" && leases[0].Namespace != installed { // asked from elsewhere, perhaps
+	leases := []types.NamespacedName{
+		{Namespace: controllers.LeaseNamespace(c.configuration), Name: election.ResourceName},
+	}
+	if election.ResourceNamespace == "" && leases[0].Namespace != installed { // the command may run outside of the cluster
 		leases = append(leases, types.NamespacedName{Namespace: installed, Name: election.ResourceName})
 	}
-	return check.Running{Reader: c.api, Leases: leases, Pause: 2*election.RetryPeriod.Duration + time.Second, Clock: c.clock}.Look(ctx)
+	pause := 2*election.RetryPeriod.Duration + time.Second
+	return check.Running{Reader: c.api, Leases: leases, Pause: pause, Clock: c.clock}.Look(ctx)
 }
 
-// whoAmI is the caller's name.
+// whoAmI returns the name of the caller.
 func (c *checker) whoAmI(ctx context.Context) string {
 	review := &authenticationv1.SelfSubjectReview{}
 	if err := c.api.Create(ctx, review); err != nil {
@@ -175,26 +186,10 @@ func writeResults(out io.Writer, heading string, results []check.Result) error {
 	return writeTable(out, rows)
 }
 
-// verdict returns the error that makes the exit code 1.
-func verdict(results []check.Result) error {
-	count := map[check.Status]int{}
-	for _, result := range results {
-		count[result.Status]++
-	}
-	switch {
-	case count[check.Failed] > 0:
-		return fmt.Errorf("check: %d failed, %d unknown", count[check.Failed], count[check.Unknown])
-	case count[check.Unknown] > 0:
-		return fmt.Errorf("check: nothing failed, but %d could not be found out", count[check.Unknown])
-	default:
-		return nil
-	}
-}
-
-// node says where the certificate of one node is stuck.
+// node finds out where the certificate of one node is stuck.
 func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 	results := check.Node{
-		Name: name, Reader: c.api, Trust: c.trust(), BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
+		Name: name, Reader: c.api, Trust: c.trust, BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
 		RequestLimits: c.options.RequestLimits,
 		Approve:       c.approve, Issue: c.issue,
 	}.Look(ctx, c.now)
@@ -208,16 +203,17 @@ func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 	return nil
 }
 
-// approve says what our approver would do.
+// approve returns what the approver would do.
 func (c *checker) approve(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
 	if c.options.Approver == nil {
 		return check.Opinion{}
 	}
 	_, decision, err := c.options.Approver.Decide(ctx, obj)
-	return check.Opinion{Does: decision.Verdict == approver.Approve, Reason: decision.Reason, Message: decision.Message, Err: err}
+	does := decision.Verdict == approver.Approve
+	return check.Opinion{Does: does, Reason: decision.Reason, Message: decision.Message, Err: err}
 }
 
-// issue says what our signer would do.
+// issue returns what the signer would do.
 func (c *checker) issue(obj *certificatesv1.CertificateSigningRequest) check.Opinion {
 	if c.options.Signer == nil {
 		return check.Opinion{}
@@ -233,7 +229,7 @@ func (c *checker) issue(obj *certificatesv1.CertificateSigningRequest) check.Opi
 	return check.Opinion{Does: judged.Authority != nil, Reason: judged.Reason, Message: judged.Sentence(name)}
 }
 
-// authorities compares the signers that are served with those of the SigningAuthority of their Secret: a signer that no
+// authorities compares the served signers with those of the SigningAuthority of their Secret. A signer that no
 // authority names is approved for, and never signed for.
 func (c *checker) authorities(ctx context.Context) []check.Result {
 	served := controllers.GuardedSigners(c.configuration)
@@ -243,48 +239,57 @@ func (c *checker) authorities(ctx context.Context) []check.Result {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := c.api.List(ctx, list); err != nil {
 		if apierrors.IsForbidden(err) && !c.configuration.Enabled(config.RotationController) {
-			return nil // a signer of its own may not, and need not
+			return nil // a signer without the rotation may not list them, and need not
 		}
-		result := check.Result{Check: check.Authorities, Subject: "SigningAuthorities", Status: check.Unknown,
-			Evidence: check.ReadError("list signingauthorities", err), NextStep: "ask as one who may list them, once the API server answers"}
+		result := check.Result{
+			Check: check.Authorities, Subject: "SigningAuthorities", Status: check.Unknown,
+			Evidence: check.ReadError("list signingauthorities", err),
+			NextStep: "ask as one who may list them, once the API server answers",
+		}
 		if meta.IsNoMatchError(err) {
-			result.Status, result.Evidence = check.Failed, "the API server has no such objects, and rotation.enabled signs for nobody without them"
-			result.NextStep = "kubectl apply -k config/rotation"
+			result.Status, result.NextStep = check.Failed, "kubectl apply -k config/rotation"
+			result.Evidence = "the API server has no such objects, and rotation.enabled signs for nobody without them"
 		}
 		return []check.Result{result}
 	}
-	return compareAuthorities(served, list.Items)
-}
-
-// compareAuthorities returns a Result for each of served.
-func compareAuthorities(served []controllers.GuardedSigner, authorities []v1alpha1.SigningAuthority) []check.Result {
 	var results []check.Result
-	for _, one := range served {
-		result := check.Result{Check: check.Authorities, Subject: one.Signer, Status: check.Failed}
-		var of []string // authorities of its Secret
-		for i := range authorities {
-			authority := &authorities[i]
-			if (v1alpha1.SecretReference{Namespace: one.Secret.Namespace, Name: one.Secret.Name}) != authority.Spec.Secret {
-				continue
-			}
-			of = append(of, authority.Name)
-			if slices.Contains(authority.Spec.Signers, one.Signer) {
-				result.Status, result.Evidence = check.OK, fmt.Sprintf("SigningAuthority %s of Secret %s names it", authority.Name, one.Secret)
-			}
-		}
-		switch {
-		case result.Status == check.OK:
-		case len(of) == 0:
-			result.Evidence = fmt.Sprintf("no SigningAuthority has its Secret %s: it is never signed for (CANotProven)", one.Secret)
-			result.NextStep = "make one for that Secret, which names the signer in spec.signers: docs/ca-rotation.md"
-		default:
-			result.Evidence = fmt.Sprintf("SigningAuthority %s of Secret %s does not name it in spec.signers: it is never signed for (CANotProven)", strings.Join(of, ", "), one.Secret)
-			result.NextStep = "make an authority with a Secret of its own and spec.from, as docs/ca-rotation.md says, or stop serving it"
-			if one.Signer == certificatesv1.KubeAPIServerClientSignerName || one.Signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
-				result.NextStep = "add it to spec.signers: it is signed for at once if API servers verify another signer there"
-			}
-		}
-		results = append(results, result)
+	for _, signer := range served {
+		results = append(results, compareAuthorities(signer, list.Items))
 	}
 	return results
+}
+
+// compareAuthorities reports whether an authority of the signer's Secret names the signer.
+func compareAuthorities(served controllers.GuardedSigner, authorities []v1alpha1.SigningAuthority) check.Result {
+	result := check.Result{Check: check.Authorities, Subject: served.Signer, Status: check.Failed}
+	secret := v1alpha1.SecretReference{Namespace: served.Secret.Namespace, Name: served.Secret.Name}
+	var names []string // of the authorities of its Secret
+	for i := range authorities {
+		authority := &authorities[i]
+		if authority.Spec.Secret != secret {
+			continue
+		}
+		names = append(names, authority.Name)
+		if slices.Contains(authority.Spec.Signers, served.Signer) {
+			result.Status = check.OK
+			result.Evidence = fmt.Sprintf("SigningAuthority %s of Secret %s names it", authority.Name, served.Secret)
+		}
+	}
+	switch {
+	case result.Status == check.OK:
+	case len(names) == 0:
+		result.Evidence = fmt.Sprintf("no SigningAuthority has its Secret %s: it is never signed for (CANotProven)",
+			served.Secret)
+		result.NextStep = "make one for that Secret, which names the signer in spec.signers: docs/ca-rotation.md"
+	default:
+		result.Evidence = fmt.Sprintf("SigningAuthority %s of Secret %s does not name it in spec.signers: "+
+			"it is never signed for (CANotProven)", strings.Join(names, ", "), served.Secret)
+		result.NextStep = "make an authority with a Secret of its own and spec.from, as docs/ca-rotation.md says, " +
+			"or stop serving it"
+		switch served.Signer {
+		case certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName:
+			result.NextStep = "add it to spec.signers: it is signed for at once if API servers verify another signer there"
+		}
+	}
+	return result
 }

@@ -38,9 +38,9 @@ func TestCompareAuthorities(t *testing.T) {
 		"not named, of API servers":  {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", "kubernetes.io/kube-apiserver-client-kubelet")}, users, check.Failed, "does not name it", "add it to spec.signers"},
 		"a custom one, without name": {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users)}, custom, check.Failed, "CANotProven", "spec.from"},
 	} {
-		results := compareAuthorities([]controllers.GuardedSigner{served(test.signer)}, test.authorities)
-		if len(results) != 1 || results[0].Status != test.want || !strings.Contains(results[0].Evidence, test.evidence) || !strings.Contains(results[0].NextStep, test.next) {
-			t.Errorf("%s: %+v", name, results)
+		got := compareAuthorities(served(test.signer), test.authorities)
+		if got.Status != test.want || !strings.Contains(got.Evidence, test.evidence) || !strings.Contains(got.NextStep, test.next) {
+			t.Errorf("%s: %+v", name, got)
 		}
 	}
 }

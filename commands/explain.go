@@ -23,13 +23,14 @@ const explainTimeout = 30 * time.Second
 // explainCommand returns the command that explains one request, or those in a file.
 func (p *program) explainCommand() *cobra.Command {
 	own, file := pflag.NewFlagSet("explain", pflag.ContinueOnError), ""
-	own.StringVarP(&file, "f", "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input. "+
-		"Nothing is asked of the API server")
+	own.StringVarP(&file, "f", "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard "+
+		"input. Nothing is asked of the API server")
 	cmd := &cobra.Command{
 		Use:   "explain {NAME | -f FILE}",
 		Short: "Say what becomes of a request, and why",
-		Long: `explain says what a CertificateSigningRequest asks for, what becomes of it, why, and what to do. It changes nothing.
-Give it the manager's configuration (--config, --signing-secret, ...), or it can only say what the defaults would do.`,
+		Long: `explain says what a CertificateSigningRequest asks for, what becomes of it, why, and what to do. It changes
+nothing. Give it the manager's configuration (--config, --signing-secret, ...), or it can only say what the defaults
+would do.`,
 	}
 	command := &config.Command{Flags: own, MaxArgs: 1}
 	return p.configured(cmd, command, func(cmd *cobra.Command, configuration *config.Configuration, args []string) error {
@@ -52,7 +53,8 @@ func explainName(ctx context.Context, configuration *config.Configuration, name 
 	if err != nil {
 		return err
 	}
-	return explain.Name(ctx, configuration, explain.Server{Client: server.api, Config: server.config}, name, server.clock, out)
+	api := explain.Server{Client: server.api, Config: server.config}
+	return explain.Name(ctx, configuration, api, name, server.clock, out)
 }
 
 func explainFile(ctx context.Context, configuration *config.Configuration, file string, out io.Writer) error {

@@ -58,8 +58,9 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 		return err
 	}
 	// Without any check there would be no path to ask: a manager with nothing to check is ready.
-	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
-		return err
+	ping := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
+	if ping != nil {
+		return ping
 	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("run: %w", err)

@@ -28,28 +28,27 @@ import (
 
 // rotationOptions are the command line.
 type rotationOptions struct {
-	verb, name, kubeconfig string
-	timeout                time.Duration
-	wait, yes              bool
+	operation        v1alpha1.Operation // empty for status
+	name, kubeconfig string
+	timeout          time.Duration
+	wait, yes        bool
 }
 
-// rotation talks to the manager by its SigningAuthorities.
+// rotation shows SigningAuthorities, and asks the manager for operations by their annotations.
 type rotation struct {
 	rotationOptions
 	api   client.Client
 	clock clock.PassiveClock
 	out   io.Writer
-	// every is the time between two looks while it waits, patience how long the reason of a refusal may take to arrive.
-	every, patience time.Duration
+	// interval is the time between two observations. eventTimeout bounds the wait for the Event about a refusal.
+	interval, eventTimeout time.Duration
 }
 
-// rotationVerb is a command below rotation. Each but status asks for an operation.
-type rotationVerb struct {
+// rotationVerbs are the commands below rotation. Each but status asks for an operation.
+var rotationVerbs = []struct {
 	name, short string
 	operation   v1alpha1.Operation
-}
-
-var rotationVerbs = []rotationVerb{
+}{
 	{"status", "Show what signs, what is waited for, who has not moved to the new CA", ""},
 	{"start", "Make a new CA, and have it trusted beside the one that signs", v1alpha1.RotateStart},
 	{"complete", "Leave the old CA and destroy its key", v1alpha1.RotateComplete},
@@ -65,8 +64,8 @@ func rotationCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotation VERB [NAME]",
 		Short: "Show how far the rotation of a signing CA is, and ask the manager to go on",
-		Long: `rotation shows how far the rotation of a signing CA is, and asks the manager to go on. It acts with your kubeconfig, and
-reads no Secret. NAME is that of a SigningAuthority; with only one in the cluster it may be left out.
+		Long: `rotation shows how far the rotation of a signing CA is, and asks the manager to go on. It acts with your
+kubeconfig, and reads no Secret. NAME is that of a SigningAuthority; with only one in the cluster it may be left out.
 The exit code is 1 unless what was asked for is done.`,
 	}
 	var names []string
@@ -82,7 +81,7 @@ The exit code is 1 unless what was asked for is done.`,
 				if problem != nil {
 					return usageError(cmd, problem)
 				}
-				o.verb, o.name = verb.name, strings.Join(args, "")
+				o.operation, o.name = verb.operation, strings.Join(args, "")
 				if err := runRotation(cmd.Context(), o, cmd.OutOrStdout()); err != nil {
 					return fmt.Errorf("rotation %s: %w", verb.name, err)
 				}
@@ -123,7 +122,7 @@ func (r *rotation) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.verb == "status" {
+	if r.operation == "" {
 		return r.status(ctx, objs)
 	}
 	if len(objs) > 1 {
@@ -136,7 +135,7 @@ func (r *rotation) run(ctx context.Context) error {
 	return r.operate(ctx, &objs[0])
 }
 
-// authorities are the one of that name, or all.
+// authorities returns the SigningAuthority of the given name, or all of them.
 func (r *rotation) authorities(ctx context.Context) ([]v1alpha1.SigningAuthority, error) {
 	list := &v1alpha1.SigningAuthorityList{}
 	var err error
@@ -158,92 +157,89 @@ func (r *rotation) authorities(ctx context.Context) ([]v1alpha1.SigningAuthority
 	return list.Items, nil
 }
 
-// operate asks for an operation, and waits for what it brings.
+// operate asks for the operation, and waits until it is done or refused.
 func (r *rotation) operate(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	i := slices.IndexFunc(rotationVerbs, func(verb rotationVerb) bool { return verb.name == r.verb })
-	operation := rotationVerbs[i].operation
-	if meaning := meaning(operation, obj); meaning != "" && !r.yes {
-		if err := r.say("%s", meaning); err != nil {
+	if warning := warning(r.operation, obj); warning != "" && !r.yes {
+		if err := r.print("%s", warning); err != nil {
 			return err
 		}
 		return errors.New("not asked for: add --yes if that is what you want")
 	}
-	before := &refusals{}
-	before.read(ctx, r.api, obj)
-	if err := r.ask(ctx, obj, operation); err != nil {
+	f := &follower{rotation: r, before: obj, start: r.clock.Now()}
+	for _, event := range f.refusals(ctx) {
+		f.seen = append(f.seen, event.UID)
+	}
+	if err := r.request(ctx, obj); err != nil {
 		return err
 	}
 	if !r.wait {
-		return r.say("%s: asked for %s; rotation status %s shows what becomes of it", obj.Name, operation, obj.Name)
+		return r.print("%s: asked for %s; rotation status %s shows what becomes of it", obj.Name, r.operation, obj.Name)
 	}
-	return r.follow(ctx, obj, operation, before)
+	err := wait.PollUntilContextCancel(ctx, r.interval, true, f.observe)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("not done within %s: %s; the manager goes on", r.timeout, f.printed)
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("stopped waiting: %s; the manager goes on", f.printed)
+	}
+	return err
 }
 
-func (r *rotation) say(format string, args ...any) error {
+func (r *rotation) print(format string, args ...any) error {
 	_, err := fmt.Fprintln(r.out, oneLine(fmt.Sprintf(format, args...)))
 	return err
 }
 
-// ask sets the annotation, unless it would be refused.
-func (r *rotation) ask(ctx context.Context, obj *v1alpha1.SigningAuthority, operation v1alpha1.Operation) error {
+// request sets the annotation for the operation, unless the manager would refuse it.
+func (r *rotation) request(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	refused := func(why string) error { // the manager's own text
+		return fmt.Errorf("%s is refused: %s; allowed now: %s", r.operation, why, v1alpha1.AllowedText(obj.Status.Phase))
+	}
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if err := r.api.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return fmt.Errorf("read SigningAuthority %s: %w", obj.Name, err)
 		}
 		pending := v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation])
 		switch {
-		case pending == operation:
+		case pending == r.operation:
 			return nil // somebody has asked for it already
 		case pending != "":
-			return refused(operation, obj, fmt.Sprintf("%s was asked for, and the manager has not taken it yet", pending))
-		case !slices.Contains(v1alpha1.Allowed(obj.Status.Phase), operation):
-			return refused(operation, obj, "the phase is "+phase(&obj.Status))
+			return refused(fmt.Sprintf("%s was asked for, and the manager has not taken it yet", pending))
+		case !slices.Contains(v1alpha1.Allowed(obj.Status.Phase), r.operation):
+			return refused("the phase is " + phase(&obj.Status))
 		}
 		patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
-		metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(operation))
+		metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(r.operation))
 		return r.api.Patch(ctx, obj, patch)
 	})
 }
 
-// refused is the manager's own text.
-func refused(operation v1alpha1.Operation, obj *v1alpha1.SigningAuthority, why string) error {
-	return fmt.Errorf("%s is refused: %s; allowed now: %s", operation, why, v1alpha1.AllowedText(obj.Status.Phase))
-}
-
-// follow waits until operation, which has been asked for on before, is done or refused.
-func (r *rotation) follow(ctx context.Context, before *v1alpha1.SigningAuthority, operation v1alpha1.Operation, known *refusals) error {
-	f := &follower{rotation: r, before: before, operation: operation, known: known, start: r.clock.Now()}
-	err := wait.PollUntilContextCancel(ctx, r.every, true, f.look)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("not done within %s: %s; the manager goes on", r.timeout, f.said)
-	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("stopped waiting: %s; the manager goes on", f.said)
-	}
-	return err
-}
-
+// follower waits for the outcome of an operation.
 type follower struct {
 	*rotation
-	before    *v1alpha1.SigningAuthority
-	operation v1alpha1.Operation
-	known     *refusals
-	start     time.Time
-	said      string
-	// unfollowed is since when it has been taken, and is not followed.
+	before  *v1alpha1.SigningAuthority // as it was when the operation was requested
+	start   time.Time
+	printed string // last
+	// unfollowed is when the manager was first seen to have taken the operation without following it.
 	unfollowed time.Time
+	// seen are the Events about earlier refusals, and eventsErr is why Events can't be read.
+	seen      []types.UID
+	eventsErr error
 }
 
-// look says whether it is done, and tells about what is new.
-func (f *follower) look(ctx context.Context) (bool, error) {
+// observe reports whether the operation is done, and prints progress.
+func (f *follower) observe(ctx context.Context) (bool, error) {
 	obj := &v1alpha1.SigningAuthority{}
 	if err := f.api.Get(ctx, client.ObjectKeyFromObject(f.before), obj); apierrors.IsNotFound(err) {
 		return false, fmt.Errorf("SigningAuthority %s is gone", f.before.Name)
 	} else if err != nil {
 		return false, f.progress(fmt.Sprintf("no answer: %v", err))
 	}
-	if why := f.known.since(ctx, f.api, obj, f.operation); why != "" {
-		return false, errors.New(oneLine(why))
+	for _, event := range f.refusals(ctx) {
+		if strings.HasPrefix(event.Note, string(f.operation)+" is refused") ||
+			f.operation == v1alpha1.RotateComplete && strings.HasPrefix(event.Note, "completion stops") {
+			return false, errors.New(oneLine(event.Note))
+		}
 	}
 	if obj.Annotations[v1alpha1.OperationAnnotation] != "" || obj.Status.TakenOperation != "" {
 		return false, f.progress(fmt.Sprintf("the manager has not taken %s yet", f.operation))
@@ -251,130 +247,98 @@ func (f *follower) look(ctx context.Context) (bool, error) {
 	followed, done := outcome(f.operation, &f.before.Status, &obj.Status)
 	switch {
 	case done:
-		return true, f.say("%s: done: %s", obj.Name, summary(&obj.Status))
+		return true, f.print("%s: done: %s", obj.Name, summary(&obj.Status))
 	case followed:
 		f.unfollowed = time.Time{}
 		return false, f.progress(summary(&obj.Status))
-	case f.unfollowed.IsZero():
-		f.unfollowed = f.clock.Now()
-	case f.clock.Now().Sub(f.unfollowed) > f.patience:
-		return false, fmt.Errorf("%s is refused%s; allowed now: %s", f.operation, f.known.unread(), v1alpha1.AllowedText(obj.Status.Phase))
 	}
-	return false, nil
+	return false, f.unexplained(obj)
 }
 
-// progress says what is new.
-func (f *follower) progress(text string) error {
-	if text = oneLine(text); text == f.said {
+// unexplained returns an error once the manager has not followed the operation for longer than an Event takes to
+// arrive.
+func (f *follower) unexplained(obj *v1alpha1.SigningAuthority) error {
+	now := f.clock.Now()
+	f.unfollowed = cmp.Or(f.unfollowed, now)
+	if now.Sub(f.unfollowed) <= f.eventTimeout {
 		return nil
 	}
-	f.said = text
-	return f.say("%5s  %s", f.clock.Now().Sub(f.start).Round(time.Second), text)
+	why := ", and no Event says why"
+	if f.eventsErr != nil {
+		why = fmt.Sprintf("; why is in an Event that could not be read (%v)", f.eventsErr)
+	}
+	return fmt.Errorf("%s is refused%s; allowed now: %s", f.operation, why, v1alpha1.AllowedText(obj.Status.Phase))
 }
 
-// refusals are the Events by which operations were refused.
-type refusals struct {
-	uids []types.UID
-	err  error // why they can't be read
+// progress prints text unless it was printed last.
+func (f *follower) progress(text string) error {
+	if text = oneLine(text); text == f.printed {
+		return nil
+	}
+	f.printed = text
+	return f.print("%5s  %s", f.clock.Now().Sub(f.start).Round(time.Second), text)
 }
 
-func (k *refusals) list(ctx context.Context, api client.Reader, obj *v1alpha1.SigningAuthority) []eventsv1.Event {
+// refusals returns the Events about refused operations, but for those that it has seen.
+func (f *follower) refusals(ctx context.Context) []eventsv1.Event {
 	list := &eventsv1.EventList{}
-	k.err = api.List(ctx, list, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{
-		"reason": "RotationRefused", "regarding.kind": "SigningAuthority", "regarding.name": obj.Name,
+	f.eventsErr = f.api.List(ctx, list, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{
+		"reason": "RotationRefused", "regarding.kind": "SigningAuthority", "regarding.name": f.before.Name,
 	})
-	return list.Items
+	return slices.DeleteFunc(list.Items, func(event eventsv1.Event) bool { return slices.Contains(f.seen, event.UID) })
 }
 
-func (k *refusals) read(ctx context.Context, api client.Reader, obj *v1alpha1.SigningAuthority) {
-	for _, event := range k.list(ctx, api, obj) {
-		k.uids = append(k.uids, event.UID)
-	}
-}
-
-// since is the text of one about operation that was not known, or empty.
-func (k *refusals) since(ctx context.Context, api client.Reader, obj *v1alpha1.SigningAuthority, operation v1alpha1.Operation) string {
-	for _, event := range k.list(ctx, api, obj) {
-		about := strings.HasPrefix(event.Note, string(operation)+" is refused") ||
-			operation == v1alpha1.RotateComplete && strings.HasPrefix(event.Note, "completion stops")
-		if about && !slices.Contains(k.uids, event.UID) {
-			return event.Note
-		}
-	}
-	return ""
-}
-
-// unread says why there is no reason to show.
-func (k *refusals) unread() string {
-	if k.err != nil {
-		return fmt.Sprintf("; why is in an Event that could not be read (%v)", k.err)
-	}
-	return ", and no Event says why"
-}
-
-// outcome says of operation, which was asked for at before, whether it is followed, and whether what it is for is
-// reached.
+// outcome reports whether the manager follows the operation, which was requested at before, and whether it is done.
 func outcome(operation v1alpha1.Operation, before, now *v1alpha1.SigningAuthorityStatus) (followed, done bool) {
 	switch operation {
 	case v1alpha1.RotateStart:
 		followed = now.Generation > before.Generation
 		return followed, followed && now.Phase != v1alpha1.Preparing
 	case v1alpha1.RotateComplete:
-		done = now.Phase == v1alpha1.Completed
-		return done || now.Phase == v1alpha1.Completing, done
+		followed = slices.Contains([]v1alpha1.Phase{v1alpha1.Completing, v1alpha1.Completed}, now.Phase)
+		return followed, now.Phase == v1alpha1.Completed
 	case v1alpha1.RotateRollback:
-		done = back(before, now)
+		done = rolledBack(before, now)
 		return done || now.Intent == "SwapBack", done
-	default:
-		done = noted(operation, before, now)
-		return done, done
-	}
-}
-
-// noted says whether the owner's word is.
-func noted(operation v1alpha1.Operation, before, now *v1alpha1.SigningAuthorityStatus) bool {
-	switch operation {
 	case v1alpha1.TrustConfirmed:
-		return confirmed(now.Candidate) || confirmed(now.Signing)
+		done = isConfirmed(now.Candidate) || isConfirmed(now.Signing)
 	case v1alpha1.OutstandingAccepted:
-		return now.Retiring == nil || now.Retiring.OutstandingAcceptedAt != nil
-	default:
-		return attested(now) > attested(before)
+		done = now.Retiring == nil || now.Retiring.OutstandingAcceptedAt != nil
+	case v1alpha1.AdoptionAttested:
+		attested := func(ca *v1alpha1.CAStatus) bool { return ca.AttestedAt != nil }
+		done = len(keyIDs(now, attested)) > len(keyIDs(before, attested))
 	}
+	return done, done
 }
 
-// back says whether the CA signs that is to be gone back to.
-func back(before, now *v1alpha1.SigningAuthorityStatus) bool {
+func isConfirmed(ca *v1alpha1.CAStatus) bool { return ca != nil && ca.TrustConfirmedAt != nil }
+
+// rolledBack reports whether the CA signs that a rollback from before returns to.
+func rolledBack(before, now *v1alpha1.SigningAuthorityStatus) bool {
 	goal := before.Signing
 	if before.Phase == v1alpha1.Prepared {
 		goal = before.Retiring
 	}
-	return now.Phase != v1alpha1.Preparing && goal != nil && now.Signing != nil && now.Signing.Fingerprint == goal.Fingerprint
+	signs := goal != nil && now.Signing != nil && now.Signing.Fingerprint == goal.Fingerprint
+	return signs && now.Phase != v1alpha1.Preparing
 }
 
-func confirmed(one *v1alpha1.CAStatus) bool { return one != nil && one.TrustConfirmedAt != nil }
-
-func attested(status *v1alpha1.SigningAuthorityStatus) int {
-	count := 0
-	for _, one := range known(status) {
-		if one.AttestedAt != nil {
-			count++
+// keyIDs returns the key IDs of the CAs in status that match.
+func keyIDs(status *v1alpha1.SigningAuthorityStatus, match func(*v1alpha1.CAStatus) bool) []string {
+	var ids []string
+	for _, ca := range []*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring} {
+		if ca != nil && match(ca) {
+			ids = append(ids, ca.KeyID)
 		}
 	}
-	return count
-}
-
-// known are the CAs of a status, the new one first.
-func known(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
-	all := []*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring}
-	return slices.DeleteFunc(all, func(one *v1alpha1.CAStatus) bool { return one == nil })
+	return ids
 }
 
 func phase(status *v1alpha1.SigningAuthorityStatus) string {
 	return cmp.Or(string(status.Phase), "not begun")
 }
 
-// summary is a status in a line.
+// summary returns status in one line.
 func summary(status *v1alpha1.SigningAuthorityStatus) string {
 	text := fmt.Sprintf("%s, generation %d", phase(status), status.Generation)
 	switch {
@@ -386,34 +350,29 @@ func summary(status *v1alpha1.SigningAuthorityStatus) string {
 	return text
 }
 
-// meaning is what an operation does that can't be undone, or empty.
-func meaning(operation v1alpha1.Operation, obj *v1alpha1.SigningAuthority) string {
+// warning returns what the operation does that can't be undone, if anything.
+func warning(operation v1alpha1.Operation, obj *v1alpha1.SigningAuthority) string {
 	retiring := "the CA that retires"
 	if obj.Status.Retiring != nil {
 		retiring = "the CA " + obj.Status.Retiring.KeyID + ", which retires,"
 	}
+	adopted := "an adopted CA"
+	wasAdopted := func(ca *v1alpha1.CAStatus) bool { return ca.AdoptedAt != nil }
+	if ids := keyIDs(&obj.Status, wasAdopted); len(ids) > 0 {
+		adopted = "the CA " + strings.Join(ids, " and ")
+	}
 	switch operation {
 	case v1alpha1.RotateComplete:
-		return fmt.Sprintf("complete has %s trusted by nobody any more, and destroys its key. There is no way back. It is refused while a certificate of it is known to be valid, unless its owner has accepted that.", retiring)
+		return fmt.Sprintf("complete has %s trusted by nobody any more, and destroys its key. There is no way back. It is "+
+			"refused while a certificate of it is known to be valid, unless its owner has accepted that.", retiring)
 	case v1alpha1.OutstandingAccepted:
-		return fmt.Sprintf("accept says that up to %d certificates of %s may break, whoever holds them: rotation status lists them. They are refused from rotation complete on.", obj.Status.OutstandingOnRetiring, retiring)
+		return fmt.Sprintf("accept says that up to %d certificates of %s may break, whoever holds them: rotation status "+
+			"lists them. They are refused from rotation complete on.", obj.Status.OutstandingOnRetiring, retiring)
 	case v1alpha1.AdoptionAttested:
-		return fmt.Sprintf("attest says that nobody uses anything any more that others than this manager have issued from %s: admin.conf, kube-controller-manager's and the scheduler's kubeconfig, the API server's client certificate for kubelets, what kubectl and scripts hold. It is not looked at again, and breaks at rotation complete.", adopted(obj))
+		return fmt.Sprintf("attest says that nobody uses anything any more that others than this manager have issued from "+
+			"%s: admin.conf, kube-controller-manager's and the scheduler's kubeconfig, the API server's client certificate for "+
+			"kubelets, what kubectl and scripts hold. It is not looked at again, and breaks at rotation complete.", adopted)
 	default:
 		return ""
 	}
-}
-
-// adopted names the CAs that were not made here.
-func adopted(obj *v1alpha1.SigningAuthority) string {
-	var keyIDs []string
-	for _, one := range known(&obj.Status) {
-		if one.AdoptedAt != nil {
-			keyIDs = append(keyIDs, one.KeyID)
-		}
-	}
-	if len(keyIDs) == 0 {
-		return "an adopted CA"
-	}
-	return "the CA " + strings.Join(keyIDs, " and ")
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
@@ -92,7 +92,15 @@ func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
 		rows = append(rows, []string{server.Address, server.Trust, p.since(server.Since), server.Evidence})
 	}
 	p.table(rows)
-	p.outstanding(status)
+	rows = [][]string{{"STILL ON THE RETIRING CA", "AT MOST", "UNTIL"}}
+	for _, outstanding := range status.Outstanding {
+		count := "unknown"
+		if outstanding.Count > 0 {
+			count = strconv.FormatInt(outstanding.Count, 10)
+		}
+		rows = append(rows, []string{cmp.Or(outstanding.Signer, "issued by others"), count, p.end(outstanding.Until.Time)})
+	}
+	p.table(rows)
 	rows = [][]string{{"CONDITION", "STATUS", "REASON", "MESSAGE"}}
 	for _, condition := range status.Conditions {
 		rows = append(rows, []string{condition.Type, string(condition.Status), condition.Reason, condition.Message})
@@ -100,48 +108,38 @@ func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
 	p.table(rows)
 }
 
+// cas writes the CAs, with what their owner has said of them.
 func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
 	rows := [][]string{{"CA", "KEY ID", "GENERATION", "ENDS", "SIGNS SINCE", "OWNER"}}
 	for _, each := range []struct {
 		role string
 		ca   *v1alpha1.CAStatus
 	}{{"candidate", status.Candidate}, {"signing", status.Signing}, {"retiring", status.Retiring}} {
-		if each.ca != nil {
-			rows = append(rows, []string{
-				each.role, each.ca.KeyID, strconv.FormatInt(each.ca.Generation, 10), p.end(each.ca.NotAfter.Time), p.since(each.ca.SignsSince), said(each.ca),
-			})
+		ca := each.ca
+		if ca == nil {
+			continue
 		}
+		var owner []string
+		for _, statement := range []struct {
+			text string
+			at   *metav1.Time
+		}{
+			{"brought it", ca.AdoptedAt}, {"attested", ca.AttestedAt}, {"confirmed its trust", ca.TrustConfirmedAt},
+			{"accepts that it breaks", ca.OutstandingAcceptedAt},
+		} {
+			if statement.at != nil {
+				owner = append(owner, statement.text)
+			}
+		}
+		rows = append(rows, []string{
+			each.role, ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.end(ca.NotAfter.Time), p.since(ca.SignsSince),
+			strings.Join(owner, ", "),
+		})
 	}
 	p.table(rows)
 }
 
-// said is what is known of a CA from its owner.
-func said(ca *v1alpha1.CAStatus) string {
-	var all []string
-	for _, each := range []struct {
-		what string
-		at   *metav1.Time
-	}{{"brought it", ca.AdoptedAt}, {"attested", ca.AttestedAt}, {"confirmed its trust", ca.TrustConfirmedAt}, {"accepts that it breaks", ca.OutstandingAcceptedAt}} {
-		if each.at != nil {
-			all = append(all, each.what)
-		}
-	}
-	return strings.Join(all, ", ")
-}
-
-func (p *statusPage) outstanding(status *v1alpha1.SigningAuthorityStatus) {
-	rows := [][]string{{"STILL ON THE RETIRING CA", "AT MOST", "UNTIL"}}
-	for _, one := range status.Outstanding {
-		count := "unknown"
-		if one.Count > 0 {
-			count = strconv.FormatInt(one.Count, 10)
-		}
-		rows = append(rows, []string{cmp.Or(one.Signer, "issued by others"), count, p.end(one.Until.Time)})
-	}
-	p.table(rows)
-}
-
-// end is an instant, most often to come.
+// end returns the text for the end of a certificate or a CA.
 func (p *statusPage) end(at time.Time) string {
 	text := at.UTC().Format(time.RFC3339)
 	if left := at.Sub(p.now); left > 0 {
@@ -157,25 +155,30 @@ func (p *statusPage) since(at *metav1.Time) string {
 	return fmt.Sprintf("%s (%s)", at.UTC().Format(time.RFC3339), duration.HumanDuration(p.now.Sub(at.Time)))
 }
 
-// stayed are the nodes whose newest certificate is not of the CA that signs, and those that nothing is known of.
+// stayed holds the nodes that have not moved to the CA that signs.
 type stayed struct {
+	// certificates are the newest ones of nodes, if another CA has issued them.
 	certificates []ledger.Certificate
-	unknown      []string
+	// unknown are the nodes without a certificate in the list.
+	unknown []string
 	// deleted are nodes with a certificate, and no Node.
 	deleted map[string]bool
-	// problems are why something is missing here.
+	// problems are why the list is incomplete.
 	problems []error
 }
 
-// stayed finds the nodes that have not moved. What it may not read it leaves out, and says so.
+// stayed finds the nodes that have not moved. It leaves out what it may not read, and notes the problem.
 func (r *rotation) stayed(ctx context.Context, obj *v1alpha1.SigningAuthority) *stayed {
 	s := &stayed{deleted: map[string]bool{}}
 	secret := types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 	newest, err := ledger.NewNodes(nil, r.api, secret, r.clock).Read(ctx) // nothing is written without Flush
 	if err != nil {
-		s.problems = append(s.problems, explained(err, "get on the configmaps "+secret.Name+"-nodes-00 to -0f in namespace "+secret.Namespace))
+		right := fmt.Sprintf("get on the configmaps %s-nodes-00 to -0f in namespace %s", secret.Name, secret.Namespace)
+		s.problems = append(s.problems, withRight(err, right))
 	}
+	known := sets.New[string]()
 	for _, certificate := range newest {
+		known.Insert(certificate.Node)
 		if signing := obj.Status.Signing; signing == nil || certificate.KeyID != signing.KeyID {
 			s.certificates = append(s.certificates, certificate)
 		}
@@ -183,48 +186,40 @@ func (r *rotation) stayed(ctx context.Context, obj *v1alpha1.SigningAuthority) *
 	nodes := &metav1.PartialObjectMetadataList{}
 	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
 	if err := r.api.List(ctx, nodes); err != nil {
-		s.problems = append(s.problems, explained(err, "list on nodes"))
+		s.problems = append(s.problems, withRight(err, "list on nodes"))
 		return s
 	}
-	exists := map[string]bool{}
+	existing := sets.New[string]()
 	for i := range nodes.Items {
-		exists[nodes.Items[i].Name] = true
+		existing.Insert(nodes.Items[i].Name)
 	}
 	for _, certificate := range s.certificates {
-		s.deleted[certificate.Node] = !exists[certificate.Node]
+		s.deleted[certificate.Node] = !existing.Has(certificate.Node)
 	}
-	if slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) && (err == nil || len(newest) > 0) {
-		s.unknown = without(exists, newest)
+	signsForNodes := slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName)
+	if signsForNodes && (err == nil || len(newest) > 0) {
+		s.unknown = sets.List(existing.Difference(known))
 	}
 	return s
 }
 
-// without returns the sorted names of the nodes that have none of certificates.
-func without(nodes map[string]bool, certificates []ledger.Certificate) []string {
-	remaining := maps.Clone(nodes)
-	for _, certificate := range certificates {
-		delete(remaining, certificate.Node)
-	}
-	return slices.Sorted(maps.Keys(remaining))
-}
-
-// explained says what to grant if that is what is missing.
-func explained(err error, right string) error {
+// withRight returns an error that names the missing right, if err says that it is missing.
+func withRight(err error, right string) error {
 	if apierrors.IsForbidden(err) {
 		return errors.New("you may not: it needs " + right)
 	}
 	return err
 }
 
-// nodes lists who has not moved.
+// nodes writes the nodes that have not moved.
 func (p *statusPage) nodes(s *stayed) {
 	rows := [][]string{{"NOT MOVED YET", "SIGNER", "KEY ID", "ENDS"}}
-	for _, one := range s.certificates {
-		name := one.Node
+	for _, certificate := range s.certificates {
+		name, signer := certificate.Node, strings.TrimPrefix(certificate.Signer, "kubernetes.io/")
 		if s.deleted[name] {
 			name += " (no Node any more)"
 		}
-		rows = append(rows, []string{name, strings.TrimPrefix(one.Signer, "kubernetes.io/"), one.KeyID, p.end(one.NotAfter)})
+		rows = append(rows, []string{name, signer, certificate.KeyID, p.end(certificate.NotAfter)})
 	}
 	for _, name := range s.unknown {
 		rows = append(rows, []string{name, "", "unknown", ""})

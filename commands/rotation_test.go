@@ -173,7 +173,7 @@ func TestRotationStatus(t *testing.T) {
 				moved(t, api)
 			}
 			var out bytes.Buffer
-			r := &rotation{rotationOptions{verb: "status", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
+			r := &rotation{rotationOptions{timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
 			if err := r.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -246,15 +246,15 @@ func TestRotationOutcome(t *testing.T) {
 func TestRotationMeaning(t *testing.T) {
 	t.Parallel()
 	text := ""
-	for _, verb := range []string{"complete", "accept", "attest"} {
+	for _, operation := range []v1alpha1.Operation{v1alpha1.RotateComplete, v1alpha1.OutstandingAccepted, v1alpha1.AdoptionAttested} {
 		api := statusClient(t, interceptor.Funcs{}, authorityPrepared())
 		var out bytes.Buffer
-		r := &rotation{rotationOptions{verb: verb, name: "cluster", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
+		r := &rotation{rotationOptions{operation: operation, name: "cluster", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
 		err := r.run(t.Context())
 		text += fmt.Sprintf("%serror: %v\n\n", out.String(), err)
 		obj := &v1alpha1.SigningAuthority{}
 		if err := api.Get(t.Context(), client.ObjectKey{Name: "cluster"}, obj); err != nil || len(obj.Annotations) > 0 {
-			t.Errorf("%s: annotations %v, error %v", verb, obj.Annotations, err)
+			t.Errorf("%s: annotations %v, error %v", operation, obj.Annotations, err)
 		}
 	}
 	golden(t, filepath.Join("testdata", "rotation", "meaning.txt"), text)
@@ -289,7 +289,7 @@ func TestRotationFindsOne(t *testing.T) {
 		"there are 2 authorities: name one of a, b":                                         {authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})},
 		"rotate-start is refused: the phase is not begun; allowed now: nothing but to wait": {authority("a", v1alpha1.SigningAuthorityStatus{})},
 	} {
-		r := &rotation{rotationOptions{verb: "start", timeout: time.Minute, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), clocktesting.NewFakePassiveClock(fixedNow), io.Discard, time.Millisecond, time.Second}
+		r := &rotation{rotationOptions{operation: v1alpha1.RotateStart, timeout: time.Minute, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), clocktesting.NewFakePassiveClock(fixedNow), io.Discard, time.Millisecond, time.Second}
 		if err := r.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}

@@ -37,10 +37,10 @@ func writeTrustCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "write-trust --from FILE --to FILE",
 		Short: "Keep a file of this host as the CAs that its API server is to trust",
-		Long: `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to trust, for its
---client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or something that is
-none, it does not write, and a file that it has not made it does not replace. With --accept, a CA of --from that nobody has
-accepted is not written either: a new CA then waits for a person, on each host.`,
+		Long: `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to
+trust, for its --client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or
+something that is none, it does not write, and a file that it has not made it does not replace. With --accept, a CA of
+--from that nobody has accepted is not written either: a new CA then waits for a person, on each host.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(args); err != nil {
@@ -139,7 +139,8 @@ func (o *trustFileOptions) read() ([]byte, int, error) {
 		}
 		for _, cert := range certs {
 			sum := sha256.Sum256(cert.Raw)
-			if fingerprint := hex.EncodeToString(sum[:]); i == 0 && len(o.accept) > 0 && !slices.Contains(o.accept, fingerprint) {
+			fingerprint := hex.EncodeToString(sum[:])
+			if i == 0 && len(o.accept) > 0 && !slices.Contains(o.accept, fingerprint) {
 				return nil, 0, fmt.Errorf("%s: the CA %s is not accepted: if it is yours, start write-trust with --accept %s too",
 					file, strconv.QuoteToASCII(cert.Subject.CommonName), fingerprint)
 			}

@@ -175,7 +175,8 @@ func (f *Flags) signing(c *Configuration) {
 	}
 	for _, name := range retiredFlags {
 		note := func(string) error { c.Retired = append(c.Retired, "--"+name); return nil }
-		f.define(note, name, "", "`file` that does nothing: no request can name kubernetes.io/legacy-unknown since Kubernetes 1.22")
+		f.define(note, name, "",
+			"`file` that does nothing: no request can name kubernetes.io/legacy-unknown since Kubernetes 1.22")
 	}
 	f.define(&s.Duration.Duration, "cluster-signing-duration", "signing.duration",
 		"longest lifetime of certificates, and that of requests without a wish")
