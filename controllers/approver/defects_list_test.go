@@ -57,12 +57,12 @@ var defects = []struct {
 	{"24 the requester chooses, workers share", []string{"controllers/signer TestDefect24TheRequesterChooses"}},
 	{"25 the wish for a lifetime is ignored", []string{"controllers/signer TestInput17Lifetimes", "test/parity TestParity"}},
 	{"26 no longest lifetime, an Event for each look", []string{"controllers/signer TestInput17Lifetimes: 17 1e9", "controllers/approver TestARefusalIsToldOnce"}},
-	{"27 a failure is told as a success", []string{"controllers/signer TestDefect27AFaultIsToldAsSuccess", "controllers/signer TestKeyPair: another one"}},
+	{"27 a failure is told as a success", []string{"controllers/signer TestDefect27AFaultIsToldAsSuccess", "pkg/keypair TestKeyPair: another one"}},
 	{"28 a request is deleted by its name", []string{"test/integration TestCleanerSparesARequestOfTheSameName", "controllers/cleaner TestReconcileDeletesWhenDue"}},
 	{"29 unknown conditions keep a request", []string{"controllers/cleaner TestReconcileDeletesWhenDue: somebody else's condition", "controllers/approver TestInputsThatAreCleaned"}},
-	{"30 a bundle stops signing", []string{"controllers/signer TestDefect30ABundleStopsSigning", "controllers/signer TestKeyPair: a bad one"}},
+	{"30 a bundle stops signing", []string{"controllers/signer TestDefect30ABundleStopsSigning", "pkg/keypair TestKeyPair: a bad one"}},
 	{"31 half a pair is silent", []string{"pkg/config TestValidate: half a pair beside the Secret", "pkg/config TestAPairForEach"}},
-	{"32 what can never be signed is tried for ever", []string{"controllers/signer TestDefects: 32 a usage that nobody knows", "controllers/signer TestReconcileWaitsForACA", "controllers/signer TestKeyPair: expired while in use"}},
+	{"32 what can never be signed is tried for ever", []string{"controllers/signer TestDefects: 32 a usage that nobody knows", "controllers/signer TestReconcileWaitsForACA", "pkg/keypair TestKeyPair: expired while in use"}},
 	{"33 a decision passes to another of the name", []string{"test/integration TestApprovalDoesNotPassToARequestOfTheSameName", "test/integration TestApproverWritesOnlyWhatItJudged"}},
 }
 

@@ -345,7 +345,7 @@ func TestBadFlagsAndFiles(t *testing.T) {
 		"bad duration":      {file: header + "signing: {duration: 1d}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: time: unknown unit "d" in duration "1d"`}},
 		"not YAML":          {file: "{", want: []string{"--config: FILE: error converting YAML to JSON: yaml: line 1: did not find expected node content"}},
 		"text, not a map":   {file: "hello\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go value of type config.Configuration"}},
-		"a folder":          {args: []string{"--config=testdata"}, want: []string{"--config: read testdata: is a directory"}},
+		"a folder":          {args: []string{"--config=."}, want: []string{"--config: read .: is a directory"}},
 		"mistake in a file": {file: header + "signing: {secret: ca}\n", want: []string{`signing.secret: Invalid value: "ca": want namespace/name`}},
 	} {
 		t.Run(name, func(t *testing.T) {
