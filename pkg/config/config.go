@@ -239,7 +239,9 @@ func Default() *Configuration {
 		Approval: Approval{
 			Denial: "Never",
 			NodeClient: NodeClient{
-				JoinWindow:    JoinWindow{Before: metav1.Duration{Duration: 10 * time.Second}, After: metav1.Duration{Duration: 2 * time.Hour}},
+				JoinWindow: JoinWindow{
+					Before: metav1.Duration{Duration: 10 * time.Second}, After: metav1.Duration{Duration: 2 * time.Hour},
+				},
 				MaxRequestAge: metav1.Duration{Duration: 15 * time.Minute},
 			},
 			KubeletServing: KubeletServing{ClusterDomain: "cluster.local"},
@@ -247,7 +249,9 @@ func Default() *Configuration {
 		},
 		Signing: Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
 		// An API server looks every minute whether its client CA file has changed.
-		Rotation: Rotation{OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second}},
+		Rotation: Rotation{
+			OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second},
+		},
 		Cleaning: Cleaning{DeletesPerSecond: 100},
 	}
 }
@@ -349,7 +353,7 @@ func (n *NodeClient) Cluster() (namespace, name string) {
 	return "", n.ClusterName
 }
 
-// Bound says whether more than a permission is asked for.
+// Bound reports whether a first certificate needs more than a permission.
 func (n *NodeClient) Bound() bool { return n.Inventory != "" || n.RequireTokenBinding }
 
 // MachineSource says which objects are machines, and where in them to look, by paths as in kubectl get -o jsonpath.
@@ -387,7 +391,9 @@ type WebhookSource struct {
 
 // Options are those of the webhook.
 func (w *WebhookSource) Options() inventory.WebhookOptions {
-	return inventory.WebhookOptions{URL: w.URL, CAFile: w.CAFile, CertFile: w.CertFile, KeyFile: w.KeyFile, Timeout: w.Timeout.Duration}
+	return inventory.WebhookOptions{
+		URL: w.URL, CAFile: w.CAFile, CertFile: w.CertFile, KeyFile: w.KeyFile, Timeout: w.Timeout.Duration,
+	}
 }
 
 // ConfigMapName splits ConfigMap into its halves; both are empty for anything but namespace/name.
@@ -419,12 +425,13 @@ var controllerNames = map[string]Controller{
 	"rotation": RotationController,
 }
 
-// DryRuns says whether a controller is only to say what it would do.
+// DryRuns reports whether a controller only reports what it would do.
 func (c *Configuration) DryRuns(controller Controller) bool {
-	return slices.ContainsFunc(c.DryRun, func(entry string) bool { return entry == "*" || controllerNames[entry] == controller })
+	names := func(entry string) bool { return entry == "*" || controllerNames[entry] == controller }
+	return slices.ContainsFunc(c.DryRun, names)
 }
 
-// Enabled says whether a controller is to run. As in kube-controller-manager the first entry that names it decides, and
+// Enabled reports whether a controller runs. As in kube-controller-manager the first entry that names it decides, and
 // only then the * (k8s.io/controller-manager/app, IsControllerEnabled). Rotation must be on as well, and has no dry
 // run.
 func (c *Configuration) Enabled(controller Controller) bool {
@@ -449,8 +456,9 @@ func (c *Configuration) Enabled(controller Controller) bool {
 func (c *Configuration) Warnings(inPod bool) []string {
 	var warnings []string
 	if standard := Default().MetricsBindAddress; inPod && c.MetricsBindAddress == standard {
-		warnings = append(warnings, fmt.Sprintf("metricsBindAddress is %s, the default: nothing outside of this Pod can read the "+
-			"metrics; set metricsBindAddress \":8443\" and metricsSecure true, or metricsBindAddress \"0\" for no metrics", standard))
+		warnings = append(warnings, fmt.Sprintf("metricsBindAddress is %s, the default: nothing outside of this Pod can "+
+			"read the metrics; set metricsBindAddress \":8443\" and metricsSecure true, or metricsBindAddress \"0\" for no metrics",
+			standard))
 	}
 	for _, name := range c.Retired {
 		warnings = append(warnings, fmt.Sprintf("%s does nothing: no request can name kubernetes.io/legacy-unknown since "+
@@ -458,3 +466,25 @@ func (c *Configuration) Warnings(inPod bool) []string {
 	}
 	return warnings
 }
+
+// Empty reports whether there is neither a Secret nor a file.
+func (c CA) Empty() bool { return c.Secret == "" && c.CertFile == "" && c.KeyFile == "" }
+
+// sameSource reports whether c and other are read from the same place.
+func (c CA) sameSource(other CA) bool {
+	return c.Secret == other.Secret && c.CertFile == other.CertFile && c.KeyFile == other.KeyFile
+}
+
+// String names the CA in messages.
+func (c CA) String() string {
+	if c.Secret != "" {
+		return "Secret " + c.Secret
+	}
+	return fmt.Sprintf("files %q and %q", c.CertFile, c.KeyFile)
+}
+
+// SecretName splits Secret into a namespace and a name. Both are empty for anything but namespace/name.
+func (c CA) SecretName() (namespace, name string) { return splitName(c.Secret) }
+
+// BlockListName splits NodeBlockList into a namespace and a name. Both are empty for anything but namespace/name.
+func (c *Configuration) BlockListName() (namespace, name string) { return splitName(c.NodeBlockList) }

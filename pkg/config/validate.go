@@ -6,304 +6,140 @@ import (
 	"slices"
 	"strings"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
+
+// mistakes collects what is wrong with a Configuration.
+type mistakes struct{ all field.ErrorList }
+
+// unless adds that value is invalid, unless ok.
+func (m *mistakes) unless(ok bool, path *field.Path, value any, why string) {
+	if ok {
+		return
+	}
+	if text, is := value.(fmt.Stringer); is {
+		value = text.String()
+	}
+	m.all = append(m.all, field.Invalid(path, value, why))
+}
+
+// check adds that value is invalid because of err, if that is not nil.
+func (m *mistakes) check(err error, path *field.Path, value any) {
+	if err != nil {
+		m.unless(false, path, value, err.Error())
+	}
+}
+
+// require adds that a value is missing, unless ok.
+func (m *mistakes) require(ok bool, path *field.Path, why string) {
+	if !ok {
+		m.all = append(m.all, field.Required(path, why))
+	}
+}
+
+// forbid adds that there must be no value, if there is one.
+func (m *mistakes) forbid(given bool, path *field.Path, why string) {
+	if given {
+		m.all = append(m.all, field.Forbidden(path, why))
+	}
+}
+
+func (m *mistakes) atLeast(path *field.Path, value, least int) {
+	m.unless(value >= least, path, value, "is too low")
+}
+
+// oneOf adds a mistake unless value is one of known.
+func oneOf[T ~string](m *mistakes, path *field.Path, value T, known ...T) {
+	if !slices.Contains(known, value) {
+		m.all = append(m.all, field.NotSupported(path, value, known))
+	}
+}
 
 // validate returns every mistake in c. Only a manager needs a CA.
 func (c *Configuration) validate(manager bool) field.ErrorList {
-	errs := append(c.validateGeneric(), c.validateDryRun()...)
-	if _, name := c.BlockListName(); c.NodeBlockList != "" && name == "" {
-		errs = append(errs, field.Invalid(field.NewPath("nodeBlockList"), c.NodeBlockList, "want namespace/name"))
+	m, path := &mistakes{}, field.NewPath
+	c.validateControllers(m)
+	m.unless(c.KubeAPIQPS != 0, path("kubeAPIQPS"), c.KubeAPIQPS, "must be positive, or negative for no limit")
+	m.atLeast(path("kubeAPIBurst"), c.KubeAPIBurst, 1)
+	m.atLeast(path("concurrency", "approver"), c.Concurrency.Approver, 1)
+	m.atLeast(path("concurrency", "signer"), c.Concurrency.Signer, 1)
+	m.atLeast(path("concurrency", "cleaner"), c.Concurrency.Cleaner, 1)
+	m.atLeast(path("verbosity"), c.Verbosity, 0)
+	m.bindAddress(path("metricsBindAddress"), c.MetricsBindAddress)
+	m.unless(c.MetricsCertDir == "" || c.MetricsSecure, path("metricsCertDir"), c.MetricsCertDir,
+		"is of no use without --metrics-secure")
+	m.bindAddress(path("healthProbeBindAddress"), c.HealthProbeBindAddress)
+	for _, entry := range c.DryRun {
+		_, known := controllerNames[entry]
+		m.unless(known || entry == "*", path("dryRun"), entry, "no such controller: want approver, signer or cleaner")
 	}
-	errs = append(errs, c.LeaderElection.validate(field.NewPath("leaderElection"))...)
-	errs = append(errs, c.Audit.validate(field.NewPath("audit"))...)
-	errs = append(errs, c.SelfCheck.validate(field.NewPath("selfCheck"))...)
-	errs = append(errs, c.RequestLimits.validate(field.NewPath("requestLimits"))...)
-	errs = append(errs, c.Approval.validate(field.NewPath("approval"))...)
-	errs = append(errs, c.Signing.validate(field.NewPath("signing"), manager && c.Enabled(SignerController))...)
-	errs = append(errs, c.Rotation.validate(field.NewPath("rotation"))...)
+	m.namespacedName(path("nodeBlockList"), c.NodeBlockList)
+	c.LeaderElection.validate(m, path("leaderElection"))
+	m.atLeast(path("audit", "maxSize"), c.Audit.MaxSize, 1)
+	m.atLeast(path("audit", "maxBackups"), c.Audit.MaxBackups, 0)
+	m.atLeast(path("audit", "maxAge"), c.Audit.MaxAge, 0)
+	interval := c.SelfCheck.Interval.Duration
+	m.unless(interval >= 0, path("selfCheck", "interval"), interval, "must be positive, or 0 for never")
+	m.require(len(c.SelfCheck.BootstrapGroups) > 0, path("selfCheck", "bootstrapGroups"), "say which groups join nodes")
+	m.require(len(c.SelfCheck.NodeGroups) > 0, path("selfCheck", "nodeGroups"), "say which groups nodes are in")
+	limits := c.RequestLimits
+	m.atLeast(path("requestLimits", "maxRequestBytes"), limits.MaxRequestBytes, 1)
+	m.atLeast(path("requestLimits", "maxDERBytes"), limits.MaxDERBytes, 1)
+	m.atLeast(path("requestLimits", "maxSubjectAttributes"), limits.MaxSubjectAttributes, 1)
+	m.atLeast(path("requestLimits", "maxNames"), limits.MaxNames, 1)
+	m.atLeast(path("requestLimits", "maxExtensions"), limits.MaxExtensions, 1)
+	c.Approval.validate(m, path("approval"))
+	c.Signing.validate(m, path("signing"), manager && c.Enabled(SignerController))
+	m.lifetime(path("rotation", "oldLifetimeCap"), &c.Rotation.OldLifetimeCap)
+	settle := c.Rotation.SettleFor.Duration
+	m.unless(settle > 0, path("rotation", "settleFor"), settle, "must be positive")
 	if c.Rotation.Enabled && c.Enabled(SignerController) {
-		errs = append(errs, c.Signing.validateGuarded(field.NewPath("signing"))...)
+		c.Signing.validateGuarded(m, path("signing"))
 	}
-	return append(errs, c.Cleaning.validate(field.NewPath("cleaning"))...)
+	c.Cleaning.validate(m, path("cleaning"))
+	return m.all
 }
 
-func (l RequestLimits) validate(path *field.Path) field.ErrorList {
-	return slices.Concat(
-		atLeast(path.Child("maxRequestBytes"), l.MaxRequestBytes, 1),
-		atLeast(path.Child("maxDERBytes"), l.MaxDERBytes, 1),
-		atLeast(path.Child("maxSubjectAttributes"), l.MaxSubjectAttributes, 1),
-		atLeast(path.Child("maxNames"), l.MaxNames, 1),
-		atLeast(path.Child("maxExtensions"), l.MaxExtensions, 1),
-	)
-}
-
-func (c *Configuration) validateGeneric() field.ErrorList {
-	var errs field.ErrorList
-	running := false
-	for _, controller := range []Controller{ApproverController, SignerController, CleanerController, RotationController} {
-		running = running || c.Enabled(controller)
-	}
+func (c *Configuration) validateControllers(m *mistakes) {
 	path := field.NewPath("controllers")
 	for _, entry := range c.Controllers {
-		if _, known := controllerNames[strings.TrimPrefix(entry, "-")]; !known && entry != "*" {
-			errs = append(errs, field.Invalid(path, entry, "no such controller: want approver, signer, cleaner or rotation"))
-		}
+		_, known := controllerNames[strings.TrimPrefix(entry, "-")]
+		m.unless(known || entry == "*", path, entry, "no such controller: want approver, signer, cleaner or rotation")
 	}
-	if !running && len(errs) == 0 {
-		errs = append(errs, field.Invalid(path, strings.Join(c.Controllers, ","), "leaves no controller to run"))
-	}
-	if c.KubeAPIQPS == 0 {
-		errs = append(errs, field.Invalid(field.NewPath("kubeAPIQPS"), c.KubeAPIQPS, "must be positive, or negative for no limit"))
-	}
-	errs = append(errs, atLeast(field.NewPath("kubeAPIBurst"), c.KubeAPIBurst, 1)...)
-	errs = append(errs, atLeast(field.NewPath("concurrency", "approver"), c.Concurrency.Approver, 1)...)
-	errs = append(errs, atLeast(field.NewPath("concurrency", "signer"), c.Concurrency.Signer, 1)...)
-	errs = append(errs, atLeast(field.NewPath("concurrency", "cleaner"), c.Concurrency.Cleaner, 1)...)
-	errs = append(errs, atLeast(field.NewPath("verbosity"), c.Verbosity, 0)...)
-	return append(errs, c.validateServing()...)
+	all := []Controller{ApproverController, SignerController, CleanerController, RotationController}
+	m.unless(len(m.all) > 0 || slices.ContainsFunc(all, c.Enabled), path, strings.Join(c.Controllers, ","),
+		"leaves no controller to run")
 }
 
-func (c *Configuration) validateDryRun() field.ErrorList {
-	var errs field.ErrorList
-	for _, entry := range c.DryRun {
-		if _, known := controllerNames[entry]; !known && entry != "*" {
-			errs = append(errs, field.Invalid(field.NewPath("dryRun"), entry, "no such controller: want approver, signer or cleaner"))
-		}
-	}
-	return errs
+func (m *mistakes) bindAddress(path *field.Path, address string) {
+	_, _, err := net.SplitHostPort(address)
+	m.unless(err == nil || address == "0", path, address, "want host:port, or 0 for none")
 }
 
-func atLeast(path *field.Path, value, least int) field.ErrorList {
-	if value >= least {
-		return nil
-	}
-	return field.ErrorList{field.Invalid(path, value, "is too low")}
+// namespacedName adds a mistake unless text is empty or namespace/name.
+func (m *mistakes) namespacedName(path *field.Path, text string) {
+	_, name := splitName(text)
+	m.unless(text == "" || name != "", path, text, "want namespace/name")
 }
 
-func (l *LeaderElection) validate(path *field.Path) field.ErrorList {
+// splitName splits text into a namespace and a name. Both are empty for anything but namespace/name.
+func splitName(text string) (namespace, name string) {
+	namespace, name, _ = strings.Cut(text, "/")
+	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return "", ""
+	}
+	return namespace, name
+}
+
+func (l *LeaderElection) validate(m *mistakes, path *field.Path) {
 	if !l.Enabled {
-		return nil
+		return
 	}
-	var errs field.ErrorList
-	if l.RetryPeriod.Duration <= 0 {
-		errs = append(errs, field.Invalid(path.Child("retryPeriod"), l.RetryPeriod.Duration.String(), "must be positive"))
-	}
-	if float64(l.RenewDeadline.Duration) <= 1.2*float64(l.RetryPeriod.Duration) {
-		errs = append(errs, field.Invalid(path.Child("renewDeadline"), l.RenewDeadline.Duration.String(), "must be more than 1.2 times the retry period"))
-	}
-	if l.LeaseDuration.Duration <= l.RenewDeadline.Duration {
-		errs = append(errs, field.Invalid(path.Child("leaseDuration"), l.LeaseDuration.Duration.String(), "must be more than the renew deadline"))
-	}
-	if l.ResourceName == "" {
-		errs = append(errs, field.Required(path.Child("resourceName"), "the Lease needs a name"))
-	}
-	return errs
-}
-
-func (s *Signing) validate(path *field.Path, needed bool) field.ErrorList {
-	errs := s.CA.validate(path)
-	errs = append(errs, lifetime(path.Child("duration"), &s.Duration)...)
-	errs = append(errs, atLeast(path.Child("minRSABits"), s.MinRSABits, 1024)...)
-	if s.MinRSABits > ca.MaxRSABits {
-		errs = append(errs, field.Invalid(path.Child("minRSABits"), s.MinRSABits, fmt.Sprintf("longer RSA keys than %d bits are never permitted", ca.MaxRSABits)))
-	}
-	errs = append(errs, subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)...)
-	if _, err := probe.Listed(s.APIServers); len(s.APIServers) > 0 && err != nil {
-		errs = append(errs, field.Invalid(path.Child("apiServers"), strings.Join(s.APIServers, ","), err.Error()))
-	}
-	seen := map[string]bool{}
-	specific := false
-	for i := range s.Signers {
-		signer := &s.Signers[i]
-		at := path.Child("signers").Key(signer.Name)
-		if seen[signer.Name] {
-			errs = append(errs, field.Duplicate(at, signer.Name))
-		}
-		seen[signer.Name] = true
-		specific = specific || !signer.Empty()
-		errs = append(errs, signer.validate(at, s)...)
-		errs = append(errs, s.otherwise(at, i)...)
-	}
-	if needed && s.Empty() && !specific {
-		errs = append(errs, field.Required(path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, "+
-			"or one for each signer; or leave the signer out with --controllers=*,-signer"))
-	}
-	return errs
-}
-
-// otherwise refuses what signer i says of its CA if it was said otherwise before: there is one in each place.
-func (s *Signing) otherwise(path *field.Path, i int) field.ErrorList {
-	own := s.Signers[i].CA
-	for _, before := range append([]Signer{{CA: s.CA}}, s.Signers[:i]...) {
-		if !own.Empty() && own.sameSource(before.CA) && own != before.CA {
-			return field.ErrorList{field.Invalid(path, own.String(), "was named before with another chain, createIfMissing, keyAlgorithm or caDuration: say the same")}
-		}
-	}
-	return nil
-}
-
-func (s *Signer) validate(path *field.Path, signing *Signing) field.ErrorList {
-	kubernetes := isKubernetesSigner(s.Name)
-	errs := s.CA.validate(path)
-	errs = append(errs, servedName(path.Child("name"), s.Name)...)
-	switch {
-	case kubernetes && !s.Empty() && !signing.Empty():
-		errs = append(errs, field.Invalid(path, s.String(), "one of Kubernetes' signers can't have a CA of its own while there is one for all, "+signing.String()+": drop one of them"))
-	case s.Empty() && (!kubernetes || signing.Empty()):
-		errs = append(errs, field.Required(path, "needs a CA: secret, or certFile and keyFile"))
-	}
-	errs = append(errs, s.validateUsages(path.Child("usages"), kubernetes)...)
-	errs = append(errs, s.validateNames(path, kubernetes)...)
-	errs = append(errs, s.validateLifetimes(path)...)
-	if s.AllowWildcards && kubernetes {
-		errs = append(errs, field.Invalid(path.Child("allowWildcards"), s.AllowWildcards, "is for custom signers: Kubernetes' own permit wildcards"))
-	}
-	return append(errs, s.validateSubjects(path.Child("forbiddenSubjects"), signing)...)
-}
-
-func (s *Signer) validateSubjects(path *field.Path, signing *Signing) field.ErrorList {
-	if s.ForbiddenSubjects == nil && !s.Empty() && !isKubernetesSigner(s.Name) && s.authenticates() && signing.servesKubernetesWith(s.CA) {
-		return field.ErrorList{field.Required(path, "this signer permits client certificates and shares the CA of one of Kubernetes' signers, "+
-			"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own")}
-	}
-	return subjects(path, s.ForbiddenSubjects)
-}
-
-func servedName(path *field.Path, name string) field.ErrorList {
-	if strings.HasPrefix(name, "kubernetes.io/") && !isKubernetesSigner(name) {
-		return field.ErrorList{field.Invalid(path, name, "Kubernetes has no such signer that can be served")}
-	}
-	return signerName(path, name)
-}
-
-// authenticates says whether certificates of this signer can be used by clients.
-func (s *Signer) authenticates() bool {
-	return slices.Contains(s.Usages, string(certificatesv1.UsageClientAuth)) || slices.Contains(s.Usages, string(certificatesv1.UsageAny))
-}
-
-// servesKubernetesWith says whether one of Kubernetes' signers has that CA.
-func (s *Signing) servesKubernetesWith(authority CA) bool {
-	return authority.sameSource(s.CA) || slices.ContainsFunc(s.Signers, func(one Signer) bool {
-		return isKubernetesSigner(one.Name) && one.sameSource(authority)
-	})
-}
-
-func subjects(path *field.Path, patterns []string) field.ErrorList {
-	var errs field.ErrorList
-	for i, pattern := range patterns {
-		if err := ca.CheckSubjectPattern(pattern); err != nil {
-			errs = append(errs, field.Invalid(path.Index(i), pattern, err.Error()))
-		}
-	}
-	return errs
-}
-
-func (s *Signer) validateLifetimes(path *field.Path) field.ErrorList {
-	errs := lifetime(path.Child("duration"), s.Duration)
-	errs = append(errs, lifetime(path.Child("minDuration"), s.MinDuration)...)
-	errs = append(errs, lifetime(path.Child("maxDuration"), s.MaxDuration)...)
-	if s.MaxDuration != nil && s.Duration != nil && s.MaxDuration.Duration < s.Duration.Duration {
-		errs = append(errs, field.Invalid(path.Child("maxDuration"), s.MaxDuration.Duration.String(), "is less than the duration"))
-	}
-	if s.MaxDuration != nil && s.MinDuration != nil && s.MaxDuration.Duration < s.MinDuration.Duration {
-		errs = append(errs, field.Invalid(path.Child("minDuration"), s.MinDuration.Duration.String(), "is more than the longest, maxDuration"))
-	}
-	return errs
-}
-
-func (s *Signer) validateUsages(path *field.Path, kubernetes bool) field.ErrorList {
-	switch {
-	case kubernetes && len(s.Usages) > 0:
-		return field.ErrorList{field.Forbidden(path, "Kubernetes' signers have rules of their own")}
-	case !kubernetes && len(s.Usages) == 0:
-		return field.ErrorList{field.Required(path, "say which usages this signer permits")}
-	}
-	var errs field.ErrorList
-	for i, usage := range s.Usages {
-		if !csr.KnownUsage(certificatesv1.KeyUsage(usage)) {
-			errs = append(errs, field.Invalid(path.Index(i), usage, "no such usage"))
-		}
-	}
-	return errs
-}
-
-// validateNames checks what a custom signer alone may be given beside its usages.
-func (s *Signer) validateNames(path *field.Path, kubernetes bool) field.ErrorList {
-	var errs field.ErrorList
-	if kubernetes && len(s.AllowedNames) > 0 {
-		errs = append(errs, field.Forbidden(path.Child("allowedNames"), "Kubernetes' signers have rules of their own"))
-	}
-	if kubernetes && s.AllowNoExtKeyUsage {
-		errs = append(errs, field.Forbidden(path.Child("allowNoExtKeyUsage"), "Kubernetes' signers have rules of their own"))
-	}
-	for i, name := range s.AllowedNames {
-		if _, err := ca.NewAllowedNames([]string{name}); err != nil {
-			errs = append(errs, field.Invalid(path.Child("allowedNames").Index(i), name, err.Error()))
-		}
-	}
-	extended := func(usage string) bool { return csr.ExtendedUsage(certificatesv1.KeyUsage(usage)) }
-	if len(s.Usages) > 0 && !s.AllowNoExtKeyUsage && !slices.ContainsFunc(s.Usages, extended) {
-		errs = append(errs, field.Invalid(path.Child("usages"), strings.Join(s.Usages, ","),
-			"none is an extended key usage, such as server auth, and without one a certificate is refused: add one, or set allowNoExtKeyUsage"))
-	}
-	return errs
-}
-
-func lifetime(path *field.Path, value *metav1.Duration) field.ErrorList {
-	if value == nil {
-		return nil
-	}
-	if err := ca.CheckLifetime(value.Duration); err != nil {
-		return field.ErrorList{field.Invalid(path, value.Duration.String(), err.Error())}
-	}
-	return nil
-}
-
-func isKubernetesSigner(name string) bool {
-	return slices.ContainsFunc(perSignerFlags, func(one struct{ middle, signer string }) bool { return one.signer == name })
-}
-
-func (c *Configuration) validateServing() field.ErrorList {
-	errs := bindAddress(field.NewPath("metricsBindAddress"), c.MetricsBindAddress)
-	if c.MetricsCertDir != "" && !c.MetricsSecure {
-		errs = append(errs, field.Invalid(field.NewPath("metricsCertDir"), c.MetricsCertDir, "is of no use without --metrics-secure"))
-	}
-	return append(errs, bindAddress(field.NewPath("healthProbeBindAddress"), c.HealthProbeBindAddress)...)
-}
-
-func bindAddress(path *field.Path, address string) field.ErrorList {
-	if address == "0" {
-		return nil
-	}
-	if _, _, err := net.SplitHostPort(address); err != nil {
-		return field.ErrorList{field.Invalid(path, address, "want host:port, or 0 for none")}
-	}
-	return nil
-}
-
-func (a *Audit) validate(path *field.Path) field.ErrorList {
-	errs := atLeast(path.Child("maxSize"), a.MaxSize, 1)
-	errs = append(errs, atLeast(path.Child("maxBackups"), a.MaxBackups, 0)...)
-	return append(errs, atLeast(path.Child("maxAge"), a.MaxAge, 0)...)
-}
-
-func (s *SelfCheck) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if s.Interval.Duration < 0 {
-		errs = append(errs, field.Invalid(path.Child("interval"), s.Interval.Duration.String(), "must be positive, or 0 for never"))
-	}
-	if len(s.BootstrapGroups) == 0 {
-		errs = append(errs, field.Required(path.Child("bootstrapGroups"), "say which groups join nodes"))
-	}
-	if len(s.NodeGroups) == 0 {
-		errs = append(errs, field.Required(path.Child("nodeGroups"), "say which groups nodes are in"))
-	}
-	return errs
+	retry, renew, lease := l.RetryPeriod.Duration, l.RenewDeadline.Duration, l.LeaseDuration.Duration
+	m.unless(retry > 0, path.Child("retryPeriod"), retry, "must be positive")
+	m.unless(float64(renew) > 1.2*float64(retry), path.Child("renewDeadline"), renew,
+		"must be more than 1.2 times the retry period")
+	m.unless(lease > renew, path.Child("leaseDuration"), lease, "must be more than the renew deadline")
+	m.require(l.ResourceName != "", path.Child("resourceName"), "the Lease needs a name")
 }

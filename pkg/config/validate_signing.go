@@ -6,171 +6,215 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// Empty says whether there is neither a Secret nor a file.
-func (c CA) Empty() bool { return c.Secret == "" && c.CertFile == "" && c.KeyFile == "" }
-
-// sameSource says whether c and other are read from the same place.
-func (c CA) sameSource(other CA) bool {
-	return c.Secret == other.Secret && c.CertFile == other.CertFile && c.KeyFile == other.KeyFile
+func (s *Signing) validate(m *mistakes, path *field.Path, needed bool) {
+	s.CA.validate(m, path)
+	m.lifetime(path.Child("duration"), &s.Duration)
+	m.atLeast(path.Child("minRSABits"), s.MinRSABits, 1024)
+	m.unless(s.MinRSABits <= ca.MaxRSABits, path.Child("minRSABits"), s.MinRSABits,
+		fmt.Sprintf("longer RSA keys than %d bits are never permitted", ca.MaxRSABits))
+	m.subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)
+	if len(s.APIServers) > 0 {
+		_, err := probe.Listed(s.APIServers)
+		m.check(err, path.Child("apiServers"), strings.Join(s.APIServers, ","))
+	}
+	seen := map[string]bool{}
+	hasCA := !s.Empty()
+	for i := range s.Signers {
+		signer := &s.Signers[i]
+		at := path.Child("signers").Key(signer.Name)
+		if seen[signer.Name] {
+			m.all = append(m.all, field.Duplicate(at, signer.Name))
+		}
+		seen[signer.Name] = true
+		hasCA = hasCA || !signer.Empty()
+		signer.validate(m, at, s)
+		contradicts := func(before Signer) bool { return signer.sameSource(before.CA) && signer.CA != before.CA }
+		before := append([]Signer{{CA: s.CA}}, s.Signers[:i]...)
+		m.unless(signer.Empty() || !slices.ContainsFunc(before, contradicts), at, signer.CA,
+			"was named before with another chain, createIfMissing, keyAlgorithm or caDuration: say the same")
+	}
+	m.require(!needed || hasCA, path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and "+
+		"--cluster-signing-key-file, or one for each signer; or leave the signer out with --controllers=*,-signer")
 }
 
-// String names the CA in messages.
-func (c CA) String() string {
-	if c.Secret != "" {
-		return "Secret " + c.Secret
+func (s *Signer) validate(m *mistakes, path *field.Path, signing *Signing) {
+	kubernetes := isKubernetesSigner(s.Name)
+	s.CA.validate(m, path)
+	if strings.HasPrefix(s.Name, "kubernetes.io/") {
+		m.unless(kubernetes, path.Child("name"), s.Name, "Kubernetes has no such signer that can be served")
+	} else {
+		m.signerName(path.Child("name"), s.Name)
 	}
-	return fmt.Sprintf("files %q and %q", c.CertFile, c.KeyFile)
+	m.unless(!kubernetes || s.Empty() || signing.Empty(), path, s.CA, "one of Kubernetes' signers can't have a CA of its "+
+		"own while there is one for all, "+signing.String()+": drop one of them")
+	m.require(!s.Empty() || kubernetes && !signing.Empty(), path, "needs a CA: secret, or certFile and keyFile")
+	s.validateUsages(m, path, kubernetes)
+	s.validateLifetimes(m, path)
+	m.unless(!s.AllowWildcards || !kubernetes, path.Child("allowWildcards"), s.AllowWildcards,
+		"is for custom signers: Kubernetes' own permit wildcards")
+	s.validateSubjects(m, path.Child("forbiddenSubjects"), signing)
 }
 
-// SecretName splits Secret into its halves; both are empty for anything but namespace/name.
-func (c CA) SecretName() (namespace, name string) {
-	return splitName(c.Secret)
+func (s *Signer) validateLifetimes(m *mistakes, path *field.Path) {
+	m.lifetime(path.Child("duration"), s.Duration)
+	m.lifetime(path.Child("minDuration"), s.MinDuration)
+	m.lifetime(path.Child("maxDuration"), s.MaxDuration)
+	if s.MaxDuration != nil {
+		longest := s.MaxDuration.Duration
+		m.unless(s.Duration == nil || longest >= s.Duration.Duration, path.Child("maxDuration"), longest,
+			"is less than the duration")
+		if s.MinDuration != nil {
+			m.unless(longest >= s.MinDuration.Duration, path.Child("minDuration"), s.MinDuration.Duration,
+				"is more than the longest, maxDuration")
+		}
+	}
 }
 
-// BlockListName splits NodeBlockList into its halves; both are empty for anything but namespace/name.
-func (c *Configuration) BlockListName() (namespace, name string) { return splitName(c.NodeBlockList) }
-
-func splitName(text string) (namespace, name string) {
-	namespace, name, _ = strings.Cut(text, "/")
-	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return "", ""
+func (s *Signer) validateSubjects(m *mistakes, path *field.Path, signing *Signing) {
+	m.subjects(path, s.ForbiddenSubjects)
+	if s.ForbiddenSubjects == nil && !isKubernetesSigner(s.Name) && !s.Empty() {
+		authenticates := slices.Contains(s.Usages, string(certificatesv1.UsageClientAuth)) ||
+			slices.Contains(s.Usages, string(certificatesv1.UsageAny))
+		m.require(!authenticates || !signing.servesKubernetesWith(s.CA), path,
+			"this signer permits client certificates and shares the CA of one of Kubernetes' signers, so whoever may "+
+				"approve for it can make any user: say which subjects it never issues, or give it a CA of its own")
 	}
-	return namespace, name
 }
 
-func (c CA) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if _, name := c.SecretName(); c.Secret != "" && name == "" {
-		errs = append(errs, field.Invalid(path.Child("secret"), c.Secret, "want namespace/name"))
+// validateUsages checks what only a custom signer is given: its usages, and the names that it may issue.
+func (s *Signer) validateUsages(m *mistakes, path *field.Path, kubernetes bool) {
+	if kubernetes {
+		const why = "Kubernetes' signers have rules of their own"
+		m.forbid(len(s.Usages) > 0, path.Child("usages"), why)
+		m.forbid(len(s.AllowedNames) > 0, path.Child("allowedNames"), why)
+		m.forbid(s.AllowNoExtKeyUsage, path.Child("allowNoExtKeyUsage"), why)
+		return
 	}
-	if c.Secret != "" && (c.CertFile != "" || c.KeyFile != "") {
-		errs = append(errs, field.Invalid(path.Child("secret"), c.Secret, "given together with files: drop one of them"))
+	m.require(len(s.Usages) > 0, path.Child("usages"), "say which usages this signer permits")
+	for i, usage := range s.Usages {
+		known := csr.KnownUsage(certificatesv1.KeyUsage(usage))
+		m.unless(known, path.Child("usages").Index(i), usage, "no such usage")
 	}
-	switch {
-	case c.CertFile != "" && c.KeyFile == "":
-		errs = append(errs, field.Invalid(path.Child("certFile"), c.CertFile, "given without the key file that belongs to it"))
-	case c.CertFile == "" && c.KeyFile != "":
-		errs = append(errs, field.Invalid(path.Child("keyFile"), c.KeyFile, "given without the certificate file that belongs to it"))
+	for i, name := range s.AllowedNames {
+		_, err := ca.NewAllowedNames([]string{name})
+		m.check(err, path.Child("allowedNames").Index(i), name)
 	}
-	return append(errs, c.validateSettings(path)...)
+	isExtended := func(usage string) bool { return csr.ExtendedUsage(certificatesv1.KeyUsage(usage)) }
+	issues := len(s.Usages) == 0 || s.AllowNoExtKeyUsage || slices.ContainsFunc(s.Usages, isExtended)
+	m.unless(issues, path.Child("usages"), strings.Join(s.Usages, ","), "none is an extended key usage, such as server "+
+		"auth, and without one a certificate is refused: add one, or set allowNoExtKeyUsage")
 }
 
-// validateSettings checks what is said of the CA beside where it is.
-func (c CA) validateSettings(path *field.Path) field.ErrorList {
-	errs := oneOf(path.Child("chain"), c.Chain, ca.Chains())
-	if c.Chain != "" && c.Empty() {
-		errs = append(errs, field.Forbidden(path.Child("chain"), noCAHere))
+// servesKubernetesWith reports whether one of Kubernetes' signers has that CA.
+func (s *Signing) servesKubernetesWith(authority CA) bool {
+	return authority.sameSource(s.CA) || slices.ContainsFunc(s.Signers, func(signer Signer) bool {
+		return isKubernetesSigner(signer.Name) && signer.sameSource(authority)
+	})
+}
+
+func (m *mistakes) subjects(path *field.Path, patterns []string) {
+	for i, pattern := range patterns {
+		m.check(ca.CheckSubjectPattern(pattern), path.Index(i), pattern)
 	}
-	if c.CreateIfMissing {
-		return append(errs, c.validateCreation(path)...)
+}
+
+func (m *mistakes) lifetime(path *field.Path, value *metav1.Duration) {
+	if value != nil {
+		m.check(ca.CheckLifetime(value.Duration), path, value.Duration)
 	}
+}
+
+func isKubernetesSigner(name string) bool {
+	names := func(flags struct{ middle, signer string }) bool { return flags.signer == name }
+	return slices.ContainsFunc(perSignerFlags, names)
+}
+
+func (c CA) validate(m *mistakes, path *field.Path) {
+	m.namespacedName(path.Child("secret"), c.Secret)
+	m.unless(c.Secret == "" || c.CertFile == "" && c.KeyFile == "", path.Child("secret"), c.Secret,
+		"given together with files: drop one of them")
+	m.unless(c.CertFile == "" || c.KeyFile != "", path.Child("certFile"), c.CertFile,
+		"given without the key file that belongs to it")
+	m.unless(c.KeyFile == "" || c.CertFile != "", path.Child("keyFile"), c.KeyFile,
+		"given without the certificate file that belongs to it")
+	const noCAHere = "goes with the secret or the files that it is about: there are none here"
+	if c.Chain != "" {
+		oneOf(m, path.Child("chain"), c.Chain, ca.Chains()...)
+		m.forbid(c.Empty(), path.Child("chain"), noCAHere)
+	}
+	if !c.CreateIfMissing {
+		const why = "is for a CA that is made here: set createIfMissing"
+		m.forbid(c.KeyAlgorithm != "", path.Child("keyAlgorithm"), why)
+		m.forbid(c.CADuration.Duration != 0, path.Child("caDuration"), why)
+		return
+	}
+	m.forbid(c.Empty(), path.Child("createIfMissing"), noCAHere)
+	m.forbid(!c.Empty() && c.Secret == "", path.Child("createIfMissing"), "only a Secret is created, files are not")
 	if c.KeyAlgorithm != "" {
-		errs = append(errs, field.Forbidden(path.Child("keyAlgorithm"), "is for a CA that is made here: set createIfMissing"))
+		oneOf(m, path.Child("keyAlgorithm"), c.KeyAlgorithm, ca.Algorithms()...)
 	}
 	if c.CADuration.Duration != 0 {
-		errs = append(errs, field.Forbidden(path.Child("caDuration"), "is for a CA that is made here: set createIfMissing"))
+		m.lifetime(path.Child("caDuration"), &c.CADuration)
 	}
-	return errs
 }
 
-func (c CA) validateCreation(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if c.Empty() {
-		errs = append(errs, field.Forbidden(path.Child("createIfMissing"), noCAHere))
-	} else if c.Secret == "" {
-		errs = append(errs, field.Forbidden(path.Child("createIfMissing"), "only a Secret is created, files are not"))
+// validateGuarded finds CAs that can't be rotated.
+func (s *Signing) validateGuarded(m *mistakes, path *field.Path) {
+	const why = "a CA in files can't be rotated: with rotation.enabled it must be in a Secret"
+	m.unless(s.CertFile == "", path.Child("certFile"), s.CertFile, why)
+	for _, signer := range s.Signers {
+		m.unless(signer.CertFile == "", path.Child("signers").Key(signer.Name).Child("certFile"), signer.CertFile, why)
 	}
-	errs = append(errs, oneOf(path.Child("keyAlgorithm"), c.KeyAlgorithm, ca.Algorithms())...)
-	if c.CADuration.Duration == 0 {
-		return errs
-	}
-	return append(errs, lifetime(path.Child("caDuration"), &c.CADuration)...)
 }
-
-// oneOf refuses what is neither empty nor in known.
-func oneOf[T ~string](path *field.Path, value T, known []T) field.ErrorList {
-	if value == "" || slices.Contains(known, value) {
-		return nil
-	}
-	return field.ErrorList{field.NotSupported(path, value, known)}
-}
-
-// noCAHere is said of settings of a CA where there is none.
-const noCAHere = "goes with the secret or the files that it is about: there are none here"
 
 // signerName checks what the API server checks (Kubernetes pkg/apis/certificates/validation, ValidateSignerName): one
 // slash, a domain of two or more labels before it, and something after it.
-func signerName(path *field.Path, name string) field.ErrorList {
-	domain, rest, found := strings.Cut(name, "/")
-	if !found || rest == "" || strings.Contains(rest, "/") || !strings.Contains(domain, ".") || len(validation.IsDNS1123Subdomain(domain)) > 0 {
-		return field.ErrorList{field.Invalid(path, name, "want domain/name, such as example.com/client")}
-	}
-	return nil
+func (m *mistakes) signerName(path *field.Path, name string) {
+	domain, rest, _ := strings.Cut(name, "/")
+	isDomain := strings.Contains(domain, ".") && len(validation.IsDNS1123Subdomain(domain)) == 0
+	m.unless(isDomain && rest != "" && !strings.Contains(rest, "/"), path, name,
+		"want domain/name, such as example.com/client")
 }
 
-func (c *Cleaning) validate(path *field.Path) field.ErrorList {
-	errs := atLeast(path.Child("deletesPerSecond"), c.DeletesPerSecond, 1)
-	if after := c.SupersededAfter.Duration; after != 0 && after < csr.MinSupersededAfter {
-		errs = append(errs, field.Invalid(path.Child("supersededAfter"), after.String(),
-			fmt.Sprintf("must be %s or more, as a kubelet waits for its request so long, or 0 for never", csr.MinSupersededAfter)))
-	}
-	errs = append(errs, c.Retention.validate(path.Child("retention"))...)
+func (c *Cleaning) validate(m *mistakes, path *field.Path) {
+	m.atLeast(path.Child("deletesPerSecond"), c.DeletesPerSecond, 1)
+	after := c.SupersededAfter.Duration
+	m.unless(after == 0 || after >= csr.MinSupersededAfter, path.Child("supersededAfter"), after,
+		fmt.Sprintf("must be %s or more, as a kubelet waits for its request so long, or 0 for never", csr.MinSupersededAfter))
+	c.Retention.validate(m, path.Child("retention"))
 	seen := map[string]bool{}
 	for _, signer := range c.Signers {
 		at := path.Child("signers").Key(signer.Name)
-		errs = append(errs, signerName(at.Child("name"), signer.Name)...)
+		m.signerName(at.Child("name"), signer.Name)
 		if seen[signer.Name] {
-			errs = append(errs, field.Duplicate(at, signer.Name))
+			m.all = append(m.all, field.Duplicate(at, signer.Name))
 		}
 		seen[signer.Name] = true
-		errs = append(errs, signer.Retention.validate(at.Child("retention"))...)
+		signer.Retention.validate(m, at.Child("retention"))
 	}
-	return errs
 }
 
-// validate refuses what would delete requests before anybody could act on them: times of the API are whole seconds.
-func (r Retention) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
+// validate refuses retentions that delete requests before anybody could act on them. Times of the API are whole
+// seconds.
+func (r Retention) validate(m *mistakes, path *field.Path) {
 	for _, each := range []struct {
 		name string
 		age  *metav1.Duration
 	}{{"approved", r.Approved}, {"denied", r.Denied}, {"failed", r.Failed}, {"pending", r.Pending}} {
-		if each.age != nil && each.age.Duration >= 0 && each.age.Duration < time.Second {
-			errs = append(errs, field.Invalid(path.Child(each.name), each.age.Duration.String(),
-				"must be a second or more, or negative for ever: requests would be gone before anybody has seen them"))
+		if each.age != nil {
+			age := each.age.Duration
+			m.unless(age < 0 || age >= time.Second, path.Child(each.name), age,
+				"must be a second or more, or negative for ever: requests would be gone before anybody has seen them")
 		}
 	}
-	return errs
-}
-
-func (r *Rotation) validate(path *field.Path) field.ErrorList {
-	errs := lifetime(path.Child("oldLifetimeCap"), &r.OldLifetimeCap)
-	if r.SettleFor.Duration <= 0 {
-		errs = append(errs, field.Invalid(path.Child("settleFor"), r.SettleFor.Duration.String(), "must be positive"))
-	}
-	return errs
-}
-
-// validateGuarded finds CAs that can't be rotated.
-func (s *Signing) validateGuarded(path *field.Path) field.ErrorList {
-	errs := s.validateGuardedCA(path)
-	for i := range s.Signers {
-		errs = append(errs, s.Signers[i].validateGuardedCA(path.Child("signers").Key(s.Signers[i].Name))...)
-	}
-	return errs
-}
-
-func (c CA) validateGuardedCA(path *field.Path) field.ErrorList {
-	if c.CertFile == "" {
-		return nil
-	}
-	return field.ErrorList{field.Invalid(path.Child("certFile"), c.CertFile, "a CA in files can't be rotated: with rotation.enabled it must be in a Secret")}
 }
