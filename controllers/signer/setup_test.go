@@ -2,16 +2,25 @@ package signer
 
 import (
 	"crypto/x509"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // A new CA wakes what waits for it: approved requests of the signers that use it, and nothing else.
@@ -88,6 +97,100 @@ func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 		told := taken(p.recorder)
 		if err != nil || len(p.written) > 0 || result.RequeueAfter == 0 || len(told) != 1 || !strings.HasPrefix(told[0], "Warning CAExpired ") {
 			t.Errorf("%s: %d writes, again after %s, told %q, error %v", name, len(p.written), result.RequeueAfter, told, err)
+		}
+	}
+}
+
+// named is an approved request for a node, of a requester.
+func named(t *testing.T, name, requester, node string) *request {
+	return object(t, template(t, func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:" + node }), func(obj *request) {
+		obj.Name, obj.UID, obj.Spec.Username = name, types.UID("uid-of-"+name), requester
+	})
+}
+
+func TestSignerQueueIsFair(t *testing.T) {
+	t.Parallel()
+	r := newParts(t, object(t)).reconciler
+	events, order := r.queued(), r.NewQueue()
+	push := func(obj *request) {
+		t.Helper()
+		if !events.Create(event.CreateEvent{Object: obj}) {
+			t.Fatalf("%s is not queued", obj.Name)
+		}
+		order.Push(reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}})
+	}
+	hostile := named(t, "", "mallory", "a")
+	for i := range 2000 {
+		obj := hostile.DeepCopy()
+		obj.Name, obj.UID = fmt.Sprintf("hostile-%d", i), types.UID(fmt.Sprint(i))
+		push(obj)
+	}
+	push(named(t, "another-node", "mallory", "b"))
+	push(named(t, "honest", "alice", "c"))
+	var got []string
+	for range 4 {
+		got = append(got, order.Pop().Name)
+	}
+	if want := "hostile-1999 honest another-node hostile-1998"; strings.Join(got, " ") != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestSignerIndexesWaitingRequestsOnly(t *testing.T) {
+	t.Parallel()
+	r := newParts(t, object(t)).reconciler
+	events := r.queued()
+	names := []string{"issued", "failed", "deleted", "waiting"}
+	for _, name := range names {
+		events.Create(event.CreateEvent{Object: named(t, name, "alice", "a")})
+	}
+	issued, failed := named(t, "issued", "alice", "a"), named(t, "failed", "alice", "a")
+	issued.Status.Certificate = []byte("a certificate")
+	with("Failed", "True")(failed)
+	if events.Update(event.UpdateEvent{ObjectNew: issued}) || events.Update(event.UpdateEvent{ObjectNew: failed}) ||
+		events.Delete(event.DeleteEvent{Object: named(t, "deleted", "alice", "a")}) {
+		t.Error("a request is queued that does not wait for a certificate")
+	}
+	kept := slices.DeleteFunc(names, func(name string) bool {
+		_, found := r.pending.Get(name)
+		return !found
+	})
+	if !slices.Equal(kept, []string{"waiting"}) {
+		t.Errorf("indexed are %q, want the waiting one", kept)
+	}
+	again := named(t, "waiting", "bob", "a")
+	again.UID = "another"
+	events.Update(event.UpdateEvent{ObjectNew: again})
+	if got, _ := r.pending.Get("waiting"); got.Requester != pending.DigestOf("bob") {
+		t.Error("a request that was made anew under the same name has the position of the old one")
+	}
+}
+
+// A signer that says nothing of its profile gets the safe one, whoever set it up.
+func TestFillMakesProfilesSafe(t *testing.T) {
+	t.Parallel()
+	pair := keypair.New(keypair.Static{})
+	unset, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Reconciler{Signers: map[string]Signer{
+		"example.com/zero":            {KeyPair: pair},
+		"example.com/unset":           {KeyPair: pair, Profile: unset},
+		"example.com/forbids-nothing": {KeyPair: pair, Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: []string{}})},
+	}}
+	if err := r.fillProfiles(); err != nil {
+		t.Fatal(err)
+	}
+	masters := []string{"O=system:masters"}
+	want := map[string]ca.Profile{
+		"example.com/zero":            profile(t, ca.ProfileConfig{ForbiddenSubjects: masters}),
+		"example.com/unset":           profile(t, ca.ProfileConfig{Lifetime: time.Hour, ForbiddenSubjects: masters}),
+		"example.com/forbids-nothing": profile(t, ca.ProfileConfig{ForbiddenSubjects: []string{}}),
+	}
+	for name := range want {
+		if diff := cmp.Diff(want[name].Containing(contentsOf(name, nil)), r.Signers[name].Profile, cmp.AllowUnexported(ca.Profile{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }
