@@ -81,10 +81,12 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.Funcs{DeleteFunc: func(gone event.DeleteEvent) bool {
-			r.Reporter.Forget(gone.Object)
-			return false // there is nothing left to delete
-		}})).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.Funcs{
+			DeleteFunc: func(gone event.DeleteEvent) bool {
+				r.Reporter.Forget(gone.Object)
+				return false // there is nothing left to delete
+			},
+		})).
 		WithOptions(options).
 		Complete(r)
 }
@@ -116,7 +118,8 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, err
 	}
 	if left := next.at.Sub(now); left >= 0 {
-		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestTimer)}, nil // due once the instant has passed
+		// It is due once the instant has passed.
+		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestTimer)}, nil
 	}
 	return reconcile.Result{}, r.delete(ctx, obj, next)
 }
@@ -144,7 +147,9 @@ const (
 )
 
 // next returns what comes first. An instant that has passed is that of a deletion.
-func (r *Reconciler) next(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) (step, error) {
+func (r *Reconciler) next(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
+) (step, error) {
 	first := step{reason: reasonDue}
 	first.at, _ = r.Retention.Deadline(obj)
 	at, err := r.superseded(ctx, obj, now)
@@ -162,7 +167,7 @@ func (r *Reconciler) next(ctx context.Context, obj *certificatesv1.CertificateSi
 func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why step) error {
 	state := csr.StateOf(obj)
 	if r.DryRun {
-		r.tell(ctx, obj, state, why)
+		r.reportDue(ctx, obj, state, why)
 		return nil
 	}
 	if err := r.Limiter.Wait(ctx); err != nil {
@@ -176,15 +181,20 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 		return fmt.Errorf("delete request: %w", err)
 	}
 	deletedTotal.WithLabelValues(string(state), why.reason).Inc()
-	log.FromContext(ctx).Info("Deleted", "uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
+	log.FromContext(ctx).Info("Deleted",
+		"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
 	return nil
 }
 
-// tell says once what would be deleted.
-func (r *Reconciler) tell(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, state csr.State, why step) {
-	if !r.Reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", fmt.Sprintf("%s: it is %s, and due since %s", why.reason, state, why.at.UTC().Format(time.RFC3339))) {
+// reportDue reports once that obj would be deleted.
+func (r *Reconciler) reportDue(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, state csr.State, why step,
+) {
+	message := fmt.Sprintf("%s: it is %s, and due since %s", why.reason, state, why.at.UTC().Format(time.RFC3339))
+	if !r.Reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
 		return
 	}
 	dryRunTotal.WithLabelValues(string(state), why.reason).Inc()
-	log.FromContext(ctx).Info("Would delete", "uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
+	log.FromContext(ctx).Info("Would delete",
+		"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
 }

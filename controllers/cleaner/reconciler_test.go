@@ -191,7 +191,8 @@ func TestReconcileFaults(t *testing.T) {
 	}
 }
 
-// A clock that is an hour ahead makes nothing older than the API servers say, and one that is behind keeps nothing longer.
+// A clock that is an hour ahead makes nothing older than the API servers say, and one that is behind keeps nothing
+// longer.
 func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

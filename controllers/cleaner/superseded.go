@@ -18,9 +18,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// superseded returns when obj is due because a newer request supersedes it. If none does, it returns the instant at which
-// to check again. It returns zero for a request that can't be superseded. A newer request that is made from now on makes
-// nothing due before SupersededAfter has passed again, so nothing has to wake obj.
+// superseded returns when obj is due because a newer request supersedes it. If none does, it returns the instant at
+// which to check again. It returns zero for a request that can't be superseded. A newer request that is made from now
+// on makes nothing due before SupersededAfter has passed again, so nothing has to wake obj.
 func (r *Reconciler) superseded(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (time.Time, error) {

@@ -21,8 +21,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestSupersededCost reconciles the requests of one requester for one node, all of them superseded. The number of objects
-// that are read for each does not grow with the backlog.
+// TestSupersededCost reconciles the requests of one requester for one node, all of them superseded. The number of
+// objects that are read for each does not grow with the backlog.
 func TestSupersededCost(t *testing.T) {
 	t.Parallel()
 	one := ofNode(t, "a", 0)

@@ -31,6 +31,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -182,6 +183,7 @@ func newParts(t testing.TB, served *request) *parts {
 	p.reconciler = &Reconciler{
 		Signers: signers, Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Client: p.client(t), Live: p.client(t), Reporter: report.New(p.recorder, p.clock), Clock: p.clock,
+		ServerTime: servertime.Of(p.clock),
 	}
 	return p
 }

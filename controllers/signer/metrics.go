@@ -30,19 +30,22 @@ var (
 	// discardedTotal rises when another signer is active.
 	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_discarded_total",
-		Help: "Certificates that the API server did not take because the request had changed, was gone or may not be written: nobody has them.",
+		Help: "Certificates that the API server did not take because the request had changed, " +
+			"was gone or may not be written: nobody has them.",
 	}, []string{"signer"})
 
 	// foreignTotal rises when another signer is active, or a person sets certificates by hand.
 	foreignTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_foreign_certificates_total",
-		Help: "Certificates that another program or person has stored for signers of this manager, while this replica was the leader.",
+		Help: "Certificates that another program or person has stored for signers of this manager, " +
+			"while this replica was the leader.",
 	}, []string{"signer"})
 
 	// mismatchesTotal rises when a certificate is wrong; it must never rise.
 	mismatchesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_certificate_mismatches_total",
-		Help: "Finished certificates that were not what was judged, or more than the profile may contain: none of them was stored.",
+		Help: "Finished certificates that were not what was judged, " +
+			"or more than the profile may contain: none of them was stored.",
 	}, []string{"signer"})
 
 	approvedToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -67,14 +70,16 @@ var (
 		Help: "Configured lifetime of certificates, in seconds, for requests that ask for none.",
 	}, []string{"signer"})
 
-	// issuedLifetimeSeconds is of certificates that anybody would have got: what a requester asks for says nothing of others.
+	// issuedLifetimeSeconds is of certificates that anybody would have got: what a requester asks for says nothing of
+	// others.
 	issuedLifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_issued_lifetime_seconds",
-		Help: "Lifetime of the last certificate that was issued to a request that asks for none: shorter than configured while a rotation caps lifetimes, or when the CA ends soon.",
+		Help: "Lifetime of the last certificate that was issued to a request that asks for none: " +
+			"shorter than configured while a rotation caps lifetimes, or when the CA ends soon.",
 	}, []string{"signer"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal,
-		approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
+	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal,
+		foreignTotal, approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
 }

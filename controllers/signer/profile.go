@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"slices"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
@@ -13,15 +14,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// shapes are what Kubernetes' own signers demand; a nil one demands nothing.
+// shapes are the rules of Kubernetes' own signers for requests; nil is no rule.
 var shapes = map[string]func(*csr.Request) error{
 	certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,
 	certificatesv1.KubeAPIServerClientKubeletSignerName: csr.KubeletClientShape,
 	certificatesv1.KubeletServingSignerName:             csr.KubeletServingShape,
 }
 
-// KubernetesSignerNames are the signers of kube-controller-manager, in order, less kubernetes.io/legacy-unknown, which
-// no request in certificates/v1 can name.
+// KubernetesSignerNames returns the signers of kube-controller-manager, in order, less kubernetes.io/legacy-unknown,
+// which no request in certificates/v1 can name.
 func KubernetesSignerNames() []string {
 	return []string{
 		certificatesv1.KubeAPIServerClientSignerName,
@@ -30,24 +31,55 @@ func KubernetesSignerNames() []string {
 	}
 }
 
-// forbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise. Whoever is in
+const tlsKeyUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
+
+// contents bound the finished certificates of Kubernetes' own signers. The rules for requests (shapes) come before
+// them. They catch what gets past a rule that is wrong.
+var contents = map[string]ca.Contents{
+	certificatesv1.KubeAPIServerClientSignerName: {
+		OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
+		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	},
+	certificatesv1.KubeAPIServerClientKubeletSignerName: {
+		CommonNamePrefix: csr.NodeUserPrefix, Organizations: []string{csr.NodeGroup}, OtherAttributes: true,
+		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	},
+	certificatesv1.KubeletServingSignerName: {
+		CommonNamePrefix: csr.NodeUserPrefix, Organizations: []string{csr.NodeGroup}, OtherAttributes: true,
+		DNSNames: true, IPAddresses: true,
+		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	},
+}
+
+// contentsOf returns what a certificate of signerName may contain. A custom signer has the usages that it permits,
+// and any names.
+func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Contents {
+	of, kubernetes := contents[signerName]
+	if !kubernetes {
+		of = ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
+		of.KeyUsage, of.ExtKeyUsage = csr.X509Usages(usages)
+	}
+	return &of
+}
+
+// forbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise. A member of
 // system:masters bypasses every authorizer, and admission (CertificateSubjectRestriction) guards one signer only.
 var forbiddenByDefault = []string{"O=system:masters"}
 
 // Signer says how requests for one signer name are signed.
 type Signer struct {
-	// Profile bounds what is issued; the zero value is the default one. Where its ForbiddenSubjects are nil, they are
+	// Profile bounds what is issued; the zero value is the default one. If its ForbiddenSubjects are nil, they are
 	// O=system:masters.
 	Profile ca.Profile
 	// Usages are those that a custom signer permits. Kubernetes' own signers have rules of their own and leave it nil.
 	Usages []certificatesv1.KeyUsage
-	// AllowNoExtKeyUsage has a custom signer issue certificates without an extended key usage, which are good for everything.
-	// From a CA that API servers trust for clients it never issues them.
+	// AllowNoExtKeyUsage lets a custom signer issue certificates without an extended key usage, which are good for
+	// everything. A CA that API servers trust for clients never issues them.
 	AllowNoExtKeyUsage bool
-	// ForbiddenOnClientCA are the subjects that a custom signer does not issue, beside those of Profile, from a CA that API
-	// servers trust for clients: patterns as those of Profile. Nil is ForbiddenOnClientCA(); empty forbids no more.
+	// ForbiddenOnClientCA are the subjects that a custom signer does not issue, beside those of Profile, from a CA that
+	// API servers trust for clients: patterns as those of Profile. Nil is ForbiddenOnClientCA(); empty forbids no more.
 	ForbiddenOnClientCA []string
-	// AllowedNames are those that a custom signer's server certificates may hold if API servers trust its CA for clients.
+	// AllowedNames are the names in server certificates of a custom signer if API servers trust its CA for clients.
 	AllowedNames ca.AllowedNames
 	// KeyPair is the CA.
 	KeyPair *keypair.KeyPair
@@ -63,16 +95,13 @@ func (s Signer) check(req *csr.Request) *ca.Violation {
 		}
 	}
 	if len(req.UnknownUsages) > 0 {
-		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %+q", req.UnknownUsages)}
+		return &ca.Violation{Reason: "UsagesNotPermitted",
+			Message: fmt.Sprintf("unrecognized usage values: %+q", req.UnknownUsages)}
 	}
-	if !kubernetes {
-		for _, usage := range req.Usages {
-			if !slices.Contains(s.Usages, usage) {
-				return &ca.Violation{
-					Reason:  "UsagesNotPermitted",
-					Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages),
-				}
-			}
+	for _, usage := range req.Usages {
+		if !kubernetes && !slices.Contains(s.Usages, usage) {
+			return &ca.Violation{Reason: "UsagesNotPermitted",
+				Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages)}
 		}
 	}
 	if violations := s.Profile.Check(req.Cert); len(violations) > 0 {
@@ -84,79 +113,83 @@ func (s Signer) check(req *csr.Request) *ca.Violation {
 	return nil
 }
 
-const tlsKeyUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
-
-// contents is all that a finished certificate of each of Kubernetes' signers may contain. The rules for requests (shapes)
-// come before it. It catches what gets past them, and bounds each certificate even if a rule is wrong.
-var contents = map[string]ca.Contents{
-	certificatesv1.KubeAPIServerClientSignerName: {
-		OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
-		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	},
-	certificatesv1.KubeAPIServerClientKubeletSignerName: {
-		CommonNamePrefix: csr.NodeUserPrefix, Organizations: []string{csr.NodeGroup}, OtherAttributes: true,
-		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	},
-	certificatesv1.KubeletServingSignerName: {
-		CommonNamePrefix: csr.NodeUserPrefix, Organizations: []string{csr.NodeGroup}, OtherAttributes: true, DNSNames: true, IPAddresses: true,
-		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	},
+// caTrust is what API servers do with the certificates of a CA, as they last said.
+type caTrust struct {
+	probe.Answer               // whether they accept its client certificates
+	front        frontProxy    // whether they accept its certificates for front proxies
+	authority    *ca.Authority // the CA
+	at           time.Time     // of Answer
 }
 
-// contentsOf returns what a certificate of signerName may contain. A custom signer has the usages that it permits, and any
-// names.
-func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Contents {
-	of, kubernetes := contents[signerName]
-	if !kubernetes {
-		of = ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
-		of.KeyUsage, of.ExtKeyUsage = csr.X509Usages(usages)
-	}
-	return &of
+// frontProxy says whether API servers accept a CA for front proxies. The holder of such a certificate names any user
+// in a header, and the API server believes it. The zero value is a CA that they do not accept.
+type frontProxy struct {
+	unread  string // why that is not known yet
+	trusted bool
+	names   []string // the common names of front proxies; none means any
 }
 
-// ForbiddenOnClientCA returns the subjects that a custom signer never issues from a CA that API servers trust for clients,
-// unless its owner lists others: they are Kubernetes' own users and groups, and those of kubeadm.
-func ForbiddenOnClientCA() []string { return []string{"O=system:*", "O=kubeadm:*", "CN=system:*"} }
-
-// serverUsages are the extended key usages with which a certificate is good for a server.
-var serverUsages = []x509.ExtKeyUsage{
-	x509.ExtKeyUsageAny, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageMicrosoftServerGatedCrypto, x509.ExtKeyUsageNetscapeServerGatedCrypto,
-}
-
-// checkTrust judges req by the rules of a custom signer that depend on whether API servers trust its CA for clients. While
-// that is unknown, a request that a trusted CA must not sign waits; all others are judged alike either way. Kubernetes' own
-// signers have kube-controller-manager's rules, which do not depend on it. A CA for front proxies counts as trusted.
-func (s Signer) checkTrust(req *csr.Request, trust probe.Trust, front frontProxy) (violation *ca.Violation, wait bool) {
+// checkTrust applies to req the rules of a custom signer that depend on whether API servers trust its CA for clients.
+// Kubernetes' own signers have kube-controller-manager's rules, which do not depend on it. A request that breaks a
+// rule only if the CA is trusted waits while that is unknown: unknown says what is not known. A CA for front proxies
+// counts as trusted.
+func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Violation, unknown string) {
 	if _, kubernetes := shapes[req.SignerName]; kubernetes {
-		return nil, false
+		return nil, ""
 	}
-	if violation := front.forbids(req); violation != nil {
-		return violation, front.unread != ""
-	}
-	if front.trusted {
-		trust = probe.Recognised
+	if violation := trust.front.forbids(req); violation != nil {
+		if trust.front.unread != "" {
+			unknown = "it is not known whether API servers accept this CA for front proxies: " + trust.front.unread
+		}
+		return violation, unknown
 	}
 	violation = s.onClientCA(req)
 	switch {
-	case violation == nil || trust == probe.Recognised:
-		return violation, false
-	case trust == probe.Unknown:
-		return violation, true
+	case violation == nil || trust.Trust == probe.Recognised || trust.front.trusted:
+		return violation, ""
+	case trust.Trust == probe.Unknown:
+		return violation, "API servers have not said whether they accept client certificates of this CA: " + trust.Evidence
 	case len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage:
 		return &ca.Violation{Reason: "UsagesNotPermitted",
 			Message: fmt.Sprintf("usages %+q hold no extended key usage: without one a certificate is good for everything; "+
-				"ask for one of those that signer %s permits", req.Usages, req.SignerName)}, false
+				"ask for one of those that signer %s permits", req.Usages, req.SignerName)}, ""
 	default:
-		return nil, false
+		return nil, ""
 	}
+}
+
+// forbids returns why a custom signer must not issue req, or nil. While f is not known, it forbids every certificate
+// that is good for a client.
+func (f frontProxy) forbids(req *csr.Request) *ca.Violation {
+	usages := req.Cert.ExtKeyUsage
+	forClients := len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny) ||
+		slices.Contains(usages, x509.ExtKeyUsageClientAuth)
+	named := len(f.names) == 0 || slices.Contains(f.names, req.Cert.Subject.CommonName)
+	if !forClients || f.unread == "" && (!f.trusted || !named) {
+		return nil
+	}
+	return &ca.Violation{Reason: "SubjectNotPermitted",
+		Message: fmt.Sprintf("subject %+q is not permitted: API servers accept the CA of signer %s for front proxies "+
+			"(--requestheader-client-ca-file), so a client of that name could act for any user; give the signer a CA of its own",
+			req.SubjectText(), req.SignerName)}
+}
+
+// ForbiddenOnClientCA returns the subjects that a custom signer never issues from a CA that API servers trust for
+// clients, unless its owner lists others. They are Kubernetes' own users and groups, and those of kubeadm.
+func ForbiddenOnClientCA() []string { return []string{"O=system:*", "O=kubeadm:*", "CN=system:*"} }
+
+// serverUsages are the extended key usages of server certificates.
+var serverUsages = []x509.ExtKeyUsage{
+	x509.ExtKeyUsageAny, x509.ExtKeyUsageServerAuth,
+	x509.ExtKeyUsageMicrosoftServerGatedCrypto, x509.ExtKeyUsageNetscapeServerGatedCrypto,
 }
 
 // onClientCA returns why a custom signer must not issue req from a CA that API servers trust for clients, or nil.
 func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	if len(req.Cert.ExtKeyUsage) == 0 {
 		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %+q hold no extended key usage: API servers trust this CA for clients, and would take the "+
-				"certificate for a client's; ask for one of those that signer %s permits", req.Usages, req.SignerName)}
+			Message: fmt.Sprintf("usages %+q hold no extended key usage: API servers trust this CA for clients, and would take "+
+				"the certificate for a client's; ask for one of those that signer %s permits", req.Usages, req.SignerName)}
 	}
 	forbidden := s.ForbiddenOnClientCA
 	if forbidden == nil {
@@ -165,17 +198,18 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	for _, pattern := range forbidden {
 		if ca.MatchesSubject(pattern, req.Cert.Subject) {
 			return &ca.Violation{Reason: "SubjectNotPermitted",
-				Message: fmt.Sprintf("subject %+q is not permitted: API servers trust the CA of signer %s for clients, so it never issues %s",
-					req.SubjectText(), req.SignerName, pattern)}
+				Message: fmt.Sprintf("subject %+q is not permitted: API servers trust the CA of signer %s for clients, "+
+					"so it never issues %s", req.SubjectText(), req.SignerName, pattern)}
 		}
 	}
-	if !slices.ContainsFunc(req.Cert.ExtKeyUsage, func(usage x509.ExtKeyUsage) bool { return slices.Contains(serverUsages, usage) }) {
+	forServers := func(usage x509.ExtKeyUsage) bool { return slices.Contains(serverUsages, usage) }
+	if !slices.ContainsFunc(req.Cert.ExtKeyUsage, forServers) {
 		return nil
 	}
 	if s.AllowedNames.Empty() {
 		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("usages %+q are a server's, and API servers trust the CA of signer %s for clients: it serves no server "+
-				"unless its allowedNames list the names", req.Usages, req.SignerName)}
+			Message: fmt.Sprintf("usages %+q are a server's, and API servers trust the CA of signer %s for clients: "+
+				"it serves no server unless its allowedNames list the names", req.Usages, req.SignerName)}
 	}
 	if name := s.AllowedNames.Refused(req.Cert); name != "" {
 		return &ca.Violation{Reason: "NameNotPermitted",

@@ -163,7 +163,7 @@ func TestReconcileFails(t *testing.T) {
 func TestReconcileWaitsForACA(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	p.pair.Refuse(keypair.Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"})
+	p.pair.Refuse(&keypair.Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"})
 	taken(p.recorder)
 	for age, want := range map[time.Duration]time.Duration{0: time.Second, 5 * time.Second: 5 * time.Second, 10 * time.Minute: time.Minute} {
 		p.clock.SetTime(now.Add(age))

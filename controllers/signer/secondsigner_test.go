@@ -68,8 +68,8 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 			if test.led == 0 {
 				test.led = time.Hour
 			}
-			r.certificates.begin(now.Add(-test.led))
-			r.queued().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
+			r.certificates.elected = now.Add(-test.led)
+			r.queueEvents().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
 			for range 2 {
 				if _, err := p.reconcile(t); err != nil {
 					t.Fatal(err)
@@ -104,7 +104,7 @@ func TestSecondSignerIsNotOurselves(t *testing.T) {
 			root := newRoot(t, 365*24*time.Hour)
 			p.pair.Load(root.cert, root.key)
 			r := p.reconciler
-			r.certificates.begin(now.Add(-time.Hour))
+			r.certificates.elected = now.Add(-time.Hour)
 			p.writeFault = test.fault
 			_, _ = p.reconcile(t)
 			before, after := p.served, p.served.DeepCopy()
@@ -114,7 +114,7 @@ func TestSecondSignerIsNotOurselves(t *testing.T) {
 				storedBy("kube-controller-manager", `{"f:status":{"f:certificate":{}}}`)(after)
 			}
 			p.served = after
-			r.queued().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
+			r.queueEvents().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
 			if _, err := p.reconcile(t); err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +140,7 @@ func TestSecondSignerIsReadAgainAfterAFault(t *testing.T) {
 			return errors.New("down")
 		},
 	}).Build()
-	p.reconciler.queued().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
+	p.reconciler.queueEvents().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
 	if _, err := p.reconcile(t); err == nil || err.Error() != "read who has stored the certificate: down" {
 		t.Errorf("error %v", err)
 	}

@@ -35,15 +35,16 @@ import (
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=sign
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
-// SetupWithManager fills in what is nil and registers the controller, the sources of its key pairs, and a readiness
-// check that fails while a signer has no CA to sign with, unless a leader provides it.
+// SetupWithManager fills in nil fields and registers the controller, the sources of its key pairs, and a readiness
+// check. The check fails while a signer has no CA to sign with, unless a leader provides it.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
-	if err := r.fill(mgr); err != nil {
+	if err := r.fillProfiles(); err != nil {
 		return err
 	}
+	r.fill(mgr)
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queueEvents())).
 		WithOptions(options)
 	ctrl.WatchesRawSource(r.atElection())
 	pairs := r.keyPairs()
@@ -53,8 +54,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 			pair.Create = nil
 		}
 		if shared := pair.SharesServing(); len(shared) > 0 {
-			report.Warn(mgr.GetLogger(), "Kubelet serving certificates share their CA with client certificates: only their usages keep one from being used as the other",
-				"logger", Name, "source", pair.Name(), "signers", shared)
+			report.Warn(mgr.GetLogger(), "Kubelet serving certificates share their CA with client certificates: "+
+				"only their usages keep one from being used as the other", "logger", Name, "source", pair.Name(), "signers", shared)
 		}
 		if err := pair.SetupWithManager(mgr, r.Live); err != nil {
 			return err
@@ -65,7 +66,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return err
 	}
 	if r.BlockList != nil {
-		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue requestQueue) {
 			r.enqueueWaiting(ctx, nil, queue)
 		}))
 	}
@@ -83,11 +84,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return ctrl.Complete(r)
 }
 
-// fill fills in what is nil, and says what cannot be filled in.
-func (r *Reconciler) fill(mgr manager.Manager) error {
-	if err := r.fillProfiles(); err != nil {
-		return err
-	}
+// fill fills in nil fields.
+func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
 	}
@@ -103,12 +101,12 @@ func (r *Reconciler) fill(mgr manager.Manager) error {
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
 	}
-	return nil
 }
 
-// fillProfiles makes each profile one that can be used, and says which signers lack what can't be made up.
+// fillProfiles completes the profile of each signer, and returns which signers lack a KeyPair.
 func (r *Reconciler) fillProfiles() error {
 	var errs []error
+	filled := make(map[string]Signer, len(r.Signers))
 	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
 		signer := r.Signers[name]
 		if signer.KeyPair == nil {
@@ -117,9 +115,9 @@ func (r *Reconciler) fillProfiles() error {
 		profile, err := signer.Profile.OrForbidding(forbiddenByDefault)
 		errs = append(errs, err)
 		signer.Profile = profile.Containing(contentsOf(name, signer.Usages))
-		r.Signers[name] = signer
+		filled[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
-		// A counter that is there before its first event has a rate of that event.
+		// A counter that exists before its first event has a rate of that event.
 		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal} {
 			counter.WithLabelValues(name)
 		}
@@ -127,10 +125,11 @@ func (r *Reconciler) fillProfiles() error {
 			histogram.WithLabelValues(name)
 		}
 	}
+	r.Signers = filled
 	return errors.Join(errs...)
 }
 
-// keyPairs returns each KeyPair of Signers once, and tells it which signers it serves.
+// keyPairs returns each KeyPair of Signers once, and sets the signers and lifetimes that it serves.
 func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	var pairs []*keypair.KeyPair
 	for name, signer := range r.Signers {
@@ -145,12 +144,17 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	return pairs
 }
 
-// ReadOnce makes r ready for Judge without a manager: it reads the CAs of signerNames once, or of all when there are none.
-// It returns, by signer, why one could not be read, which says what reader may do, and nothing of the CA. r needs its
-// Clock.
-func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerNames ...string) (map[string]error, error) {
+// ReadOnce prepares r for Judge without a manager: it reads the CAs of signerNames once, or of all signers if there
+// are no names. It returns, by signer, why a CA could not be read: what reader may not do, and nothing of the CA. r
+// needs its Clock.
+func (r *Reconciler) ReadOnce(
+	ctx context.Context, reader client.Reader, signerNames ...string,
+) (map[string]error, error) {
 	if err := r.fillProfiles(); err != nil {
 		return nil, err
+	}
+	if r.ServerTime == nil {
+		r.ServerTime = servertime.Of(r.Clock)
 	}
 	if len(signerNames) == 0 {
 		signerNames = slices.Collect(maps.Keys(r.Signers))
@@ -171,10 +175,12 @@ func (r *Reconciler) ReadOnce(ctx context.Context, reader client.Reader, signerN
 	return unread, nil
 }
 
-// wakeAfter enqueues what waits for pair each time that it has a new Authority.
+type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// wakeAfter enqueues the requests that wait for pair each time that it has a new Authority.
 func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
 	changed := pair.Subscribe()
-	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	return source.Func(func(ctx context.Context, queue requestQueue) error {
 		go func() {
 			for {
 				select {
@@ -189,11 +195,12 @@ func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
 	})
 }
 
-// enqueueWaiting enqueues what waits for a certificate by pair, or by any if that is nil.
-func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+// enqueueWaiting enqueues the requests that wait for a certificate by pair, or by any if that is nil.
+func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, queue requestQueue) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "List requests that wait for a certificate") // they are looked at again within a minute
+		// They are reconciled again within a minute.
+		log.FromContext(ctx).Error(err, "List requests that wait for a certificate")
 		return
 	}
 	for i := range requests.Items {
@@ -209,8 +216,8 @@ func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
 	return pending.NewQueue(r.pending.Get)
 }
 
-// queued returns the events that queue a request.
-func (r *Reconciler) queued() predicate.Predicate {
+// queueEvents returns a predicate for the events that queue a request. It forgets requests that are deleted.
+func (r *Reconciler) queueEvents() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
 	events.UpdateFunc = func(change event.UpdateEvent) bool {
 		foreign := r.gotForeign(change.ObjectOld, change.ObjectNew)
@@ -219,7 +226,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		name := gone.Object.GetName()
 		r.pending.Remove(name)
-		r.attempts.Drop(name)
+		r.issued.Drop(name)
 		r.ended.Drop(name)
 		r.failures.Drop(name)
 		r.certificates.drop(name)
@@ -229,10 +236,11 @@ func (r *Reconciler) queued() predicate.Predicate {
 	return events
 }
 
-// queues reports whether obj is queued, and keeps its position in the queue while it may be. It parses each request once.
+// queues reports whether obj is queued, and keeps its position in the queue while it may be. It parses each request
+// once.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-	if !ok || !r.signable(request) && (!r.DryRun || !r.rehearsable(request)) {
+	if !ok || !r.signable(request) && (!r.DryRun || !r.approved(request)) {
 		r.pending.Remove(obj.GetName())
 		return false
 	}

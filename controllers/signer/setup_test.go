@@ -111,7 +111,7 @@ func named(t *testing.T, name, requester, node string) *request {
 func TestSignerQueueIsFair(t *testing.T) {
 	t.Parallel()
 	r := newParts(t, object(t)).reconciler
-	events, order := r.queued(), r.NewQueue()
+	events, order := r.queueEvents(), r.NewQueue()
 	push := func(obj *request) {
 		t.Helper()
 		if !events.Create(event.CreateEvent{Object: obj}) {
@@ -139,7 +139,7 @@ func TestSignerQueueIsFair(t *testing.T) {
 func TestSignerIndexesWaitingRequestsOnly(t *testing.T) {
 	t.Parallel()
 	r := newParts(t, object(t)).reconciler
-	events := r.queued()
+	events := r.queueEvents()
 	names := []string{"issued", "failed", "deleted", "waiting"}
 	for _, name := range names {
 		events.Create(event.CreateEvent{Object: named(t, name, "alice", "a")})

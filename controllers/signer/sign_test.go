@@ -91,12 +91,12 @@ func TestAWriteThatFailsForGoodIsBounded(t *testing.T) {
 	t.Parallel()
 	p, events := audited(t, object(t))
 	p.writeFault = apierrors.NewInternalError(errors.New("admission webhook failed"))
-	for range 3 * mostTries {
+	for range 3 * maxStores {
 		if _, err := p.reconcile(t); err == nil {
 			break
 		}
 	}
-	if got := events(); p.certificates() != 1 || len(p.written) != mostTries || got != "Signed, Uncertain, NotSigned NotStored" {
+	if got := events(); p.certificates() != 1 || len(p.written) != maxStores || got != "Signed, Uncertain, NotSigned NotStored" {
 		t.Errorf("%d certificates in %d writes: %s", p.certificates(), len(p.written), got)
 	}
 	if _, err := p.reconcile(t); err != nil || p.certificates() != 1 {
@@ -121,7 +121,7 @@ func TestAnOutageIsNoRefusal(t *testing.T) {
 	} {
 		p, _ := audited(t, object(t))
 		change(p)
-		for range 3 * mostTries {
+		for range 3 * maxStores {
 			if result, err := p.reconcile(t); err == nil && result.RequeueAfter == 0 {
 				t.Fatalf("%s: given up", name)
 			}

@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,31 +27,23 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
 
 const (
-	// askKnown is the pause after an answer about a CA. Without an answer the pause doubles from askUnknownMin to askUnknownMax.
+	// askKnown is the pause after an answer about a CA. Without an answer the pause doubles from askUnknownMin to
+	// askUnknownMax.
 	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
-	// trustKept is for how long it stands that a CA is trusted when API servers do not answer any more.
+	// trustKept is how long a CA stays trusted while API servers do not answer.
 	trustKept = 3 * askKnown
-	// dialTimeout bounds the look whether an API server listens.
+	// dialTimeout bounds the check whether an API server listens.
 	dialTimeout = 3 * time.Second
 )
 
-// caTrust is what API servers do with the certificates of a CA, as they last said.
-type caTrust struct {
-	probe.Answer               // whether they accept its client certificates
-	front        frontProxy    // whether they accept its certificates for front proxies
-	authority    *ca.Authority // the CA
-	at           time.Time     // of Answer
-}
-
-// trustCache holds what API servers have said of the CA of each KeyPair. The zero value is empty. It is safe for concurrent
-// use.
+// trustCache holds what API servers have said of the CA of each KeyPair. The zero value is empty. It is safe for
+// concurrent use.
 type trustCache struct {
 	asked bool // API servers are asked; it is set before the cache is used
 
@@ -76,10 +67,10 @@ func (c *trustCache) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust 
 	return unknown
 }
 
-// note keeps an answer of API servers about authority, and whether they accept it for front proxies, or frontErr if that
-// could not be read. If anything is different, it wakes the requests that wait for pair. A CA that is trusted stays so for a
-// while without a new answer. Distrust permits more, so it ends with the first question without an answer. An error takes
-// nothing back that is known of front proxies.
+// note records what API servers answer about authority, and whether they accept it for front proxies, or frontErr if
+// that could not be read. If anything differs from before, it wakes the requests that wait for pair. A trusted CA
+// stays trusted for a while without a new answer. Distrust permits more, so it ends with the first question without
+// an answer. An error does not change what is known of front proxies.
 func (c *trustCache) note(
 	pair *keypair.KeyPair, authority *ca.Authority, answer probe.Answer, front frontProxy, frontErr error, now time.Time,
 ) {
@@ -102,9 +93,12 @@ func (c *trustCache) note(
 	c.mu.Unlock()
 
 	log := pair.Log.WithValues("source", pair.Name(), "issuerKeyID", authority.KeyID())
-	answered, proxies := after.Trust != before.Trust, !after.front.equal(before.front)
+	answered := after.Trust != before.Trust
+	proxies := after.front.unread != before.front.unread || after.front.trusted != before.front.trusted ||
+		!slices.Equal(after.front.names, before.front.names)
 	if answered {
-		log.Info("Asked whether API servers accept client certificates of this CA", "answer", answer.Trust, "evidence", answer.Evidence)
+		log.Info("Asked whether API servers accept client certificates of this CA",
+			"answer", answer.Trust, "evidence", answer.Evidence)
 	}
 	if proxies && front.trusted {
 		log.Info("API servers accept this CA for front proxies", "commonNames", front.names)
@@ -114,13 +108,7 @@ func (c *trustCache) note(
 	}
 }
 
-// waitsForTrust is the message about a request that waits because of violation.
-func waitsForTrust(violation *ca.Violation, evidence string) string {
-	return fmt.Sprintf("API servers have not said whether they accept client certificates of this CA: %s; if they do, the request is refused (%s: %s), else it is signed",
-		evidence, violation.Reason, violation.Message)
-}
-
-// trustAsker asks the API servers, in the background, which of the CAs they accept for clients: for the rules of custom
+// trustAsker asks the API servers, in the background, which CAs they accept for clients: for the rules of custom
 // signers, and to warn of a CA whose client certificates they do not accept. It is a Runnable of the leader.
 type trustAsker struct {
 	cache   *trustCache
@@ -134,17 +122,22 @@ type trustAsker struct {
 
 var _ manager.Runnable = &trustAsker{}
 
-// askTrust has mgr ask about those of pairs for which the answer matters. A dry run issues nothing, not even a probe.
+// askTrust adds a trustAsker to mgr for the pairs for which the answer matters. A dry run issues nothing, not even a
+// probe.
 func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) error {
-	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *keypair.KeyPair) bool { return !servesCustom(pair) && len(servesClients(pair)) == 0 })
+	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *keypair.KeyPair) bool {
+		return !servesCustom(pair) && len(pair.ClientSigners()) == 0
+	})
 	if r.DryRun || len(asked) == 0 {
 		return nil
 	}
-	read := runtime.NewScheme() // the manager's own, which a caller may have brought, need not know them
-	if err := errors.Join(discoveryv1.AddToScheme(read), corev1.AddToScheme(read)); err != nil {
+	scheme := runtime.NewScheme() // the manager's own, which a caller may have set, need not know these types
+	if err := errors.Join(discoveryv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("ask about trust: %w", err)
 	}
-	live, err := client.New(mgr.GetConfig(), client.Options{HTTPClient: mgr.GetHTTPClient(), Scheme: read, Mapper: mgr.GetRESTMapper()})
+	live, err := client.New(mgr.GetConfig(), client.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: scheme, Mapper: mgr.GetRESTMapper(),
+	})
 	if err != nil {
 		return fmt.Errorf("ask about trust: %w", err)
 	}
@@ -152,29 +145,25 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) err
 	// API servers verify certificates by the time of day, whatever clock is given to the controllers.
 	wall := clock.RealClock{}
 	return mgr.Add(&trustAsker{
-		cache: &r.trust, pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live, prober: &probe.Prober{Audit: r.Audit, Clock: wall}, clock: wall,
+		cache: &r.trust, pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live,
+		prober: &probe.Prober{Audit: r.Audit, Clock: wall}, clock: wall,
 	})
 }
 
-// servesCustom reports whether pair signs for a signer that is none of Kubernetes'.
+// servesCustom reports whether pair signs for a signer that is not one of Kubernetes'.
 func servesCustom(pair *keypair.KeyPair) bool {
-	return slices.ContainsFunc(pair.Signers(), func(name string) bool { _, kubernetes := shapes[name]; return !kubernetes })
-}
-
-// servesClients returns the signers of pair whose certificates API servers are to accept.
-func servesClients(pair *keypair.KeyPair) []string {
-	return slices.DeleteFunc(pair.Signers(), func(name string) bool {
-		return name != certificatesv1.KubeAPIServerClientSignerName && name != certificatesv1.KubeAPIServerClientKubeletSignerName
+	return slices.ContainsFunc(pair.Signers(), func(name string) bool {
+		return !slices.Contains(KubernetesSignerNames(), name)
 	})
 }
 
 // Start asks until ctx ends, about each CA by itself.
 func (a *trustAsker) Start(ctx context.Context) error {
-	var followed sync.WaitGroup
+	var group sync.WaitGroup
 	for _, pair := range a.pairs {
-		followed.Go(func() { a.follow(ctx, pair) })
+		group.Go(func() { a.follow(ctx, pair) })
 	}
-	followed.Wait()
+	group.Wait()
 	return nil
 }
 
@@ -210,12 +199,12 @@ func (a *trustAsker) follow(ctx context.Context, pair *keypair.KeyPair) {
 	}
 }
 
-// ask asks about authority, keeps the answer and warns. It reports whether there was an answer to every question.
+// ask asks about authority, records the answer and warns. It reports whether there was an answer to every question.
 func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *ca.Authority, warned *string) bool {
 	targets, missing := a.targets(ctx)
 	known := true
 	if servesCustom(pair) {
-		// Whoever holds a certificate can append what the configured chain leaves out.
+		// The holder of a certificate can append what the configured chain leaves out.
 		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
 		front, err := readFrontProxy(ctx, a.live, authority, a.clock.Now())
 		if ctx.Err() == nil {
@@ -223,7 +212,7 @@ func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *
 		}
 		known = answer.Trust != probe.Unknown && err == nil
 	}
-	if names := servesClients(pair); len(names) > 0 {
+	if names := pair.ClientSigners(); len(names) > 0 {
 		round := a.prober.Recognise(ctx, authority, targets)
 		if ctx.Err() == nil {
 			warnOfDistrust(pair, authority, names, round, warned)
@@ -233,8 +222,8 @@ func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *
 	return known
 }
 
-// targets returns the API servers to ask: the one that the manager talks to, and each behind the Service kubernetes, as
-// each trusts for itself. An error says that some are missing.
+// targets returns the API servers to ask: the one that the manager talks to, and each behind the Service kubernetes,
+// because each has its own trust. An error says that some are missing.
 func (a *trustAsker) targets(ctx context.Context) ([]probe.Target, error) {
 	targets := []probe.Target{{Name: a.cluster.Host, Cluster: a.cluster}}
 	if len(a.listed) > 0 {
@@ -242,18 +231,19 @@ func (a *trustAsker) targets(ctx context.Context) ([]probe.Target, error) {
 		return append(targets, probe.Direct(a.cluster, "", addresses)...), err
 	}
 	addresses, err := probe.Endpoints(ctx, a.live)
-	if errors.Is(err, probe.ErrNoEndpoints) { // there is no other than the one that has said so
+	if errors.Is(err, probe.ErrNoEndpoints) { // there is no other API server
 		return targets, nil
 	}
-	// API servers of envtest publish addresses that they do not listen at. One that refuses connections beside others restarts:
-	// it is asked, so that there is no verdict without its answer.
+	// API servers of envtest publish addresses that they do not listen at. An API server that refuses connections while
+	// others accept them is restarting: it is asked, so that there is no verdict without its answer.
 	if !slices.ContainsFunc(addresses, func(address string) bool { return !refusesConnections(ctx, address) }) {
 		addresses = nil
 	}
 	return append(targets, probe.Direct(a.cluster, "", addresses)...), err
 }
 
-// refusesConnections reports whether nothing listens at address. An address that does not answer at all may be an API server.
+// refusesConnections reports whether nothing listens at address. An address that does not answer at all may be an API
+// server.
 func refusesConnections(ctx context.Context, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -264,8 +254,8 @@ func refusesConnections(ctx context.Context, address string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// together returns what the answers of all API servers mean: a CA is trusted if any of them trusts it, and not trusted if
-// all of them say so.
+// together returns what the answers of all API servers mean: a CA is trusted if any of them trusts it, and not
+// trusted if all of them say so.
 func together(round probe.Round, missing error) probe.Answer {
 	var refused, unknown []string
 	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
@@ -301,64 +291,36 @@ func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []stri
 	}
 	message := ""
 	if len(refusing) > 0 {
-		message = fmt.Sprintf("certificates of key %s for %s are not accepted by API servers %s, which answer 401: append this CA to the --client-ca-file of every API server, or sign with one that is in it",
+		message = fmt.Sprintf("certificates of key %s for %s are not accepted by API servers %s, which answer 401: "+
+			"append this CA to the --client-ca-file of every API server, or sign with one that is in it",
 			authority.KeyID(), strings.Join(names, " and "), strings.Join(refusing, ", "))
 	}
 	if message == *warned || message == "" && len(silent) > 0 { // silence takes nothing back
 		return
 	}
 	*warned = message
+	log := pair.Log.WithValues("source", pair.Name(), "issuerKeyID", authority.KeyID())
 	if message == "" {
-		pair.Log.Info("API servers accept client certificates of this CA now", "source", pair.Name(), "issuerKeyID", authority.KeyID())
+		log.Info("API servers accept client certificates of this CA now")
 		return
 	}
-	pair.Log.Error(nil, "API servers do not accept client certificates of this CA", "source", pair.Name(), "issuerKeyID", authority.KeyID(), "message", message)
+	log.Error(nil, "API servers do not accept client certificates of this CA", "message", message)
 	pair.Warn("CANotTrusted", message)
 }
 
-// The keys of the ConfigMap extension-apiserver-authentication that API servers fill from --requestheader-client-ca-file and
-// --requestheader-allowed-names (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
+// The keys of the ConfigMap extension-apiserver-authentication that API servers fill from
+// --requestheader-client-ca-file and --requestheader-allowed-names
+// (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
 const (
 	frontProxyCAs   = "requestheader-client-ca-file"
 	frontProxyNames = "requestheader-allowed-names"
 )
 
-// frontProxy is whether API servers accept a CA for front proxies. The holder of such a certificate names any user in a
-// header, and the API server believes it. The zero value is a CA that they do not accept.
-type frontProxy struct {
-	unread  string // why that is not known yet
-	trusted bool
-	names   []string // the common names of front proxies; none means any
-}
-
-func (f frontProxy) equal(other frontProxy) bool {
-	return f.unread == other.unread && f.trusted == other.trusted && slices.Equal(f.names, other.names)
-}
-
-// forbids returns why a custom signer must not issue req, or nil. While f is not known, it holds for every certificate that
-// is good for a client.
-func (f frontProxy) forbids(req *csr.Request) *ca.Violation {
-	forClients := len(req.Cert.ExtKeyUsage) == 0 || slices.ContainsFunc(req.Cert.ExtKeyUsage, func(usage x509.ExtKeyUsage) bool {
-		return usage == x509.ExtKeyUsageAny || usage == x509.ExtKeyUsageClientAuth
-	})
-	named := len(f.names) == 0 || slices.Contains(f.names, req.Cert.Subject.CommonName)
-	if !forClients || f.unread == "" && (!f.trusted || !named) {
-		return nil
-	}
-	return &ca.Violation{Reason: "SubjectNotPermitted",
-		Message: fmt.Sprintf("subject %+q is not permitted: API servers accept the CA of signer %s for front proxies (--requestheader-client-ca-file), "+
-			"so a client of that name could act for any user; give the signer a CA of its own", req.SubjectText(), req.SignerName)}
-}
-
-// waitsForFrontProxy is the message about a request that waits because of violation.
-func (f frontProxy) waitsForFrontProxy(violation *ca.Violation) string {
-	return fmt.Sprintf("it is not known whether API servers accept this CA for front proxies: %s; if they do, the request is refused (%s: %s), else it is signed",
-		f.unread, violation.Reason, violation.Message)
-}
-
-// readFrontProxy finds out whether API servers accept authority for front proxies: it has the key of one of their CAs, or
-// one of these CAs has issued it, directly or not.
-func readFrontProxy(ctx context.Context, reader client.Reader, authority *ca.Authority, now time.Time) (frontProxy, error) {
+// readFrontProxy finds out whether API servers accept authority for front proxies: it has the key of one of their
+// CAs, or one of these CAs has issued it, directly or not.
+func readFrontProxy(
+	ctx context.Context, reader client.Reader, authority *ca.Authority, now time.Time,
+) (frontProxy, error) {
 	published := &corev1.ConfigMap{}
 	err := reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, published)
 	if apierrors.IsNotFound(err) || err == nil && published.Data[frontProxyCAs] == "" {
@@ -392,7 +354,10 @@ func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) 
 	}) {
 		return true
 	}
-	options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
+	options := x509.VerifyOptions{
+		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	}
 	for _, root := range roots {
 		options.Roots.AddCert(root)
 	}

@@ -34,8 +34,8 @@ func allowedNames(t *testing.T, entries ...string) ca.AllowedNames {
 	return must(ca.NewAllowedNames(entries))
 }
 
-// TestCheckTrust is the whole table of what a custom signer does by trust: s is signed, w waits, and a letter for the reason
-// of a failure.
+// TestCheckTrust is the whole table of what a custom signer does by trust: s is signed, w waits, and a letter for the
+// reason of a failure.
 func TestCheckTrust(t *testing.T) {
 	t.Parallel()
 	const custom = "example.com/custom"
@@ -87,8 +87,8 @@ func TestCheckTrust(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, trust := range []probe.Trust{probe.Unknown, probe.Recognised, probe.Refused} {
-				violation, wait := test.signer.checkTrust(req, trust, frontProxy{})
-				want := test.want[i : i+1]
+				violation, unknown := test.signer.checkTrust(req, caTrust{Answer: probe.Answer{Trust: trust}})
+				want, wait := test.want[i:i+1], unknown != ""
 				if wait != (want == "w") || (violation != nil) != (want != "s") || violation != nil && !wait && violation.Reason != letters[want] {
 					t.Errorf("%s: wait %t, %+v, want %s", trust, wait, violation, want)
 				}
@@ -119,8 +119,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// TestTrustIsOfOneCA keeps an answer for the CA that was asked about, while API servers are silent for a while, and wakes what
-// waits when the answer changes.
+// TestTrustIsOfOneCA keeps an answer for the CA that was asked about, while API servers are silent for a while, and
+// wakes what waits when the answer changes.
 func TestTrustIsOfOneCA(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair()
@@ -205,8 +205,8 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestTargetsThatRestart asks an API server that refuses connections beside others, as its silence is no answer. If all that
-// are published refuse them, they are no ways to API servers.
+// TestTargetsThatRestart asks an API server that refuses connections beside others, as its silence is no answer. If
+// all that are published refuse them, they are no ways to API servers.
 func TestTargetsThatRestart(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -306,8 +306,8 @@ func TestReadFrontProxy(t *testing.T) {
 	}
 }
 
-// TestFrontProxyRules has what a custom signer does on a CA that API servers accept for front proxies, though they answer 401
-// to its client certificates.
+// TestFrontProxyRules has what a custom signer does on a CA that API servers accept for front proxies, though they
+// answer 401 to its client certificates.
 func TestFrontProxyRules(t *testing.T) {
 	t.Parallel()
 	proxy, user := pkix.Name{CommonName: "front-proxy-client"}, pkix.Name{CommonName: "alice"}
@@ -339,8 +339,9 @@ func TestFrontProxyRules(t *testing.T) {
 		}
 		req := must(csr.Parse(object(t, signerName(test.signer), usages(test.usages...), template(t, func(r *x509.CertificateRequest) { r.Subject = test.subject }))))
 		got := ""
-		switch violation, wait := (Signer{AllowNoExtKeyUsage: true}).checkTrust(req, probe.Refused, test.front); {
-		case wait:
+		trust := caTrust{Answer: probe.Answer{Trust: probe.Refused}, front: test.front}
+		switch violation, unknown := (Signer{AllowNoExtKeyUsage: true}).checkTrust(req, trust); {
+		case unknown != "":
 			got = "wait"
 		case violation != nil:
 			got = violation.Reason
@@ -351,8 +352,8 @@ func TestFrontProxyRules(t *testing.T) {
 	}
 }
 
-// TestFrontProxyIsOfOneCA keeps an answer for its CA, also when it can't be read any more. A right that is missing is no
-// answer either: an API server that has just started forbids what it will permit.
+// TestFrontProxyIsOfOneCA keeps an answer for its CA, also when it can't be read any more. A right that is missing is
+// no answer either: an API server that has just started forbids what it will permit.
 func TestFrontProxyIsOfOneCA(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair()

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Index holds requests by name, and those of each Key in the order of their creation. Its owner removes a request that no
-// longer waits, so it never holds more requests than there are. The zero value is empty. It is safe for concurrent use.
+// Index holds requests by name, and those of each Key in the order of their creation. Its owner removes a request
+// that no longer waits, so it never holds more requests than there are. The zero value is empty. It is safe for
+// concurrent use.
 type Index struct {
 	mu       sync.Mutex
 	requests map[string]Request
@@ -66,8 +67,8 @@ func (i *Index) Len() int {
 	return len(i.requests)
 }
 
-// Next returns the oldest request of key that is newer than created. The API server stores creation in whole seconds, so
-// neither of two requests of one second is newer.
+// Next returns the oldest request of key that is newer than created. The API server stores creation in whole seconds,
+// so neither of two requests of one second is newer.
 func (i *Index) Next(key Key, created time.Time) (Request, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -78,8 +79,8 @@ func (i *Index) Next(key Key, created time.Time) (Request, bool) {
 	return i.requests[name], found
 }
 
-// Newer returns how many requests of the same Key are newer than the one of that name. Of two requests of one second, the
-// one that was put later is newer.
+// Newer returns how many requests of the same Key are newer than the one of that name. Of two requests of one second,
+// the one that was put later is newer.
 func (i *Index) Newer(name string) int {
 	i.mu.Lock()
 	defer i.mu.Unlock()

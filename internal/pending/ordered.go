@@ -9,9 +9,9 @@ import (
 // chunk bounds how many requests one addition or removal moves.
 const chunk = 512
 
-// ordered holds the names of requests in the order of their creation. Of two of one second, the one that was added later
-// counts as newer. Adding in any order is cheap: after a restart requests come in the order of their names. The zero value
-// is empty. It is not safe for concurrent use.
+// ordered holds the names of requests in the order of their creation. Of two of one second, the one that was added
+// later counts as newer. Adding in any order is cheap: after a restart requests come in the order of their names. The
+// zero value is empty. It is not safe for concurrent use.
 type ordered struct {
 	chunks [][]item // none is empty
 	count  int

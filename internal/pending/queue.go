@@ -8,9 +8,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the nodes of
-// one requester. For one node the newest request goes first, because a kubelet waits for its last request only. A requester
-// with thousands of requests therefore delays another requester by one request at most.
+// Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the
+// nodes of one requester. For one node the newest request goes first, because a kubelet waits for its last request
+// only. A requester with thousands of requests therefore delays another requester by one request at most.
 type Queue struct {
 	find func(name string) (Request, bool)
 
@@ -21,8 +21,8 @@ type Queue struct {
 
 var _ workqueue.Queue[reconcile.Request] = &Queue{}
 
-// NewQueue returns an empty Queue. It calls find while the work queue is locked, so find must not block. A request that is
-// not found has the zero Request's order.
+// NewQueue returns an empty Queue. It calls find while the work queue is locked, so find must not block. A request
+// that is not found has the zero Request's order.
 func NewQueue(find func(name string) (Request, bool)) *Queue { return &Queue{find: find} }
 
 // Push adds an item that is not in the Queue.

@@ -1,5 +1,5 @@
-// Package pending keeps the requests that a controller still has to handle: their order of creation for each requester and
-// node, and a work queue in which no requester delays the others. It does no I/O.
+// Package pending keeps the requests that a controller still has to handle: their order of creation for each
+// requester and node, and a work queue in which no requester delays the others. It does no I/O.
 package pending
 
 import (

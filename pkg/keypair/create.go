@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -36,8 +35,8 @@ type creation struct {
 	failure error         // of the last try
 }
 
-// creator creates the CA of a Secret that does not exist, while no CA of that Secret is in use. It never touches a Secret
-// that exists, whatever it holds. It is a Runnable of the leader.
+// creator creates the CA of a Secret that does not exist, while no CA of that Secret is in use. It never touches a
+// Secret that exists, whatever it holds. It is a Runnable of the leader.
 type creator struct {
 	secret Secret
 	pair   *KeyPair
@@ -104,8 +103,9 @@ func (c *creator) prepare(now time.Time) error {
 	const namePart = 32 // of X.520's 64 letters
 	random := make([]byte, 4)
 	_, _ = rand.Read(random) // never fails
+	name := c.secret.Name[:min(len(c.secret.Name), namePart)]
 	authority, keyPEM, err := ca.New(ca.NewOptions{
-		CommonName: fmt.Sprintf("csr-controller-manager:%s:%s", c.secret.Name[:min(len(c.secret.Name), namePart)], hex.EncodeToString(random)),
+		CommonName: fmt.Sprintf("csr-controller-manager:%s:%x", name, random),
 		Algorithm:  c.pair.Create.Algorithm,
 		Lifetime:   c.pair.Create.Lifetime,
 	}, now)
@@ -127,55 +127,59 @@ func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, 
 	cert := c.authority.Certificate()
 	key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	c.pair.Audit.Write(ctx, now, event, audit.Record{
-		Name: types.NamespacedName(c.secret).String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
-		Serial: cert.SerialNumber.Text(16), IssuerKeyID: c.authority.KeyID(), NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
+		Name: c.secret.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
+		Serial: cert.SerialNumber.Text(16), IssuerKeyID: c.authority.KeyID(),
+		NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
 	})
 }
 
 // missing returns why there is no Secret to read. If the Secret is to be created, the creator is notified.
-func (k *KeyPair) missing() Unavailable {
-	missing := func(awaited bool, format string, args ...any) Unavailable {
-		return Unavailable{Reason: "CAMissing", Message: k.name + " does not exist" + fmt.Sprintf(format, args...), Awaited: awaited}
-	}
-	if k.guard != nil {
-		return missing(true, ": the leader creates it for a new SigningAuthority; kubectl get signingauthorities -o wide says what is waited for")
-	}
-	if k.Create == nil {
-		return missing(false, ": create it with type %s", corev1.SecretTypeTLS)
-	}
+func (k *KeyPair) missing() *Unavailable {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.authority != nil && k.authority.Usable(k.Clock.Now()) == nil {
-		return missing(false, ": no other CA is made while its CA is in use, so put it back")
+	problem := func(format string, args ...any) *Unavailable {
+		return unavailable("CAMissing", "%s does not exist"+format, append([]any{k.name}, args...)...)
+	}
+	switch {
+	case k.guard != nil:
+		return problem(": the leader creates it for a new SigningAuthority; kubectl get signingauthorities -o wide " +
+			"says what is waited for").awaited()
+	case k.Create == nil:
+		return problem(": create it with type %s", corev1.SecretTypeTLS)
+	case k.authority != nil && k.authority.Usable(k.Clock.Now()) == nil:
+		return problem(": no other CA is made while its CA is in use, so put it back")
 	}
 	select {
 	case k.creation.missing <- struct{}{}:
 	default: // already notified, or there is no creator
 	}
 	if k.creation.failure != nil {
-		return missing(false, " and can't be created: %v", k.creation.failure)
+		return problem(" and can't be created: %v", k.creation.failure)
 	}
-	return missing(true, " yet: the leader creates it")
+	return problem(" yet: the leader creates it").awaited()
 }
 
+// notCreated reports why the CA could not be created.
 func (k *KeyPair) notCreated(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	problem := Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s does not exist and can't be created: %v", k.name, err)}
+	problem := unavailable("CAMissing", "%s does not exist and can't be created: %v", k.name, err)
 	k.creation.failure = err
-	if k.problem != nil && *k.problem == problem {
+	if k.problem != nil && *k.problem == *problem {
 		return
 	}
-	k.problem = &problem
+	k.problem = problem
 	k.Log.Error(err, "Create signing CA", "source", k.name)
 	k.event("Create", corev1.EventTypeWarning, problem.Reason, problem.Message)
 }
 
+// created reports the CA that was created in object.
 func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.object, k.creation.failure = object, nil
 	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
-	k.event("Create", corev1.EventTypeNormal, "CACreated", fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
-		authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
+	k.event("Create", corev1.EventTypeNormal, "CACreated",
+		fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
+			authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
 }

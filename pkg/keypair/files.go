@@ -15,7 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// recheck is how often a source reads again without an event: an event may be missed, and a certificate may become valid.
+// recheck is how often a source reads again without an event: an event may be missed, and a certificate may become
+// valid.
 const recheck = 30 * time.Second
 
 // Files is a key pair in two files. It reads them at Start, when their folders change, and every half minute.
@@ -47,8 +48,8 @@ func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	}
 }
 
-// changes returns a channel that yields after the files may have changed. If the system can't watch files, it never yields,
-// and they are polled.
+// changes returns a channel that yields after the files may have changed. If the system can't watch files, it never
+// yields, and they are polled.
 func (f Files) changes(log logr.Logger) (changes <-chan struct{}, stop func()) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -98,9 +99,9 @@ func (f Files) load(pair *KeyPair) {
 	case err == nil:
 		pair.Load(cert, key)
 	case errors.Is(err, fs.ErrNotExist):
-		pair.Refuse(Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s: %v", pair.name, err)})
+		pair.Refuse(unavailable("CAMissing", "%s: %v", pair.name, err))
 	default:
-		pair.Refuse(Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be read: %v", pair.name, err)})
+		pair.Refuse(unavailable("CAInvalid", "%s can't be read: %v", pair.name, err))
 	}
 }
 

@@ -2,8 +2,6 @@ package keypair
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -12,8 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// Guarded is a Secret whose CA is rotated, laid out as a Ring. Only the pair signs that its verifiers are proven to trust,
-// only for the signers that this is proven for, and only what its ledger knows of.
+// Guarded is a Secret whose CA is rotated, laid out as a Ring. Only the pair signs that its verifiers are proven to
+// trust, only for the signers that this is proven for, and only what its ledger knows of.
 type Guarded struct {
 	Secret
 	// Ledger records what is to be issued, before it is signed. Nil is the ledger beside the Secret.
@@ -44,11 +42,11 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 	ring, err := ParseRing(data)
 	switch {
 	case err != nil:
-		k.Refuse(Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
+		k.Refuse(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
 		return
 	case ring.Signing.Empty():
-		k.Refuse(Unavailable{Reason: "CANotProven", Awaited: true,
-			Message: k.name + " holds no CA yet that is proven to be trusted: kubectl get signingauthorities -o wide says what is waited for"})
+		k.Refuse(unavailable("CANotProven", "%s holds no CA yet that is proven to be trusted: "+
+			"kubectl get signingauthorities -o wide says what is waited for", k.name).awaited())
 		return
 	}
 	// What signs and what it may sign change at once, or neither does.
@@ -59,17 +57,9 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 		return
 	}
 	k.guard.permit = ring.Permit
-	k.Log.Info("May sign", "source", k.name, "authority", ring.Permit.Authority, "signers", ring.Permit.Signers, "lifetimeCap", ring.Permit.LifetimeCap)
+	k.Log.Info("May sign", "source", k.name,
+		"authority", ring.Permit.Authority, "signers", ring.Permit.Signers, "lifetimeCap", ring.Permit.LifetimeCap)
 	k.notify()
-}
-
-// permits returns why the CA of the named source may not sign for signerName, or nil.
-func (g *guard) permits(signerName, source string) error {
-	if slices.Contains(g.permit.Signers, signerName) {
-		return nil
-	}
-	return &Unavailable{Reason: "CANotProven", Message: fmt.Sprintf("the CA in %s is not proven to be trusted by those who verify certificates of signer %s: "+
-		"that signer must be among spec.signers of its SigningAuthority %s before the CA begins to sign", source, signerName, g.permit.Authority)}
 }
 
 // Cover records, if the source is Guarded, a certificate until notAfter. It must not be signed if that fails.

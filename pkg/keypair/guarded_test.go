@@ -93,8 +93,8 @@ func TestGuarded(t *testing.T) {
 	}
 }
 
-// TestReplicaIsReadyWhileALeaderProvidesTheCA: a Deployment keeps the old leader until the new replica is ready, so a replica
-// must not wait for what only a leader of its own version does.
+// TestReplicaIsReadyWhileALeaderProvidesTheCA: a Deployment keeps the old leader until the new replica is ready, so a
+// replica must not wait for what only a leader of its own version does.
 func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 	t.Parallel()
 	good := newRoot(t, 24*time.Hour)

@@ -1,5 +1,5 @@
-// Package keypair holds the signing CA of a moment: where its key pair comes from (a Secret, a Secret that is rotated, files,
-// memory), whether it can be used, how long it lasts, and the creation of a CA where there is none.
+// Package keypair holds the signing CA of a moment: where its key pair comes from (a Secret, a Secret that is
+// rotated, files, memory), whether it can be used, how long it lasts, and the creation of a CA where there is none.
 package keypair
 
 import (
@@ -34,12 +34,22 @@ type Unavailable struct {
 
 func (u *Unavailable) Error() string { return u.Message }
 
+func unavailable(reason, format string, args ...any) *Unavailable {
+	return &Unavailable{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// awaited sets Awaited, and returns u.
+func (u *Unavailable) awaited() *Unavailable {
+	u.Awaited = true
+	return u
+}
+
 // Source feeds a KeyPair: Secret, Guarded, Files or Static.
 type Source interface {
 	// Describe returns the name of the source in messages, and the object that Events are about, or nil.
 	Describe() (name string, object client.Object)
-	// SetupWithManager adds to mgr what keeps pair up to date: it calls Load with each new key pair, and Refuse while there
-	// is none.
+	// SetupWithManager adds to mgr what keeps pair up to date: it calls Load with each new key pair, and Refuse while
+	// there is none.
 	SetupWithManager(mgr manager.Manager, pair *KeyPair) error
 	// ReadOnce calls Load or Refuse without a manager. It returns an error if reader could not find out.
 	ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error
@@ -52,9 +62,9 @@ var (
 	_ Source = Static{}
 )
 
-// KeyPair holds the Authority of the moment, fed by a Source. A candidate that can't be used leaves the last good one in
-// place and is reported; a good one notifies all subscribers. It is safe for concurrent use; New makes one. Its fields are
-// set before it is used. Signers that share a CA share a KeyPair.
+// KeyPair holds the Authority of the moment, fed by a Source. A candidate that can't be used leaves the last good one
+// in place and is reported; a good one notifies all subscribers. It is safe for concurrent use; New makes one. Its
+// fields are set before it is used. Signers that share a CA share a KeyPair.
 type KeyPair struct {
 	// Chain says which certificates come with what is issued.
 	Chain ca.Chain
@@ -120,14 +130,20 @@ func (k *KeyPair) Name() string { return k.name }
 // Signers returns the names of the signers that k signs for, in order.
 func (k *KeyPair) Signers() []string { return slices.Sorted(maps.Keys(k.Lifetimes)) }
 
+// ClientSigners returns the signers of k whose certificates API servers are to accept, in order.
+func (k *KeyPair) ClientSigners() []string {
+	return slices.DeleteFunc(k.Signers(), func(name string) bool {
+		return name != certificatesv1.KubeAPIServerClientSignerName &&
+			name != certificatesv1.KubeAPIServerClientKubeletSignerName
+	})
+}
+
 // SharesServing returns the signers of client certificates that share k with kubelet serving certificates.
 func (k *KeyPair) SharesServing() []string {
 	if _, serving := k.Lifetimes[certificatesv1.KubeletServingSignerName]; !serving {
 		return nil
 	}
-	return slices.DeleteFunc(k.Signers(), func(name string) bool {
-		return name != certificatesv1.KubeAPIServerClientSignerName && name != certificatesv1.KubeAPIServerClientKubeletSignerName
-	})
+	return k.ClientSigners()
 }
 
 // ReadRight returns, for messages, what it takes to read the source.
@@ -156,10 +172,13 @@ func (k *KeyPair) AuthorityFor(signerName string, now time.Time) (*ca.Authority,
 	if err != nil || k.guard == nil {
 		return authority, 0, err
 	}
-	if err := k.guard.permits(signerName, k.name); err != nil {
-		return nil, 0, err
+	permit := k.guard.permit
+	if !slices.Contains(permit.Signers, signerName) {
+		return nil, 0, unavailable("CANotProven", "the CA in %s is not proven to be trusted by those who verify certificates "+
+			"of signer %s: that signer must be among spec.signers of its SigningAuthority %s before the CA begins to sign",
+			k.name, signerName, permit.Authority)
 	}
-	return authority, k.guard.permit.LifetimeCap, nil
+	return authority, permit.LifetimeCap, nil
 }
 
 // authorityAt is Authority for a caller that holds mu.
@@ -176,12 +195,12 @@ func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
 	case k.problem != nil:
 		return nil, k.problem
 	default:
-		return nil, &Unavailable{Reason: "CAMissing", Message: k.name + " has not been read yet"}
+		return nil, unavailable("CAMissing", "%s has not been read yet", k.name)
 	}
 }
 
-// Ready returns why a replica is not ready to sign. Waiting for a CA that a leader provides does not count: a Deployment
-// stops the old leader only once the new replica is ready.
+// Ready returns why a replica is not ready to sign. Waiting for a CA that a leader provides does not count: a
+// Deployment stops the old leader only once the new replica is ready.
 func (k *KeyPair) Ready(now time.Time) error {
 	_, err := k.Authority(now)
 	var why *Unavailable
@@ -202,7 +221,8 @@ func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
 	defer k.warnAhead()
 	now := k.Clock.Now()
-	inUse := k.authority != nil && bytes.Equal(certPEM, k.certPEM) && bytes.Equal(keyPEM, k.keyPEM) && bytes.Equal(anchors, k.caPEM)
+	inUse := k.authority != nil &&
+		bytes.Equal(certPEM, k.certPEM) && bytes.Equal(keyPEM, k.keyPEM) && bytes.Equal(anchors, k.caPEM)
 	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
 		return
 	}
@@ -211,7 +231,7 @@ func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
 		authority, err = authority.WithChain(k.Chain)
 	}
 	if err != nil {
-		k.reject(&Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s can't be used: %v", k.name, err)})
+		k.reject(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
 		return
 	}
 	if err := authority.Usable(now); err != nil { // one in use that has ended too
@@ -236,11 +256,11 @@ func InUse(authority *ca.Authority) string {
 }
 
 // Refuse reports that the source has no candidate, or none that can be used.
-func (k *KeyPair) Refuse(problem Unavailable) {
+func (k *KeyPair) Refuse(problem *Unavailable) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer k.warnAhead()
-	k.reject(&problem)
+	k.reject(problem)
 }
 
 func (k *KeyPair) unusable(err error) *Unavailable {
@@ -248,7 +268,7 @@ func (k *KeyPair) unusable(err error) *Unavailable {
 	if errors.Is(err, ca.ErrExpired) {
 		reason = "CAExpired"
 	}
-	return &Unavailable{Reason: reason, Message: fmt.Sprintf("%s can't be used: %v", k.name, err)}
+	return unavailable(reason, "%s can't be used: %v", k.name, err)
 }
 
 // reject keeps what is in use, and reports a problem that differs from the last one. The caller holds mu.
@@ -282,8 +302,8 @@ func (k *KeyPair) Warn(reason, message string) {
 	k.event("Load", corev1.EventTypeWarning, reason, message)
 }
 
-// event writes an Event about an action. Within minutes another message for the same action and reason counts as the same
-// Event. The caller holds mu.
+// event writes an Event about an action. Within minutes another message for the same action and reason counts as the
+// same Event. The caller holds mu.
 func (k *KeyPair) event(action, eventType, reason, message string) {
 	if k.object != nil && k.Reporter != nil {
 		k.Reporter.Object(k.object, eventType, action, reason, message)

@@ -51,15 +51,15 @@ func TestKeyPair(t *testing.T) {
 		wakes  bool
 	}{
 		{"at first", func() {}, 0, "CAMissing: Secret ns/ca has not been read yet", nil, false},
-		{"no Secret", func() { pair.Refuse(Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, "CAMissing: Secret ns/ca does not exist", []string{"Warning CAMissing Secret ns/ca does not exist"}, false},
-		{"still none", func() { pair.Refuse(Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, "CAMissing: Secret ns/ca does not exist", nil, false},
+		{"no Secret", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, "CAMissing: Secret ns/ca does not exist", []string{"Warning CAMissing Secret ns/ca does not exist"}, false},
+		{"still none", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, "CAMissing: Secret ns/ca does not exist", nil, false},
 		{"an empty one", func() { pair.Load(nil, one.key) }, 0, "CAInvalid: " + noCert, []string{"Warning CAInvalid " + noCert}, false},
 		{"a good one", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
 		{"the same", func() { pair.Load(bytes.Clone(one.cert), bytes.Clone(one.key)) }, 0, oneID, nil, false},
 		{"a bad one", func() { pair.Load(nil, one.key) }, 0, oneID, []string{"Warning CAInvalid " + noCert + "; the last good one stays in use"}, false},
 		{"the same bad one", func() { pair.Load(nil, one.key) }, 0, oneID, nil, false},
 		{"half a new one", func() { pair.Load(two.cert, one.key) }, 0, oneID, []string{"Warning CAInvalid Secret ns/ca can't be used: the private key belongs to none of the 1 certificate(s); the last good one stays in use"}, false},
-		{"deleted", func() { pair.Refuse(Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, oneID, []string{"Warning CAMissing Secret ns/ca does not exist; the last good one stays in use"}, false},
+		{"deleted", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, oneID, []string{"Warning CAMissing Secret ns/ca does not exist; the last good one stays in use"}, false},
 		{"back again", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
 		{"another one", func() { pair.Load(two.cert, two.key) }, 0, twoID, []string{"Normal CALoaded signing with key " + twoID + " until 2026-03-03T12:00:00Z"}, true},
 		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z; the last good one stays in use`}, false},

@@ -1,5 +1,6 @@
-// Package keypair holds the layout of a Secret whose signing CA is rotated: which pair signs, which pair waits, and which
-// pair retires. The rotation writes it and the signer reads it, in one object, so that neither ever sees half of a change.
+// Package keypair holds the layout of a Secret whose signing CA is rotated: which pair signs, which pair waits, and
+// which pair retires. The rotation writes it and the signer reads it, in one object, so that neither ever sees half
+// of a change.
 package keypair
 
 import (
@@ -23,11 +24,12 @@ const (
 	permitKey                   = "authority.json"
 )
 
-// rootsKey is where such a Secret may have the CAs in which the chain of tls.crt ends. Who brings a CA may have put them there.
+// rootsKey is where such a Secret may have the CAs in which the chain of tls.crt ends. Who brings a CA may have put
+// them there.
 const rootsKey = "ca.crt"
 
-// Finalizer keeps a Secret with a CA that was made in the cluster when the Secret, or its namespace, is deleted: the key exists
-// nowhere else. Nothing but a person removes it.
+// Finalizer keeps a Secret with a CA that was made in the cluster when the Secret, or its namespace, is deleted: the
+// key exists nowhere else. Nothing but a person removes it.
 const Finalizer = "csr-controller-manager.io/only-copy-of-a-ca-key"
 
 // Pair is a CA in PEM: certificates of which one belongs to the key, and the key.
@@ -44,8 +46,9 @@ func (p Pair) Equal(other Pair) bool {
 // Load makes p an Authority, see ca.Load.
 func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
 
-// under is p with the certificates of roots, the content of ca.crt, that its chain goes on with, so that it takes them along
-// wherever it is put. If the chain does not end in there, they are of a CA that was here before: p stays as it is.
+// under is p with the certificates of roots, the content of ca.crt, that its chain goes on with, so that it takes
+// them along wherever it is put. If the chain does not end in there, they are of a CA that was here before: p stays
+// as it is.
 func (p Pair) under(roots []byte) Pair {
 	if len(roots) == 0 {
 		return p
@@ -58,7 +61,8 @@ func (p Pair) under(roots []byte) Pair {
 	above, _ := ca.ParseCertificates(roots)
 	for _, cert := range above {
 		// Another certificate for the key that signs could be taken for the one that does.
-		if bytes.Equal(cert.RawSubjectPublicKeyInfo, authority.Certificate().RawSubjectPublicKeyInfo) || slices.ContainsFunc(certs, cert.Equal) {
+		if bytes.Equal(cert.RawSubjectPublicKeyInfo, authority.Certificate().RawSubjectPublicKeyInfo) ||
+			slices.ContainsFunc(certs, cert.Equal) {
 			continue
 		}
 		block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
@@ -113,8 +117,8 @@ func ParseRing(data map[string][]byte) (Ring, error) {
 	return ring, nil
 }
 
-// WriteTo makes data hold what r says, and leaves keys that are not ours. A ca.crt in which the chain of TLS does not end goes:
-// who reads the Secret without a guard would refuse the pair for it.
+// WriteTo makes data hold what r says, and leaves keys that are not ours. A ca.crt in which the chain of TLS does not
+// end goes: who reads the Secret without a guard would refuse the pair for it.
 func (r Ring) WriteTo(data map[string][]byte) error {
 	permit, err := json.Marshal(r.Permit)
 	if err != nil {

@@ -50,7 +50,8 @@ func newKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// TestRootsComeAlong: an intermediate CA is adopted with the root that was in ca.crt, and no reader refuses what is written.
+// TestRootsComeAlong: an intermediate CA is adopted with the root that was in ca.crt, and no reader refuses what is
+// written.
 func TestRootsComeAlong(t *testing.T) {
 	rootKey, _ := newKey(t)
 	root, rootCert := issued(t, "root", rootKey, nil, nil)

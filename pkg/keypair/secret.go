@@ -19,9 +19,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informers"
 )
 
-// Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, tls.key, and
-// perhaps ca.crt, which holds those that the chain ends in. It is watched by name, so that a role for that one Secret is
-// enough.
+// Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, tls.key,
+// and perhaps ca.crt, which holds those that the chain ends in. It is watched by name, so that a role for that one
+// Secret is enough.
 type Secret types.NamespacedName
 
 func (s Secret) String() string { return types.NamespacedName(s).String() }
@@ -44,7 +44,7 @@ func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
 			// Once it has been read, what was read counts, and the reflector writes to its own log.
 			if apierrors.IsForbidden(err) && !synced.Load() {
-				pair.Refuse(cantBeRead(pair, err))
+				pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", pair.name, err))
 			}
 			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
 		},
@@ -62,7 +62,7 @@ func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, synced *atomic.Bool) error {
 	informer, err := informers.Get(ctx, secrets, &corev1.Secret{}, pair.Log, func(err error) {
 		if err != nil {
-			pair.Refuse(cantBeRead(pair, err))
+			pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", pair.name, err))
 		}
 	})
 	if err != nil {
@@ -106,14 +106,10 @@ func (s Secret) load(ctx context.Context, secrets client.Reader, pair *KeyPair) 
 	switch {
 	case ctx.Err() != nil:
 	case client.IgnoreNotFound(err) != nil:
-		pair.Refuse(cantBeRead(pair, err))
+		pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", pair.name, err))
 	default:
 		pair.offer(secret, err == nil)
 	}
-}
-
-func cantBeRead(pair *KeyPair, err error) Unavailable {
-	return Unavailable{Reason: "CAMissing", Message: fmt.Sprintf("%s can't be read: %v", pair.name, err)}
 }
 
 // ReadOnce implements Source.
@@ -133,7 +129,7 @@ func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
 	case !found:
 		k.Refuse(k.missing())
 	case secret.Type != corev1.SecretTypeTLS:
-		k.Refuse(Unavailable{Reason: "CAInvalid", Message: fmt.Sprintf("%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS)})
+		k.Refuse(unavailable("CAInvalid", "%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
 	case k.guard != nil:
 		k.offerRing(secret.Data)
 	default:
