@@ -121,6 +121,30 @@ type caTrust struct {
 	at           time.Time     // of Answer
 }
 
+// trustKept is how long a CA stays trusted while API servers do not answer.
+const trustKept = 3 * askKnown
+
+// with returns t after an answer. A trusted CA stays trusted for a while without a new answer. Distrust permits more,
+// so it ends with the first question without an answer.
+func (t caTrust) with(answer probe.Answer, now time.Time) caTrust {
+	if answer.Trust == probe.Unknown && t.Trust == probe.Recognised && now.Sub(t.at) < trustKept {
+		return t
+	}
+	t.Answer, t.at = answer, now
+	return t
+}
+
+// withFront returns t after front proxies were read. An error does not change what is known.
+func (t caTrust) withFront(front frontProxy, err error) caTrust {
+	switch {
+	case err == nil:
+		t.front = front
+	case t.front.unread != "":
+		t.front.unread = err.Error()
+	}
+	return t
+}
+
 // frontProxy says whether API servers accept a CA for front proxies. The holder of such a certificate names any user
 // in a header, and the API server believes it. The zero value is a CA that they do not accept.
 type frontProxy struct {
@@ -156,6 +180,10 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Viola
 	default:
 		return nil, ""
 	}
+}
+
+func (f frontProxy) equal(other frontProxy) bool {
+	return f.unread == other.unread && f.trusted == other.trusted && slices.Equal(f.names, other.names)
 }
 
 // forbids returns why a custom signer must not issue req, or nil. While f is not known, it forbids every certificate

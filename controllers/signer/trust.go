@@ -36,8 +36,6 @@ const (
 	// askKnown is the pause after an answer about a CA. Without an answer the pause doubles from askUnknownMin to
 	// askUnknownMax.
 	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
-	// trustKept is how long a CA stays trusted while API servers do not answer.
-	trustKept = 3 * askKnown
 	// dialTimeout bounds the check whether an API server listens.
 	dialTimeout = 3 * time.Second
 )
@@ -68,23 +66,12 @@ func (c *trustCache) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust 
 }
 
 // note records what API servers answer about authority, and whether they accept it for front proxies, or frontErr if
-// that could not be read. If anything differs from before, it wakes the requests that wait for pair. A trusted CA
-// stays trusted for a while without a new answer. Distrust permits more, so it ends with the first question without
-// an answer. An error does not change what is known of front proxies.
+// that could not be read. If anything differs from before, it wakes the requests that wait for pair.
 func (c *trustCache) note(
 	pair *keypair.KeyPair, authority *ca.Authority, answer probe.Answer, front frontProxy, frontErr error, now time.Time,
 ) {
 	before := c.of(pair, authority)
-	after := caTrust{Answer: answer, front: front, authority: authority, at: now}
-	if answer.Trust == probe.Unknown && before.Trust == probe.Recognised && now.Sub(before.at) < trustKept {
-		after.Answer, after.at = before.Answer, before.at
-	}
-	if frontErr != nil {
-		after.front = before.front
-		if before.front.unread != "" {
-			after.front.unread = frontErr.Error()
-		}
-	}
+	after := before.with(answer, now).withFront(front, frontErr)
 	c.mu.Lock()
 	if c.known == nil {
 		c.known = map[*keypair.KeyPair]caTrust{}
@@ -93,17 +80,15 @@ func (c *trustCache) note(
 	c.mu.Unlock()
 
 	log := pair.Log.WithValues("source", pair.Name(), "issuerKeyID", authority.KeyID())
-	answered := after.Trust != before.Trust
-	proxies := after.front.unread != before.front.unread || after.front.trusted != before.front.trusted ||
-		!slices.Equal(after.front.names, before.front.names)
-	if answered {
+	if after.Trust != before.Trust {
 		log.Info("Asked whether API servers accept client certificates of this CA",
 			"answer", answer.Trust, "evidence", answer.Evidence)
+		pair.Notify()
 	}
-	if proxies && front.trusted {
-		log.Info("API servers accept this CA for front proxies", "commonNames", front.names)
-	}
-	if answered || proxies {
+	if !after.front.equal(before.front) {
+		if after.front.trusted {
+			log.Info("API servers accept this CA for front proxies", "commonNames", front.names)
+		}
 		pair.Notify()
 	}
 }
