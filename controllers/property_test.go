@@ -34,6 +34,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // calls counts what goes to the API server: every HTTP request, every review and every Event.
@@ -102,7 +103,7 @@ func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
 	reporter := report.New(made.events, clock)
 	options.Approver.Client, options.Approver.Clock, options.Approver.Reporter, options.Approver.Authorizer = cached{remote, made}, clock, reporter, authz.Func(made.review)
-	options.Approver.Live = remote
+	options.Approver.Live, options.Signer.ServerTime = remote, servertime.Of(clock)
 	options.Signer.Client, options.Signer.Clock, options.Signer.Reporter, options.Signer.Live = cached{remote, made}, clock, reporter, remote
 	return &options, made
 }
