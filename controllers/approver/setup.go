@@ -139,7 +139,7 @@ func (r *Reconciler) queues(obj client.Object) bool {
 		return false
 	}
 	undecided := r.rule(request) != nil
-	if !undecided && !(r.DryRun && r.ours(request)) {
+	if !undecided && (!r.DryRun || !r.ours(request)) {
 		r.index.remove(request.Name)
 		return false
 	}

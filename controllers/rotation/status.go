@@ -41,8 +41,8 @@ func (r *Reconciler) storeStatus(
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
 	}
 	if before.Phase != obj.Status.Phase {
-		reason := "Rotation" + string(obj.Status.Phase)
-		r.Reporter.Object(obj, corev1.EventTypeNormal, "Rotate", reason, phaseText(&obj.Status))
+		phase := "Rotation" + string(obj.Status.Phase)
+		r.Reporter.Object(obj, corev1.EventTypeNormal, "Rotate", phase, phaseText(&obj.Status))
 	}
 	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)

@@ -326,20 +326,28 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 				a.log.Error(server.err, "Can't read the serving certificate of an API server: names that only it has are not reserved",
 					"apiServer", name)
 			}
-			if last != nil {
-				server.shown = last.shown
-			}
-		} else if last != nil && name == kubeconfigHost { // a load balancer leads to another API server each time
-			for san, at := range last.shown {
-				if _, again := server.shown[san]; !again && now.Sub(at) <= forgetAfter {
-					server.shown[san] = at
-				}
-			}
 		}
+		server.remember(last, name == kubeconfigHost, now)
 		a.servers[name] = server
 	}
 	unreadAPIServers.Set(float64(unread))
 	return verified, failed
+}
+
+// remember keeps of last, the reading before, what this one does not show: all if it failed, and what was shown in the last
+// hour behind a load balancer, which leads to another API server each time.
+func (s *apiServer) remember(last *apiServer, balanced bool, now time.Time) {
+	switch {
+	case last == nil:
+	case s.err != nil:
+		s.shown = last.shown
+	case balanced:
+		for san, at := range last.shown {
+			if _, again := s.shown[san]; !again && now.Sub(at) <= forgetAfter {
+				s.shown[san] = at
+			}
+		}
+	}
 }
 
 // readOne reads what one API server shows in each of the ways to ask it.

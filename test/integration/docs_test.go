@@ -51,7 +51,7 @@ func TestReasonsPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reason := regexp.MustCompile(`(?:Reason: +|Refuse\(|reason := |reason = |EventTypeNormal, |"Sign", |obj, "Ignore", |\{(?:Deny|Wait|Ignore), )"([A-Z][A-Za-z]+)"`)
+	reason := regexp.MustCompile(`(?:Reason: +|Refuse\(|reason := |reason = |tell\(corev1\.EventTypeNormal, |"Sign", |obj, "Ignore", |\{(?:Deny|Wait|Ignore), )"([A-Z][A-Za-z]+)"`)
 	found := map[string]bool{}
 	for _, folder := range []string{"controllers", "pkg"} {
 		err := filepath.WalkDir(filepath.Join("..", "..", folder), func(path string, _ os.DirEntry, err error) error {

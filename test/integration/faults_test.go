@@ -51,7 +51,7 @@ func storm() []faults.Rule {
 
 // TestServesAllUnderFaults has 500 kubelets join while the calls of the manager fail by a seeded schedule.
 func TestServesAllUnderFaults(t *testing.T) {
-	parallel(t)
+	unshared(t)
 	installRBAC(t)
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)

@@ -30,7 +30,7 @@ import (
 )
 
 // patience bounds every wait; a test that needs all of it has failed.
-const patience = 30 * time.Second
+const patience = 45 * time.Second
 
 type request = certificatesv1.CertificateSigningRequest
 

@@ -23,7 +23,7 @@ import (
 
 // parallelTests is the number of tests that run at a time. Most of them wait most of the time, so it exceeds the number of
 // processors.
-const parallelTests = 6
+const parallelTests = 4
 
 // plane is a control plane that one test at a time has for itself, and its administrator.
 type plane struct {
@@ -77,7 +77,8 @@ func parallel(t *testing.T) {
 	unshared(t)
 }
 
-// unshared is parallel for a test that changes or reads what all tests of the process share, such as metrics.
+// unshared is parallel for a test that changes or reads what all tests of the process share, such as metrics, and for one
+// that measures time.
 func unshared(t *testing.T) {
 	t.Helper()
 	mine := &turn{}
