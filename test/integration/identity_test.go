@@ -201,7 +201,8 @@ func TestIdentityOutlivesTheLeader(t *testing.T) {
 func TestRenewalsWaitForNoInventory(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
-	startIdentityManager(t, patient, "--leader-elect=false")
+	p := startIdentityManager(t, patient, "--leader-elect=false")
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_clock_skew_known 1") // or that is what is told first
 	token := newToken(t, "early1")
 	blind := token.asks(t, "renews-a")
 	hasEvent(t, blind, "InventoryUnavailable", "Machine.cluster.x-k8s.io is not installed yet")
