@@ -71,7 +71,7 @@ func TestReproducible(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"api", "commands", "controllers", "docs", "pkg"} {
+	for _, name := range []string{"api", "commands", "controllers", "docs", "internal", "pkg"} {
 		if err := os.CopyFS(filepath.Join(copied, name), os.DirFS(filepath.Join(root, name))); err != nil {
 			t.Fatal(err)
 		}
