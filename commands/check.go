@@ -64,7 +64,7 @@ configuration (--config, --signing-secret, ...). It changes nothing. The exit co
 	})
 }
 
-// checker asks the API server with the rights of whoever runs the command.
+// checker asks the API server with the rights of the user who runs the command.
 type checker struct {
 	server
 	configuration *config.Configuration

@@ -39,8 +39,8 @@ func writeTrustCommand() *cobra.Command {
 		Short: "Keep a file of this host as the CAs that its API server is to trust",
 		Long: `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to
 trust, for its --client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or
-something that is none, it does not write, and a file that it has not made it does not replace. With --accept, a CA of
---from that nobody has accepted is not written either: a new CA then waits for a person, on each host.`,
+something that is none, it does not write, and a file that it has not made it does not replace. With --accept, it
+writes only the CAs of --from that an administrator has accepted on this host.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(args); err != nil {
@@ -187,8 +187,8 @@ func readBundle(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// replaceTrustFile makes path hold data, and says whether it did not. Whoever reads path gets the one or the other as a
-// whole, even after a loss of power. It is an error if path is something that write-trust has not made.
+// replaceTrustFile makes path hold data, and reports whether it wrote the file. A reader of path gets the old or the
+// new data as a whole, even after a loss of power. It is an error if path is something that write-trust has not made.
 func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	found, err := os.Lstat(path)
 	switch {

@@ -89,7 +89,7 @@ func describeKey(public crypto.PublicKey) string {
 	}
 }
 
-// conditions writes the conditions, whoever set them.
+// conditions writes all conditions of the request, also those of other controllers and of people.
 func conditions(p *page, f *findings) {
 	if len(f.obj.Status.Conditions) == 0 {
 		return

@@ -221,8 +221,8 @@ func (f *findings) lacksOnlyCA() bool {
 // endless is longer than any certificate should live, and short enough for arithmetic.
 const endless = 250 * 365 * 24 * time.Hour
 
-// rehearse issues the certificate that a CA with the given end would issue at that time. It signs with a throwaway CA:
-// the real key signs nothing that nobody asked for.
+// rehearse issues the certificate that a CA with the given end would issue at that time. It signs with a throwaway CA,
+// so that the real key signs approved requests only.
 func (f *findings) rehearse(at, end time.Time) (*ca.Issued, error) {
 	throwaway, _, err := ca.New(ca.NewOptions{CommonName: "rehearsal", Lifetime: end.Sub(at)}, at)
 	if err != nil {

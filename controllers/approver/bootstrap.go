@@ -108,8 +108,8 @@ func (f *bootstrapFacts) comesBack(node string) bool {
 	return f.node == nodeDead || f.node == nodeNone && f.entry != nil && f.entry.Bound == node
 }
 
-// judge returns the first thing that stands against req, or a Decision without a reason. What never changes comes
-// first. What a fault could hide comes before what it could allow.
+// judge returns the first violation of req, or a Decision without a reason. It checks the request itself first, as that
+// never changes. Then a check that refuses on missing data comes before one that permits on it.
 func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision {
 	if decision := p.checkRequest(req, facts.age); decision.Reason != "" {
 		return decision

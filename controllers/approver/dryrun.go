@@ -27,8 +27,8 @@ func (r *Reconciler) ours(obj *certificatesv1.CertificateSigningRequest) bool {
 	return false
 }
 
-// rehearse judges obj and writes nothing to it, and compares with what another approver does. What that one has
-// decided before it was seen here is judged as it was made, so that a faster one can be compared with too.
+// rehearse judges obj, writes nothing to it, and compares its decision with that of another approver. If the other
+// approver was faster, rehearse judges the request as it was before that decision.
 func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (reconcile.Result, error) {
 	if !r.ours(obj) {
 		return reconcile.Result{}, nil
@@ -150,7 +150,7 @@ type opinion struct {
 	signer string
 	// final is a verdict after which nothing else would have been thought of it.
 	final bool
-	// compared is that it has been counted.
+	// compared reports whether the comparison has been counted.
 	compared bool
 }
 

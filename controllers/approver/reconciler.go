@@ -194,9 +194,9 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	return reconcile.Result{}, nil
 }
 
-// refuse says why obj stays as it is, and when to look at it again: a verdict of Wait after as long as the request is
-// old, so that the pause doubles, from a second to a minute; any other never, as spec does not change. What is not
-// denied counts as ignored.
+// refuse reports why obj stays as it is, and when to reconcile it again. After Wait the pause is the age of the request,
+// so it doubles, from a second to a minute. After any other verdict there is no retry, as the spec does not change. A
+// Deny that the configuration does not permit counts as Ignore.
 func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) reconcile.Result {
 	if decision.Verdict == verdict.Deny {
 		decision.Verdict = verdict.Ignore

@@ -38,14 +38,14 @@ type Rule struct {
 	needsServices, needsLeases bool
 }
 
-// Recogniser knows one kind of requester and the permission that such a one needs.
+// Recogniser matches one kind of requester, and names the permission that this requester needs.
 type Recogniser struct {
 	Name       string
 	Matches    func(*csr.Request) bool
 	Permission authorizationv1.ResourceAttributes
 	// Gate, if set, comes before the question for the permission, and its decision stands unless it has no reason.
 	Gate Gate
-	// Message is that of the Approved condition.
+	// Message is the message of the Approved condition.
 	Message string
 }
 

@@ -261,5 +261,5 @@ func backdate(t *testing.T, obj *request) {
 	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(pause)
+	time.Sleep(pause) // the retry that was scheduled before cannot be seen from outside
 }
