@@ -7,12 +7,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 )
 
-// BuildManager builds the manager from the module in root, with the race detector unless there is no C compiler, which it
-// needs. It returns the path of the program, which all test packages share: the second one finds it up to date.
-func BuildManager(ctx context.Context, root string) (path string, err error) {
+// Manager builds the manager once, with the race detector unless there is no C compiler, which it needs. It returns the
+// path of the program. All test packages share the program, so the second package finds it up to date. The working
+// directory is that of a package two levels below the module's root, as go test sets it.
+var Manager = sync.OnceValues(func() (string, error) {
+	return buildManager(context.Background(), filepath.Join("..", ".."))
+})
+
+func buildManager(ctx context.Context, root string) (path string, err error) {
 	path, err = filepath.Abs(filepath.Join(root, "bin", "test", "csr-controller-manager"))
 	if err != nil {
 		return "", err

@@ -21,12 +21,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // printToken runs the real command, creates what it prints, and returns the Secret and the token.
 func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured, token string) {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,12 +24,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // runCheck runs the real command as cfg's user, and returns what it wrote and its exit code.
 func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, exitCode int) {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

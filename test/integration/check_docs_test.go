@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // runbook returns the shell functions of docs/runbooks/README.md.
@@ -40,7 +41,7 @@ func TestRunbookCommands(t *testing.T) {
 	startLoop(t, csrenv.Options{})
 	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "check-runbook"))
 	hasEvent(t, obj, "NotAuthorized")
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

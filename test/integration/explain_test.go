@@ -32,6 +32,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // explainConfig has a signer for each fate that a CA can have.
@@ -243,7 +244,7 @@ func adminKubeconfig(t *testing.T) string {
 // runExplain runs the real binary.
 func runExplain(t *testing.T, input string, args ...string) (string, error) {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

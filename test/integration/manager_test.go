@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // TestManager runs the whole manager as it is shipped, under the shipped roles: without a CA, with one, with a bad one.
@@ -163,7 +164,7 @@ cleaning:
 
 func TestManagerRefusesBadConfiguration(t *testing.T) {
 	parallel(t)
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

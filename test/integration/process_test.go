@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -26,9 +25,6 @@ import (
 )
 
 const systemNamespace = "csr-controller-manager-system"
-
-// binary builds the manager once.
-var binary = sync.OnceValues(func() (string, error) { return cluster.BuildManager(context.Background(), "../..") })
 
 // installRBAC applies config/rbac as it is shipped.
 func installRBAC(t *testing.T) {
@@ -95,7 +91,7 @@ type process struct {
 // startManager runs the real binary as cfg's user, and stops it with the test.
 func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // testChecked runs the command check against an authority that does not name a signer which the configuration serves: the
@@ -69,7 +70,7 @@ func (r *rotating) reload(t *testing.T, obj *request) *request {
 // check runs the real command for a configuration whose CA is in the Secret of that name.
 func (r *rotating) check(t *testing.T, secret string) (output string, exitCode int) {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,12 +17,13 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	issuedledger "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // runRotation runs the real command as cfg's user.
 func runRotation(t *testing.T, cfg *rest.Config, args ...string) (output string, exitCode int) {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

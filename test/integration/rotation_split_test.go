@@ -103,7 +103,7 @@ func (r *rotating) startDeployed(t *testing.T, name string) *cluster.Process {
 	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func (w *takeover) startTheirs(t *testing.T, flags ...string) *cluster.Process {
 
 func (w *takeover) startOurs(t *testing.T) *cluster.Process {
 	t.Helper()
-	path, err := binary()
+	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

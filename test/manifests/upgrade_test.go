@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -98,9 +97,6 @@ func TestUpgradeThroughEachFeature(t *testing.T) {
 	}
 }
 
-// binary builds the manager once.
-var binary = sync.OnceValues(func() (string, error) { return cluster.BuildManager(context.Background(), root) })
-
 // upgrade is a cluster with the real Deployment controller. The test is its scheduler and its kubelets: a pod is a process
 // of the manager with the ServiceAccount's token and the mounted configuration, and is ready when /readyz says so.
 type upgrade struct {
@@ -138,7 +134,7 @@ func startUpgrade(t *testing.T, replicas int32) *upgrade {
 	if u.admin, err = client.New(c.Config, client.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	binary, err := binary()
+	binary, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

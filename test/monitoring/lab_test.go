@@ -177,7 +177,7 @@ func (l *lab) revoke(t *testing.T) {
 // startManager runs the real binary as the ServiceAccount that config/rbac binds.
 func (l *lab) startManager(t *testing.T, name, metrics string) *cluster.Process {
 	t.Helper()
-	binary, err := cluster.BuildManager(t.Context(), "../..")
+	binary, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}

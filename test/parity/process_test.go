@@ -127,7 +127,7 @@ func (e *env) ownBinary(t *testing.T) string {
 	if binary := os.Getenv("PARITY_BINARY"); binary != "" {
 		return binary
 	}
-	binary, err := cluster.BuildManager(t.Context(), "../..")
+	binary, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}
