@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
@@ -32,12 +33,21 @@ func installRBAC(t *testing.T) {
 	apply(t, "rbac")
 }
 
-// apply creates the objects of a folder of config that are not there.
+// apply creates the objects of a folder of config that are not there. It takes the bindings away with the test: the next
+// test on this control plane may be about a right that they give.
 func apply(t *testing.T, folder string) {
 	t.Helper()
 	for _, obj := range rendered(t, folder) {
-		if err := admin(t).Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		switch err := admin(t).Create(t.Context(), obj); {
+		case apierrors.IsAlreadyExists(err):
+		case err != nil:
 			t.Fatal(err)
+		case strings.HasSuffix(obj.GetKind(), "RoleBinding"):
+			t.Cleanup(func() {
+				if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 	}
 }

@@ -30,12 +30,6 @@ func installRotation(t *testing.T) client.Client {
 	api := authorities(t)
 	installRBAC(t)
 	apply(t, "rotation")
-	t.Cleanup(func() { // it lets the manager read the Secret, which others try to take away
-		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-rotation"}}
-		if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), binding)); err != nil {
-			t.Error(err)
-		}
-	})
 	return api
 }
 
