@@ -111,14 +111,9 @@ e2e-kind: image ## the steps that can run on a kind cluster, which it makes and 
 	$(NODES) E2E_KIND=csr-e2e go test -tags e2e,kind -count=1 -timeout 30m -v -run '^TestKind$$' ./test/e2e
 
 .PHONY: fuzz
-fuzz: ## each fuzz target for FUZZTIME (default 30s)
-	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/csr
-	go test -run '^$$' -fuzz '^FuzzCheckDNSName$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
-	go test -run '^$$' -fuzz '^FuzzIssue$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/ca
-	go test -run '^$$' -fuzz '^FuzzExplain$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./commands
-	go test -run '^$$' -fuzz '^FuzzExplainFile$$' -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./commands
-	for target in FuzzParseStatic FuzzMachine FuzzReadAnswer; do \
-	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) ./pkg/inventory; \
+fuzz: ## each fuzz target in the tree for FUZZTIME (default 30s)
+	git grep -oE '^func Fuzz[A-Za-z]+' -- '*_test.go' | sed 's|/[^/]*:func | |' | while read -r package target; do \
+	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) "./$$package" || exit 1; \
 	done
 
 .PHONY: bench-quick
