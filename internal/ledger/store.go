@@ -49,7 +49,11 @@ func (s *store) update(ctx context.Context, change func(data map[string]string) 
 	retries := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 8}
 	var last error
 	err := wait.ExponentialBackoffWithContext(ctx, retries, func(ctx context.Context) (done bool, err error) {
+		remembered := s.last != nil
 		done, err = s.once(ctx, change)
+		if outdated(err) && remembered { // somebody else has written since
+			done, err = s.once(ctx, change)
+		}
 		if outdated(err) {
 			last, err = err, nil
 		}
