@@ -158,8 +158,8 @@ func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuth
 	return err
 }
 
-// findHolders looks for the retiring CA in extension-apiserver-authentication, and asks aggregated API servers
-// whether they accept it.
+// findHolders looks for the retiring CA in extension-apiserver-authentication and in aggregated API servers, which go by
+// it.
 func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	if obj.Status.UnpublishedAt == nil || len(o.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil
@@ -168,9 +168,17 @@ func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAutho
 	if err != nil {
 		return err
 	}
-	if o.Kept, err = r.publisher.Holds(ctx, cert); err != nil || o.secret.retiring == nil {
+	if o.Kept, err = r.publisher.Holds(ctx, cert); err != nil {
 		return err
 	}
+	if o.secret.retiring == nil || o.secret.signing == nil { // a refusal counts beside a certificate that is accepted
+		return nil
+	}
+	return r.askAggregated(ctx, o)
+}
+
+// askAggregated asks aggregated API servers whether they accept the retiring CA.
+func (r *Reconciler) askAggregated(ctx context.Context, o *observation) error {
 	targets, unknown, err := probe.Aggregated(ctx, r.Live)
 	if err != nil {
 		return err

@@ -79,7 +79,12 @@ func NewPublisher(config *rest.Config) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make discovery client: %w", err)
 	}
-	return &Publisher{objects: objects, discovery: served}, nil
+	return New(objects, served), nil
+}
+
+// New returns a Publisher that reads and writes with objects.
+func New(objects dynamic.Interface, served discovery.ServerResourcesInterface) *Publisher {
+	return &Publisher{objects: objects, discovery: served}
 }
 
 // Publish makes everything as wanted, and writes nothing that is so already. What is left is in State, to be tried again.
