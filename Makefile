@@ -41,14 +41,19 @@ demo: build ## a node joins a real control plane, step by step; cleans up after 
 run: build ## the demo's set-up, kept up until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/demo -keep
 
+# The model of a rotation, which tries much less with the race detector.
+MODEL := go test -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation
+
 .PHONY: test
 test: ## all tests, with the race detector, on a real control plane and against the real kube-controller-manager
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 30m ./...
+	$(MODEL)
 
 .PHONY: test-unit
 test-unit: ## the tests that need no control plane, with the race detector
 	go test $(RACE) $$(go list ./... | grep -vE '/(test|csrenv)(/|$$)')
+	$(MODEL)
 
 .PHONY: fleet
 fleet: ## a CA is rotated under 200 certificate managers of client-go, until nothing of the old one is left

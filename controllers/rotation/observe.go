@@ -95,7 +95,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 		if pair.Empty() {
 			return nil, nil, nil
 		}
-		authority, err := pair.Load()
+		authority, err := r.loadPair(pair)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -201,9 +201,10 @@ func checkReserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthori
 	for _, at := range obj.Spec.Trust.ConfigMaps {
 		taken := at.Namespace == trust.ExtensionNamespace && at.Name == trust.ExtensionName
 		for i := range all {
-			secret := all[i].Spec.Secret
-			names := append(ledger.NodesNames(secret.Name), ledger.BookName(secret.Name))
-			taken = taken || at.Namespace == secret.Namespace && slices.Contains(names, at.Name)
+			if secret := all[i].Spec.Secret; at.Namespace == secret.Namespace {
+				names := append(ledger.NodesNames(secret.Name), ledger.BookName(secret.Name))
+				taken = taken || slices.Contains(names, at.Name)
+			}
 		}
 		if taken {
 			return fmt.Errorf("spec.trust: ConfigMap %s/%s is for something else: publish to another", at.Namespace, at.Name)

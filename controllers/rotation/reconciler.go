@@ -15,6 +15,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -47,13 +49,20 @@ type Reconciler struct {
 	Cluster *rest.Config
 
 	publisher     *trust.Publisher
-	prober        *probe.Prober
+	prober        prober
+	loadPair      func(keypair.Pair) (*ca.Authority, error)
 	trackers      trackers
 	deciding      sync.Mutex
 	recorders     recorders
 	secretWatches secretWatches
 	// runUntilStopped starts a function that runs until the manager stops. The manager waits for it.
 	runUntilStopped func(run func(ctx context.Context))
+}
+
+// prober asks servers about CAs. It is a probe.Prober, but for tests.
+type prober interface {
+	Recognise(ctx context.Context, authority *ca.Authority, targets []probe.Target) probe.Round
+	Refuse(ctx context.Context, retiring, signing *ca.Authority, targets []probe.Target) probe.Round
 }
 
 // Reconcile observes one authority, stores what is decided, and takes at most one action.

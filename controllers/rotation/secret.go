@@ -55,10 +55,11 @@ func (p *planner) repairSigning() string {
 			"they hold the CA %s, which retires", secret.Signing.KeyID)
 	case secret.Signing != nil:
 		return fmt.Sprintf("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, "+
-			"which does not sign here; without a backup, remove signing.crt and signing.key", signing.KeyID, secret.Signing.KeyID)
+			"which does not sign here; without a backup, remove signing.crt and signing.key",
+			signing.KeyID, secret.Signing.KeyID)
 	case sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing):
-		return fmt.Sprintf("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the place of another",
-			signing.KeyID)
+		return fmt.Sprintf("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the "+
+			"place of another", signing.KeyID)
 	default: // the pair is lost, for which each phase has a way on
 		return ""
 	}
@@ -94,8 +95,8 @@ func (p *planner) repairRetiring() string {
 	if retiring == nil || sameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
 		return ""
 	}
-	return fmt.Sprintf("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no rotation "+
-		"has left there", retiring.KeyID)
+	return fmt.Sprintf("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no "+
+		"rotation has left there", retiring.KeyID)
 }
 
 // waitForSigningKey waits for a missing signing pair. otherwise says what can be done without a backup.

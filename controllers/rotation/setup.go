@@ -34,6 +34,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -110,6 +111,7 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("publish bundles: %w", err)
 	}
+	r.loadPair = keypair.Pair.Load
 	r.publisher, r.prober = publisher, &probe.Prober{Audit: r.Audit, Clock: r.Clock}
 	return nil
 }

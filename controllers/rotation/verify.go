@@ -83,9 +83,9 @@ type question struct {
 
 // questionKey tells questions apart.
 type questionKey struct {
-	want        probe.Trust
-	fingerprint string
-	every       time.Duration
+	want  probe.Trust
+	cert  string // of the CA
+	every time.Duration
 }
 
 // questions returns what the phase needs to know.
@@ -93,7 +93,7 @@ func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, o *observation) [
 	var all []question
 	add := func(want probe.Trust, authority *ca.Authority, proof *Proof, shown bool) {
 		if authority != nil {
-			key := questionKey{want, factsOf(authority).Fingerprint, r.interval(obj)}
+			key := questionKey{want, string(authority.Certificate().Raw), r.interval(obj)}
 			all = append(all, question{key, authority, proof, shown})
 		}
 	}
@@ -158,8 +158,8 @@ func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuth
 	return err
 }
 
-// findHolders looks for the retiring CA in extension-apiserver-authentication and in aggregated API servers, which go by
-// it.
+// findHolders looks for the retiring CA in extension-apiserver-authentication and in aggregated API servers, which go
+// by it.
 func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	if obj.Status.UnpublishedAt == nil || len(o.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil

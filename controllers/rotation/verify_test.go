@@ -9,6 +9,7 @@ import (
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 )
@@ -29,5 +30,34 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	o := &observation{secret: &caSecret{retiring: made}}
 	if err := r.findHolders(t.Context(), obj, o); err != nil || !o.Kept {
 		t.Errorf("the retiring CA is not found: %+v, error %v", o.Answers, err)
+	}
+}
+
+// TestAnswersAboutOtherCAs are not used: while API servers are asked, the Secret may change.
+func TestAnswersAboutOtherCAs(t *testing.T) {
+	t.Parallel()
+	asked, _ := issued(t)
+	other, _ := issued(t)
+	obj := sharing("cluster", asked, certificatesv1.KubeAPIServerClientSignerName)
+	obj.Status.Phase = v1alpha1.Preparing
+	verified := &observation{secret: &caSecret{candidate: asked}}
+	verified.Candidate = proven
+	for name, test := range map[string]struct {
+		seen *observation
+		want bool
+	}{
+		"the same candidate":           {&observation{secret: &caSecret{candidate: asked}}, true},
+		"another candidate":            {&observation{secret: &caSecret{candidate: other}}, false},
+		"another authority needs it":   {&observation{secret: &caSecret{candidate: asked}, Facts: Facts{Sharing: []string{"other"}}}, false},
+		"nothing was asked, as in New": {nil, false},
+	} {
+		from := verified
+		if test.seen == nil {
+			test.seen, from = &observation{secret: &caSecret{candidate: asked}}, nil
+		}
+		reconciler(t).useAnswers(obj, test.seen, from)
+		if test.seen.Candidate.Proven != test.want {
+			t.Errorf("%s: used %t, want %t", name, test.seen.Candidate.Proven, test.want)
+		}
 	}
 }

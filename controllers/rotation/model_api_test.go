@@ -1,0 +1,258 @@
+package rotation
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// modelScheme has the kinds of the model.
+var modelScheme = func() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		panic(err)
+	}
+	return scheme
+}()
+
+// apiServer stores objects in memory. A write of an object that is not the stored version is a conflict. The fake
+// client of controller-runtime does the same, a hundred times slower.
+type apiServer struct {
+	now     func() time.Time
+	objects map[objectKey]client.Object
+	version int
+}
+
+type objectKey struct {
+	kind string
+	client.ObjectKey
+}
+
+func keyOf(obj runtime.Object, key client.ObjectKey) objectKey {
+	gvk, err := apiutil.GVKForObject(obj, modelScheme)
+	if err != nil {
+		panic(err)
+	}
+	return objectKey{gvk.Kind, key}
+}
+
+func (s *apiServer) get(key client.ObjectKey, into client.Object) error {
+	stored := s.objects[keyOf(into, key)]
+	if stored == nil {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: keyOf(into, key).kind}, key.Name)
+	}
+	if into, ok := into.(*unstructured.Unstructured); ok {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(stored)
+		kind := into.GroupVersionKind()
+		into.Object = content
+		into.SetGroupVersionKind(kind)
+		return err
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(stored.DeepCopyObject()).Elem())
+	return nil
+}
+
+func (s *apiServer) list(list client.ObjectList, opts ...client.ListOption) error {
+	options := (&client.ListOptions{}).ApplyOptions(opts)
+	gvk, err := apiutil.GVKForObject(list, modelScheme)
+	if err != nil {
+		return err
+	}
+	kind := strings.TrimSuffix(gvk.Kind, "List")
+	var found []runtime.Object
+	for key, obj := range s.objects {
+		wanted := options.LabelSelector == nil || options.LabelSelector.Matches(labels.Set(obj.GetLabels()))
+		if wanted && key.kind == kind && (options.Namespace == "" || options.Namespace == key.Namespace) {
+			found = append(found, obj.DeepCopyObject())
+		}
+	}
+	slices.SortFunc(found, func(a, b runtime.Object) int {
+		return cmp.Compare(a.(client.Object).GetName(), b.(client.Object).GetName())
+	})
+	return meta.SetList(list, found)
+}
+
+// put stores obj, unless another version is stored than the one that obj was read from.
+func (s *apiServer) put(obj client.Object, creates bool) error {
+	key := keyOf(obj, client.ObjectKeyFromObject(obj))
+	stored, resource := s.objects[key], schema.GroupResource{Resource: key.kind}
+	switch {
+	case creates && stored != nil:
+		return apierrors.NewAlreadyExists(resource, obj.GetName())
+	case !creates && stored == nil:
+		return apierrors.NewNotFound(resource, obj.GetName())
+	case !creates && obj.GetResourceVersion() != stored.GetResourceVersion():
+		return apierrors.NewConflict(resource, obj.GetName(), errors.New("it has changed"))
+	}
+	s.version++
+	obj.SetResourceVersion(strconv.Itoa(s.version))
+	if creates {
+		obj.SetUID(types.UID(obj.GetResourceVersion()))
+		obj.SetCreationTimestamp(metav1.NewTime(s.now()))
+	}
+	s.objects[key] = obj.DeepCopyObject().(client.Object)
+	return nil
+}
+
+// errDied is what a process gets for each request when it has died.
+var errDied = errors.New("the process has died")
+
+// process is a client of the API server that dies before one of its writes.
+type process struct {
+	client.Client // for the methods that nothing calls
+	*apiServer
+	died bool
+	// dies, if not nil, reports whether the process dies before a write. wrote is called after a write.
+	dies  func() bool
+	wrote func(before, after client.Object)
+}
+
+func (p *process) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if p.died {
+		return errDied
+	}
+	return p.get(key, into)
+}
+
+func (p *process) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if p.died {
+		return errDied
+	}
+	return p.list(list, opts...)
+}
+
+func (p *process) write(obj client.Object, creates bool) error {
+	if p.died = p.died || p.dies != nil && p.dies(); p.died {
+		return errDied
+	}
+	before := p.objects[keyOf(obj, client.ObjectKeyFromObject(obj))]
+	if err := p.put(obj, creates); err != nil {
+		return err
+	}
+	if p.wrote != nil {
+		p.wrote(before, obj)
+	}
+	return nil
+}
+
+func (p *process) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
+	return p.write(obj, true)
+}
+
+func (p *process) Update(_ context.Context, obj client.Object, _ ...client.UpdateOption) error {
+	return p.write(obj, false)
+}
+
+// Patch removes annotations of the version that the patch names.
+func (p *process) Patch(_ context.Context, obj client.Object, patch client.Patch, _ ...client.PatchOption) error {
+	data, err := patch.Data(obj)
+	if err != nil {
+		return err
+	}
+	var change struct{ Metadata metav1.ObjectMeta }
+	if err := json.Unmarshal(data, &change); err != nil {
+		return err
+	}
+	patched := obj.DeepCopyObject().(client.Object)
+	patched.SetResourceVersion(change.Metadata.ResourceVersion)
+	err = p.write(patched, false)
+	obj.SetResourceVersion(patched.GetResourceVersion())
+	return err
+}
+
+func (p *process) Status() client.SubResourceWriter { return statusWriter{process: p} }
+
+// statusWriter stores statuses. Specs and annotations stay as they are stored.
+type statusWriter struct {
+	client.SubResourceWriter // for the methods that nothing calls
+	process                  *process
+}
+
+func (w statusWriter) Update(_ context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+	authority, stored := obj.(*v1alpha1.SigningAuthority), &v1alpha1.SigningAuthority{}
+	if err := w.process.get(client.ObjectKeyFromObject(obj), stored); err != nil {
+		return err
+	}
+	stored.ResourceVersion = obj.GetResourceVersion()
+	stored.Status = *authority.Status.DeepCopy()
+	err := w.process.write(stored, false)
+	authority.ResourceVersion = stored.ResourceVersion
+	return err
+}
+
+// dynamicClient is a dynamic client of the ConfigMaps of a process, for what publishes bundles.
+type dynamicClient struct {
+	dynamic.NamespaceableResourceInterface // for the methods that nothing calls
+	process                                *process
+	namespace                              string
+}
+
+func (d dynamicClient) Resource(schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
+	return d
+}
+
+func (d dynamicClient) Namespace(namespace string) dynamic.ResourceInterface {
+	d.namespace = namespace
+	return d
+}
+
+func (d dynamicClient) Get(
+	ctx context.Context, name string, _ metav1.GetOptions, _ ...string,
+) (*unstructured.Unstructured, error) {
+	obj := &unstructured.Unstructured{}
+	obj.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	return obj, d.process.Get(ctx, client.ObjectKey{Namespace: d.namespace, Name: name}, obj)
+}
+
+func (d dynamicClient) Create(
+	ctx context.Context, obj *unstructured.Unstructured, _ metav1.CreateOptions, _ ...string,
+) (*unstructured.Unstructured, error) {
+	obj.SetNamespace(d.namespace)
+	return obj, d.process.Create(ctx, configMapOf(obj))
+}
+
+func (d dynamicClient) Update(
+	ctx context.Context, obj *unstructured.Unstructured, _ metav1.UpdateOptions, _ ...string,
+) (*unstructured.Unstructured, error) {
+	return obj, d.process.Update(ctx, configMapOf(obj))
+}
+
+func configMapOf(obj *unstructured.Unstructured) *corev1.ConfigMap {
+	configMap := &corev1.ConfigMap{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, configMap); err != nil {
+		panic(err)
+	}
+	return configMap
+}
+
+// noClusterTrustBundles is the discovery of an API server that does not serve them.
+type noClusterTrustBundles struct {
+	discovery.ServerResourcesInterface
+}
+
+func (noClusterTrustBundles) ServerResourcesForGroupVersion(version string) (*metav1.APIResourceList, error) {
+	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: strings.ToLower(version)}, "")
+}

@@ -1,0 +1,362 @@
+package rotation
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+)
+
+// adoptedFor is longer than what is issued here and the stride of a mark, as an owner has to see to.
+const adoptedFor = 60 * day
+
+// authority is a SigningAuthority with its Secret, what it publishes, its ledger, and its signers.
+type authority struct {
+	*cluster
+	name  string
+	began []string // the signers at first
+	// asked counts the operations that were asked for, heard is the last one that was followed or refused.
+	asked, heard int
+	signers      []*signer
+	issued       []certificate
+	recorded     int // so many of issued were seen by the manager
+	backups      []keypair.Ring
+	// refused are the Events of refusals. refusedBefore is how many there were before the present reconcile.
+	refused       []string
+	refusedBefore int
+	promises
+	wrong string
+}
+
+// certificate is one that was issued. foreign means by somebody else, before its CA came here.
+type certificate struct {
+	ca, signer   string
+	at, notAfter time.Time
+	foreign      bool
+	request      *certificatesv1.CertificateSigningRequest // once the manager has seen it
+}
+
+// authority adds a SigningAuthority for signers. Its CA is copied from that of from, if that is not empty.
+func (c *cluster) authority(name, from string, signers ...string) *authority {
+	a := &authority{cluster: c, name: name, began: signers, promises: newPromises()}
+	a.signers = []*signer{newSigner(a), newSigner(a)}
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1}}
+	obj.Spec.Signers, obj.Spec.From = signers, from
+	obj.Spec.Secret = v1alpha1.SecretReference{Namespace: modelNamespace, Name: name}
+	obj.Spec.Verification.SettleFor = &metav1.Duration{Duration: settleFor}
+	obj.Spec.Lifetimes.Adopted = &metav1.Duration{Duration: adoptedFor}
+	obj.Spec.Trust.ConfigMaps = []v1alpha1.ConfigMapKey{{Namespace: trustNamespace, Name: name}}
+	obj.Spec.Trust.ClusterTrustBundles = new(bool)
+	c.create(obj)
+	c.authorities = append(c.authorities, a)
+	return a
+}
+
+// object returns the object as it is stored. It is not to be changed.
+func (a *authority) object() *v1alpha1.SigningAuthority {
+	obj := &v1alpha1.SigningAuthority{}
+	return a.api.objects[keyOf(obj, client.ObjectKey{Name: a.name})].(*v1alpha1.SigningAuthority)
+}
+
+func (a *authority) status() *v1alpha1.SigningAuthorityStatus { return &a.object().Status }
+
+func (a *authority) spec() *v1alpha1.SigningAuthoritySpec { return &a.object().Spec }
+
+func (a *authority) operation() v1alpha1.Operation {
+	return v1alpha1.Operation(a.object().Annotations[v1alpha1.OperationAnnotation])
+}
+
+// change changes the object for its owner.
+func (a *authority) change(change func(obj *v1alpha1.SigningAuthority)) {
+	obj := a.object().DeepCopy()
+	change(obj)
+	a.update(obj)
+}
+
+// want puts an operation into the annotation, or removes it.
+func (a *authority) want(operation v1alpha1.Operation) {
+	a.change(func(obj *v1alpha1.SigningAuthority) {
+		obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(operation)}
+	})
+	if operation != "" {
+		a.asked++
+		a.tell("%s: its owner wants %s", a.name, operation)
+	}
+}
+
+// ring returns what the Secret holds.
+func (a *authority) ring() keypair.Ring {
+	stored := a.api.objects[keyOf(&corev1.Secret{}, a.secret())]
+	if stored == nil {
+		return keypair.Ring{}
+	}
+	return ringOf(stored)
+}
+
+func ringOf(secret client.Object) keypair.Ring {
+	ring, err := keypair.ParseRing(secret.(*corev1.Secret).Data)
+	if err != nil {
+		panic(err)
+	}
+	return ring
+}
+
+func (a *authority) secret() client.ObjectKey {
+	return client.ObjectKey{Namespace: modelNamespace, Name: a.name}
+}
+
+// edit changes the Secret for somebody who is not the manager.
+func (a *authority) edit(change func(ring *keypair.Ring)) {
+	obj := &corev1.Secret{Type: corev1.SecretTypeTLS}
+	created := a.api.get(a.secret(), obj) != nil
+	obj.Namespace, obj.Name = a.secret().Namespace, a.secret().Name
+	if obj.Data == nil {
+		obj.Data = map[string][]byte{}
+	}
+	ring, err := keypair.ParseRing(obj.Data)
+	if err != nil {
+		panic(err)
+	}
+	change(&ring)
+	if err := ring.WriteTo(obj.Data); err != nil {
+		panic(err)
+	}
+	if err := a.api.put(obj, created); err != nil {
+		panic(err)
+	}
+}
+
+// published returns the certificates that are published.
+func (a *authority) published() []string {
+	return certificatesIn(a.configMap(trustNamespace, a.name).Data["ca.crt"])
+}
+
+// account returns what the ledger holds of a CA.
+func (a *authority) account(cert string) (ledger.Account, bool) {
+	accounts, err := ledger.NewBook(a.owner, a.owner, a.secret(), a.clock).Read(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	known := a.cas[cert]
+	if known == nil {
+		return ledger.Account{}, false
+	}
+	account, found := accounts[known.authority.KeyID()]
+	return account, found
+}
+
+func (a *authority) sealed(cert string) bool {
+	account, _ := a.account(cert)
+	return account.Sealed
+}
+
+// issue notes a certificate that a signer has stored.
+func (a *authority) issue(cert certificate) {
+	if !cert.notAfter.After(a.now()) {
+		return
+	}
+	a.tell("%s: %s issues for %s until %s", a.name, cert.ca, cert.signer, cert.notAfter)
+	if signing := a.status().Signing; signing != nil && cert.ca != signing.Certificate {
+		a.saw("issued by what does not sign any more")
+	}
+	if published := a.published(); !slices.Contains(published, cert.ca) && !a.excuses(cert) {
+		a.fail(false, "a certificate is issued by %s, and %v is published", cert.ca, published)
+	}
+	a.issued = append(a.issued, cert)
+}
+
+// recordNext shows the manager one more request.
+func (a *authority) recordNext() {
+	cert := &a.issued[a.recorded]
+	a.recorded++
+	if cert.foreign {
+		return
+	}
+	if cert.request == nil {
+		cert.request = a.requestOf(*cert)
+		a.create(cert.request)
+	}
+	a.record(*cert)
+}
+
+// recordAll shows the manager all requests that it has seen before, as its watch does after a start.
+func (a *authority) recordAll() {
+	for _, cert := range a.issued[:a.recorded] {
+		if cert.request != nil {
+			a.record(cert)
+		}
+	}
+}
+
+func (a *authority) record(cert certificate) {
+	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: cert.request.Name}}
+	if _, err := a.reconciler.recordIssued(context.Background(), key); err != nil {
+		panic(err)
+	}
+}
+
+// requestOf returns a request with cert.
+func (a *authority) requestOf(cert certificate) *certificatesv1.CertificateSigningRequest {
+	issuer := a.cas[cert.ca]
+	parent, err := tls.X509KeyPair(issuer.pair.Cert, issuer.pair.Key)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: cert.at, NotAfter: cert.notAfter}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent.Leaf, leafKey, parent.PrivateKey)
+	if err != nil {
+		panic(err)
+	}
+	obj := &certificatesv1.CertificateSigningRequest{}
+	obj.Name = fmt.Sprintf("request-%d", a.api.version)
+	obj.Spec.SignerName = cert.signer
+	obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return obj
+}
+
+// forgetEnded forgets certificates that have ended.
+func (a *authority) forgetEnded() {
+	seen := a.issued[:a.recorded]
+	ended := func(cert certificate) bool { return !cert.notAfter.After(a.now()) }
+	for _, cert := range seen {
+		if cert.request != nil && ended(cert) {
+			delete(a.api.objects, keyOf(cert.request, client.ObjectKeyFromObject(cert.request)))
+			a.recorded--
+		} else if ended(cert) {
+			a.recorded--
+		}
+	}
+	a.issued = slices.DeleteFunc(a.issued, ended)
+}
+
+// wrote looks at what the manager has written.
+func (c *cluster) wrote(before, after client.Object) {
+	for _, a := range c.authorities {
+		switch after := after.(type) {
+		case *v1alpha1.SigningAuthority:
+			if after.Name == a.name {
+				a.stored(before.(*v1alpha1.SigningAuthority), after)
+			}
+		case *corev1.Secret:
+			if after.Name != a.name {
+				break
+			}
+			ring := keypair.Ring{}
+			if before != nil {
+				ring = ringOf(before)
+			}
+			a.turned(ring, ringOf(after))
+		case *corev1.ConfigMap:
+			if after.Name == trust.ExtensionName && a.status().Intent == string(Prune) {
+				c.seen["pruned"]++
+			}
+		}
+	}
+}
+
+// stored looks at a write of the object by the manager: of its status, or of the annotation.
+func (a *authority) stored(before, after *v1alpha1.SigningAuthority) {
+	was, is := &before.Status, &after.Status
+	if before.Annotations[v1alpha1.OperationAnnotation] != "" && after.Annotations[v1alpha1.OperationAnnotation] == "" {
+		if a.heard != a.asked {
+			a.saw("an operation is dropped without a word")
+			a.fail(sameOperationDropped, "an operation was dropped without a word")
+		}
+		return
+	}
+	if was.TakenOperation == "" && is.TakenOperation != "" {
+		a.heard = a.asked
+		a.tell("%s takes %s", a.name, is.TakenOperation)
+	}
+	if was.Intent != is.Intent && is.Intent != "" {
+		a.seen[is.Intent]++
+		a.tell("%s: %s", a.name, is.Intent)
+	}
+	if was.Phase != is.Phase {
+		a.tell("%s is %s", a.name, is.Phase)
+	}
+	a.promised(was, is)
+	a.checkStatus(was, is)
+	if casChanged.Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}) {
+		for _, a := range a.authorities {
+			a.recordAll()
+		}
+	}
+}
+
+// turned looks at a write of the Secret by the manager.
+func (a *authority) turned(before, after keypair.Ring) {
+	action := Action(a.status().Intent)
+	for _, pair := range []keypair.Pair{after.TLS, after.Candidate} {
+		if !pair.Empty() && !pair.Equal(garbage) {
+			a.know(pair)
+		}
+	}
+	a.checkAct(action, before)
+	a.checkTurn(action, before, after)
+	if action == CopyFrom {
+		a.copied(string(after.TLS.Cert))
+	}
+	if len(a.backups) < 40 {
+		a.backups = append(a.backups, after)
+	}
+}
+
+// copied takes over what the authority of spec.from has issued.
+func (a *authority) copied(cert string) {
+	isFrom := func(other *authority) bool { return other.name == a.spec().From }
+	from := a.authorities[slices.IndexFunc(a.authorities, isFrom)]
+	for _, issued := range from.issued {
+		if issued.ca == cert && (issued.foreign || slices.Contains(a.spec().Signers, issued.signer)) {
+			a.saw("a certificate is taken over")
+			issued.request = nil
+			a.issued = append(a.issued, issued)
+		}
+	}
+	a.recorded = len(a.issued)
+	if from.excused[cert] {
+		a.excuse(cert)
+	}
+}
+
+func (a *authority) String() string {
+	show := func(authority *v1alpha1.CAStatus) string {
+		if authority == nil {
+			return "-"
+		}
+		return authority.Certificate
+	}
+	s, ring := a.status(), a.ring()
+	account := func(cert string) string {
+		account, found := a.account(cert)
+		return fmt.Sprintf("%s %v %t;", cert, account, found)
+	}
+	var accounts strings.Builder
+	for _, cert := range a.names {
+		accounts.WriteString(account(cert))
+	}
+	return fmt.Sprintf("%s %q gen %d intent %q op %q noted %s %s %s; tls %s signing %s candidate %s retiring %s; "+
+		"published %v servers %v verifiers %v kept %v ledger %s waits for %q",
+		a.name, s.Phase, s.Generation, s.Intent, a.operation(), show(s.Signing), show(s.Candidate), show(s.Retiring),
+		ring.TLS.Cert, ring.Signing.Cert, ring.Candidate.Cert, ring.Retiring.Cert,
+		a.published(), a.servers, a.verifiers, a.kept(), accounts.String(), s.WaitingFor)
+}

@@ -1,0 +1,279 @@
+package rotation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+)
+
+// What is so, and need not be. Each goes, with what asks for it, when it is done otherwise.
+const (
+	// acceptedGrows: what a late signer issues after outstanding-accepted, and before the account is closed, is not
+	// asked about.
+	acceptedGrows = true
+	// endedWhileCompleting: what signs ends before it was proven that the old CA is refused, which then can't be
+	// proven before that has ended too.
+	endedWhileCompleting = true
+	// sameOperationDropped: an operation that is asked for again before it is noted that the last one is gone is
+	// dropped.
+	sameOperationDropped = true
+)
+
+// anySigner is the signer of what is outstanding when the ledger is gone.
+const anySigner = "any signer, as the ledger of it is gone"
+
+// promises are what the owner has said or done that excuses.
+type promises struct {
+	// named is what was outstanding when the owner accepted it, by CA, acceptedAt is when.
+	named      map[string][]v1alpha1.Outstanding
+	acceptedAt map[string]time.Time
+	// excused are the CAs of which the owner has said what is not so, or whose key and status are lost at once.
+	excused map[string]bool
+	// left are the CAs that have retired here, as far as the ledger knows.
+	left map[string]bool
+}
+
+func newPromises() promises {
+	return promises{map[string][]v1alpha1.Outstanding{}, map[string]time.Time{}, map[string]bool{}, map[string]bool{}}
+}
+
+func (a *authority) excuse(cert string) { a.excused[cert] = true }
+
+// fail notes what is wrong, unless it is known.
+func (a *authority) fail(known bool, format string, args ...any) {
+	if !known && a.wrong == "" {
+		a.wrong = fmt.Sprintf(format, args...) + ": " + a.String()
+	}
+}
+
+// excuses reports whether the certificate may break.
+func (a *authority) excuses(cert certificate) bool {
+	if a.excused[cert.ca] {
+		return true
+	}
+	if at, accepted := a.acceptedAt[cert.ca]; acceptedGrows && accepted && !cert.at.Before(at) {
+		return true
+	}
+	return slices.ContainsFunc(a.named[cert.ca], func(part v1alpha1.Outstanding) bool {
+		signer := part.Signer == cert.signer || part.Signer == "" || part.Signer == anySigner
+		return signer && !cert.notAfter.After(part.Until.Time)
+	})
+}
+
+// early reports whether the certificate is of a CA that does not sign here yet.
+func (a *authority) early(cert certificate) bool {
+	s := a.status()
+	retires := s.Retiring != nil && s.Retiring.Certificate == cert.ca
+	return s.Signing == nil || cert.foreign && s.Signing.Certificate != cert.ca && !retires
+}
+
+// promised notes what the owner has promised by the status that is stored now.
+func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
+	accepted := func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Retiring != nil && s.Retiring.OutstandingAcceptedAt != nil
+	}
+	if accepted(is) && was.Retiring != nil && !accepted(was) {
+		a.named[is.Retiring.Certificate] = is.Outstanding
+		a.acceptedAt[is.Retiring.Certificate] = a.now()
+		a.saw("what is outstanding is accepted")
+		if len(is.Outstanding) > 0 {
+			a.saw("something is outstanding that is accepted")
+		}
+	}
+	copied := slices.ContainsFunc(a.authorities, func(other *authority) bool {
+		return other.name == a.spec().From && sameCA(other.status().Signing, is.Candidate)
+	})
+	isNew := is.Candidate != nil && !sameCA(was.Candidate, is.Candidate)
+	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil && !copied {
+		a.also = append(a.also, is.Candidate.Certificate) // the owner has brought the first CA, and seen to its trust
+		for i := range a.verifiers {
+			a.verifiers[i] = append(a.verifiers[i], is.Candidate.Certificate)
+		}
+	}
+	if was.Phase == v1alpha1.New && is.Phase != v1alpha1.New {
+		a.excuseUnknown(is)
+	}
+}
+
+// excuseUnknown excuses what nobody can know any more: CAs that are neither in the Secret nor in the status.
+func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
+	known := func(cert string) bool {
+		return slices.ContainsFunc([]*v1alpha1.CAStatus{s.Signing, s.Retiring}, func(authority *v1alpha1.CAStatus) bool {
+			return authority != nil && authority.Certificate == cert
+		})
+	}
+	for _, cert := range a.issued {
+		if !known(cert.ca) && !cert.foreign {
+			a.excuse(cert.ca)
+		}
+	}
+	for _, signer := range a.signers { // which go on with what they have loaded
+		if cert := string(signer.view.Signing.Cert); cert != "" && !known(cert) {
+			a.excuse(cert)
+		}
+	}
+}
+
+// checkStatus looks at a status that is stored.
+func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
+	for _, authority := range Trusted(is) {
+		cert := authority.Certificate
+		before := slices.ContainsFunc(Trusted(was), func(other *v1alpha1.CAStatus) bool { return other.Certificate == cert })
+		if a.left[cert] && was.Phase != v1alpha1.New && !before {
+			a.fail(false, "%s, which has retired here, is to be trusted again", cert)
+		}
+	}
+	if was.UnpublishedAt != nil || is.UnpublishedAt == nil {
+		return
+	}
+	a.saw("a CA is unpublished")
+	for _, cert := range a.issued {
+		if cert.ca == is.Retiring.Certificate && cert.notAfter.After(a.now()) && !a.excuses(cert) {
+			a.fail(false, "completed with a certificate of %s that lives until %s", cert.ca, cert.notAfter)
+		}
+	}
+	for _, signer := range a.signers {
+		a.checkReserve(signer, is.Retiring)
+	}
+}
+
+// checkReserve looks whether a late signer could go on with a CA that is unpublished.
+func (a *authority) checkReserve(s *signer, retiring *v1alpha1.CAStatus) {
+	if string(s.view.Signing.Cert) != retiring.Certificate {
+		return
+	}
+	account, _ := a.account(retiring.Certificate)
+	for _, name := range s.view.Permit.Signers {
+		mark := account.Signers[name].NotAfter
+		cert := certificate{ca: retiring.Certificate, signer: name, at: a.now(), notAfter: mark}
+		if !mark.After(a.now()) || a.excuses(cert) {
+			continue
+		}
+		if err := s.book.Cover(context.Background(), retiring.KeyID, name, mark); err == nil {
+			a.fail(false, "a signer may issue by %s until %s", retiring.Certificate, mark)
+		}
+	}
+}
+
+// checkAct looks at what has just been done to the Secret. before is what it held.
+func (a *authority) checkAct(action Action, before keypair.Ring) {
+	switch action {
+	case Switch:
+		cert := string(before.Candidate.Cert)
+		a.checkTrusted(cert, action)
+		a.proven[cert] = append(a.proven[cert], a.spec().Signers...)
+	case SwapBack:
+		cert := string(before.Retiring.Cert)
+		a.checkTrusted(cert, action)
+		a.proven[cert] = append(a.proven[cert], slices.DeleteFunc(slices.Clone(a.spec().Signers), forServers)...)
+	case DestroyRetiring:
+		a.checkRefused(string(before.Retiring.Cert))
+	}
+}
+
+func (a *authority) checkTrusted(cert string, action Action) {
+	// What the owner has said of the CA elsewhere counts here.
+	excused := slices.ContainsFunc(a.authorities, func(other *authority) bool { return other.excused[cert] })
+	switch {
+	case AsksAPIServers(a.spec().Signers) && a.accepted(a.servers, cert) != len(a.servers):
+		a.fail(false, "%s to %s, which not every API server trusts", action, cert)
+	case a.sealed(cert):
+		a.fail(false, "%s to %s, for which the ledger is closed", action, cert)
+	case a.left[cert]:
+		a.fail(false, "%s to %s, which has retired here", action, cert)
+	case len(signersToConfirm(a.spec().Signers)) == 0 || excused:
+	case a.accepted(a.verifiers, cert) != len(a.verifiers):
+		a.fail(false, "%s to %s, which not every verifier of serving certificates trusts", action, cert)
+	}
+}
+
+// checkRefused looks whether the last key of a CA goes that somebody accepts.
+func (a *authority) checkRefused(cert string) {
+	if cert == "" {
+		return
+	}
+	account, _ := a.account(cert)
+	if account.Sealed { // else it was lost after the seal
+		a.left[cert] = true
+	}
+	for _, other := range a.authorities {
+		if other != a && (slices.Contains(other.published(), cert) || requiresTrust(other.object(), a.status().Retiring)) {
+			a.saw("a CA goes that another authority publishes")
+			return
+		}
+	}
+	if AsksAPIServers(a.spec().Signers) || AsksAPIServers(account.SignerNames()) {
+		a.destroyed[cert] = true
+	}
+}
+
+// checkTurn looks at what became of the Secret.
+func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
+	has := func(ring keypair.Ring, pair keypair.Pair) bool {
+		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, pair.Equal)
+	}
+	s := a.status()
+	if lost := before.TLS; !lost.Empty() && !has(after, lost) && len(a.refused) == a.refusedBefore {
+		a.fail(false, "%s drops what its owner has brought, %s, without a word", action, lost.Cert)
+	}
+	for _, pair := range []keypair.Pair{before.Signing, before.Candidate, before.Retiring} {
+		if pair.Empty() || has(after, pair) {
+			continue
+		}
+		signing := s.Signing != nil && string(pair.Cert) == s.Signing.Certificate
+		if signing || s.Retiring != nil && string(pair.Cert) == s.Retiring.Certificate && s.UnpublishedAt == nil {
+			a.fail(false, "%s loses the key of %s", action, pair.Cert)
+		}
+	}
+	switch permit := after.Permit; {
+	case after.Signing.Empty():
+	case len(after.Signing.Cert) == 0 || len(after.Signing.Key) == 0:
+		a.fail(false, "%s leaves half a pair", action)
+	case permit.Authority != a.name || !a.mayPermit(string(after.Signing.Cert), permit.Signers):
+		a.fail(false, "%s leaves the permit %v", action, permit)
+	case !after.Candidate.Empty() && permit.LifetimeCap != oldCap:
+		a.fail(false, "%s leaves no cap while a candidate waits", action)
+	case after.Candidate.Empty() && permit.LifetimeCap != 0:
+		a.fail(false, "%s leaves a cap", action)
+	}
+}
+
+// mayPermit reports whether the CA may sign for signers: for those that were proven, and those with the same
+// verifiers.
+func (a *authority) mayPermit(cert string, signers []string) bool {
+	proven := a.proven[cert]
+	if len(signers) < len(a.spec().Signers) {
+		a.saw("what signs is not for all")
+	}
+	return !slices.ContainsFunc(signers, func(name string) bool {
+		verifiedAlike := name != servingSigner && AsksAPIServers(proven)
+		return !slices.Contains(a.spec().Signers, name) || !slices.Contains(proven, name) && !verifiedAlike
+	})
+}
+
+// broken says what must never be.
+func (c *cluster) broken() string {
+	for _, a := range c.authorities {
+		if a.wrong != "" {
+			return a.wrong
+		}
+		published := a.published()
+		for _, cert := range a.issued {
+			lives := cert.notAfter.After(c.now()) && c.alive(cert.ca)
+			if lives && !slices.Contains(published, cert.ca) && !a.excuses(cert) && !a.early(cert) {
+				return fmt.Sprintf("a certificate of %s for %q lives until %s, and is not published: %s",
+					cert.ca, cert.signer, cert.notAfter.Format(time.RFC3339), a)
+			}
+		}
+	}
+	for cert := range c.destroyed {
+		if n := c.accepted(c.servers, cert) + c.accepted(c.aggregated, cert); n > 0 {
+			return fmt.Sprintf("the key of %s is destroyed, and %d accept it: %v", cert, n, c.authorities)
+		}
+	}
+	return ""
+}

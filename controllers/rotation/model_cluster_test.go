@@ -1,0 +1,458 @@
+package rotation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	testingclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/go-logr/logr"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+const (
+	day            = 24 * time.Hour
+	modelNamespace = "ns"
+	trustNamespace = "trust"
+	// settleFor makes two answers within three seconds a proof, see probe.Tracker.
+	settleFor = time.Second
+	oldCap    = 24 * time.Hour
+
+	clientSigner  = certificatesv1.KubeAPIServerClientSignerName
+	kubeletSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
+	servingSigner = certificatesv1.KubeletServingSignerName
+)
+
+// cluster is a cluster in memory: an API server, the manager with the real Reconciler, and the verifiers of
+// certificates, each of which follows what is published at its own time.
+type cluster struct {
+	random *rand.Rand
+	clock  *testingclock.FakePassiveClock
+	api    *apiServer
+	// owner is the client of everybody but the manager.
+	owner *process
+	// manager is the process of reconciler. dies reports whether the manager dies before a write.
+	manager     *process
+	reconciler  *Reconciler
+	dies        func() bool
+	authorities []*authority
+
+	// cas are all CAs that there ever were, by certificate: their owner has a backup of each.
+	cas   map[string]*modelCA
+	names []string // their certificates in the order of creation
+	// servers are the API servers and verifiers those of serving certificates, by the CAs that each trusts. also is
+	// what the verifiers were given by hand. aggregated are the aggregated API servers. They trust
+	// extension-apiserver-authentication.
+	servers, aggregated, verifiers [][]string
+	also                           []string
+	// proven are the signers whose verifiers trusted a CA when it was switched to, destroyed the CAs whose last key
+	// is gone.
+	proven    map[string][]string
+	destroyed map[string]bool
+
+	// quiet is set when nobody does anything any more but what they are asked for.
+	quiet bool
+	// seen counts what has happened, told has the last events, for whoever looks for the reason of a failure.
+	seen map[string]int
+	told []string
+}
+
+// modelCA is one CA.
+type modelCA struct {
+	name      string
+	pair      keypair.Pair
+	authority *ca.Authority
+}
+
+func newCluster(random *rand.Rand) *cluster {
+	c := &cluster{
+		random: random, clock: testingclock.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+		servers: make([][]string, 2), aggregated: make([][]string, 2), verifiers: make([][]string, 2),
+		cas: map[string]*modelCA{}, proven: map[string][]string{}, destroyed: map[string]bool{}, seen: map[string]int{},
+		dies: func() bool { return false },
+	}
+	c.api = &apiServer{now: c.clock.Now, objects: map[objectKey]client.Object{}}
+	c.owner = &process{apiServer: c.api}
+	c.create(newConfigMap(trust.ExtensionNamespace, trust.ExtensionName, trust.ExtensionKey, frontCA))
+	c.create(endpointSlice("default", "kubernetes", 6443, len(c.servers)))
+	c.create(endpointSlice(modelNamespace, "metrics", 443, len(c.aggregated)))
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: modelNamespace, Name: "metrics"}}
+	service.Spec.Ports = []corev1.ServicePort{{Name: "https", Port: 443}}
+	c.create(service)
+	apiService := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"group": "metrics.k8s.io", "version": "v1",
+		"service": map[string]any{"namespace": modelNamespace, "name": "metrics"},
+	}}}
+	apiServices := schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}
+	apiService.SetGroupVersionKind(apiServices.WithKind("APIService"))
+	apiService.SetName("v1.metrics.k8s.io")
+	c.create(apiService)
+	c.startManager()
+	return c
+}
+
+// frontCA is a CA of the API servers that is none of the model's.
+var frontCA = func() string {
+	made, _, err := ca.New(ca.NewOptions{CommonName: "kubernetes", Lifetime: 200 * 365 * day}, noon)
+	if err != nil {
+		panic(err)
+	}
+	return string(made.CertificatePEM())
+}()
+
+func newConfigMap(namespace, name, key, value string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{key: value},
+	}
+}
+
+// endpointSlice has servers endpoints of a Service. The last byte of an address is the server's index.
+func endpointSlice(namespace, service string, port int32, servers int) *discoveryv1.EndpointSlice {
+	https := "https"
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: service, Labels: map[string]string{discoveryv1.LabelServiceName: service},
+	}}
+	slice.Ports = []discoveryv1.EndpointPort{{Name: &https, Port: &port}}
+	for i := range servers {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0." + strconv.Itoa(i)}})
+	}
+	return slice
+}
+
+// create and update are writes of somebody whose writes do not fail.
+func (c *cluster) create(obj client.Object) {
+	if err := c.api.put(obj, true); err != nil {
+		panic(err)
+	}
+}
+
+func (c *cluster) update(obj client.Object) {
+	if err := c.api.put(obj, false); err != nil {
+		panic(err)
+	}
+}
+
+// startManager starts a manager, which knows nothing but what is stored. Its watch shows it each request once more.
+func (c *cluster) startManager() {
+	c.manager = &process{apiServer: c.api, dies: func() bool { return c.dies() }, wrote: c.wrote}
+	c.reconciler = &Reconciler{
+		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, Cluster: &rest.Config{},
+		Reporter:  report.New(recorder{c}, c.clock),
+		publisher: trust.New(dynamicClient{process: c.manager}, noClusterTrustBundles{}),
+		prober:    modelProber{c}, loadPair: c.load, runUntilStopped: func(func(context.Context)) {},
+	}
+	for _, a := range c.authorities {
+		a.recordAll()
+	}
+}
+
+// quietly is a context without a log.
+var quietly = log.IntoContext(context.Background(), logr.Discard())
+
+// reconcile reconciles a once, and reports whether there is more to do at once. Between two reconciles of one
+// authority there are three seconds at most, if all take their turns: then two answers are a proof.
+func (c *cluster) reconcile(a *authority) (busy bool) {
+	c.clock.SetTime(c.now().Add(c.span(time.Second/2, 3*time.Second/time.Duration(len(c.authorities)))))
+	a.refusedBefore = len(a.refused)
+	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: a.name}}
+	result, err := c.reconciler.Reconcile(quietly, key)
+	if c.startsAgain() {
+		return true
+	}
+	if err != nil {
+		c.tell("%s: %v", a.name, err)
+	}
+	return err == nil && result.RequeueAfter <= time.Millisecond
+}
+
+// startsAgain starts another manager if the last one has died.
+func (c *cluster) startsAgain() bool {
+	if !c.manager.died {
+		return false
+	}
+	c.tell("the manager dies")
+	c.startManager()
+	return true
+}
+
+// recorder takes the Events of the manager.
+type recorder struct{ *cluster }
+
+func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
+	if reason != "RotationRefused" {
+		return
+	}
+	name := regarding.(*v1alpha1.SigningAuthority).Name
+	at := slices.IndexFunc(r.authorities, func(a *authority) bool { return a.name == name })
+	r.authorities[at].refused = append(r.authorities[at].refused, fmt.Sprintf(note, args...))
+	r.tell("%s refuses: %s", name, fmt.Sprintf(note, args...))
+}
+
+// modelProber asks the servers of the model.
+type modelProber struct{ *cluster }
+
+func (m modelProber) Recognise(_ context.Context, authority *ca.Authority, targets []probe.Target) probe.Round {
+	return m.ask(targets, func(trusted []string) probe.Trust {
+		if m.accepts(trusted, string(authority.CertificatePEM())) {
+			return probe.Recognised
+		}
+		return probe.Refused
+	})
+}
+
+func (m modelProber) Refuse(_ context.Context, retiring, signing *ca.Authority, targets []probe.Target) probe.Round {
+	return m.ask(targets, func(trusted []string) probe.Trust {
+		switch {
+		case m.accepts(trusted, string(retiring.CertificatePEM())):
+			return probe.Recognised
+		case m.accepts(trusted, string(signing.CertificatePEM())):
+			return probe.Refused
+		default:
+			return probe.Unknown
+		}
+	})
+}
+
+func (m modelProber) ask(targets []probe.Target, answer func(trusted []string) probe.Trust) probe.Round {
+	round := probe.Round{At: m.now(), Answers: map[string]probe.Answer{}}
+	for _, target := range targets {
+		servers := m.servers
+		if strings.Contains(target.Name, "metrics") {
+			servers = m.aggregated
+		}
+		address, _, _ := strings.Cut(target.Name[strings.LastIndex(target.Name, "10.0.0.")+len("10.0.0."):], ":")
+		i, err := strconv.Atoi(address)
+		if err != nil {
+			panic(err)
+		}
+		trusts := answer(servers[i])
+		if trusts == probe.Recognised && strings.Contains(target.Name, "metrics") {
+			m.seen["an aggregated API server holds what retires"]++
+		}
+		round.Answers[target.Name] = probe.Answer{Trust: trusts, Evidence: trusts.String()}
+	}
+	return round
+}
+
+func (c *cluster) now() time.Time { return c.clock.Now() }
+
+func (c *cluster) chance(of int) bool { return c.random.IntN(of) == 0 }
+
+// span returns a duration between least and most, or without a source of randomness least.
+func (c *cluster) span(least, most time.Duration) time.Duration {
+	if c.random == nil {
+		return most
+	}
+	return least + time.Duration(c.random.Int64N(int64(most-least)))
+}
+
+func (c *cluster) saw(event string) {
+	c.seen[event]++
+	c.tell("%s", event)
+}
+
+// tell keeps the last events.
+func (c *cluster) tell(format string, args ...any) {
+	if len(c.told) > 300 {
+		c.told = slices.Clone(c.told[200:])
+	}
+	c.told = append(c.told, c.now().Format("060102 15:04:05.0 ")+fmt.Sprintf(format, args...))
+}
+
+// short writes the names of CAs for their certificates and key ids.
+func (c *cluster) short(text string) string {
+	for _, cert := range c.names {
+		text = strings.ReplaceAll(text, cert, c.cas[cert].name)
+		text = strings.ReplaceAll(text, c.cas[cert].authority.KeyID(), c.cas[cert].name)
+	}
+	return text
+}
+
+// newCA makes a CA for somebody outside of the manager, and returns its certificate.
+func (c *cluster) newCA(lifetime time.Duration) string {
+	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime}, c.now())
+	if err != nil {
+		panic(err)
+	}
+	return c.know(keypair.Pair{Cert: made.CertificatePEM(), Key: key})
+}
+
+// know notes the CA of pair, and returns its certificate.
+func (c *cluster) know(pair keypair.Pair) string {
+	cert := string(pair.Cert)
+	if c.cas[cert] == nil {
+		authority, err := pair.Load()
+		if err != nil {
+			panic(err)
+		}
+		c.names = append(c.names, cert)
+		c.cas[cert] = &modelCA{"ca" + strconv.Itoa(len(c.names)), pair, authority}
+	}
+	return cert
+}
+
+// garbage is a pair that can't be used.
+var garbage = keypair.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
+
+// load is keypair.Pair.Load. Each pair is read once: that is most of the time of a reconcile.
+func (c *cluster) load(pair keypair.Pair) (*ca.Authority, error) {
+	if pair.Equal(garbage) {
+		return nil, errors.New("garbage")
+	}
+	known := c.cas[c.know(pair)]
+	if !known.pair.Equal(pair) {
+		return nil, errors.New("another key")
+	}
+	return known.authority, nil
+}
+
+func (c *cluster) alive(cert string) bool {
+	known := c.cas[cert]
+	return known != nil && known.authority.NotAfter().After(c.now())
+}
+
+// bundles returns what authorities publish for signers of one kind. One file holds them one after the other.
+func (c *cluster) bundles(kind func(signer string) bool) []string {
+	var all []string
+	for _, a := range c.authorities {
+		if slices.ContainsFunc(a.began, kind) {
+			all = append(all, a.published()...)
+		}
+	}
+	return all
+}
+
+func forServers(signer string) bool { return signer == servingSigner }
+func forClients(signer string) bool { return signer != servingSigner }
+
+// follow makes one API server read its file of client CAs. Nothing for serving certificates alone belongs there.
+func (c *cluster) follow(server int) { c.servers[server] = c.bundles(forClients) }
+
+// feed makes one API server add what it trusts to extension-apiserver-authentication. It takes nothing away.
+func (c *cluster) feed(server int) {
+	obj, kept := c.configMap(trust.ExtensionNamespace, trust.ExtensionName).DeepCopy(), c.kept()
+	for _, cert := range c.servers[server] {
+		if !slices.Contains(kept, cert) {
+			obj.Data[trust.ExtensionKey] += cert
+		}
+	}
+	c.update(obj)
+}
+
+// kept returns the CAs in extension-apiserver-authentication.
+func (c *cluster) kept() []string {
+	return certificatesIn(c.configMap(trust.ExtensionNamespace, trust.ExtensionName).Data[trust.ExtensionKey])
+}
+
+// configMap returns a ConfigMap as it is stored, or an empty one. It is not to be changed.
+func (c *cluster) configMap(namespace, name string) *corev1.ConfigMap {
+	obj := &corev1.ConfigMap{}
+	if stored := c.api.objects[keyOf(obj, client.ObjectKey{Namespace: namespace, Name: name})]; stored != nil {
+		return stored.(*corev1.ConfigMap)
+	}
+	return obj
+}
+
+// certificatesIn returns the certificates of a bundle, which has nothing between them.
+func certificatesIn(bundle string) []string {
+	certs := strings.SplitAfter(bundle, "-----END CERTIFICATE-----\n")
+	return slices.DeleteFunc(certs, func(cert string) bool { return cert == "" })
+}
+
+// read makes one aggregated API server read extension-apiserver-authentication.
+func (c *cluster) read(aggregated int) { c.aggregated[aggregated] = c.kept() }
+
+// verifier makes one verifier of serving certificates read its bundle.
+func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(forServers), c.also) }
+
+// accepts reports whether one that trusts trusted accepts a certificate of the CA.
+func (c *cluster) accepts(trusted []string, cert string) bool {
+	return slices.Contains(trusted, cert) && c.alive(cert)
+}
+
+// accepted returns how many of verifiers accept a certificate of the CA.
+func (c *cluster) accepted(verifiers [][]string, cert string) int {
+	n := 0
+	for _, trusted := range verifiers {
+		if c.accepts(trusted, cert) {
+			n++
+		}
+	}
+	return n
+}
+
+// allFollow makes all verifiers see what there is.
+func (c *cluster) allFollow() {
+	for i := range c.servers {
+		c.follow(i)
+		c.feed(i)
+	}
+	for i := range c.aggregated {
+		c.read(i)
+	}
+	for i := range c.verifiers {
+		c.verifier(i)
+	}
+}
+
+// someoneFollows makes one verifier see what there is, or another API server join.
+func (c *cluster) someoneFollows() {
+	switch c.random.IntN(24) {
+	case 0:
+		if len(c.servers) < 4 {
+			c.servers = append(c.servers, nil)
+			slice := endpointSlice("default", "kubernetes", 6443, len(c.servers))
+			slice.ResourceVersion = c.api.objects[keyOf(slice, client.ObjectKeyFromObject(slice))].GetResourceVersion()
+			c.update(slice)
+		}
+	case 1, 2, 3, 4, 5, 6, 7:
+		c.allFollow()
+	case 8, 9, 10, 11, 12:
+		c.follow(c.random.IntN(len(c.servers)))
+	case 13, 14, 15:
+		c.feed(c.random.IntN(len(c.servers)))
+	case 16, 17, 18:
+		c.read(c.random.IntN(len(c.aggregated)))
+	default:
+		c.verifier(c.random.IntN(len(c.verifiers)))
+	}
+}
+
+// pass lets time go by, in which the ledger learns of all that was issued.
+func (c *cluster) pass(span time.Duration) {
+	for _, a := range c.authorities {
+		for a.recorded < len(a.issued) {
+			a.recordNext()
+		}
+		_ = c.reconciler.recorder(a.object()).Flush(quietly)
+		c.startsAgain()
+	}
+	c.clock.SetTime(c.now().Add(span.Truncate(time.Second)))
+	for _, a := range c.authorities {
+		a.forgetEnded()
+	}
+}

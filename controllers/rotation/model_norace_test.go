@@ -1,0 +1,5 @@
+//go:build !race
+
+package rotation
+
+const slower = 1

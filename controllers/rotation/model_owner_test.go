@@ -1,0 +1,231 @@
+package rotation
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+)
+
+var operations = []v1alpha1.Operation{
+	v1alpha1.RotateStart, v1alpha1.RotateComplete, v1alpha1.RotateRollback, v1alpha1.TrustConfirmed,
+	v1alpha1.AdoptionAttested, v1alpha1.OutstandingAccepted, "nonsense",
+}
+
+// likely are what an owner wants mostly.
+var likely = map[v1alpha1.Phase][]v1alpha1.Operation{
+	v1alpha1.Preparing: {v1alpha1.TrustConfirmed},
+	v1alpha1.Prepared: {
+		v1alpha1.RotateComplete, v1alpha1.RotateComplete, v1alpha1.RotateRollback,
+		v1alpha1.OutstandingAccepted,
+	},
+	v1alpha1.Completed: {v1alpha1.RotateStart},
+}
+
+// asks makes the owner want something. What the owner says is mostly true.
+func (a *authority) asks() {
+	operation := operations[a.random.IntN(len(operations))]
+	if wanted := likely[a.status().Phase]; len(wanted) > 0 && !a.chance(4) {
+		operation = wanted[a.random.IntN(len(wanted))]
+	}
+	lies := a.chance(12)
+	switch operation {
+	case v1alpha1.TrustConfirmed, v1alpha1.RotateRollback: // to go back says that of the old CA
+		authority := a.status().Candidate
+		if operation == v1alpha1.RotateRollback {
+			authority = a.status().Retiring
+		}
+		if authority == nil || a.accepted(a.verifiers, authority.Certificate) == len(a.verifiers) {
+			break
+		}
+		if !lies {
+			return
+		}
+		a.saw("its owner lies of those who can't be asked")
+		a.excuse(authority.Certificate)
+	case v1alpha1.AdoptionAttested:
+		left := a.adoptedAndLeft()
+		if len(left) > 0 && !lies {
+			return
+		}
+		for _, cert := range left {
+			a.saw("its owner lies of what others have issued")
+			a.excuse(cert)
+		}
+	}
+	a.want(operation)
+}
+
+// adoptedAndLeft returns the adopted CAs with something alive that no ledger has.
+func (a *authority) adoptedAndLeft() []string {
+	var certs []string
+	s := a.status()
+	for _, cert := range a.issued {
+		if cert.foreign { // its CA may be noted as adopted before this is heard
+			certs = append(certs, cert.ca)
+		}
+		for _, authority := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring} {
+			adopted := authority != nil && authority.AdoptedAt != nil && cert.ca == authority.Certificate
+			if adopted && !cert.at.After(authority.AdoptedAt.Time) {
+				certs = append(certs, cert.ca)
+			}
+		}
+	}
+	return certs
+}
+
+// brings makes the owner put something into tls.crt and tls.key.
+func (a *authority) brings() {
+	what, pair := "nothing", keypair.Pair{}
+	switch a.random.IntN(8) {
+	case 0, 1:
+		cert := a.newCA(a.span(20*day, 2000*day))
+		what, pair = "a new CA", a.cas[cert].pair
+		if a.chance(2) {
+			foreign := certificate{ca: cert, at: a.now(), notAfter: a.now().Add(a.span(day, adoptedFor)), foreign: true}
+			a.issued = append(a.issued, foreign)
+		}
+	case 2, 3:
+		if left := slices.Sorted(maps.Keys(a.left)); len(left) > 0 {
+			what, pair = "a CA that has retired", a.cas[left[a.random.IntN(len(left))]].pair
+		}
+	case 4:
+		if len(a.names) > 0 {
+			what, pair = "any CA", a.cas[a.names[a.random.IntN(len(a.names))]].pair
+		}
+	case 5:
+		what, pair = "what signs", a.ring().Signing
+	case 6:
+		what, pair = "the candidate", a.ring().Candidate
+	default:
+		if a.chance(2) {
+			what, pair = "garbage", garbage
+		}
+	}
+	a.edit(func(ring *keypair.Ring) { ring.TLS = pair })
+	a.saw("its owner brings " + what)
+	a.tell("%s: %s", a.name, pair.Cert)
+	a.comesBack(pair)
+}
+
+// comesBack notes that keys are there again which were destroyed.
+func (a *authority) comesBack(pairs ...keypair.Pair) {
+	for _, pair := range pairs {
+		delete(a.destroyed, string(pair.Cert))
+	}
+}
+
+// misfortune is what should not happen, and does.
+func (a *authority) misfortune() {
+	if candidate := a.status().Candidate; candidate != nil && string(a.ring().Signing.Cert) == candidate.Certificate {
+		return // between the switch and the note of it nobody could say afterwards what has signed
+	}
+	switch a.random.IntN(9) {
+	case 0, 1:
+		name := client.ObjectKey{Namespace: modelNamespace, Name: ledger.BookName(a.name)}
+		delete(a.api.objects, keyOf(&corev1.ConfigMap{}, name))
+		clear(a.left) // who has retired is in the ledger
+		a.saw("the ledger is lost")
+	case 2:
+		a.change(func(obj *v1alpha1.SigningAuthority) { obj.Status = v1alpha1.SigningAuthorityStatus{} })
+		a.saw("the status is lost")
+	case 3:
+		delete(a.api.objects, keyOf(&corev1.Secret{}, a.secret()))
+		a.saw("the Secret is lost")
+	case 4, 5:
+		if len(a.backups) > 0 {
+			backup := a.backups[a.random.IntN(len(a.backups))]
+			a.edit(func(ring *keypair.Ring) { *ring = backup })
+			a.comesBack(backup.TLS, backup.Signing, backup.Candidate, backup.Retiring)
+			a.saw("the Secret is put back from a backup")
+		}
+	case 6:
+		a.edit(func(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} })
+		a.saw("the candidate is taken out")
+	case 7:
+		a.edit(func(ring *keypair.Ring) { ring.Retiring = keypair.Pair{} })
+		a.saw("the retiring CA is taken out")
+	default:
+		if i := a.random.IntN(len(a.signers)); a.signers[i].covered == nil {
+			a.signers[i] = newSigner(a)
+			a.signers[i].read(a)
+			a.saw("a signer starts again")
+		}
+	}
+}
+
+// help makes the owner do what the authority waits for. It reports whether there was anything to do.
+func (a *authority) help() bool { return a.repairs() || a.helps() }
+
+// waitsFor reports whether the authority says that it waits for reason.
+func (a *authority) waitsFor(reason string) bool {
+	return slices.ContainsFunc(a.status().WaitingFor, func(text string) bool { return strings.Contains(text, reason) })
+}
+
+// repairs makes the owner repair the Secret as the authority has named it.
+func (a *authority) repairs() bool {
+	s, ring := a.status(), a.ring()
+	bring := func(event, cert string) {
+		a.saw(event)
+		a.edit(func(ring *keypair.Ring) { ring.TLS = a.cas[cert].pair })
+	}
+	missing := s.Signing != nil && string(ring.Signing.Cert) != s.Signing.Certificate &&
+		string(ring.TLS.Cert) != s.Signing.Certificate
+	switch {
+	case a.waitsFor("signing.crt and signing.key of the Secret to be moved to retiring.crt and retiring.key"):
+		a.saw("what retires is moved")
+		a.edit(func(ring *keypair.Ring) { ring.Retiring, ring.Signing = ring.Signing, keypair.Pair{} })
+	case a.waitsFor("candidate.crt and candidate.key to be removed"):
+		a.saw("a candidate is removed")
+		a.edit(func(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} })
+	case a.waitsFor("retiring.crt and retiring.key to be removed"):
+		a.saw("what no rotation has left is taken out")
+		a.edit(func(ring *keypair.Ring) { ring.Retiring = keypair.Pair{} })
+	case s.Phase == v1alpha1.New && a.waitsFor("another CA in signing.crt"):
+		a.saw("what has retired is taken out of the place of what signs")
+		a.edit(func(ring *keypair.Ring) { ring.Signing = keypair.Pair{} })
+	case missing:
+		bring("what signs is put back", s.Signing.Certificate)
+	case s.Candidate != nil && a.alive(s.Candidate.Certificate) && a.waitsFor("tls.key of the Secret, or another one"):
+		bring("a candidate is put back", s.Candidate.Certificate)
+	case a.waitsFor("another CA in tls.crt"), a.waitsFor("a CA in the Secret that can be used"):
+		bring("another first CA is brought", a.newCA(3650*day))
+	default:
+		return false
+	}
+	return true
+}
+
+// helps makes the owner want, or wait for, what a rotation can't do by itself.
+func (a *authority) helps() bool {
+	s := a.status()
+	alive := func(authority *v1alpha1.CAStatus) bool { return authority != nil && a.alive(authority.Certificate) }
+	waitForEnd := s.Retiring != nil && !alive(s.Signing) && alive(s.Retiring)
+	switch {
+	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && !alive(s.Candidate) && s.Signing == nil:
+		cert := a.newCA(3650 * day)
+		a.edit(func(ring *keypair.Ring) { ring.TLS = a.cas[cert].pair })
+	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && !alive(s.Candidate):
+		a.want(v1alpha1.RotateRollback)
+	case endedWhileCompleting && s.Phase == v1alpha1.Completing && waitForEnd:
+		a.saw("nothing but to wait for the end of a CA that can't be shown to be refused")
+		a.pass(a.cas[s.Retiring.Certificate].authority.NotAfter().Sub(a.now()))
+	case s.Phase == v1alpha1.Prepared && waitForEnd && a.ring().Retiring.Empty():
+		a.saw("nothing but to wait for the end of a CA whose key was taken away")
+		a.pass(a.cas[s.Retiring.Certificate].authority.NotAfter().Sub(a.now()))
+	case s.Phase == v1alpha1.Prepared && waitForEnd:
+		a.saw("gone back from what has ended")
+		a.want(v1alpha1.RotateRollback)
+	case a.waitsFor("its owner to confirm"):
+		a.want(v1alpha1.TrustConfirmed)
+	default:
+		return false
+	}
+	return true
+}
