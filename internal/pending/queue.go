@@ -10,12 +10,15 @@ import (
 
 // Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the
 // nodes of one requester. For one node the newest request goes first, because a kubelet waits for its last request
-// only. A requester with thousands of requests therefore delays another requester by one request at most.
+// only. A requester with thousands of requests therefore delays another requester by one request at most. A request that
+// resumes goes before all others.
 type Queue struct {
 	find func(name string) (Request, bool)
 
 	mu         sync.Mutex
 	requesters roundRobin[*roundRobin[*ordered]]
+	resumed    map[string]bool
+	front      []reconcile.Request // those of resumed that are in the Queue
 	count      int
 }
 
@@ -25,11 +28,27 @@ var _ workqueue.Queue[reconcile.Request] = &Queue{}
 // that is not found has the zero Request's order.
 func NewQueue(find func(name string) (Request, bool)) *Queue { return &Queue{find: find} }
 
+// Resume lets the request of that name go before all others when it is pushed the next time. It has had its turn, and was
+// set aside for want of an answer.
+func (q *Queue) Resume(name string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.resumed == nil {
+		q.resumed = map[string]bool{}
+	}
+	q.resumed[name] = true
+}
+
 // Push adds an item that is not in the Queue.
 func (q *Queue) Push(key reconcile.Request) {
 	r, _ := q.find(key.Name)
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.resumed[key.Name] {
+		q.front = append(q.front, key)
+		q.count++
+		return
+	}
 	nodes := q.requesters.get(r.Requester, func() *roundRobin[*ordered] { return &roundRobin[*ordered]{} })
 	nodes.get(r.Node, func() *ordered { return &ordered{} }).add(key.Name, r.Created)
 	q.count++
@@ -49,12 +68,19 @@ func (q *Queue) Len() int {
 func (q *Queue) Pop() reconcile.Request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.count--
+	if len(q.front) > 0 {
+		key := q.front[0]
+		q.front = q.front[1:]
+		delete(q.resumed, key.Name)
+		return key
+	}
 	nodes := q.requesters.first()
 	requests := nodes.first()
 	name := requests.takeNewest()
 	nodes.next(requests.count > 0)
 	q.requesters.next(len(nodes.order) > 0)
-	q.count--
+	delete(q.resumed, name)
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 

@@ -81,6 +81,28 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
+// A request that resumes goes first once, and those that resume keep their order.
+func TestQueueResumes(t *testing.T) {
+	t.Parallel()
+	s := queueByName()
+	s.Push(keyOf("a/n/1"))
+	s.Push(keyOf("b/n/1"))
+	s.Resume("b/n/1") // it is in the queue already, and keeps its position
+	for _, name := range []string{"b/n/2", "a/n/2"} {
+		s.Resume(name)
+		s.Push(keyOf(name))
+	}
+	if got, want := popAll(s), "b/n/2 a/n/2 a/n/1 b/n/1"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for _, name := range []string{"a/n/1", "b/n/2", "b/n/1"} {
+		s.Push(keyOf(name))
+	}
+	if got, want := popAll(s), "a/n/1 b/n/1 b/n/2"; got != want {
+		t.Errorf("then %s, want %s", got, want)
+	}
+}
+
 // Whatever is pushed and popped, nothing is lost and nothing comes twice.
 func TestQueueLosesNothing(t *testing.T) {
 	t.Parallel()
@@ -96,6 +118,9 @@ func TestQueueLosesNothing(t *testing.T) {
 			continue
 		}
 		name := fmt.Sprintf("r%d/n%d/%d/%d", random.IntN(5), random.IntN(5), random.IntN(5), i)
+		if random.IntN(4) == 0 {
+			s.Resume(name)
+		}
 		s.Push(keyOf(name))
 		inside[name] = true
 		if s.Len() != len(inside) {
