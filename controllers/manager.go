@@ -139,7 +139,9 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Approver, DefaultConcurrency.Approver, r.NewQueue))))
+		workers := cmp.Or(o.Concurrency.Approver, DefaultConcurrency.Approver)
+		r.ReviewsAtOnce = cmp.Or(r.ReviewsAtOnce, max(1, workers/2))
+		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(workers, workers, r.NewQueue))))
 	}
 	if r := o.Signer; r != nil {
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)

@@ -106,6 +106,12 @@ var approverReasons = map[string]advice{
 		todo: "Repair the source, or rename or delete one of the machines, or grant the right that is missing; the " +
 			"Event has the error.",
 	},
+	"InventoryPending": {
+		meaning: "A source that the approver asks over the network, such as a webhook, has not answered for a second. " +
+			"Nothing else waits for it: renewals, and requests for nodes that stronger sources know, go on.",
+		todo: "Nothing: the request goes on as soon as the source has answered. If many requests wait, see why the " +
+			"source is slow.",
+	},
 	"NotExpected": {
 		meaning: "A first certificate is asked for a node that no source expects, or whose machine is being " +
 			"deleted.",

@@ -71,7 +71,7 @@ var explainedThere = map[[2]string]bool{
 // notExplained are the reasons that only a running manager gives: what it counts, what it could not store or note
 // (explain shows the Event), and what a dry run would have done (explain says "dry run").
 var notExplained = map[string]bool{
-	"RateLimited": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
+	"RateLimited": true, "InventoryPending": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
 	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true, "SecondSigner": true,
 	"InternalError": true, // a defect that nobody knows how to cause

@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
@@ -22,7 +23,7 @@ type Bootstrap struct {
 	Policy    BootstrapPolicy
 }
 
-// confirmTimeout bounds the last look before an approval.
+// confirmTimeout bounds the reads before an approval.
 const confirmTimeout = 10 * time.Second
 
 // BoundNodeClient is NodeClient with an identity behind each first certificate: a bootstrapper may ask only for a
@@ -37,39 +38,50 @@ func BoundNodeClient(b Bootstrap) Rule {
 			recogniser.Matches = func(req *csr.Request) bool {
 				return bootstraps(req) && req.Requester.Username != req.Cert.Subject.CommonName
 			}
-			recogniser.Gate = b.gate
+			recogniser.Gate, recogniser.Confirm = b.gate, b.confirm
 		}
 	}
 	return rule
 }
 
-// gate judges req by what the caches hold, and once more by what the API server says if it passes.
+// gate judges req by what the caches hold.
 func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
-	facts := b.lookUp(ctx, req)
-	decision := b.Policy.judge(req, facts)
-	if decision.Reason == "" {
-		b.confirm(ctx, req, facts)
-		decision = b.Policy.judge(req, facts)
+	facts, err := b.lookUp(ctx, req)
+	if err != nil {
+		return Decision{}, err
 	}
+	return b.Policy.judge(req, facts), nil
+}
+
+// confirm judges req by what the API server says at that moment.
+func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, error) {
+	facts, err := b.lookUp(ctx, req)
+	if err != nil {
+		return Decision{}, err
+	}
+	b.readLive(ctx, req, facts)
 	if ctx.Err() != nil {
 		return Decision{}, context.Cause(ctx)
 	}
-	return decision, nil
+	return b.Policy.judge(req, facts), nil
 }
 
 // lookUp returns what the caches hold. A fault becomes a fact. Nothing is looked up for a request that is refused for
-// its content.
-func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) *bootstrapFacts {
+// its content. The error is that the request waits for an answer, or ctx's.
+func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFacts, error) {
 	i, node := b.Inventory, req.NodeName()
 	if i.cluster == nil {
-		return &bootstrapFacts{unavailable: errNotRunning.Error()}
+		return &bootstrapFacts{unavailable: errNotRunning.Error()}, nil
 	}
 	if _, err := i.serverTime.Skew(); err != nil { // its age is not known
-		return &bootstrapFacts{unavailable: err.Error()}
+		return &bootstrapFacts{unavailable: err.Error()}, nil
 	}
 	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created)}
 	if b.Policy.checkRequest(req, facts.age).Reason != "" {
-		return facts
+		return facts, nil
+	}
+	if i.reading.Load() {
+		return nil, &pending.Waiting{}
 	}
 	obj, nodeErr := i.cluster.Node(ctx, node)
 	life, renewed, leaseErr := i.leases.Of(node)
@@ -80,15 +92,20 @@ func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) *bootstrapFacts
 		found, entryErr = i.expecting.Lookup(ctx, node, req)
 		facts.entry = found.Entry
 	}
-	if err := errors.Join(nodeErr, leaseErr, entryErr); err != nil {
+	switch err := errors.Join(nodeErr, leaseErr, entryErr); {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case isWaiting(err):
+		return nil, err
+	case err != nil:
 		facts.unavailable = err.Error()
 	}
-	return facts
+	return facts, nil
 }
 
-// confirm asks the API server itself for what a cache that lags behind could have wrong, and whether the requester
+// readLive asks the API server itself for what a cache that lags behind could have wrong, and whether the requester
 // still exists.
-func (b Bootstrap) confirm(ctx context.Context, req *csr.Request, facts *bootstrapFacts) {
+func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootstrapFacts) {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
 	live, name := b.Inventory.live, req.NodeName()

@@ -80,7 +80,7 @@ func TestConfirm(t *testing.T) {
 			policy.Users, policy.Rejoin = nil, true
 			req.Requester, facts.node, facts.renewed = test.who, test.cached, now
 			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
-			b.confirm(t.Context(), req, facts)
+			b.readLive(t.Context(), req, facts)
 			got := b.Policy.judge(req, facts)
 			reason, text, _ := strings.Cut(test.want, " ")
 			if got.Reason != reason || !strings.Contains(got.Message, text) {
@@ -97,7 +97,7 @@ func TestConfirmSeesTheTimePass(t *testing.T) {
 	policy.Users, req.Requester.Username = nil, "x"
 	reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now.Add(time.Hour)))}}
-	b.confirm(t.Context(), req, facts)
+	b.readLive(t.Context(), req, facts)
 	if got := b.Policy.judge(req, facts); got.Reason != "RequestTooOld" {
 		t.Errorf("%+v", got)
 	}

@@ -3,6 +3,7 @@ package approver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -12,41 +13,42 @@ import (
 	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// ours says whether there is a rule for obj, decided or not.
+// ours reports whether there is a rule for obj, decided or not.
 func (r *Reconciler) ours(obj *certificatesv1.CertificateSigningRequest) bool {
-	for i := range r.Rules {
-		if r.Rules[i].SignerName == obj.Spec.SignerName {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Rules, func(rule Rule) bool { return rule.SignerName == obj.Spec.SignerName })
 }
 
-// rehearse judges obj, writes nothing to it, and compares its decision with that of another approver. If the other
-// approver was faster, rehearse judges the request as it was before that decision.
-func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (reconcile.Result, error) {
+// reconcileDryRun judges obj, writes nothing to it, and compares its decision with that of another approver. If the
+// other approver was faster, it judges the request as it was before that decision.
+func (r *Reconciler) reconcileDryRun(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
+) (reconcile.Result, error) {
 	if !r.ours(obj) {
 		return reconcile.Result{}, nil
 	}
-	if _, err := r.serverTime().Skew(); err != nil { // what was made before the dry run can't be told from what comes now
+	if _, err := r.serverTime().Skew(); err != nil { // requests from before the dry run can't be told from newer ones
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
-	last, decided := r.trial.of(obj, r.serverTime().Now()), !csr.Undecided(obj)
-	if !last.open(decided) || decided && !last.known() && r.trial.before(obj) {
+	last, decided := r.opinions.of(obj, r.serverTime().Now()), !csr.Undecided(obj)
+	switch {
+	case last.compared, last.final && !decided:
+		return reconcile.Result{}, nil
+	case decided && last.uid == "" && r.opinions.before(obj):
 		return reconcile.Result{}, nil
 	}
 	if !last.final {
 		var err error
-		if last, err = r.opine(ctx, obj, decided); err != nil {
+		if last, err = r.judgeDryRun(ctx, obj, decided); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
 	switch {
+	case last.Pending:
+		return r.again(obj), nil
 	case decided:
 		r.compare(ctx, obj, last)
 	case last.Verdict == verdict.Wait:
@@ -55,181 +57,157 @@ func (r *Reconciler) rehearse(ctx context.Context, obj *certificatesv1.Certifica
 	return reconcile.Result{}, nil
 }
 
-// opine judges obj, as it was made if it has been decided since, and tells and remembers the verdict.
-func (r *Reconciler) opine(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decided bool) (opinion, error) {
+// judgeDryRun judges obj, as it was made if it has been decided since. It reports the verdict and keeps it.
+func (r *Reconciler) judgeDryRun(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decided bool,
+) (opinion, error) {
 	asMade := obj
 	if decided {
 		asMade = obj.DeepCopy()
 		asMade.Status = certificatesv1.CertificateSigningRequestStatus{}
 	}
-	req, decision, err := r.Decide(ctx, asMade)
-	if err != nil {
-		return opinion{}, err
-	}
-	if decision.Verdict == verdict.Approve {
-		if limited, within := r.limiter.take(req); !within {
-			decision = limited
-		}
+	req, decision, err := r.judge(ctx, asMade)
+	if err != nil || decision.Pending && decision.Reason == "" {
+		return opinion{Decision: decision}, err
 	}
 	if decision.Verdict == verdict.Deny && r.Denial != DenialPermanent {
 		decision.Verdict = verdict.Ignore
 	}
-	r.tellWould(ctx, obj, req, decision)
-	return r.trial.note(obj, decision), nil
-}
-
-// tellWould says what would be decided about obj, once.
-func (r *Reconciler) tellWould(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
-	tell := r.Reporter.Request
+	would, write := "Would"+decision.Verdict.String(), r.Reporter.Request
 	if decision.Verdict == verdict.Approve {
-		tell = r.Reporter.Would
+		write = r.Reporter.Would
 	}
-	would := "Would" + decision.Verdict.String()
-	if !tell(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
-		return
+	if write(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
+		r.audit(ctx, obj, req, would, decision)
 	}
-	record := audit.Of(obj, req)
-	record.Verdict, record.Rule, record.Reason, record.Message = would, decision.Rule, decision.Reason, decision.Message
-	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
+	return r.opinions.note(obj, decision), nil
 }
 
 // compare counts whether another approver has decided obj as this one would: a certificate for it or none.
 func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, last opinion) {
+	if !r.opinions.markCompared(obj) {
+		return
+	}
 	state := csr.StateOf(obj)
 	approved := state == csr.Approved || state == csr.Issued || !csr.ApprovedAt(obj).IsZero() // or failed since
-	outcome, did := "agreed", "not approved"
-	if approved {
-		did = "approved"
-	}
+	outcome := "agreed"
 	if approved != (last.Verdict == verdict.Approve) {
 		outcome = "disagreed"
-	}
-	if !r.trial.compared(obj) {
-		return
 	}
 	dryRunTotal.WithLabelValues(obj.Spec.SignerName, last.Verdict.String(), last.Reason, outcome).Inc()
 	if outcome == "agreed" {
 		return
 	}
-	message := fmt.Sprintf("another approver has %s it, and here the verdict is %s: %s: %s", did, last.Verdict, last.Reason, last.Message)
-	r.Reporter.Request(obj, obj.Spec.Username, "Approve", "WouldDiffer", message)
-	record := audit.Of(obj, nil)
-	record.Verdict, record.Rule, record.Reason, record.Message = "WouldDiffer", last.Rule, last.Reason, message
-	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
-}
-
-// gone counts a request that was deleted before anybody had decided it.
-func (r *Reconciler) gone(name string) {
-	if last, undecided := r.trial.gone(name); undecided {
-		last.countUndecided()
+	did := "not approved"
+	if approved {
+		did = "approved"
 	}
-}
-
-func (o opinion) countUndecided() {
-	dryRunTotal.WithLabelValues(o.signer, o.Verdict.String(), o.Reason, "undecided").Inc()
+	last.Message = fmt.Sprintf("another approver has %s it, and here the verdict is %s: %s: %s",
+		did, last.Verdict, last.Reason, last.Message)
+	r.Reporter.Request(obj, obj.Spec.Username, "Approve", "WouldDiffer", last.Message)
+	r.audit(ctx, obj, nil, "WouldDiffer", last.Decision)
 }
 
 const (
-	// opinions bounds how many requests' verdicts a dry run keeps. They are dropped with their request.
-	opinions = 1 << 20
+	// maxOpinions bounds how many requests' verdicts a dry run keeps. They are dropped with their request.
+	maxOpinions = 1 << 20
 	// longestOpinion bounds the sentence of each, in bytes.
 	longestOpinion = 512
 )
 
-// trial is what a dry run has thought of each request. The zero value is ready.
-type trial struct {
+// opinions holds the last verdict of a dry run about each request. The zero value is empty.
+type opinions struct {
 	mu    sync.Mutex
-	since time.Time  // whole seconds, as creation times are
+	since time.Time  // of the first, in whole seconds, as creation times are
 	last  *lru.Cache // name → opinion
 }
 
-// opinion is the last verdict about one request.
+// opinion is the last verdict about one request. The zero value is none.
 type opinion struct {
 	Decision
 	uid    types.UID
 	signer string
-	// final is a verdict after which nothing else would have been thought of it.
+	// final reports that no other verdict would have followed.
 	final bool
 	// compared reports whether the comparison has been counted.
 	compared bool
 }
 
-// known says whether there is an opinion at all.
-func (o opinion) known() bool { return o.uid != "" }
-
-// open says whether there is anything left to do for a request that another approver has decided or not.
-func (o opinion) open(decided bool) bool { return !o.compared && (decided || !o.final) }
-
-// of returns the opinion about obj; it is the zero one if there is none. Another request of the same name was deleted
-// undecided if it has not been compared.
-func (t *trial) of(obj *certificatesv1.CertificateSigningRequest, now time.Time) opinion {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.last == nil {
-		t.since, t.last = now.Truncate(time.Second), lru.New(opinions)
+// of returns the opinion about obj. Another request of the same name was deleted; it was undecided if it has not been
+// compared.
+func (o *opinions) of(obj *certificatesv1.CertificateSigningRequest, now time.Time) opinion {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.last == nil {
+		o.since, o.last = now.Truncate(time.Second), lru.New(maxOpinions)
 	}
-	last, known := t.get(obj.Name)
-	if known && last.uid != obj.UID {
-		t.last.Remove(obj.Name)
-		if !last.compared {
-			last.countUndecided()
-		}
+	last := o.get(obj.Name)
+	if last.uid != "" && last.uid != obj.UID {
+		o.drop(obj.Name)
 		return opinion{}
 	}
 	return last
 }
 
-func (t *trial) get(name string) (opinion, bool) {
-	if t.last == nil {
-		return opinion{}, false
+// get returns the opinion about the request of that name. The caller holds mu.
+func (o *opinions) get(name string) opinion {
+	if o.last == nil {
+		return opinion{}
 	}
-	found, known := t.last.Get(name)
-	if !known {
-		return opinion{}, false
-	}
-	return found.(opinion), true
+	found, _ := o.last.Get(name)
+	last, _ := found.(opinion)
+	return last
 }
 
-// before says whether obj is older than the trial: what was decided about it then was decided without us.
-func (t *trial) before(obj *certificatesv1.CertificateSigningRequest) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return obj.CreationTimestamp.Time.Before(t.since)
+// drop drops the opinion about a request that was deleted, and counts it unless another approver had decided the
+// request. The caller holds mu.
+func (o *opinions) drop(name string) {
+	last := o.get(name)
+	if last.uid == "" {
+		return
+	}
+	o.last.Remove(name)
+	if !last.compared {
+		dryRunTotal.WithLabelValues(last.signer, last.Verdict.String(), last.Reason, "undecided").Inc()
+	}
 }
 
-// note remembers decision: one that would have been written is final.
-func (t *trial) note(obj *certificatesv1.CertificateSigningRequest, decision Decision) opinion {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// countDeleted drops the opinion about the request of that name, which was deleted.
+func (o *opinions) countDeleted(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.drop(name)
+}
+
+// before reports whether obj is older than the dry run: what was decided about it then was decided without us.
+func (o *opinions) before(obj *certificatesv1.CertificateSigningRequest) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return obj.CreationTimestamp.Time.Before(o.since)
+}
+
+// note keeps decision: one that would have been written is final.
+func (o *opinions) note(obj *certificatesv1.CertificateSigningRequest, decision Decision) opinion {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	decision.Message = strings.Clone(csr.ShortenTo(decision.Message, longestOpinion))
 	last := opinion{
 		Decision: decision, uid: obj.UID, signer: obj.Spec.SignerName,
 		final: decision.Verdict == verdict.Approve || decision.Verdict == verdict.Deny,
 	}
-	t.last.Add(obj.Name, last)
+	o.last.Add(obj.Name, last)
 	return last
 }
 
-// compared notes that obj has been, and says whether that is news.
-func (t *trial) compared(obj *certificatesv1.CertificateSigningRequest) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	last, known := t.get(obj.Name)
-	if !known || last.uid != obj.UID || last.compared {
+// markCompared notes that obj has been compared, and reports whether that is new.
+func (o *opinions) markCompared(obj *certificatesv1.CertificateSigningRequest) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	last := o.get(obj.Name)
+	if last.uid != obj.UID || last.compared {
 		return false
 	}
 	last.compared = true
-	t.last.Add(obj.Name, last)
+	o.last.Add(obj.Name, last)
 	return true
-}
-
-// gone forgets the request of that name, and says whether it was never decided.
-func (t *trial) gone(name string) (opinion, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	last, known := t.get(name)
-	if known {
-		t.last.Remove(name)
-	}
-	return last, known && !last.compared
 }

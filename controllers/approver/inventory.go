@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -23,7 +25,9 @@ import (
 
 // SourceBuilder makes a source that runs in mgr and calls changed with the name of each node whose entry has changed,
 // or with an empty one for any. cluster is what the API server itself knows.
-type SourceBuilder func(mgr manager.Manager, cluster *inventory.Cluster, changed func(node string)) (inventory.Source, error)
+type SourceBuilder func(
+	mgr manager.Manager, cluster *inventory.Cluster, changed func(node string),
+) (inventory.Source, error)
 
 // NodeSource is the source that believes what nodes report of themselves.
 func NodeSource(_ manager.Manager, cluster *inventory.Cluster, _ func(string)) (inventory.Source, error) {
@@ -44,29 +48,36 @@ type Inventory struct {
 	leases     *inventory.Leases   // nil unless a rule needs Leases
 	live       inventory.Live
 	serverTime *servertime.Clock
+	// background holds those of sources that are asked in the background.
+	background []*inventory.Background
+	// reading is true from the start of a controller until each source has read, or has said why it can't.
+	reading atomic.Bool
 }
 
 // errNotRunning is the answer outside of a manager.
 var errNotRunning = errors.New("no manager runs the inventory here")
 
 // setup makes the sources run in mgr, and what else rules need.
-func (i *Inventory) setup(mgr manager.Manager, rules []Rule, passed clock.PassiveClock, serverTime *servertime.Clock, changes inventoryChanges) error {
+func (i *Inventory) setup(
+	mgr manager.Manager, rules []Rule, passed clock.PassiveClock, serverTime *servertime.Clock, wake wakeUps,
+) error {
+	log := mgr.GetLogger().WithName("inventory")
 	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
-	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), services, mgr.GetLogger().WithName("inventory"))
+	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), services, log)
 	if err != nil {
 		return err
 	}
-	cluster.Silence, cluster.Changed, cluster.Freed = i.WatchSilence, changes.node, changes.free
-	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, changes)); err != nil {
+	cluster.Silence, cluster.Changed, cluster.Freed = i.WatchSilence, wake.node, wake.free
+	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, passed, wake)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
 	if services {
-		if err := i.setupServing(mgr, cluster, changes); err != nil {
+		if err := i.setupServing(mgr, cluster, wake); err != nil {
 			return err
 		}
 	}
 	if slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsLeases }) {
-		if err := i.setupBootstrap(mgr, passed, changes.node); err != nil {
+		if err := i.setupBootstrap(mgr, passed, wake.node); err != nil {
 			return err
 		}
 	}
@@ -75,12 +86,14 @@ func (i *Inventory) setup(mgr manager.Manager, rules []Rule, passed clock.Passiv
 }
 
 // setupSources makes the sources that are configured run.
-func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster, changes inventoryChanges) error {
+func (i *Inventory) setupSources(
+	mgr manager.Manager, cluster *inventory.Cluster, passed clock.PassiveClock, wake wakeUps,
+) error {
 	// What a source says of a node may cost it its claim to what it reports.
 	changed := func(node string) {
-		changes.node(node)
+		wake.node(node)
 		if reported, err := cluster.Reported(node); err == nil { // once it can be read, all requests are woken
-			changes.free(reported)
+			wake.free(reported)
 		}
 	}
 	for _, build := range i.Sources {
@@ -89,7 +102,14 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster
 			return err
 		}
 		if machines, ok := source.(*inventory.Machine); ok {
-			machines.Freed = changes.free
+			machines.Freed = wake.free
+		}
+		if slow, ok := source.(inventory.Slow); ok && wake.answered != nil {
+			background := inventory.NewBackground(slow, passed, func(request string) { wake.answered.add(request) })
+			if err := mgr.Add(background); err != nil {
+				return err
+			}
+			source, i.background = background, append(i.background, background)
 		}
 		i.sources = append(i.sources, source)
 		if source != inventory.Source(cluster) {
@@ -100,16 +120,19 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *inventory.Cluster
 }
 
 // setupServing makes run what only requests for serving certificates need.
-func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, changes inventoryChanges) error {
+func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, wake wakeUps) error {
 	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
-		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report of themselves, so a compromised node can keep another one from its certificate; add a machine, static or webhook source before node",
+		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report "+
+			"of themselves, so a compromised node can keep another one from its certificate; "+
+			"add a machine, static or webhook source before node",
 			"setting", "approval.inventory.sources")
 	}
 	var err error
-	if i.apiServers, err = inventory.NewAPIServers(mgr.GetConfig(), cluster, mgr.GetLogger().WithName("inventory")); err != nil {
+	i.apiServers, err = inventory.NewAPIServers(mgr.GetConfig(), cluster, mgr.GetLogger().WithName("inventory"))
+	if err != nil {
 		return err
 	}
-	i.apiServers.Changed, i.apiServers.Freed = func() { changes.node("") }, changes.free
+	i.apiServers.Changed, i.apiServers.Freed = func() { wake.node("") }, wake.free
 	if err := mgr.Add(i.apiServers); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
@@ -134,12 +157,14 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 	return nil
 }
 
-// SetupInventory makes the Inventory run in mgr for a caller that only asks for decisions.
+// SetupInventory makes the Inventory run in mgr for a caller that only asks for decisions, and waits for slow sources.
 func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
-	return r.Inventory.setup(mgr, r.Rules, passed, servertime.Of(passed), newInventoryChanges())
+	wake := newWakeUps()
+	wake.answered = nil
+	return r.Inventory.setup(mgr, r.Rules, passed, servertime.Of(passed), wake)
 }
 
-// Tried says whether each of the sources that run has read, or has said why it can't.
+// Tried reports whether each of the sources that run has read, or has said why it can't.
 func (i *Inventory) Tried(ctx context.Context) bool {
 	_, err := i.cluster.Node(ctx, "")
 	err = errors.Join(err, i.apiServers.Ready())
@@ -148,12 +173,50 @@ func (i *Inventory) Tried(ctx context.Context) bool {
 		err = errors.Join(err, leaseErr)
 	}
 	for _, source := range i.sources {
-		if _, runs := source.(manager.Runnable); runs { // others have nothing to read before they are asked
+		_, runs := source.(manager.Runnable)
+		if _, slow := source.(inventory.Slow); runs && !slow { // others have nothing to read before they are asked
 			_, sourceErr := source.Lookup(ctx, "", nil)
 			err = errors.Join(err, sourceErr)
 		}
 	}
 	return !inventory.IsUnread(err)
+}
+
+// firstReadTimeout bounds how long requests wait after a start until the inventory has been read. After that they are
+// told that it cannot be read.
+const firstReadTimeout = 10 * time.Second
+
+// firstRead returns a source that calls enqueue once each source of the inventory has been read, or has failed to be.
+// Lookups wait until then, so that a request is not told of a source that is only starting.
+func (i *Inventory) firstRead(enqueue func(workQueue)) source.Source {
+	return source.Func(func(ctx context.Context, queue workQueue) error {
+		if i.Tried(ctx) {
+			return nil
+		}
+		i.reading.Store(true)
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, firstReadTimeout)
+			defer cancel()
+			ticker := time.NewTicker(20 * time.Millisecond)
+			defer ticker.Stop()
+			for !i.Tried(ctx) && ctx.Err() == nil {
+				select {
+				case <-ctx.Done():
+				case <-ticker.C:
+				}
+			}
+			i.reading.Store(false)
+			enqueue(queue)
+		}()
+		return nil
+	})
+}
+
+// forget drops what slow sources have answered for a request.
+func (i *Inventory) forget(request types.UID) {
+	for _, source := range i.background {
+		source.Forget(request)
+	}
 }
 
 // Unavailable returns why the sources can't say what belongs to the node of req, or nil.
@@ -242,8 +305,8 @@ const (
 	mostReported = 20
 )
 
-// liars reports the Nodes that are left out of the comparison, whether or not they ask for anything.
-type liars struct {
+// nodeComparison reports the Nodes that are left out of the comparison, whether or not they ask for anything.
+type nodeComparison struct {
 	inventory *Inventory
 	reporter  *report.Reporter
 	log       logr.Logger
@@ -252,12 +315,12 @@ type liars struct {
 }
 
 // Start compares all Nodes again and again until ctx ends. Only the leader does.
-func (l *liars) Start(ctx context.Context) error {
+func (c *nodeComparison) Start(ctx context.Context) error {
 	ticker := time.NewTicker(compareEvery)
 	defer ticker.Stop()
 	defer nodesLeftOut.Set(0) // the next leader counts them
 	for {
-		l.compare(ctx)
+		c.compare(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -266,11 +329,11 @@ func (l *liars) Start(ctx context.Context) error {
 	}
 }
 
-var _ manager.Runnable = &liars{}
+var _ manager.Runnable = &nodeComparison{}
 
 // compare counts the Nodes that are left out, and reports those that were not before.
-func (l *liars) compare(ctx context.Context) {
-	found, err := l.inventory.leftOut(ctx)
+func (c *nodeComparison) compare(ctx context.Context) {
+	found, err := c.inventory.leftOut(ctx)
 	if err != nil {
 		return // requests that need the same say why
 	}
@@ -278,19 +341,19 @@ func (l *liars) compare(ctx context.Context) {
 	now := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		now[name] = true
-		if l.told[name] || len(now) > mostReported {
+		if c.told[name] || len(now) > mostReported {
 			continue
 		}
 		message := "its own word about its names and addresses is left out of the comparison with other Nodes: " +
 			found[name].String() + "; find out what runs there"
-		l.log.Error(nil, "A Node reports what belongs to others", "node", name, "message", message)
-		if node, err := l.inventory.cluster.Node(ctx, name); err == nil && node != nil {
+		c.log.Error(nil, "A Node reports what belongs to others", "node", name, "message", message)
+		if node, err := c.inventory.cluster.Node(ctx, name); err == nil && node != nil {
 			about := &corev1.Node{}
 			about.Name, about.UID = node.Name, node.UID
-			l.reporter.Object(about, corev1.EventTypeWarning, "Approve", "SANContested", message)
+			c.reporter.Object(about, corev1.EventTypeWarning, "Approve", "SANContested", message)
 		}
 	}
-	l.told = now
+	c.told = now
 }
 
 // leftOut returns the Nodes that are left out of the comparison. Sources that may be slow to answer are not asked.

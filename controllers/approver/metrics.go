@@ -25,7 +25,8 @@ var (
 	// outcome is agreed (approved by both or by neither), disagreed, or undecided (deleted before anybody decided).
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
-		Help: "CertificateSigningRequests that a dry run has judged, each once, by our verdict and whether another approver decided alike: agreed, disagreed, or undecided.",
+		Help: "CertificateSigningRequests that a dry run has judged, each once, by our verdict and whether another " +
+			"approver decided alike: agreed, disagreed, or undecided.",
 	}, []string{"signer", "verdict", "reason", "outcome"})
 
 	createdToApproved = prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -42,7 +43,8 @@ var (
 
 	nodesLeftOut = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_approver_nodes_left_out",
-		Help: "Nodes that report names or addresses of two or more other Nodes: their own word is left out of the comparison.",
+		Help: "Nodes that report names or addresses of two or more other Nodes: " +
+			"their own word is left out of the comparison.",
 	})
 
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -59,7 +61,9 @@ func init() {
 type measured struct{ authz.Authorizer }
 
 // Allowed asks and measures.
-func (m measured) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+func (m measured) Allowed(
+	ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes,
+) (bool, error) {
 	real := clock.RealClock{}
 	start := real.Now()
 	allowed, err := m.Authorizer.Allowed(ctx, who, what)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"hash/maphash"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -44,9 +43,7 @@ const (
 // once. It holds no text that a requester chose.
 type requestInfo struct {
 	pending.Request
-	// renewal reports that a node asks for its own client certificate. No source is asked about it.
-	renewal bool
-	sans    []uint64 // digests of the names and addresses that it asks for
+	sans []uint64 // digests of the names and addresses that it asks for
 }
 
 // pendingIndex holds the requests that the work queue may hold, and which of them may be woken. A request leaves it
@@ -92,8 +89,6 @@ func (p *pendingIndex) read(obj *certificatesv1.CertificateSigningRequest, limit
 	if err != nil {
 		return info
 	}
-	info.renewal = obj.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName &&
-		strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix) && req.Cert.Subject.CommonName == obj.Spec.Username
 	for _, san := range inventory.SANs(req.Cert) {
 		info.sans = append(info.sans, digestOf(san))
 	}
@@ -131,12 +126,6 @@ func (p *pendingIndex) remove(name string) {
 	}
 }
 
-func (p *pendingIndex) get(name string) requestInfo {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.requests[name]
-}
-
 // find returns what the order of the queue depends on. It reads nothing, because the queue holds its lock.
 func (p *pendingIndex) find(name string) (pending.Request, bool) {
 	p.mu.Lock()
@@ -162,9 +151,9 @@ func (p *pendingIndex) superseded(name string) bool {
 	return p.undecided.Newer(name) >= mostWoken
 }
 
-// woken returns the newest undecided requests of each requester for each node for which waits returns true.
-func (p *pendingIndex) woken(waits func(requestInfo) bool) []reconcile.Request {
-	newest := p.undecided.Newest(mostWoken)
+// woken returns, of each requester for each node, those of its newest undecided requests for which waits returns true.
+func (p *pendingIndex) woken(most int, waits func(requestInfo) bool) []reconcile.Request {
+	newest := p.undecided.Newest(most)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var found []reconcile.Request
@@ -255,25 +244,37 @@ func (d *debouncer[K]) source(enqueue func(workQueue, map[K]bool)) source.Source
 	})
 }
 
-// inventoryChanges wakes the requests that wait for what is known of nodes.
-type inventoryChanges struct {
-	nodes *debouncer[string] // names; an empty name stands for all nodes
-	freed *debouncer[uint64] // digests of names and addresses that nobody has any more
+// wakeUps wakes the requests that wait for something.
+type wakeUps struct {
+	nodes    *debouncer[string] // names of nodes; an empty name stands for all of them
+	freed    *debouncer[uint64] // digests of names and addresses that nobody has any more
+	answered *debouncer[string] // names of requests that a slow source or a review has been answered for
 }
 
-func newInventoryChanges() inventoryChanges {
-	return inventoryChanges{newDebouncer[string](gatherNodes), newDebouncer[uint64](gatherFreed)}
+func newWakeUps() wakeUps {
+	return wakeUps{newDebouncer[string](gatherNodes), newDebouncer[uint64](gatherFreed), newDebouncer[string](0)}
 }
 
-func (c inventoryChanges) node(name string) { c.nodes.add(name) }
+func (w wakeUps) node(name string) { w.nodes.add(name) }
 
-func (c inventoryChanges) free(sans []inventory.SAN) {
+func (w wakeUps) free(sans []inventory.SAN) {
 	digests := make([]uint64, len(sans))
 	for i, san := range sans {
 		digests[i] = digestOf(san)
 	}
 	if len(digests) > 0 {
-		c.freed.add(digests...)
+		w.freed.add(digests...)
+	}
+}
+
+// enqueueAnswered enqueues requests that have been set aside for want of an answer. They go before those that have
+// not had their turn, so that an answer is used while it is fresh.
+func (r *Reconciler) enqueueAnswered(queue workQueue, requests map[string]bool) {
+	for name := range requests {
+		if r.queue != nil {
+			r.queue.Resume(name)
+		}
+		queue.Add(queueKey(name))
 	}
 }
 
@@ -283,23 +284,24 @@ func (r *Reconciler) enqueueNodes(queue workQueue, nodes map[string]bool) {
 	for node := range nodes {
 		digests[pending.DigestOf(node)] = true
 	}
-	r.enqueueWaiting(queue, func(info requestInfo) bool { return nodes[""] || digests[info.Node] })
+	r.enqueueWaiting(queue, mostWoken, func(info requestInfo) bool { return nodes[""] || digests[info.Node] })
 }
 
 // enqueueFreed enqueues the undecided requests that ask for one of freed.
 func (r *Reconciler) enqueueFreed(queue workQueue, freed map[uint64]bool) {
-	r.enqueueWaiting(queue, func(info requestInfo) bool {
+	r.enqueueWaiting(queue, mostWoken, func(info requestInfo) bool {
 		return slices.ContainsFunc(info.sans, func(san uint64) bool { return freed[san] })
 	})
 }
 
-// enqueueWaiting enqueues the undecided requests of rules that look things up, if they wait for what has changed.
-func (r *Reconciler) enqueueWaiting(queue workQueue, waits func(requestInfo) bool) {
+// enqueueWaiting enqueues undecided requests of rules that look things up, if they wait for what has changed: of each
+// requester for each node so many, the newest.
+func (r *Reconciler) enqueueWaiting(queue workQueue, most int, waits func(requestInfo) bool) {
 	looksUp := map[string]bool{}
 	for _, rule := range r.Rules {
 		looksUp[rule.SignerName] = rule.looksUp()
 	}
-	for _, key := range r.index.woken(func(info requestInfo) bool { return looksUp[info.Signer] && waits(info) }) {
+	for _, key := range r.index.woken(most, func(info requestInfo) bool { return looksUp[info.Signer] && waits(info) }) {
 		queue.Add(key)
 	}
 }
@@ -318,32 +320,3 @@ func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workQueue) {
 		}
 	}
 }
-
-// firstReadTimeout bounds how long requests wait at the start until the inventory has been read. After that they are
-// told that it cannot be read.
-const firstReadTimeout = 10 * time.Second
-
-// firstRead is a source that keeps a controller from starting before its inventory has been read, or has failed to be.
-type firstRead struct{ inventory *Inventory }
-
-// Start implements source.Source.
-func (firstRead) Start(context.Context, workQueue) error { return nil }
-
-// WaitForSync implements source.SyncingSource. It gives up in time, because an error would end the manager.
-func (f firstRead) WaitForSync(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, firstReadTimeout)
-	defer cancel()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for !f.inventory.Tried(ctx) {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-	}
-	return nil
-}
-
-// String returns how the controller's log names the source.
-func (firstRead) String() string { return "inventory" }

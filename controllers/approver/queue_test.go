@@ -80,20 +80,20 @@ func TestWhoIsWoken(t *testing.T) {
 	r := holding(t, of(t, "a", "10.0.0.1", "2001:db8::1"), of(t, "b", "10.0.0.2", "b.example.com"), of(t, "c", "10.0.0.3"), approved,
 		object(t, named("d")), object(t, named("f"), func(obj *request) { obj.Spec.SignerName = "example.com/other" }))
 	for name, test := range map[string]struct {
-		change func(inventoryChanges)
+		change func(wakeUps)
 		want   string
 	}{
-		"an address":         {func(w inventoryChanges) { w.free(sans("10.0.0.1")) }, "a"},
-		"some":               {func(w inventoryChanges) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
-		"by value":           {func(w inventoryChanges) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
-		"a name":             {func(w inventoryChanges) { w.free(sans("B.example.com.")) }, "b"},
-		"what nobody wants":  {func(w inventoryChanges) { w.free(sans("10.0.0.9")) }, ""},
-		"a node":             {func(w inventoryChanges) { w.node("b") }, "b"},
-		"any node":           {func(w inventoryChanges) { w.node("") }, "a b c"},
-		"a node and a name":  {func(w inventoryChanges) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
-		"a node with no one": {func(w inventoryChanges) { w.node("z") }, ""},
+		"an address":         {func(w wakeUps) { w.free(sans("10.0.0.1")) }, "a"},
+		"some":               {func(w wakeUps) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
+		"by value":           {func(w wakeUps) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
+		"a name":             {func(w wakeUps) { w.free(sans("B.example.com.")) }, "b"},
+		"what nobody wants":  {func(w wakeUps) { w.free(sans("10.0.0.9")) }, ""},
+		"a node":             {func(w wakeUps) { w.node("b") }, "b"},
+		"any node":           {func(w wakeUps) { w.node("") }, "a b c"},
+		"a node and a name":  {func(w wakeUps) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
+		"a node with no one": {func(w wakeUps) { w.node("z") }, ""},
 	} {
-		w, q := newInventoryChanges(), newTestQueue(t)
+		w, q := newWakeUps(), newTestQueue(t)
 		w.nodes.runs, w.freed.runs = true, true
 		test.change(w)
 		r.enqueueNodes(q, w.nodes.take())
@@ -138,7 +138,7 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 		r.queues(last) // as a resync does
 	}
 	looks := func() (count int) {
-		r.index.woken(func(requestInfo) bool { count++; return true })
+		r.index.woken(mostWoken, func(requestInfo) bool { count++; return true })
 		return count
 	}
 	if got := looks(); got != mostWoken {
@@ -198,7 +198,7 @@ func TestChangesAreGathered(t *testing.T) {
 // A standby never takes what a debouncer gathers. Before the source starts, a debouncer must keep nothing.
 func TestDebouncerGathersNothingBeforeItsSourceStarts(t *testing.T) {
 	t.Parallel()
-	w := newInventoryChanges()
+	w := newWakeUps()
 	w.node("a")
 	w.free(sans("10.0.0.1"))
 	if nodes, freed := w.nodes.take(), w.freed.take(); len(nodes) > 0 || len(freed) > 0 {
@@ -251,8 +251,8 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 		for i := range requests {
 			obj := object(t, named(fmt.Sprint("csr-", i)), user(strings.Repeat("u", long)+fmt.Sprint(i)))
 			r.queues(obj)
-			r.trial.of(obj, now)
-			r.trial.note(obj, Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: obj.Spec.Username}})
+			r.opinions.of(obj, now)
+			r.opinions.note(obj, Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: obj.Spec.Username}})
 			req, err := csr.Parse(obj)
 			if err != nil {
 				t.Fatal(err)
@@ -266,9 +266,9 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 		deleted := r.queued()
 		for i := range requests {
 			deleted.Delete(event.DeleteEvent{Object: object(t, named(fmt.Sprint("csr-", i)))})
-			r.gone(fmt.Sprint("csr-", i))
+			r.opinions.countDeleted(fmt.Sprint("csr-", i))
 		}
-		if kept := len(r.index.requests) + r.index.undecided.Len() + r.index.parsed.Len() + r.trial.last.Len(); kept > 0 {
+		if kept := len(r.index.requests) + r.index.undecided.Len() + r.index.parsed.Len() + r.opinions.last.Len(); kept > 0 {
 			t.Errorf("%s: %d are kept of requests that are gone", name, kept)
 		}
 		runtime.KeepAlive(r)
@@ -288,29 +288,28 @@ func TestRequestInfo(t *testing.T) {
 	t.Parallel()
 	var p pendingIndex
 	for name, test := range map[string]struct {
-		obj  *request
-		want string
+		obj             *request
+		requester, node string
 	}{
-		"a renewal":                  {object(t, user("system:node:a")), "system:node:a a true"},
-		"a bootstrap":                {object(t), "system:bootstrap:abcdef a false"},
-		"a node for another":         {object(t, user("system:node:b")), "system:node:b a false"},
-		"serving":                    {of(t, "a", "10.0.0.1"), "system:node:a a false"},
-		"malformed":                  {object(t, malformedRequest, user("system:node:a")), "system:node:a  false"},
-		"no node, with its own name": {object(t, user("x"), says(t, nodeTemplate("x"))), "x x false"},
+		"a renewal":                  {object(t, user("system:node:a")), "system:node:a", "a"},
+		"a bootstrap":                {object(t), "system:bootstrap:abcdef", "a"},
+		"a node for another":         {object(t, user("system:node:b")), "system:node:b", "a"},
+		"serving":                    {of(t, "a", "10.0.0.1"), "system:node:a", "a"},
+		"malformed":                  {object(t, malformedRequest, user("system:node:a")), "system:node:a", ""},
+		"no node, with its own name": {object(t, user("x"), says(t, nodeTemplate("x"))), "x", "x"},
 	} {
 		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
 		for range 2 {
 			p.add(test.obj, csr.Limits{}, true)
-			parts := strings.Split(test.want, " ")
-			key := pending.Key{Signer: test.obj.Spec.SignerName, Requester: pending.DigestOf(parts[0]), Node: pending.DigestOf(parts[1])}
+			key := pending.Key{Signer: test.obj.Spec.SignerName, Requester: pending.DigestOf(test.requester), Node: pending.DigestOf(test.node)}
 			want := pending.Request{Name: "csr-1", UID: test.obj.UID, Key: key, Created: now}
-			if found, _ := p.find("csr-1"); found != want || fmt.Sprint(p.get("csr-1").renewal) != parts[2] {
-				t.Errorf("%s: %+v, want %q", name, p.get("csr-1"), test.want)
+			if found, _ := p.find("csr-1"); found != want {
+				t.Errorf("%s: %+v, want %+v", name, found, want)
 			}
 		}
 	}
 	p.add(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...), csr.Limits{}, true)
-	if got := p.get("a"); got.Name == "" || len(got.sans) > 0 {
+	if got := p.requests["a"]; got.Name == "" || len(got.sans) > 0 {
 		t.Errorf("%d names of a request that is too large are remembered", len(got.sans))
 	}
 }

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/unanswered"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
@@ -60,6 +63,8 @@ type Reconciler struct {
 	BlockList *inventory.BlockList
 	// Limit bounds the approvals of each requester for each node.
 	Limit Limit
+	// ReviewsAtOnce is how many reviews of each permission may be under way; zero is 10.
+	ReviewsAtOnce int
 
 	Client     client.Client
 	Authorizer authz.Authorizer
@@ -73,10 +78,12 @@ type Reconciler struct {
 	// Live reads past the cache: after a write without a certain answer it says what became of it.
 	Live client.Reader
 
-	index   pendingIndex
-	written unanswered.Writes[outcome]
-	trial   trial
-	limiter *limiter
+	index    pendingIndex
+	queue    *pending.Queue // of the controller
+	reviews  map[authorizationv1.ResourceAttributes]*pending.Calls[bool]
+	written  unanswered.Writes[outcome]
+	opinions opinions
+	limiter  *limiter
 }
 
 // rule returns the rule for obj, or nil when obj is not ours, already decided or being deleted. A requester
@@ -95,59 +102,93 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 
 // Reconcile decides about one request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	return r.reconcileIf(ctx, key, func(*certificatesv1.CertificateSigningRequest) bool { return true })
-}
-
-// reconcileIf is Reconcile for a request that is mine.
-func (r *Reconciler) reconcileIf(ctx context.Context, key reconcile.Request, mine func(*certificatesv1.CertificateSigningRequest) bool) (reconcile.Result, error) {
-	result, err := r.reconcile(ctx, key, mine)
+	result, err := r.reconcile(ctx, key)
 	if err != nil {
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 	}
 	return apicall.Requeue(ctx, result, err)
 }
 
-func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request, mine func(*certificatesv1.CertificateSigningRequest) bool) (reconcile.Result, error) {
+func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// The cache's own object: judging only reads, and apply writes a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		if r.DryRun && apierrors.IsNotFound(err) {
-			r.gone(key.Name)
+			r.opinions.countDeleted(key.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if !mine(obj) {
-		return reconcile.Result{}, nil
-	}
 	if r.DryRun {
-		return r.rehearse(ctx, obj)
+		return r.reconcileDryRun(ctx, obj)
 	}
 	if r.rule(obj) == nil {
 		r.settle(ctx, obj)
 		return reconcile.Result{}, nil
 	}
-	req, decision, err := r.Decide(ctx, obj)
+	req, decision, err := r.judge(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if decision.Verdict == verdict.Approve {
+	return r.apply(ctx, obj, req, decision)
+}
+
+// judge is Decide within the Limit. The Decision is Pending while an answer is missing.
+func (r *Reconciler) judge(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
+) (*csr.Request, Decision, error) {
+	req, decision, err := r.Decide(ctx, obj)
+	if waiting := (*pending.Waiting)(nil); errors.As(err, &waiting) {
+		return req, r.setAside(req, err, waiting.Since), nil
+	}
+	r.forget(obj.UID)
+	if err == nil && decision.Verdict == verdict.Approve {
 		if limited, within := r.limiter.take(req); !within {
 			decision = limited
 		}
 	}
-	return r.apply(ctx, obj, req, decision)
+	return req, decision, err
+}
+
+// pendingAfter is how long a request waits for a source before it is told so. Most answers take less.
+const pendingAfter = time.Second
+
+// setAside returns the Decision about a request that waits for an answer, because of err. It has no reason if there is
+// nothing to tell: reviews end by themselves, with an answer or an error.
+func (r *Reconciler) setAside(req *csr.Request, err error, since time.Time) Decision {
+	decision := Decision{Result: verdict.Result{Verdict: verdict.Wait}, Pending: true}
+	source := (*inventory.Unavailable)(nil)
+	if errors.As(err, &source) && r.Clock.Since(since) >= pendingAfter {
+		decision.Result = verdict.Wait.Because("InventoryPending",
+			"source %s of approval.inventory has not answered yet what it knows of node %q; the request goes on once it has",
+			source.Source, csr.Shorten(req.NodeName()))
+	}
+	return decision
+}
+
+// forget drops the answers about a request that has been decided or is to be judged anew.
+func (r *Reconciler) forget(request types.UID) {
+	for _, reviews := range r.reviews {
+		reviews.Forget(request)
+	}
+	if r.Inventory != nil {
+		r.Inventory.forget(request)
+	}
 }
 
 // Decide says what Reconcile would decide about obj, and writes nothing. The request is nil when it can't be read. The
 // Decision of what is not ours, or decided already, is the zero one. Its message is ASCII: it becomes a condition that
 // kubectl prints.
-func (r *Reconciler) Decide(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (*csr.Request, Decision, error) {
+func (r *Reconciler) Decide(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
+) (*csr.Request, Decision, error) {
 	req, decision, err := r.decide(ctx, obj)
 	decision.Message = ascii.Quote(decision.Message)
 	return req, decision, err
 }
 
-func (r *Reconciler) decide(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (*csr.Request, Decision, error) {
+func (r *Reconciler) decide(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
+) (*csr.Request, Decision, error) {
 	rule := r.rule(obj)
 	if rule == nil {
 		return nil, Decision{}, nil
@@ -172,7 +213,10 @@ func (r *Reconciler) blocked(req *csr.Request) (Decision, bool) {
 	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}, reason != ""
 }
 
-func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) (reconcile.Result, error) {
+// apply writes decision to obj, if it is to be written.
+func (r *Reconciler) apply(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+) (reconcile.Result, error) {
 	var kind certificatesv1.RequestConditionType
 	switch {
 	case decision.Verdict == verdict.Approve:
@@ -194,14 +238,16 @@ func (r *Reconciler) apply(ctx context.Context, obj *certificatesv1.CertificateS
 	return reconcile.Result{}, nil
 }
 
-// refuse reports why obj stays as it is, and when to reconcile it again. After Wait the pause is the age of the request,
-// so it doubles, from a second to a minute. After any other verdict there is no retry, as the spec does not change. A
-// Deny that the configuration does not permit counts as Ignore.
-func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) reconcile.Result {
+// refuse reports why obj stays as it is, and when to reconcile it again. After Wait the pause is the age of the
+// request, so it doubles, from a second to a minute. After any other verdict there is no retry, as the spec does not
+// change. A Deny that the configuration does not permit counts as Ignore.
+func (r *Reconciler) refuse(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+) reconcile.Result {
 	if decision.Verdict == verdict.Deny {
 		decision.Verdict = verdict.Ignore
 	}
-	if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
+	if decision.Reason != "" && r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 		r.record(ctx, obj, req, decision)
 	}
 	if decision.Verdict != verdict.Wait {
@@ -210,7 +256,7 @@ func (r *Reconciler) refuse(ctx context.Context, obj *certificatesv1.Certificate
 	return r.again(obj)
 }
 
-// again is when to look at obj again: after the longest pause for one that nobody waits for any more.
+// again returns when to judge obj again: after the longest pause if a newer request stands in for it.
 func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
 	low, pause := handler.LowPriority, csr.Pause(r.serverTime().Since(obj.CreationTimestamp.Time))
 	if r.index.superseded(obj.Name) {
@@ -228,10 +274,19 @@ func (r *Reconciler) serverTime() *servertime.Clock {
 }
 
 // record counts and logs a decision.
-func (r *Reconciler) record(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
+func (r *Reconciler) record(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+) {
 	decisionsTotal.WithLabelValues(obj.Spec.SignerName, decision.Rule, decision.Verdict.String(), decision.Reason).Inc()
+	r.audit(ctx, obj, req, decision.Verdict.String(), decision)
+}
+
+// audit writes decision to the audit log, under the name of a verdict.
+func (r *Reconciler) audit(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, as string, decision Decision,
+) {
 	record := audit.Of(obj, req)
-	record.Verdict, record.Rule, record.Reason, record.Message = decision.Verdict.String(), decision.Rule, decision.Reason, decision.Message
+	record.Verdict, record.Rule, record.Reason, record.Message = as, decision.Rule, decision.Reason, decision.Message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
 }
 
@@ -253,16 +308,55 @@ func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Dec
 				return decision, err
 			}
 		}
-		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, recogniser.Permission)
+		allowed, err := r.allowed(ctx, req, recogniser.Permission)
 		if err != nil {
 			return Decision{}, fmt.Errorf("review whether the requester may %s: %w", recogniser.Name, err)
 		}
-		if allowed {
-			return approved(recogniser), nil
+		if !allowed {
+			continue
 		}
+		if recogniser.Confirm != nil {
+			if decision, err := recogniser.Confirm(ctx, req); err != nil || decision.Reason != "" {
+				return decision, err
+			}
+		}
+		return approved(recogniser), nil
 	}
 	return notAuthorized(req, recognisers), nil
 }
+
+const (
+	// reviewTimeout bounds one review, and how long its answer is good for the requests that asked.
+	reviewTimeout = 30 * time.Second
+	// reviewsPerRequester bounds the reviews of one requester and permission that are under way: one that hangs holds up
+	// no other requester.
+	reviewsPerRequester = 2
+	// defaultReviewsAtOnce is the half of the approver's default number of workers.
+	defaultReviewsAtOnce = 10
+)
+
+// allowed returns whether the requester of req has permission. In a controller no worker waits for the review, and
+// requests with the same question share one that has not been sent. No answer is kept beyond the decision about the
+// requests that asked.
+func (r *Reconciler) allowed(
+	ctx context.Context, req *csr.Request, permission authorizationv1.ResourceAttributes,
+) (bool, error) {
+	reviews, found := r.reviews[permission]
+	if !found {
+		return r.Authorizer.Allowed(ctx, req.Requester, permission)
+	}
+	return reviews.Answer(pending.Question[bool]{
+		Request: req.Name, UID: req.UID, Requester: pending.DigestOf(req.Requester.Username),
+		Text: reviewText(req.Requester),
+		Ask: func(ctx context.Context) (bool, error) {
+			return r.Authorizer.Allowed(ctx, req.Requester, permission)
+		},
+	})
+}
+
+// reviewText returns a text that differs for any two requesters between which an authorizer may tell: %#v quotes every
+// string and sorts every map.
+func reviewText(requester csr.Requester) string { return fmt.Sprintf("%#v", requester) }
 
 // readTimeout bounds the one read after a write without a certain answer.
 const readTimeout = 10 * time.Second
@@ -281,8 +375,11 @@ func (o outcome) in(obj *certificatesv1.CertificateSigningRequest) bool {
 // landed reports whether the API server holds the decision, though its write failed with err. A conflict does not
 // mean that nothing was stored: the client repeats a write after a 5xx, and the first one may have been stored. An
 // error means that the decision is not known to be lost for good.
-func (r *Reconciler) landed(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err error) (bool, error) {
-	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err) {
+func (r *Reconciler) landed(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err error,
+) (bool, error) {
+	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) ||
+		apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err) {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
@@ -297,8 +394,10 @@ func (r *Reconciler) landed(ctx context.Context, obj *certificatesv1.Certificate
 	return stored.UID == obj.UID && about.in(stored), nil
 }
 
-// unwritten says what follows from a decision that is not known to be stored after its write failed with err.
-func (r *Reconciler) unwritten(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err, unsettled error) (reconcile.Result, error) {
+// unwritten handles a decision that is not known to be stored after its write failed with err.
+func (r *Reconciler) unwritten(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err, unsettled error,
+) (reconcile.Result, error) {
 	if about.decision.Verdict == verdict.Approve {
 		r.limiter.giveBack(about.req)
 	}
@@ -326,13 +425,14 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 	r.decided(ctx, obj, about)
 }
 
-// decided tells of a decision that is stored.
+// decided reports a decision that is stored.
 func (r *Reconciler) decided(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome) {
 	r.written.Drop(obj.Name)
 	if about.decision.Verdict == verdict.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", about.decision.Reason, about.decision.Message)
 	} else {
-		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.serverTime().Since(obj.CreationTimestamp.Time).Seconds())
+		age := r.serverTime().Since(obj.CreationTimestamp.Time)
+		createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(age.Seconds())
 	}
 	r.record(ctx, obj, about.req, about.decision)
 }

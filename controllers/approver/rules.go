@@ -9,6 +9,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -20,10 +21,12 @@ const (
 	Deny    = verdict.Deny
 )
 
-// Decision is what the approver says of a request. Rule names the recogniser that approved it, if any.
+// Decision is what the approver says of a request. Rule names the recogniser that approved it, if any. Pending reports
+// that the request waits for an answer that is on its way: then nothing has been decided.
 type Decision struct {
 	verdict.Result
-	Rule string
+	Rule    string
+	Pending bool
 }
 
 // Rule says how requests of one signer are judged: by their shape, then by asking for the permission of each
@@ -43,8 +46,9 @@ type Recogniser struct {
 	Name       string
 	Matches    func(*csr.Request) bool
 	Permission authorizationv1.ResourceAttributes
-	// Gate, if set, comes before the question for the permission, and its decision stands unless it has no reason.
-	Gate Gate
+	// Gate, if set, comes before the question for the permission, and Confirm after it. Their decisions stand unless they
+	// have no reason.
+	Gate, Confirm Gate
 	// Message is the message of the Approved condition.
 	Message string
 }
@@ -79,7 +83,9 @@ func (r Rule) looksUp() bool {
 }
 
 func approved(by Recogniser) Decision {
-	return Decision{verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: by.Message}, by.Name}
+	return Decision{
+		Result: verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: by.Message}, Rule: by.Name,
+	}
 }
 
 // notAuthorized is the decision when every review said no.
@@ -106,6 +112,12 @@ func unread(err error) Decision {
 		remedy += ", or a configuration that permits this one"
 	}
 	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, remedy)}
+}
+
+// isWaiting reports whether err means that an answer is on its way.
+func isWaiting(err error) bool {
+	waiting := (*pending.Waiting)(nil)
+	return errors.As(err, &waiting)
 }
 
 // ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same

@@ -83,11 +83,11 @@ func TestNodeClientAsksAndSaysWhatKubernetesDoes(t *testing.T) {
 	want := []said{
 		{
 			authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "selfnodeclient", Version: "*"},
-			Decision{verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: "Auto approving self kubelet client certificate after SubjectAccessReview."}, "selfnodeclient"},
+			Decision{Result: verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: "Auto approving self kubelet client certificate after SubjectAccessReview."}, Rule: "selfnodeclient"},
 		},
 		{
 			authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*"},
-			Decision{verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: "Auto approving kubelet client certificate after SubjectAccessReview."}, "nodeclient"},
+			Decision{Result: verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: "Auto approving kubelet client certificate after SubjectAccessReview."}, Rule: "nodeclient"},
 		},
 	}
 	var got []said

@@ -36,6 +36,15 @@ type nameFacts struct {
 	unpublished bool
 }
 
+// fault notes that err keeps something from being found out. It returns err if the request waits for an answer.
+func (f *servingFacts) fault(err error) error {
+	if isWaiting(err) {
+		return err
+	}
+	f.unavailable = err.Error()
+	return nil
+}
+
 // judgeServing judges req step by step, and ends at the first step that finds a violation. It calls lookUp after req
 // itself has passed, and compareClaims last, because that takes longest. Both add to the facts.
 func judgeServing(req *csr.Request, lookUp, compareClaims func(*servingFacts) error) (Decision, error) {

@@ -8,6 +8,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
@@ -36,18 +37,22 @@ func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) 
 		func(facts *servingFacts) error { return s.compareClaims(ctx, req, facts) })
 }
 
-// lookUp adds what is known of the node of req and of each name, but for the claims of others. A fault becomes a fact.
+// lookUp adds what is known of the node of req and of each name, but for the claims of others.
 func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFacts) error {
 	for _, san := range inventory.SANs(req.Cert) {
 		facts.names = append(facts.names, nameFacts{san: san, reserved: s.Reserved.Why(san)})
 	}
-	if s.Inventory.cluster == nil {
-		facts.unavailable = errNotRunning.Error()
-		return nil
+	switch {
+	case s.Inventory.cluster == nil:
+		return facts.fault(errNotRunning)
+	case s.Inventory.reading.Load():
+		return &pending.Waiting{}
 	}
 	var err error
 	if facts.Found, err = s.Inventory.sources.Lookup(ctx, req.NodeName(), req); err != nil {
-		facts.unavailable = err.Error()
+		if err := facts.fault(err); err != nil {
+			return err
+		}
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -93,7 +98,7 @@ func (s Serving) compareClaims(ctx context.Context, req *csr.Request, facts *ser
 		req: req, found: facts.Found, others: map[string]inventory.Found{},
 	}
 	if err := c.compare(facts.names); err != nil {
-		facts.unavailable = err.Error()
+		return facts.fault(err)
 	}
 	return nil
 }

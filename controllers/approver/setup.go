@@ -1,10 +1,12 @@
 package approver
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -22,9 +24,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// RenewalsName is the name of the controller for renewals, which share nothing with what waits for slow sources.
-const RenewalsName = Name + "-renewals"
-
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/approval,verbs=update
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client-kubelet,verbs=approve
@@ -41,13 +40,25 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
 	r.limiter = newLimiter(r.Limit, r.Clock)
-	renewals, others := r.controller(mgr, RenewalsName, options), r.controller(mgr, Name, options)
+	wake := newWakeUps()
+	ctrl := builder.ControllerManagedBy(mgr).
+		Named(Name).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
+		WatchesRawSource(wake.answered.source(r.enqueueAnswered)).
+		WithOptions(options)
+	if err := r.setupReviews(mgr, wake); err != nil {
+		return err
+	}
+	if r.BlockList != nil {
+		// It changes seldom: whatever may wait for it is judged again.
+		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
+	}
 	if r.Inventory != nil {
-		if err := r.setupInventory(mgr, others); err != nil {
+		if err := r.setupInventory(mgr, ctrl, wake); err != nil {
 			return err
 		}
 	}
-	return errors.Join(renewals.Complete(pool{r, true}), others.Complete(pool{r, false}))
+	return ctrl.Complete(r)
 }
 
 // fill fills in what is nil.
@@ -65,7 +76,7 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 		r.ServerTime = servertime.Of(r.Clock)
 	}
 	if r.Authorizer == nil {
-		r.Authorizer = &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}}
+		r.Authorizer = measured{authz.SubjectAccess{Client: r.Client}}
 	}
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
@@ -75,47 +86,46 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	}
 }
 
-// setupInventory makes the inventory run, and wake the requests of others that wait for it.
-func (r *Reconciler) setupInventory(mgr manager.Manager, others *builder.Builder) error {
-	changes := newInventoryChanges()
-	if err := r.Inventory.setup(mgr, r.Rules, r.Clock, r.ServerTime, changes); err != nil {
-		return err
-	}
-	if r.Inventory.apiServers != nil {
-		if err := mgr.Add(&liars{inventory: r.Inventory, reporter: r.Reporter, log: mgr.GetLogger().WithName(Name)}); err != nil {
-			return fmt.Errorf("compare Nodes: %w", err)
+// setupReviews makes reviews run beside the workers, those of each permission for themselves: renewals, which need
+// one of their own, do not wait for the reviews of bootstrappers.
+func (r *Reconciler) setupReviews(mgr manager.Manager, wake wakeUps) error {
+	r.reviews = map[authorizationv1.ResourceAttributes]*pending.Calls[bool]{}
+	for _, rule := range r.Rules {
+		for _, recogniser := range rule.Recognisers {
+			if r.reviews[recogniser.Permission] != nil {
+				continue
+			}
+			reviews := &pending.Calls[bool]{
+				Limit: cmp.Or(r.ReviewsAtOnce, defaultReviewsAtOnce), PerRequester: reviewsPerRequester,
+				Timeout: reviewTimeout, MaxAge: reviewTimeout, Clock: r.Clock,
+				Answered: func(request string) { wake.answered.add(request) },
+			}
+			if err := mgr.Add(reviews); err != nil {
+				return fmt.Errorf("run reviews: %w", err)
+			}
+			r.reviews[recogniser.Permission] = reviews
 		}
 	}
-	others.WatchesRawSource(firstRead{r.Inventory})
-	others.WatchesRawSource(changes.nodes.source(r.enqueueNodes))
-	others.WatchesRawSource(changes.freed.source(r.enqueueFreed))
 	return nil
 }
 
-// pool works on renewals or on all others: a source that stalls can hold up all workers of the one, and none of the
-// other.
-type pool struct {
-	*Reconciler
-	renewals bool
-}
-
-// Reconcile decides about a request, if it belongs to this pool.
-func (p pool) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	return p.reconcileIf(ctx, key, func(obj *certificatesv1.CertificateSigningRequest) bool {
-		return p.index.get(obj.Name).renewal == p.renewals
-	})
-}
-
-func (r *Reconciler) controller(mgr manager.Manager, name string, options controller.Options) *builder.Builder {
-	ctrl := builder.ControllerManagedBy(mgr).
-		Named(name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
-		WithOptions(options)
-	if r.BlockList != nil {
-		// It changes seldom: whatever may wait for it is looked at.
-		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
+// setupInventory makes the inventory run, and wake the requests that wait for it.
+func (r *Reconciler) setupInventory(mgr manager.Manager, ctrl *builder.Builder, wake wakeUps) error {
+	if err := r.Inventory.setup(mgr, r.Rules, r.Clock, r.ServerTime, wake); err != nil {
+		return err
 	}
-	return ctrl
+	if r.Inventory.apiServers != nil {
+		comparison := &nodeComparison{inventory: r.Inventory, reporter: r.Reporter, log: mgr.GetLogger().WithName(Name)}
+		if err := mgr.Add(comparison); err != nil {
+			return fmt.Errorf("compare Nodes: %w", err)
+		}
+	}
+	ctrl.WatchesRawSource(r.Inventory.firstRead(func(queue workQueue) {
+		r.enqueueWaiting(queue, math.MaxInt, func(requestInfo) bool { return true })
+	}))
+	ctrl.WatchesRawSource(wake.nodes.source(r.enqueueNodes))
+	ctrl.WatchesRawSource(wake.freed.source(r.enqueueFreed))
+	return nil
 }
 
 // queued are the events that queue a request.
@@ -124,6 +134,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		queues := r.queues(gone.Object)
 		r.index.remove(gone.Object.GetName())
+		r.forget(gone.Object.GetUID())
 		r.Reporter.Forget(gone.Object)
 		r.written.Drop(gone.Object.GetName())
 		return queues
@@ -141,6 +152,7 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	undecided := r.rule(request) != nil
 	if !undecided && (!r.DryRun || !r.ours(request)) {
 		r.index.remove(request.Name)
+		r.forget(request.UID)
 		return false
 	}
 	r.index.add(request, r.RequestLimits, undecided)
@@ -149,7 +161,8 @@ func (r *Reconciler) queues(obj client.Object) bool {
 
 // NewQueue returns the storage of the work queue, in which no requester delays the others.
 func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
-	return pending.NewQueue(r.index.find)
+	r.queue = pending.NewQueue(r.index.find)
+	return r.queue
 }
 
 // check returns all that is wrong with what cannot be filled in.
@@ -164,7 +177,8 @@ func (r *Reconciler) check() error {
 		}
 		for _, recogniser := range rule.Recognisers {
 			if recogniser.Matches == nil {
-				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches", recogniser.Name, rule.SignerName))
+				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches",
+					recogniser.Name, rule.SignerName))
 			}
 		}
 	}

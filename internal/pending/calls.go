@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// nextCall bounds how long a question waits for an identical call that was sent before: a call that hangs holds up only
-// the requests that share it.
+// nextCall bounds how long a question waits for an identical call that was sent before: a call that hangs holds up
+// only the requests that share it.
 const nextCall = 500 * time.Millisecond
 
 // Question is what a request needs to know.
@@ -36,9 +36,9 @@ type Waiting struct {
 
 func (*Waiting) Error() string { return "there is no answer yet" }
 
-// Calls asks slow services on behalf of requests, so that no worker of a controller waits for them. A worker that gets no
-// answer sets its request aside; Answered enqueues the request once there is one. Requesters take turns. An answer is
-// never older than its question, and is kept for the requests that asked until Forget.
+// Calls asks slow services on behalf of requests, so that no worker of a controller waits for them. A worker that
+// gets no answer sets its request aside; Answered enqueues the request once there is one. Requesters take turns. An
+// answer is never older than its question, and is kept for the requests that asked until Forget.
 type Calls[V any] struct {
 	// Limit bounds the calls that are under way, and PerRequester those of one requester among them.
 	Limit, PerRequester int

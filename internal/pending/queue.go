@@ -10,8 +10,8 @@ import (
 
 // Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the
 // nodes of one requester. For one node the newest request goes first, because a kubelet waits for its last request
-// only. A requester with thousands of requests therefore delays another requester by one request at most. A request that
-// resumes goes before all others.
+// only. A requester with thousands of requests therefore delays another requester by one request at most. A request
+// that resumes goes before all others.
 type Queue struct {
 	find func(name string) (Request, bool)
 
@@ -28,8 +28,8 @@ var _ workqueue.Queue[reconcile.Request] = &Queue{}
 // that is not found has the zero Request's order.
 func NewQueue(find func(name string) (Request, bool)) *Queue { return &Queue{find: find} }
 
-// Resume lets the request of that name go before all others when it is pushed the next time. It has had its turn, and was
-// set aside for want of an answer.
+// Resume lets the request of that name go before all others when it is pushed the next time. It has had its turn, and
+// was set aside for want of an answer.
 func (q *Queue) Resume(name string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

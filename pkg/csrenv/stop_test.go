@@ -50,7 +50,7 @@ func blockedReviews(user string, asked chan<- struct{}) authz.Authorizer {
 func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	env, err := csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA, Customize: func(o *controllers.Options) {
-		o.Approver.Authorizer = &authz.Shared{Authorizer: blockedReviews("system:bootstrap:staying", asked)}
+		o.Approver.Authorizer = blockedReviews("system:bootstrap:staying", asked)
 	}})
 	if err != nil {
 		t.Fatal(err)

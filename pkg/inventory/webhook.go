@@ -43,6 +43,8 @@ type WebhookOptions struct {
 	Timeout time.Duration
 }
 
+var _ Slow = &Webhook{}
+
 // Webhook knows nodes by asking a server.
 type Webhook struct {
 	options WebhookOptions
@@ -91,6 +93,9 @@ func checkURL(text string) error {
 
 // Name implements Source.
 func (w *Webhook) Name() string { return "webhook" }
+
+// Concurrency implements Slow.
+func (w *Webhook) Concurrency() int { return maxLookups }
 
 // Lookup implements Source.
 func (w *Webhook) Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error) {

@@ -27,7 +27,7 @@ func newApprover(t *testing.T, clock *clocktesting.FakeClock) (*approver.Reconci
 	return &approver.Reconciler{
 		Rules:      []approver.Rule{approver.NodeClient()},
 		Client:     admin(t),
-		Authorizer: &authz.Shared{Authorizer: authz.SubjectAccess{Client: admin(t)}},
+		Authorizer: authz.SubjectAccess{Client: admin(t)},
 		Reporter:   report.New(recorder, clock),
 		Clock:      clock,
 		Live:       admin(t),

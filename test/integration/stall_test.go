@@ -2,19 +2,28 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -46,14 +55,11 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
 	startServingManager(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 10s}}, {node: {}}]", stalls.URL, ca))
 
-	renewals := func(name string) []time.Duration {
-		return timed(t, func(i int) (string, *request) {
-			node := fmt.Sprintf("renews-%s-%d", name, i)
-			return node, nodeRequest(t, node)
-		})
-	}
-	idle := func() func() { return func() {} }
-	delaysNobody(t, renewals, idle, func() func() {
+	waiting := createRequest(t, kubeletOf(t, "stalled"), servingRequest(t, "stalled", "192.0.2.200"))
+	hasEvent(t, waiting, "InventoryPending", `source webhook of approval.inventory has not answered yet what it knows of node "stalled"`)
+	hasEvent(t, waiting, "InventoryUnavailable", "ask webhook: context deadline exceeded")
+
+	delaysNobody(t, renewals(t), noLoad, func() func() {
 		for i := range 10 {
 			node := fmt.Sprintf("stalled-%d", i)
 			obj := servingRequest(t, node, "192.0.2.200")
@@ -63,6 +69,98 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 		return func() {}
 	})
 }
+
+// TestAHangingAuthorizerDelaysNoRenewal has an authorizer of the API server hang for everybody but nodes, while hundreds of
+// bootstrappers wait for their reviews: renewals take as long as before.
+func TestAHangingAuthorizerDelaysNoRenewal(t *testing.T) {
+	parallel(t)
+	hanging := make(chan struct{}, 10_000)
+	var hangs atomic.Bool // once the API server runs
+	authorizer := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		review := &authorizationv1.SubjectAccessReview{}
+		if err := json.NewDecoder(r.Body).Decode(review); err != nil {
+			t.Error(err)
+		}
+		if !hangs.Load() || strings.HasPrefix(review.Spec.User, csr.NodeUserPrefix) {
+			_ = json.NewEncoder(w).Encode(review) // which says no
+			return
+		}
+		hanging <- struct{}{}
+		<-r.Context().Done()
+		<-hanging
+	}))
+	t.Cleanup(authorizer.CloseClientConnections)
+	withAPIServer(t, nil, func(dir string, args *envtest.Arguments) {
+		config := clientcmdapi.NewConfig()
+		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authorizer.Certificate().Raw})
+		config.Clusters["it"] = &clientcmdapi.Cluster{Server: authorizer.URL, CertificateAuthorityData: ca}
+		config.Contexts["it"], config.CurrentContext = &clientcmdapi.Context{Cluster: "it"}, "it"
+		file := filepath.Join(dir, "authorizer.kubeconfig")
+		if err := clientcmd.WriteToFile(*config, file); err != nil {
+			t.Fatal(err)
+		}
+		args.Set("authorization-mode", "Node", "RBAC", "Webhook").
+			Set("authorization-webhook-version", "v1").Set("authorization-webhook-config-file", file)
+	})
+	grantGroup(t, csr.NodeGroup, mayRenewOwn)
+	grantGroup(t, "flooders", mayCreate)
+	startServingManager(t, "")
+	hangs.Store(true)
+	delaysNobody(t, renewals(t), noLoad, func() func() {
+		const bootstrappers, each = 100, 5
+		var creating sync.WaitGroup
+		left := make(chan int, bootstrappers)
+		for i := range bootstrappers {
+			left <- i
+		}
+		close(left)
+		for range 10 {
+			creating.Go(func() {
+				for i := range left {
+					bootstrapper := impersonate(t, fmt.Sprintf("bootstrapper-%d", i))
+					for n := range each {
+						obj := nodeRequest(t, fmt.Sprintf("joins-%d-%d", i, n))
+						obj.Labels = map[string]string{waits: "yes"}
+						if err := bootstrapper.Create(t.Context(), obj); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+		}
+		creating.Wait()
+		eventually(t, "their reviews hang", func(context.Context) error {
+			if len(hanging) == 0 {
+				return errors.New("none does")
+			}
+			return nil
+		})
+		return func() {
+			if len(hanging) == 0 {
+				t.Error("no review hangs any more")
+			}
+			eventually(t, "half as many reviews hang as there are workers, but for those that have just ended", func(context.Context) error {
+				if got, want := len(hanging), controllers.DefaultConcurrency.Approver/2; got > want {
+					return fmt.Errorf("%d do, want %d", got, want)
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// renewals returns what measures renewals of as many nodes.
+func renewals(t *testing.T) func(name string) []time.Duration {
+	return func(name string) []time.Duration {
+		return timed(t, func(i int) (string, *request) {
+			node := fmt.Sprintf("renews-%s-%d", name, i)
+			return node, nodeRequest(t, node)
+		})
+	}
+}
+
+// noLoad is no load at all.
+func noLoad() (end func()) { return func() {} }
 
 // delaysNobody measures what honest ones take under usual load and under one that makes others wait, until the median has
 // not moved. Each load returns what ends it. On a machine so busy that the usual median is beyond what it may move by, it may be

@@ -22,7 +22,7 @@ var approverMutations = []mutation{
 	{"approver: order", "controllers/approver/rules.go", "recognisers = append(recognisers, recogniser)", "recognisers = append([]Recogniser{recogniser}, recognisers...)"},
 	{"approver: review of selfnodeclient", "controllers/approver/rules.go", "createPermission(\"selfnodeclient\")", "createPermission(\"nodeclient\")"},
 	{"approver: review of nodeclient", "controllers/approver/rules.go", "createPermission(\"nodeclient\")", "createPermission(\"selfnodeclient\")"},
-	{"approver: asks at all", "controllers/approver/reconciler.go", "if allowed {", "if allowed || true {"},
+	{"approver: asks at all", "controllers/approver/reconciler.go", "if !allowed {", "if !allowed && false {"},
 	{"approver: answer", "pkg/authz/authz.go", "return review.Status.Allowed, nil", "return !review.Status.Denied, nil"},
 	{"approver: verb", "controllers/approver/rules.go", "\"create\"", "\"get\""},
 	{"approver: API group", "controllers/approver/rules.go", "Group:       certificatesv1.GroupName,", "Group:       \"\","},
