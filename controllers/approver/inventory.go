@@ -43,8 +43,8 @@ type Inventory struct {
 
 	cluster    *inventory.Cluster
 	apiServers *inventory.APIServers // nil unless a rule needs Services
-	sources    inventory.Inventory
-	expecting  inventory.Inventory // sources without what a node says of itself
+	sources    inventory.Sources
+	expecting  inventory.Sources // sources without what a node says of itself
 	leases     *inventory.Leases   // nil unless a rule needs Leases
 	live       inventory.Live
 	serverTime *servertime.Clock
@@ -362,7 +362,7 @@ func (i *Inventory) leftOut(ctx context.Context) (map[string]*inventory.LeftOut,
 	if err != nil {
 		return nil, err
 	}
-	var quick inventory.Inventory
+	var quick inventory.Sources
 	for n, source := range i.sources {
 		if i.sources[n : n+1].NamesOwners(1) {
 			quick = append(quick, source)

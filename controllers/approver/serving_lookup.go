@@ -109,7 +109,7 @@ const maxLookups = 4 * inventory.MaxRivals
 // claims compares the claims to what one request asks for.
 type claims struct {
 	ctx      context.Context
-	sources  inventory.Inventory
+	sources  inventory.Sources
 	holders  func(inventory.SAN) ([]string, error)
 	reported func(node string) ([]inventory.SAN, error)
 	// barred reports whether node can have no claim to san, because it is the API server's.

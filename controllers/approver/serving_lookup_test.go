@@ -40,7 +40,7 @@ func contestOf(source *askedOf, rank int, holders []string, names []inventory.SA
 	req, _ := serving()
 	listed := new(int)
 	c := claims{
-		ctx: context.Background(), sources: inventory.Inventory{source, &reporting{}}, req: req, others: map[string]inventory.Found{},
+		ctx: context.Background(), sources: inventory.Sources{source, &reporting{}}, req: req, others: map[string]inventory.Found{},
 		found:    inventory.Found{Entry: &inventory.Entry{SANs: names, OwnWord: rank == 1}, Rank: rank},
 		reported: func(string) ([]inventory.SAN, error) { return nil, nil },
 		barred:   func(string, inventory.SAN) bool { return false },
@@ -101,7 +101,7 @@ func TestWeakerSourcesAreNotAsked(t *testing.T) {
 	} {
 		broken := &askedOf{broken: "b"}
 		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a", "b"}, manySANs(1))
-		c.sources = inventory.Inventory{&askedOf{}, &askedOf{}}
+		c.sources = inventory.Sources{&askedOf{}, &askedOf{}}
 		c.sources[test.broken] = broken
 		c.barred = func(string, inventory.SAN) bool { return test.barred }
 		if err := c.compare(facts); (err != nil) != test.unknown || (len(broken.asked) > 0) != test.unknown {

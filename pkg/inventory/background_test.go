@@ -58,7 +58,7 @@ func TestBackgroundWaitsForNothing(t *testing.T) {
 		running.Go(func() { _ = b.Start(ctx) })
 		defer running.Wait()
 		defer cancel()
-		sources := Inventory{b}
+		sources := Sources{b}
 		first, second := requestOf("alice", "csr-1"), requestOf("bob", "csr-2")
 		waits := func(req *csr.Request, node string) {
 			t.Helper()

@@ -35,8 +35,8 @@ type NodeReports interface {
 // IsUnread says whether err is that what runs has not tried to read yet.
 func IsUnread(err error) bool { return errors.Is(err, errNotRead) }
 
-// Inventory asks Sources in order.
-type Inventory []Source
+// Sources asks each Source in order, the strongest first.
+type Sources []Source
 
 // Found is an Entry with the place of its source in the order: the lower, the stronger.
 type Found struct {
@@ -58,8 +58,8 @@ func (u *Unavailable) Unwrap() error { return u.Cause }
 
 // Lookup returns the answer of the first source that knows node. The Entry is nil when none does. An error is always an
 // *Unavailable.
-func (i Inventory) Lookup(ctx context.Context, node string, req *csr.Request) (Found, error) {
-	for rank, source := range i {
+func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Found, error) {
+	for rank, source := range s {
 		entry, err := source.Lookup(ctx, node, req)
 		if err != nil {
 			return Found{}, &Unavailable{Source: source.Name(), Cause: err}
@@ -73,8 +73,8 @@ func (i Inventory) Lookup(ctx context.Context, node string, req *csr.Request) (F
 
 // Owner describes whom the first stronger of the sources give san to, as far as they can be asked for that: there need be
 // no Node of it yet. It is empty when they know nobody. An error is always an *Unavailable.
-func (i Inventory) Owner(san SAN, stronger int) (string, error) {
-	for _, source := range i[:stronger] {
+func (s Sources) Owner(san SAN, stronger int) (string, error) {
+	for _, source := range s[:stronger] {
 		owner, can := source.(Owner)
 		if !can {
 			continue
@@ -92,12 +92,12 @@ func (i Inventory) Owner(san SAN, stronger int) (string, error) {
 
 // Claimant is Lookup in the first sources only, for a Node that reports a value that another node asks for. What the Node
 // reports itself is not repeated in the Entry: there may be tens of thousands of values.
-func (i Inventory) Claimant(ctx context.Context, node string, first int, req *csr.Request) (Found, error) {
-	for rank, source := range i[:first] {
+func (s Sources) Claimant(ctx context.Context, node string, first int, req *csr.Request) (Found, error) {
+	for rank, source := range s[:first] {
 		if _, reports := source.(NodeReports); reports {
 			return Found{Entry: &Entry{Source: "Node " + node, OwnWord: true, Bound: node}, Rank: rank}, nil
 		}
-		found, err := i[rank:rank+1].Lookup(ctx, node, req)
+		found, err := s[rank:rank+1].Lookup(ctx, node, req)
 		if err != nil {
 			return Found{}, err
 		}
@@ -109,8 +109,8 @@ func (i Inventory) Claimant(ctx context.Context, node string, first int, req *cs
 }
 
 // NamesOwners reports whether Owner knows everything that the first sources give to one node alone.
-func (i Inventory) NamesOwners(first int) bool {
-	for _, source := range i[:first] {
+func (s Sources) NamesOwners(first int) bool {
+	for _, source := range s[:first] {
 		_, owner := source.(Owner)
 		if _, reports := source.(NodeReports); !owner && !reports {
 			return false

@@ -170,7 +170,7 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 			t.Parallel()
 			asked := 0
 			test.first.asked, test.second.asked = &asked, &asked
-			found, err := inventory.Inventory{test.first, test.second}.Lookup(t.Context(), "a", nil)
+			found, err := inventory.Sources{test.first, test.second}.Lookup(t.Context(), "a", nil)
 			if found.Entry != test.want || found.Rank != test.rank || !errors.Is(err, test.err) || asked != test.asked {
 				t.Errorf("%+v, error %v, %d asked", found, err, asked)
 			}
@@ -195,16 +195,16 @@ func TestOwnerByAStrongerSource(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
 	for name, test := range map[string]struct {
-		sources  inventory.Inventory
+		sources  inventory.Sources
 		stronger int
 		want     string
 		err      error
 	}{
-		"none is stronger":                 {inventory.Inventory{owner{who: "a"}}, 0, "", nil},
-		"the strongest that knows":         {inventory.Inventory{owner{}, owner{who: "a"}, owner{who: "b"}}, 3, "a", nil},
-		"only a weaker one knows":          {inventory.Inventory{owner{}, owner{who: "a"}}, 1, "", nil},
-		"one that can't be asked for that": {inventory.Inventory{source{}, owner{who: "a"}}, 2, "a", nil},
-		"one is down":                      {inventory.Inventory{owner{err: down}, owner{who: "a"}}, 2, "", down},
+		"none is stronger":                 {inventory.Sources{owner{who: "a"}}, 0, "", nil},
+		"the strongest that knows":         {inventory.Sources{owner{}, owner{who: "a"}, owner{who: "b"}}, 3, "a", nil},
+		"only a weaker one knows":          {inventory.Sources{owner{}, owner{who: "a"}}, 1, "", nil},
+		"one that can't be asked for that": {inventory.Sources{source{}, owner{who: "a"}}, 2, "a", nil},
+		"one is down":                      {inventory.Sources{owner{err: down}, owner{who: "a"}}, 2, "", down},
 	} {
 		got, err := test.sources.Owner(inventory.ParseSAN("10.0.0.1"), test.stronger)
 		if got != test.want || !errors.Is(err, test.err) {
