@@ -27,17 +27,11 @@ func (r *Reconciler) ours(obj *certificatesv1.CertificateSigningRequest) bool {
 func (r *Reconciler) reconcileDryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
 ) (reconcile.Result, error) {
-	if !r.ours(obj) {
-		return reconcile.Result{}, nil
-	}
 	if _, err := r.serverTime().Skew(); err != nil { // requests from before the dry run can't be told from newer ones
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	last, decided := r.opinions.of(obj, r.serverTime().Now()), !csr.Undecided(obj)
-	switch {
-	case last.compared, last.final && !decided:
-		return reconcile.Result{}, nil
-	case decided && last.uid == "" && r.opinions.before(obj):
+	if last.compared || decided && last.uid == "" && r.opinions.before(obj) {
 		return reconcile.Result{}, nil
 	}
 	if !last.final {
@@ -46,12 +40,11 @@ func (r *Reconciler) reconcileDryRun(
 			return reconcile.Result{}, err
 		}
 	}
-	switch {
-	case last.Pending:
-		return r.again(obj), nil
-	case decided:
+	if decided && !last.Pending {
 		r.compare(ctx, obj, last)
-	case last.Verdict == verdict.Wait:
+		return reconcile.Result{}, nil
+	}
+	if last.Verdict == verdict.Wait {
 		return r.again(obj), nil
 	}
 	return reconcile.Result{}, nil

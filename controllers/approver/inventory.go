@@ -45,7 +45,7 @@ type Inventory struct {
 	apiServers *inventory.APIServers // nil unless a rule needs Services
 	sources    inventory.Sources
 	expecting  inventory.Sources // sources without what a node says of itself
-	leases     *inventory.Leases   // nil unless a rule needs Leases
+	leases     *inventory.Leases // nil unless a rule needs Leases
 	live       inventory.Live
 	serverTime *servertime.Clock
 	// background holds those of sources that are asked in the background.
@@ -210,13 +210,6 @@ func (i *Inventory) firstRead(enqueue func(workQueue)) source.Source {
 		}()
 		return nil
 	})
-}
-
-// forget drops what slow sources have answered for a request.
-func (i *Inventory) forget(request types.UID) {
-	for _, source := range i.background {
-		source.Forget(request)
-	}
 }
 
 // Unavailable returns why the sources can't say what belongs to the node of req, or nil.

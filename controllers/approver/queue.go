@@ -65,7 +65,13 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 	info, known := p.requests[obj.Name]
 	p.mu.Unlock()
 	if !known || info.UID != obj.UID {
-		info = p.read(obj, limits)
+		req, err := p.parse(obj, limits)
+		info = requestInfo{Request: pending.Of(obj, req)}
+		if err == nil {
+			for _, san := range inventory.SANs(req.Cert) {
+				info.sans = append(info.sans, digestOf(san))
+			}
+		}
 		p.mu.Lock()
 		if p.requests == nil {
 			p.requests, p.newest = map[string]requestInfo{}, lru.New(rememberedKeys)
@@ -81,18 +87,6 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 	} else {
 		p.undecided.Remove(obj.Name)
 	}
-}
-
-func (p *pendingIndex) read(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits) requestInfo {
-	req, err := p.parse(obj, limits)
-	info := requestInfo{Request: pending.Of(obj, req)}
-	if err != nil {
-		return info
-	}
-	for _, san := range inventory.SANs(req.Cert) {
-		info.sans = append(info.sans, digestOf(san))
-	}
-	return info
 }
 
 // parse parses obj, and keeps the result for a while.

@@ -118,7 +118,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if r.DryRun {
+	if r.DryRun && r.ours(obj) {
 		return r.reconcileDryRun(ctx, obj)
 	}
 	if r.rule(obj) == nil {
@@ -171,7 +171,9 @@ func (r *Reconciler) forget(request types.UID) {
 		reviews.Forget(request)
 	}
 	if r.Inventory != nil {
-		r.Inventory.forget(request)
+		for _, source := range r.Inventory.background {
+			source.Forget(request)
+		}
 	}
 }
 
@@ -303,26 +305,33 @@ func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Dec
 		return decision, nil
 	}
 	for _, recogniser := range recognisers {
-		if recogniser.Gate != nil {
-			if decision, err := recogniser.Gate(ctx, req); err != nil || decision.Reason != "" {
-				return decision, err
-			}
+		if decision, err := r.askFor(ctx, recogniser, req); err != nil || decision.Reason != "" {
+			return decision, err
 		}
-		allowed, err := r.allowed(ctx, req, recogniser.Permission)
-		if err != nil {
-			return Decision{}, fmt.Errorf("review whether the requester may %s: %w", recogniser.Name, err)
-		}
-		if !allowed {
-			continue
-		}
-		if recogniser.Confirm != nil {
-			if decision, err := recogniser.Confirm(ctx, req); err != nil || decision.Reason != "" {
-				return decision, err
-			}
-		}
-		return approved(recogniser), nil
 	}
 	return notAuthorized(req, recognisers), nil
+}
+
+// askFor judges req by one recogniser. The Decision has no reason if the requester lacks the permission.
+func (r *Reconciler) askFor(ctx context.Context, recogniser Recogniser, req *csr.Request) (Decision, error) {
+	if recogniser.Gate != nil {
+		if decision, err := recogniser.Gate(ctx, req); err != nil || decision.Reason != "" {
+			return decision, err
+		}
+	}
+	allowed, err := r.allowed(ctx, req, recogniser.Permission)
+	if err != nil {
+		return Decision{}, fmt.Errorf("review whether the requester may %s: %w", recogniser.Name, err)
+	}
+	if !allowed {
+		return Decision{}, nil
+	}
+	if recogniser.Confirm != nil {
+		if decision, err := recogniser.Confirm(ctx, req); err != nil || decision.Reason != "" {
+			return decision, err
+		}
+	}
+	return approved(recogniser), nil
 }
 
 const (

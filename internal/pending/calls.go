@@ -53,7 +53,7 @@ type Calls[V any] struct {
 	running sync.WaitGroup
 
 	mu         sync.Mutex
-	ctx        context.Context // of Start; nil before
+	ctx        context.Context // of Start while it runs
 	asked      map[types.UID]map[string]*call[V]
 	unsent     map[string]*call[V]   // by question
 	fresh      map[string]*call[V]   // by question, those that were sent less than nextCall ago
@@ -82,7 +82,8 @@ func (c *Calls[V]) Start(ctx context.Context) error {
 	c.send()
 	c.mu.Unlock()
 	<-ctx.Done()
-	c.mu.Lock() // a send that began before the end has finished, and there is none after it
+	c.mu.Lock()
+	c.ctx = nil // nothing is sent any more
 	c.mu.Unlock()
 	c.running.Wait()
 	return nil
@@ -151,7 +152,7 @@ func (c *Calls[V]) ask(q Question[V]) *call[V] {
 
 // send makes as many calls as may be under way. The caller holds mu.
 func (c *Calls[V]) send() {
-	for c.ctx != nil && c.ctx.Err() == nil && c.count < c.Limit {
+	for c.ctx != nil && c.count < c.Limit {
 		next := c.next()
 		if next == nil {
 			return
