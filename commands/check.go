@@ -159,7 +159,7 @@ func (c *checker) running(ctx context.Context) []check.Result {
 		leases = append(leases, types.NamespacedName{Namespace: installed, Name: election.ResourceName})
 	}
 	pause := 2*election.RetryPeriod.Duration + time.Second
-	return check.Running{Reader: c.api, Leases: leases, Pause: pause, Clock: c.clock}.Look(ctx)
+	return check.Running{Reader: c.api, Leases: leases, Pause: pause, Clock: c.clock}.Check(ctx)
 }
 
 // whoAmI returns the name of the caller.
@@ -192,7 +192,7 @@ func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
 		Name: name, Reader: c.api, Trust: c.trust, BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
 		RequestLimits: c.options.RequestLimits,
 		Approve:       c.approve, Issue: c.issue,
-	}.Look(ctx, c.now)
+	}.Check(ctx, c.now)
 	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.config.Host, c.whoAmI(ctx))
 	if err := writeResults(out, heading, results); err != nil {
 		return err

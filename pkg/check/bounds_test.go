@@ -25,11 +25,12 @@ func TestGroupsOfTheRequesterAreBounded(t *testing.T) {
 	}
 	node := Node{
 		Name:    "a",
+		now:     time.Now(),
 		Reader:  fake.NewClientBuilder().Build(),
 		Approve: func(context.Context, *certificatesv1.CertificateSigningRequest) Opinion { return Opinion{} },
 		Issue:   func(*certificatesv1.CertificateSigningRequest) Opinion { return Opinion{} },
 	}
-	results := node.client(t.Context(), []certificatesv1.CertificateSigningRequest{obj}, OK, time.Now())
+	results := node.client(t.Context(), []certificatesv1.CertificateSigningRequest{obj}, OK)
 	if evidence := results[0].Evidence; len(evidence) > 4096 || !strings.Contains(evidence, "and 992 more") {
 		t.Errorf("%d bytes: %.200s", len(evidence), evidence)
 	}

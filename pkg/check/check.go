@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -24,7 +25,7 @@ const (
 	Unknown Status = "unknown" // it could not be asked, or the answer proves nothing
 )
 
-// Statuses are all of them, the worst last.
+// Statuses returns all of them, the worst last.
 func Statuses() []Status { return []Status{OK, Unknown, Failed} }
 
 // The names of the checks, also as a label of metrics.
@@ -46,7 +47,7 @@ type Result struct {
 	Evidence, NextStep string
 }
 
-// Worst is the status of several results together: Failed if one is, else Unknown if one is. That of none is Unknown.
+// Worst returns Failed if one of results is, else Unknown if one is or if there are none.
 func Worst(results []Result) Status {
 	if len(results) == 0 {
 		return Unknown
@@ -60,15 +61,15 @@ func Worst(results []Result) Status {
 type Right struct {
 	// Verb, Group, Resource (with /subresource), Namespace and Name are as in a Role; empty Names and Namespaces are all.
 	Verb, Group, Resource, Namespace, Name string
-	// Need says who needs it.
+	// Need names the part of the manager that needs it.
 	Need string
 	// Manifest is the folder that grants it, as it is shipped; empty if only a role of the operator's own can.
 	Manifest string
-	// Optional rights are missed, but the work goes on without them.
+	// Optional is true if the work goes on without the right.
 	Optional bool
 }
 
-// String is the Right as in `kubectl auth can-i`.
+// String returns the Right as in `kubectl auth can-i`.
 func (r Right) String() string {
 	text := r.Verb + " " + r.Resource
 	if r.Group != "" {
@@ -83,43 +84,33 @@ func (r Right) String() string {
 	return text
 }
 
-func (r Right) attributes() authorizationv1.ResourceAttributes {
-	resource, subresource := splitResource(r.Resource)
-	return authorizationv1.ResourceAttributes{
-		Verb: r.Verb, Group: r.Group, Resource: resource, Subresource: subresource, Namespace: r.Namespace, Name: r.Name,
-	}
-}
-
-// check is which check it belongs to: a controller stops for want of its own rights only.
-func (r Right) check() string {
-	if r.Optional {
-		return OptionalRights
-	}
-	return OwnRights
-}
-
-// howToGrant names the manifest that grants r.
-func (r Right) howToGrant() string {
-	if r.Manifest == "" {
-		return "grant it to this user by a role of your own: no manifest that is shipped has it"
-	}
-	return fmt.Sprintf("apply the roles and bindings of %s, and see that they name this user", r.Manifest)
-}
-
 // Rights asks for each of rights whether c's user has it. The results are in the order of rights.
 func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
 	results := make([]Result, len(rights))
 	for i, right := range rights {
-		got := selfMay(ctx, c, right.attributes())
-		result := Result{Check: right.check(), Subject: right.String(), Status: got.status}
+		resource, subresource, _ := strings.Cut(right.Resource, "/")
+		review := &authorizationv1.SelfSubjectAccessReview{}
+		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+			Verb: right.Verb, Group: right.Group, Resource: resource, Subresource: subresource,
+			Namespace: right.Namespace, Name: right.Name,
+		}
+		err := c.Create(ctx, review)
+		got := answerOf(review.Status, err)
+		result := Result{Check: OwnRights, Subject: right.String(), Status: got.status}
+		if right.Optional {
+			result.Check = OptionalRights
+		}
 		switch got.status {
 		case OK:
 			result.Evidence = fmt.Sprintf("allowed; needed by %s", right.Need)
 		case Failed:
 			result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", right.Need))
-			result.NextStep = right.howToGrant()
 			if right.Optional {
 				result.Evidence += "; the work goes on without it"
+			}
+			result.NextStep = "apply the roles and bindings of " + right.Manifest + ", and see that they name this user"
+			if right.Manifest == "" {
+				result.NextStep = "grant it to this user by a role of your own: no manifest that is shipped has it"
 			}
 		default:
 			result.Evidence, result.NextStep = got.reason, askAgain
@@ -134,26 +125,10 @@ const askAgain = "ask again once the API server answers"
 // answer is what the authorizers said. The zero value is Unknown.
 type answer struct {
 	status Status
-	reason string // why, if something was said
+	reason string // may be empty
 }
 
-// selfMay asks whether c's user may do what.
-func selfMay(ctx context.Context, c client.Client, what authorizationv1.ResourceAttributes) answer {
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &what}}
-	err := c.Create(ctx, review)
-	return answerOf(review.Status, err)
-}
-
-// may asks whether user in groups may do what.
-func may(ctx context.Context, c client.Client, user string, groups []string, what authorizationv1.ResourceAttributes) answer {
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user, Groups: groups, ResourceAttributes: &what,
-	}}
-	err := c.Create(ctx, review)
-	return answerOf(review.Status, err)
-}
-
-// answerOf tells a no from a review that failed: an authorizer that could not be asked leaves an evaluationError.
+// answerOf tells a refusal from a review that failed: an authorizer that could not be asked leaves an evaluationError.
 func answerOf(status authorizationv1.SubjectAccessReviewStatus, err error) answer {
 	switch {
 	case err != nil:
@@ -175,15 +150,10 @@ func (a answer) because(sentence string) string {
 	return sentence + " (" + a.reason + ")"
 }
 
-// splitResource and joinResource know resource/subresource.
-func splitResource(text string) (resource, subresource string) {
-	resource, subresource, _ = strings.Cut(text, "/")
-	return resource, subresource
-}
-
-func joinResource(resource, subresource string) string {
-	if subresource == "" {
-		return resource
+// ReadError returns the text for a question that err left open, which came of trying to do what.
+func ReadError(what string, err error) string {
+	if apierrors.IsForbidden(err) {
+		return "unknown: may not " + what
 	}
-	return resource + "/" + subresource
+	return fmt.Sprintf("unknown: could not %s: %v", what, err)
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -18,6 +19,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
 func TestWorst(t *testing.T) {
@@ -73,10 +77,28 @@ func TestRightsByName(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	asked := Right{Verb: "update", Group: "certificates.k8s.io", Resource: "certificatesigningrequests/status", Name: "a"}.attributes()
-	if asked.Resource != "certificatesigningrequests" || asked.Subresource != "status" || asked.Name != "a" {
+	var asked authorizationv1.ResourceAttributes
+	api := reviewer(func(obj client.Object) {
+		asked = *obj.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes
+	})
+	right := Right{Verb: "update", Group: "certificates.k8s.io", Resource: "certificatesigningrequests/status", Name: "a"}
+	Rights(t.Context(), api, []Right{right})
+	want := authorizationv1.ResourceAttributes{
+		Verb: "update", Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Subresource: "status", Name: "a",
+	}
+	if asked != want {
 		t.Errorf("asked for %+v", asked)
 	}
+}
+
+// reviewer is an API server that shows note each review.
+func reviewer(note func(client.Object)) client.Client {
+	return fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		Create: func(_ context.Context, _ client.WithWatch, obj client.Object, _ ...client.CreateOption) error {
+			note(obj)
+			return nil
+		},
+	}).Build()
 }
 
 // A token that joins nodes is in the group of all such tokens too, and whoever is in any is authenticated.
@@ -87,7 +109,11 @@ func TestGroups(t *testing.T) {
 		"system:bootstrappers:one":      "system:bootstrappers:one system:authenticated system:bootstrappers",
 		"system:bootstrappersandothers": "system:bootstrappersandothers system:authenticated",
 	} {
-		if got := strings.Join(groupsWith(group), " "); got != want {
+		var got string
+		api := reviewer(func(obj client.Object) {
+			got = strings.Join(obj.(*authorizationv1.SubjectAccessReview).Spec.Groups, " ")
+		})
+		if askAny(t.Context(), api, "user", group, alternatives{approvalAs("nodeclient")}); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -161,7 +187,7 @@ func TestWrong(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := Node{Name: "a"}.wrong(requestWith(t, key), leaf, now)
+		got := Node{Name: "a", now: now}.wrong(requestWith(t, key), leaf)
 		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}

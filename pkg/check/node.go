@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// The four steps that KEP-266 has an administrator look at, and what they are for.
+// The four steps of KEP-266 for an administrator, and the Node itself.
 const (
 	StepRequested = "1 requested"
 	StepApproved  = "2 approved"
@@ -27,11 +27,14 @@ const (
 	NodeWell      = "node"
 )
 
-// Opinion is what a controller of the configuration at hand would do with a request.
+// request shortens signatures.
+type request = certificatesv1.CertificateSigningRequest
+
+// Opinion is what a controller with this configuration would do with a request.
 type Opinion struct {
 	// Does is true if it would approve, or issue.
 	Does bool
-	// Reason and Message say why not. They are empty when nothing of the configuration is for such a request.
+	// Reason and Message say why not. They are empty if nothing in the configuration is for such a request.
 	Reason, Message string
 	// Err is why it could not be found out.
 	Err error
@@ -47,17 +50,20 @@ type Node struct {
 	BootstrapGroups []string
 	// RequestLimits bound what is read of a request: the manager's, or DefaultLimits.
 	RequestLimits csr.Limits
-	// CAs are those that we can sign with, for the proof of the last step.
+	// CAs are those that the signer has, for the proof of the last step.
 	CAs []CA
-	// Approve and Issue are what we would do. They write nothing.
-	Approve func(context.Context, *certificatesv1.CertificateSigningRequest) Opinion
-	Issue   func(*certificatesv1.CertificateSigningRequest) Opinion
+	// Approve and Issue return what the approver and the signer would do. They write nothing.
+	Approve func(context.Context, *request) Opinion
+	Issue   func(*request) Opinion
+
+	now time.Time
 }
 
-// Look goes through the steps at now, up to the one that stands, and looks at the Node. What could not be read is
+// Check goes through the steps at now, up to the one that stands, and looks at the Node. What could not be read is
 // unknown.
-func (n Node) Look(ctx context.Context, now time.Time) []Result {
-	alive, sentence := n.alive(ctx, now)
+func (n Node) Check(ctx context.Context, now time.Time) []Result {
+	n.now = now
+	alive, sentence := n.alive(ctx)
 	state := n.state(ctx, alive, sentence)
 	all, err := n.requests(ctx)
 	if err != nil {
@@ -66,56 +72,20 @@ func (n Node) Look(ctx context.Context, now time.Time) []Result {
 			Evidence: ReadError("list certificatesigningrequests", err), NextStep: "ask as one who may list them",
 		}, state}
 	}
-	results := n.client(ctx, all, alive, now)
+	results := n.client(ctx, all, alive)
 	if serving, foreign := n.newest(all, certificatesv1.KubeletServingSignerName); serving != nil {
-		steps := n.decided(ctx, serving, now)
-		steps[0].Evidence += newer(foreign, now)
+		steps := n.decided(ctx, serving)
+		steps[0].Evidence += n.newer(foreign)
 		results = append(results, steps...)
 	}
 	if state.Status == Failed && results[len(results)-1].Status == OK {
-		state.NextStep = fmt.Sprintf("its certificate is not what keeps it: kubectl describe node %s, and the kubelet's log on the machine (journalctl -u kubelet)", n.Name)
+		state.NextStep = fmt.Sprintf("its certificate is not what keeps it: kubectl describe node %s, and the kubelet's log "+
+			"on the machine (journalctl -u kubelet)", n.Name)
 	}
 	return append(results, state)
 }
 
-// client goes through the steps of the client certificate of a node that is alive or not.
-func (n Node) client(ctx context.Context, all []certificatesv1.CertificateSigningRequest, alive Status, now time.Time) []Result {
-	obj, foreign := n.newest(all, certificatesv1.KubeAPIServerClientKubeletSignerName)
-	if obj == nil {
-		return []Result{n.noRequest(alive)}
-	}
-	results := []Result{{
-		Check: StepRequested, Subject: obj.Name, Status: OK,
-		Evidence: fmt.Sprintf("made %s ago by %q with groups %q", age(obj, now), csr.Shorten(obj.Spec.Username), csr.ShortenAll(obj.Spec.Groups)) +
-			newer(foreign, now),
-	}}
-	results = append(results, n.decided(ctx, obj, now)...)
-	if last := results[len(results)-1]; last.Check != StepIssued || last.Status != OK {
-		return results
-	}
-	return append(results, n.accepted(ctx, obj, now))
-}
-
-// noRequest is the first step without a request: a node that is alive needs none, Ready or not, as requests are deleted
-// after use.
-func (n Node) noRequest(alive Status) Result {
-	result := Result{Check: StepRequested, Subject: n.Name, Status: alive}
-	switch alive {
-	case OK:
-		result.Evidence = "there is no request, and none is needed: it has a certificate that works, and requests are deleted after use"
-	case Failed:
-		result.Evidence = fmt.Sprintf("no request for %s%s is there: the kubelet has made none, or none lately", csr.NodeUserPrefix, n.Name)
-	case Unknown:
-		result.Evidence = "no request is there, and whether the node needs one is unknown"
-	}
-	if alive != OK {
-		result.NextStep = "on the machine: does the kubelet run, can it reach the API server, is its clock right, has its bootstrap kubeconfig a token that is valid " +
-			"(journalctl -u kubelet); without --node, this command says whether its group may create requests"
-	}
-	return result
-}
-
-// Stuck is the first result that is not OK, or nil.
+// Stuck returns the first result that is not OK, or nil.
 func Stuck(results []Result) *Result {
 	for i := range results {
 		if results[i].Status != OK {
@@ -125,47 +95,50 @@ func Stuck(results []Result) *Result {
 	return nil
 }
 
-// leaseDuration is a kubelet's, if its Lease does not say (pkg/kubelet/apis/config, NodeLeaseDurationSeconds).
-const leaseDuration = 40 * time.Second
+// client goes through the steps of the client certificate. alive is whether the node is.
+func (n Node) client(ctx context.Context, all []request, alive Status) []Result {
+	obj, foreign := n.newest(all, certificatesv1.KubeAPIServerClientKubeletSignerName)
+	if obj == nil {
+		return []Result{n.noRequest(alive)}
+	}
+	results := []Result{{
+		Check: StepRequested, Subject: obj.Name, Status: OK,
+		Evidence: fmt.Sprintf("made %s ago by %q with groups %q%s",
+			n.age(obj), csr.Shorten(obj.Spec.Username), csr.ShortenAll(obj.Spec.Groups), n.newer(foreign)),
+	}}
+	results = append(results, n.decided(ctx, obj)...)
+	if last := results[len(results)-1]; last.Check != StepIssued || last.Status != OK {
+		return results
+	}
+	return append(results, n.accepted(ctx, obj))
+}
 
-// state says whether the Node is there, Ready and alive. The last is known already, with a sentence.
-func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
-	result := Result{Check: NodeWell, Subject: n.Name, Status: Failed}
-	node := &corev1.Node{}
-	switch err := n.Reader.Get(ctx, client.ObjectKey{Name: n.Name}, node); {
-	case apierrors.IsNotFound(err):
-		result.Evidence = "there is no such Node, and " + sentence
-		result.NextStep = "it appears once the kubelet has a certificate and has registered"
+// noRequest returns the first step without a request. A node that is alive needs none, Ready or not, as requests are
+// deleted after use.
+func (n Node) noRequest(alive Status) Result {
+	result := Result{Check: StepRequested, Subject: n.Name, Status: alive}
+	switch alive {
+	case OK:
+		result.Evidence = "there is no request, and none is needed: it has a certificate that works, and requests are " +
+			"deleted after use"
 		return result
-	case err != nil:
-		result.Status, result.Evidence, result.NextStep = Unknown, ReadError("get nodes", err)+"; "+sentence, "ask as one who may"
-		return result
+	case Failed:
+		result.Evidence = fmt.Sprintf("no request for %s%s is there: the kubelet has made none, or none lately",
+			csr.NodeUserPrefix, n.Name)
+	case Unknown:
+		result.Evidence = "no request is there, and whether the node needs one is unknown"
 	}
-	ready := isReady(node)
-	switch {
-	case ready && alive == OK:
-		result.Status, result.Evidence = OK, "Ready, and "+sentence
-	case ready && alive == Unknown:
-		result.Status, result.Evidence, result.NextStep = Unknown, "Ready when it last said so, but "+sentence, "ask as one who may get leases in "+corev1.NamespaceNodeLease
-	case ready:
-		result.Evidence, result.NextStep = "Ready when it last said so, but "+sentence, "read the kubelet's log on the machine (journalctl -u kubelet)"
-	default:
-		result.Evidence, result.NextStep = "not Ready; "+sentence, "kubectl describe node "+n.Name
-	}
+	result.NextStep = "on the machine: does the kubelet run, can it reach the API server, is its clock right, has its " +
+		"bootstrap kubeconfig a token that is valid (journalctl -u kubelet); without --node, this command says whether its " +
+		"group may create requests"
 	return result
 }
 
-func isReady(node *corev1.Node) bool {
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
+// leaseDuration is a kubelet's, if its Lease does not say (pkg/kubelet/apis/config, NodeLeaseDurationSeconds).
+const leaseDuration = 40 * time.Second
 
-// alive says whether the kubelet has renewed its Lease, which it can only with a certificate that works.
-func (n Node) alive(ctx context.Context, now time.Time) (Status, string) {
+// alive reports whether the kubelet has renewed its Lease, which it can only with a certificate that works.
+func (n Node) alive(ctx context.Context) (Status, string) {
 	lease := &coordinationv1.Lease{}
 	err := n.Reader.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: n.Name}, lease)
 	switch {
@@ -178,7 +151,7 @@ func (n Node) alive(ctx context.Context, now time.Time) (Status, string) {
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
 		allowed = time.Duration(*seconds) * time.Second
 	}
-	since := now.Sub(lease.Spec.RenewTime.Time)
+	since := n.now.Sub(lease.Spec.RenewTime.Time)
 	sentence := fmt.Sprintf("its Lease was renewed %s ago", duration.HumanDuration(since))
 	if since > allowed {
 		return Failed, sentence
@@ -186,13 +159,45 @@ func (n Node) alive(ctx context.Context, now time.Time) (Status, string) {
 	return OK, sentence
 }
 
+// state reports whether the Node exists and is Ready. alive and sentence say whether its kubelet is alive.
+func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
+	result := Result{Check: NodeWell, Subject: n.Name, Status: Failed}
+	node := &corev1.Node{}
+	switch err := n.Reader.Get(ctx, client.ObjectKey{Name: n.Name}, node); {
+	case apierrors.IsNotFound(err):
+		result.Evidence = "there is no such Node, and " + sentence
+		result.NextStep = "it appears once the kubelet has a certificate and has registered"
+		return result
+	case err != nil:
+		result.Status, result.NextStep = Unknown, "ask as one who may"
+		result.Evidence = ReadError("get nodes", err) + "; " + sentence
+		return result
+	}
+	ready := slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
+		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+	})
+	const said = "Ready when it last said so, but "
+	switch {
+	case ready && alive == OK:
+		result.Status, result.Evidence = OK, "Ready, and "+sentence
+	case ready && alive == Unknown:
+		result.Status, result.Evidence = Unknown, said+sentence
+		result.NextStep = "ask as one who may get leases in " + corev1.NamespaceNodeLease
+	case ready:
+		result.Evidence, result.NextStep = said+sentence, "read the kubelet's log on the machine (journalctl -u kubelet)"
+	default:
+		result.Evidence, result.NextStep = "not Ready; "+sentence, "kubectl describe node "+n.Name
+	}
+	return result
+}
+
 // page is how many objects are read at a time.
 const page = 500
 
-// requests returns those for the node's certificates, whoever made them, and those that the node itself made.
-func (n Node) requests(ctx context.Context) ([]certificatesv1.CertificateSigningRequest, error) {
+// requests returns the requests for the node's certificates, whoever made them, and those that the node itself made.
+func (n Node) requests(ctx context.Context) ([]request, error) {
 	user := csr.NodeUserPrefix + n.Name
-	var found []certificatesv1.CertificateSigningRequest
+	var found []request
 	for next := ""; ; {
 		list := &certificatesv1.CertificateSigningRequestList{}
 		if err := n.Reader.List(ctx, list, client.Limit(page), client.Continue(next)); err != nil {
@@ -209,14 +214,14 @@ func (n Node) requests(ctx context.Context) ([]certificatesv1.CertificateSigning
 	}
 }
 
-func (n Node) asksFor(obj *certificatesv1.CertificateSigningRequest, user string) bool {
+func (n Node) asksFor(obj *request, user string) bool {
 	req, err := n.RequestLimits.Parse(obj)
 	return err == nil && req.Cert.Subject.CommonName == user
 }
 
-// newest is the youngest for signer of those that can be the node's, or if there is none, of all. Somebody else's that
-// is younger still is foreign.
-func (n Node) newest(all []certificatesv1.CertificateSigningRequest, signer string) (found, foreign *certificatesv1.CertificateSigningRequest) {
+// newest returns the youngest request for signer that is credible, or if none is, the youngest of all. foreign is a
+// request of another requester that is younger still.
+func (n Node) newest(all []request, signer string) (found, foreign *request) {
 	for i := range all {
 		obj := &all[i]
 		switch {
@@ -236,57 +241,49 @@ func (n Node) newest(all []certificatesv1.CertificateSigningRequest, signer stri
 	return found, foreign
 }
 
-// younger is the younger one, one if they are as old as each other or it is the only one.
-func younger(one, other *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
-	if one == nil || one.CreationTimestamp.Before(&other.CreationTimestamp) {
+// younger returns the younger request. It returns the first one if both are as old, and the other one if the first is
+// nil.
+func younger(first, other *request) *request {
+	if first == nil || first.CreationTimestamp.Before(&other.CreationTimestamp) {
 		return other
 	}
-	return one
+	return first
 }
 
-// credible says whether the node itself, or whoever may join nodes, has made obj: anybody else can write its name too.
-func (n Node) credible(obj *certificatesv1.CertificateSigningRequest) bool {
+// credible reports whether the node itself has made obj, or a member of a bootstrap group. Others can write its name
+// too.
+func (n Node) credible(obj *request) bool {
 	return obj.Spec.Username == csr.NodeUserPrefix+n.Name || slices.ContainsFunc(obj.Spec.Groups, func(group string) bool {
 		return isBootstrapGroup(group) || slices.Contains(n.BootstrapGroups, group)
 	})
 }
 
-// newer is the part of a sentence that mentions foreign, if there is one.
-func newer(foreign *certificatesv1.CertificateSigningRequest, now time.Time) string {
+// newer returns the part of a sentence that mentions foreign, which may be nil.
+func (n Node) newer(foreign *request) string {
 	if foreign == nil {
 		return ""
 	}
-	return fmt.Sprintf("; passed over: the newer request %s, made %s ago by %q, who is neither the node nor in a bootstrap group",
-		foreign.Name, age(foreign, now), csr.Shorten(foreign.Spec.Username))
+	return fmt.Sprintf("; passed over: the newer request %s, made %s ago by %q, who is neither the node nor in a "+
+		"bootstrap group", foreign.Name, n.age(foreign), csr.Shorten(foreign.Spec.Username))
 }
 
-func age(obj *certificatesv1.CertificateSigningRequest, now time.Time) string {
-	return duration.HumanDuration(now.Sub(obj.CreationTimestamp.Time))
+func (n Node) age(obj *request) string {
+	return duration.HumanDuration(n.now.Sub(obj.CreationTimestamp.Time))
 }
 
-// events says what the last Event about obj said, as a part of a sentence.
+// events returns the last Event about obj, as part of a sentence.
 func (n Node) events(ctx context.Context, obj client.Object) string {
 	list := &eventsv1.EventList{}
-	err := n.Reader.List(ctx, list, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"regarding.uid": string(obj.GetUID())})
+	err := n.Reader.List(ctx, list, client.InNamespace(metav1.NamespaceDefault),
+		client.MatchingFields{"regarding.uid": string(obj.GetUID())})
 	if err != nil {
 		return "; Events " + ReadError("list events", err)
 	}
-	var last *eventsv1.Event
-	for i := range list.Items {
-		if last == nil || last.CreationTimestamp.Before(&list.Items[i].CreationTimestamp) {
-			last = &list.Items[i]
-		}
-	}
-	if last == nil {
+	if len(list.Items) == 0 {
 		return "; there is no Event about it"
 	}
+	last := slices.MaxFunc(list.Items, func(a, b eventsv1.Event) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
 	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Note)
-}
-
-// ReadError says that something is unknown because of err, which came of trying to do what.
-func ReadError(what string, err error) string {
-	if apierrors.IsForbidden(err) {
-		return "unknown: may not " + what
-	}
-	return fmt.Sprintf("unknown: could not %s: %v", what, err)
 }

@@ -24,12 +24,16 @@ type Running struct {
 	Clock clock.Clock
 }
 
-// startManager is what to do when none runs.
-const startManager = "see why no manager runs: kubectl get deployments,pods and the log of its pods in that namespace; give check the manager's own configuration, which names the Lease"
+// startManager is the next step if no manager runs.
+const startManager = "see why no manager runs: kubectl get deployments,pods and the log of its pods in that " +
+	"namespace; give check the manager's own configuration, which names the Lease"
 
-// Look returns a Result about the Lease, and one about the Deployment beside it if there is one that can be read.
-func (r Running) Look(ctx context.Context) []Result {
-	result := Result{Check: ManagerRunning, Status: Failed, Evidence: "there is no such Lease: no manager has ever led", NextStep: startManager}
+// Check returns a Result about the Lease, and one about the Deployment beside it if it can be read.
+func (r Running) Check(ctx context.Context) []Result {
+	result := Result{
+		Check: ManagerRunning, Status: Failed, Evidence: "there is no such Lease: no manager has ever led",
+		NextStep: startManager,
+	}
 	for i, name := range r.Leases {
 		lease := &coordinationv1.Lease{}
 		err := r.Reader.Get(ctx, name, lease)
@@ -50,8 +54,8 @@ func (r Running) Look(ctx context.Context) []Result {
 	return []Result{result}
 }
 
-// judge says who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must also stand
-// still.
+// judge reports who holds lease, and whether it is renewed. Clocks may differ, so a Lease that looks old must also stay
+// unchanged.
 func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result *Result) {
 	holder, renewed := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Spec.RenewTime
 	if holder == "" || renewed == nil {
@@ -69,7 +73,8 @@ func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result 
 		result.Evidence = fmt.Sprintf("held by %s, renewed %s ago", holder, age)
 		return
 	}
-	result.Evidence = fmt.Sprintf("held by %s, but last renewed %s ago, and a leader renews it every few seconds", holder, age)
+	result.Evidence = fmt.Sprintf("held by %s, but last renewed %s ago, and a leader renews it every few seconds",
+		holder, age)
 }
 
 // moves reports whether lease is renewed while it is watched.
@@ -81,7 +86,8 @@ func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) bool {
 	}
 	again := &coordinationv1.Lease{}
 	err := r.Reader.Get(ctx, client.ObjectKeyFromObject(lease), again)
-	return err == nil && !again.Spec.RenewTime.Equal(lease.Spec.RenewTime) && ptr.Deref(again.Spec.HolderIdentity, "") != ""
+	renewed := err == nil && !again.Spec.RenewTime.Equal(lease.Spec.RenewTime)
+	return renewed && ptr.Deref(again.Spec.HolderIdentity, "") != ""
 }
 
 // deployment returns a Result about the Deployment of that name, or nothing if there is none that can be read: a
@@ -92,7 +98,10 @@ func (r Running) deployment(ctx context.Context, name types.NamespacedName) []Re
 		return nil
 	}
 	wanted, ready := ptr.Deref(found.Spec.Replicas, 1), found.Status.ReadyReplicas
-	result := Result{Check: ManagerRunning, Subject: "Deployment " + name.String(), Status: OK, Evidence: fmt.Sprintf("%d of %d replicas are ready", ready, wanted)}
+	result := Result{
+		Check: ManagerRunning, Subject: "Deployment " + name.String(), Status: OK,
+		Evidence: fmt.Sprintf("%d of %d replicas are ready", ready, wanted),
+	}
 	if ready < wanted || wanted == 0 {
 		result.Status = Failed
 		result.NextStep = "see why: kubectl -n " + name.Namespace + " describe pods, and their /readyz"

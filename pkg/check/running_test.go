@@ -78,7 +78,7 @@ func TestRunning(t *testing.T) {
 			results := Running{
 				Reader: reader, Clock: watching, Pause: time.Second,
 				Leases: []types.NamespacedName{{Namespace: "elsewhere", Name: "manager"}, {Namespace: "ns", Name: "manager"}},
-			}.Look(t.Context())
+			}.Check(t.Context())
 			var got []Status
 			for _, result := range results {
 				got = append(got, result.Status)

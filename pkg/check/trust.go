@@ -19,17 +19,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// CA signs client certificates that the API server is to accept.
+// CA signs client certificates that the API server must accept.
 type CA struct {
 	// Signers are those that it signs for.
 	Signers []string
-	// Authority is nil when there is none to be had, because of Err.
+	// Authority is nil if it can't be had, because of Err.
 	Authority *ca.Authority
 	Err       error
-}
-
-func (c CA) subject() string {
-	return fmt.Sprintf("the CA of %s", strings.Join(c.Signers, " and "))
 }
 
 // Trust checks CAs. Reader must not be a cache: it reads one ConfigMap by name.
@@ -39,28 +35,32 @@ type Trust struct {
 	Audit   *audit.Log // gets a record of each probe
 }
 
-// CAs says of each of authorities whether the API server trusts it. The proof is a certificate that it is shown; what
-// it publishes as trusted is evidence beside that, and never decides: it is what all API servers together trust, and
-// none of them needs to have written it lately.
-func (t Trust) CAs(ctx context.Context, authorities []CA, now time.Time) []Result {
+// published names where API servers publish the CAs that they trust for clients.
+const published = trust.ExtensionKey + " of ConfigMap " + trust.ExtensionNamespace + "/" + trust.ExtensionName
+
+// CAs reports whether the API server trusts each of cas. The proof is a certificate that is shown to it. What it
+// publishes as trusted is further evidence, and never decides: it is what all API servers together trust, and none of
+// them needs to have written it lately.
+func (t Trust) CAs(ctx context.Context, cas []CA, now time.Time) []Result {
 	trusted, err := t.Published(ctx)
 	var results []Result
-	for _, one := range authorities {
-		results = append(results, t.one(ctx, one, trusted, err, now))
+	for _, ca := range cas {
+		results = append(results, t.check(ctx, ca, trusted, err, now))
 	}
 	return results
 }
 
-func (t Trust) one(ctx context.Context, one CA, trusted []*x509.Certificate, listErr error, now time.Time) Result {
-	result := Result{Check: CATrusted, Subject: one.subject(), Status: Unknown}
-	if one.Authority == nil {
-		result.Evidence = fmt.Sprintf("there is no CA to try: %v", one.Err)
+func (t Trust) check(ctx context.Context, c CA, trusted []*x509.Certificate, listErr error, now time.Time) Result {
+	subject := "the CA of " + strings.Join(c.Signers, " and ")
+	result := Result{Check: CATrusted, Subject: subject, Status: Unknown}
+	if c.Authority == nil {
+		result.Evidence = fmt.Sprintf("there is no CA to try: %v", c.Err)
 		result.NextStep = "make it available, or ask as one who may read it"
 		return result
 	}
-	published, in := publishedSentence(one.Authority, trusted, listErr)
-	answer := t.prove(ctx, one.Authority, now)
-	result.Evidence = answer.Evidence + "; " + published
+	sentence, in := publishedSentence(c.Authority, trusted, listErr)
+	answer := t.prove(ctx, c.Authority, now)
+	result.Evidence = answer.Evidence + "; " + sentence
 	switch answer.Trust {
 	case probe.Recognised:
 		result.Status = OK
@@ -69,14 +69,15 @@ func (t Trust) one(ctx context.Context, one CA, trusted []*x509.Certificate, lis
 		}
 	case probe.Refused:
 		result.Status = Failed
-		result.NextStep = fmt.Sprintf("append this CA (key %s) to the --client-ca-file of every API server, or sign with one that is in it", one.Authority.KeyID())
+		result.NextStep = fmt.Sprintf("append this CA (key %s) to the --client-ca-file of every API server, or sign with "+
+			"one that is in it", c.Authority.KeyID())
 	default:
 		result.NextStep = askAgain
 	}
 	return result
 }
 
-// prove shows the API server a certificate of authority.
+// prove shows a certificate of authority to the API server.
 func (t Trust) prove(ctx context.Context, authority *ca.Authority, now time.Time) probe.Answer {
 	shown, err := probe.Mint(ctx, authority, t.Audit, now)
 	if err != nil {
@@ -85,41 +86,41 @@ func (t Trust) prove(ctx context.Context, authority *ca.Authority, now time.Time
 	return shown.Ask(ctx, t.Cluster)
 }
 
-// Published are the CAs that the API servers publish as trusted for client certificates.
+// Published returns the CAs that the API servers publish as trusted for client certificates.
 func (t Trust) Published(ctx context.Context) ([]*x509.Certificate, error) {
-	published := &corev1.ConfigMap{}
-	if err := t.Reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, published); err != nil {
+	obj := &corev1.ConfigMap{}
+	key := client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}
+	if err := t.Reader.Get(ctx, key, obj); err != nil {
 		return nil, err
 	}
-	return ca.ParseCertificates([]byte(published.Data[trust.ExtensionKey]))
+	return ca.ParseCertificates([]byte(obj.Data[trust.ExtensionKey]))
 }
 
-// publishedSentence says whether authority is among trusted.
+// publishedSentence reports whether authority is among trusted, with a sentence about it.
 func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err error) (sentence string, in bool) {
-	where := fmt.Sprintf("%s of ConfigMap %s/%s", trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName)
 	if err != nil {
-		return where + " is " + ReadError("read it", err), false
+		return published + " is " + ReadError("read it", err), false
 	}
 	signing := authority.Certificate()
 	sent, err := ca.ParseCertificates(authority.AppendedPEM())
 	if err != nil {
-		return "the CA can't be compared with " + where, false
+		return "the CA can't be compared with " + published, false
 	}
 	lacks := " lacks it"
-	for _, one := range trusted {
-		at := slices.IndexFunc(sent, func(below *x509.Certificate) bool { return below.CheckSignatureFrom(one) == nil })
+	for _, root := range trusted {
+		at := slices.IndexFunc(sent, func(below *x509.Certificate) bool { return below.CheckSignatureFrom(root) == nil })
 		switch {
-		case trust.SameCA(one, signing):
-			return where + " has it", true
-		case at >= 0 && one.MaxPathLen >= 0 && at >= one.MaxPathLen:
+		case trust.SameCA(root, signing):
+			return published + " has it", true
+		case at >= 0 && root.MaxPathLen >= 0 && at >= root.MaxPathLen:
 			lacks = " has its issuer, whose path length does not permit this CA below it"
 		case at >= 0:
-			return where + " has its issuer, and certificates come with what is between", true
-		case signing.CheckSignatureFrom(one) == nil:
+			return published + " has its issuer, and certificates come with what is between", true
+		case signing.CheckSignatureFrom(root) == nil:
 			lacks = " has only its issuer, and certificates come without intermediates"
-		case bytes.Equal(one.RawSubject, signing.RawSubject):
+		case bytes.Equal(root.RawSubject, signing.RawSubject):
 			lacks = " has one of that name, with another key"
 		}
 	}
-	return where + lacks, false
+	return published + lacks, false
 }
