@@ -125,8 +125,8 @@ type process struct {
 	client.Client // for the methods that nothing calls
 	*apiServer
 	died bool
-	// dies, if not nil, reports whether the process dies before a write. wrote is called after a write.
-	dies  func() bool
+	// dies, if not nil, reports whether the process dies before it writes obj. wrote is called after a write.
+	dies  func(obj client.Object) bool
 	wrote func(before, after client.Object)
 }
 
@@ -145,7 +145,7 @@ func (p *process) List(_ context.Context, list client.ObjectList, opts ...client
 }
 
 func (p *process) write(obj client.Object, creates bool) error {
-	if p.died = p.died || p.dies != nil && p.dies(); p.died {
+	if p.died = p.died || p.dies != nil && p.dies(obj); p.died {
 		return errDied
 	}
 	before := p.objects[keyOf(obj, client.ObjectKeyFromObject(obj))]

@@ -158,7 +158,7 @@ func (c *cluster) update(obj client.Object) {
 
 // startManager starts a manager, which knows nothing but what is stored. Its watch shows it each request once more.
 func (c *cluster) startManager() {
-	c.manager = &process{apiServer: c.api, dies: func() bool { return c.dies() }, wrote: c.wrote}
+	c.manager = &process{apiServer: c.api, dies: func(client.Object) bool { return c.dies() }, wrote: c.wrote}
 	c.reconciler = &Reconciler{
 		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, Cluster: &rest.Config{},
 		Reporter:  report.New(recorder{c}, c.clock),

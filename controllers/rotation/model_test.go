@@ -5,10 +5,15 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -110,6 +115,64 @@ func TestDeathAtEveryWrite(t *testing.T) {
 	}
 	if writes < 60 {
 		t.Errorf("there were %d writes only", writes)
+	}
+}
+
+// TestLateWriteOfAReplacedLeader: a leader stalls before it writes the Secret for a rollback, and another one takes over,
+// of whom the owner wants a completion instead. Wherever the late write comes, what signs is trusted, and nobody has to repair
+// the Secret.
+func TestLateWriteOfAReplacedLeader(t *testing.T) {
+	t.Parallel()
+	late := 1
+	for delivered := true; delivered; late++ {
+		c := newCluster(nil)
+		c.quiet = true
+		a := c.authority("cluster", "", kubeletSigner)
+		if err := errors.Join(c.settle(), a.obeys(v1alpha1.RotateStart, v1alpha1.Prepared)); err != nil {
+			t.Fatal(err)
+		}
+		var stalled client.Object
+		c.manager.dies = func(obj client.Object) bool {
+			if _, isSecret := obj.(*corev1.Secret); !isSecret {
+				return false
+			}
+			stalled = obj.DeepCopyObject().(client.Object)
+			return true
+		}
+		a.want(v1alpha1.RotateRollback)
+		for range 10 {
+			if c.reconcile(a); stalled != nil {
+				break
+			}
+			c.allFollow()
+		}
+		if stalled == nil {
+			t.Fatalf("no rollback was begun: %s", a)
+		}
+		writes, lateWriter := 0, &process{apiServer: c.api, wrote: c.wrote}
+		deliver := func() {
+			delivered = true
+			if err := lateWriter.Update(t.Context(), stalled); err != nil && !apierrors.IsConflict(err) {
+				t.Error(err)
+			}
+		}
+		delivered = false
+		c.dies = func() bool {
+			if writes++; writes == late {
+				deliver()
+			}
+			return false
+		}
+		a.want(v1alpha1.RotateComplete)
+		err := c.rest()
+		signing := string(a.ring().Signing.Cert)
+		helpless := slices.ContainsFunc(a.refused, func(why string) bool { return strings.Contains(why, "not as the rotation left it") })
+		if err != nil || helpless || signing != a.status().Signing.Certificate || !slices.Contains(a.published(), signing) {
+			t.Errorf("late by %d writes: %s", late, c.short(fmt.Sprintf("%v: %s\n%s", err, a, strings.Join(c.told, "\n"))))
+		}
+	}
+	if late < 5 {
+		t.Errorf("there were %d writes only after the leader had stalled", late-2)
 	}
 }
 

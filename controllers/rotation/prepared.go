@@ -65,11 +65,11 @@ func (p *planner) swappedBack() bool {
 // reports whether it does either. Trust was proven before the rollback was noted, and is verified again after an
 // interruption.
 func (p *planner) continueRollback() bool {
-	noted := p.status.Intent == string(SwapBack) && p.facts.Operation == ""
+	noted := p.rollbackNoted() && p.facts.Operation == ""
 	switch missing := p.missingTrust(p.facts.RetiringTrusted); {
 	case p.facts.Sealed && p.facts.Published:
 		p.act(Unseal)
-	case !noted || !sameCA(p.facts.Secret.Retiring, p.status.Retiring):
+	case !noted:
 		return false
 	case len(missing) > 0:
 		p.step.Waiting = append(p.step.Waiting, missing...)
@@ -77,6 +77,11 @@ func (p *planner) continueRollback() bool {
 		p.actOnSecret(SwapBack)
 	}
 	return true
+}
+
+// rollbackNoted reports whether a rollback was noted that can still be done.
+func (p *planner) rollbackNoted() bool {
+	return p.status.Intent == string(SwapBack) && sameCA(p.facts.Secret.Retiring, p.status.Retiring)
 }
 
 // preparedOperation answers an operation, and reports whether there was one.
@@ -138,8 +143,13 @@ func (p *planner) waitForSettling(proof Proof) bool {
 }
 
 // planCompletion starts to leave the retiring CA, if nothing depends on it. A bundle that is not as it should be, as
-// right after a rollback, is published first.
+// right after a rollback, is published first. A rollback that was noted comes before: a leader that was replaced may
+// still write it, and must not find its CA on the way out.
 func (p *planner) planCompletion() {
+	if p.rollbackNoted() {
+		p.refuseOperation("a rollback to the CA %s is under way", p.status.Retiring.KeyID)
+		return
+	}
 	if !p.facts.Published && p.status.Intent != string(Publish) {
 		p.act(Publish)
 		return
