@@ -92,7 +92,11 @@ parity: ## the same requests through kube-controller-manager and through ours, c
 
 .PHONY: parity-mutants
 parity-mutants: ## takes out one rule at a time; parity must fail each time
-	$(CONTROL_PLANE) go run ./test/parity/mutants
+	$(CONTROL_PLANE) go run ./test/mutants
+
+.PHONY: rule-mutants
+rule-mutants: ## the same for rules of serving, identity and rotation, which unit tests must notice
+	go run ./test/mutants -units
 
 # Real nodes need all of the control plane's programs.
 NODES := place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a;
@@ -127,7 +131,7 @@ bench-quick: build ## a burst of requests through ours and through kube-controll
 
 .PHONY: nightly
 nightly: ## what takes too long for every change
-	$(MAKE) test-matrix test-upgrade parity-mutants bench-quick e2e-nightly
+	$(MAKE) test-matrix test-upgrade parity-mutants rule-mutants bench-quick e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ var (
 	failure = regexp.MustCompile(`(?m)this can't become right: own-([^;\n]*)|^    --- FAIL: TestParity/(.*) \(`)
 	// quiet finds a row that has not become what it should.
 	quiet = regexp.MustCompile(`nothing happens any more: own-([^;\n]*)`)
+	// unitFailure finds a unit test that has noticed.
+	unitFailure = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
 	// abnormal finds an end that is none of a turn.
 	abnormal = regexp.MustCompile(`the program has ended by itself|(?m)^panic: `)
 )
@@ -71,18 +74,37 @@ func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if out, err := l.command(ctx, tree, "go", "test", "-c", "-o", l.test(), "./test/parity"); err != nil {
-		return fmt.Errorf("compile the test: %w\n%s", err, out)
+	seen := map[string]bool{}
+	for _, one := range chosen {
+		if seen[one.tests] {
+			continue
+		}
+		seen[one.tests] = true
+		if err := l.passes(ctx, tree, one.tests); err != nil {
+			return err
+		}
 	}
-	start := time.Now()
-	if out, err := l.parity(ctx, tree, fullPatience); err != nil {
-		return fmt.Errorf("parity fails without a mutation: %w\n%s", err, out)
-	}
-	fmt.Printf("ok        the tree as it is (%s)\n", time.Since(start).Round(time.Second))
 	return os.RemoveAll(tree)
 }
 
-// judge says whether parity notices one mutation.
+// passes runs tests on the tree as it is. The parity test is compiled first.
+func (l *lab) passes(ctx context.Context, tree, tests string) error {
+	start, name := time.Now(), cmp.Or(tests, "parity")
+	run := func() (string, error) { return l.unit(ctx, tree, tests) }
+	if tests == "" {
+		if out, err := l.command(ctx, tree, "go", "test", "-c", "-o", l.test(), "./test/parity"); err != nil {
+			return fmt.Errorf("compile the test: %w\n%s", err, out)
+		}
+		run = func() (string, error) { return l.parity(ctx, tree, fullPatience) }
+	}
+	if out, err := run(); err != nil {
+		return fmt.Errorf("%s fails without a mutation: %w\n%s", name, err, out)
+	}
+	fmt.Printf("ok        the tree as it is: %s (%s)\n", name, time.Since(start).Round(time.Second))
+	return nil
+}
+
+// judge says whether a test notices one mutation.
 func (l *lab) judge(ctx context.Context, one mutation, patience string) verdict {
 	start := time.Now()
 	kind, detail := l.try(ctx, one, patience)
@@ -105,6 +127,9 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 	if err := errors.Join(err, os.WriteFile(filepath.Join(tree, one.file), mutated, 0o600)); err != nil {
 		return broken, err.Error()
 	}
+	if one.tests != "" {
+		return unitVerdict(l.unit(ctx, tree, one.tests))
+	}
 	out, err := l.parity(ctx, tree, patience)
 	failed, waited := failure.FindStringSubmatch(out), quiet.FindStringSubmatch(out)
 	switch {
@@ -118,6 +143,26 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 		return slow, fmt.Sprintf("%.80s", waited[1])
 	}
 	return caught, fmt.Sprintf("%.80s, and stays so", waited[1])
+}
+
+// unit runs go test in tree. Without the folder's name in it, what a mutation leaves alone comes from the build cache.
+func (l *lab) unit(ctx context.Context, tree, tests string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	args := append([]string{"test", "-trimpath", "-count=1", "-failfast", "-timeout=3m"}, strings.Fields(tests)...)
+	return l.command(ctx, tree, "go", args...)
+}
+
+// unitVerdict says what the output of go test means.
+func unitVerdict(out string, err error) (kind, detail string) {
+	failed := unitFailure.FindStringSubmatch(out)
+	switch {
+	case err == nil:
+		return survived, "the tests pass"
+	case failed == nil:
+		return broken, fmt.Sprintf("%v\n%s", err, out)
+	}
+	return caught, failed[1]
 }
 
 // parity builds the program in tree and runs the test with it.

@@ -1,5 +1,6 @@
-// Command mutants takes one rule at a time out of the approver, the signer and the cleaner, and demands that the parity
-// test fails each time: then its table is good enough.
+// Command mutants takes out one rule at a time, and demands that a test fails each time. The parity test must notice
+// rules of the approver, the signer and the cleaner: then its table is good enough. The unit tests must notice rules for
+// serving certificates, node identity and rotations, which kube-controller-manager does not have.
 package main
 
 import (
@@ -18,10 +19,11 @@ import (
 
 func main() {
 	only := flag.String("only", "", "run only mutants whose name matches this `expression`")
+	units := flag.Bool("units", false, "run the mutants that unit tests must notice, not those that parity must notice")
 	parallel := flag.Int("parallel", 3, "how many mutants to run at a time")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	err := run(ctx, *only, *parallel)
+	err := run(ctx, *only, *units, *parallel)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -29,8 +31,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, parallel int) (err error) {
-	chosen, err := choose(only)
+func run(ctx context.Context, only string, units bool, parallel int) (err error) {
+	chosen, err := choose(only, units)
 	if err != nil {
 		return err
 	}
@@ -53,13 +55,15 @@ func run(ctx context.Context, only string, parallel int) (err error) {
 	return errors.Join(ctx.Err(), summary(verdicts))
 }
 
-func choose(only string) ([]mutation, error) {
+func choose(only string, units bool) ([]mutation, error) {
 	expression, err := regexp.Compile(only)
 	if err != nil {
 		return nil, err
 	}
 	chosen := slices.Clone(mutations)
-	chosen = slices.DeleteFunc(chosen, func(one mutation) bool { return !expression.MatchString(one.rule) })
+	chosen = slices.DeleteFunc(chosen, func(one mutation) bool {
+		return !expression.MatchString(one.rule) || units != (one.tests != "")
+	})
 	if len(chosen) == 0 {
 		return nil, fmt.Errorf("no mutation's name matches %q", only)
 	}

@@ -6,7 +6,7 @@ import "testing"
 func TestEveryMutationApplies(t *testing.T) {
 	t.Parallel()
 	for _, each := range mutations {
-		if _, err := each.applied("../../.."); err != nil {
+		if _, err := each.applied("../.."); err != nil {
 			t.Errorf("%s: %v", each.rule, err)
 		}
 	}

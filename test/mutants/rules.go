@@ -1,0 +1,88 @@
+package main
+
+// The tests of each part. The model of a rotation makes fewer random lives than usual: the table of Next comes first.
+const (
+	approverTests = "./controllers/approver"
+	rotationTests = "./controllers/rotation -lives 12"
+	sourceTests   = "./pkg/inventory"
+)
+
+// Rules for kubelet serving certificates.
+var servingMutations = []mutation{
+	{"serving: the requester is a node", "controllers/approver/serving.go", "deny(!req.Requester.IsNode(), ", "deny(false, ", approverTests},
+	{"serving: the common name is the requester's", "controllers/approver/serving.go", "subject.CommonName != req.Requester.Username || ", "", approverTests},
+	{"serving: the organization", "controllers/approver/serving.go", "!slices.Equal(subject.Organization, []string{csr.NodeGroup})", "len(subject.Organization) == 0", approverTests},
+	{"serving: the usages", "controllers/approver/serving.go", "deny(!req.HasServingUsages(), ", "deny(false, ", approverTests},
+	{"serving: no e-mail addresses", "controllers/approver/serving.go", "len(req.Cert.EmailAddresses) > 0", "len(req.Cert.EmailAddresses) > 9", approverTests},
+	{"serving: no URIs", "controllers/approver/serving.go", "len(req.Cert.URIs) > 0", "len(req.Cert.URIs) > 9", approverTests},
+	{"serving: nothing unexpected", "controllers/approver/serving.go", "deny(len(unexpected) > 0, ", "deny(false, ", approverTests},
+	{"serving: names that crypto/x509 can match", "controllers/approver/serving.go", "return ca.CheckDNSName(name, true) == nil", "return true", approverTests},
+	{"serving: a name at least", "controllers/approver/serving.go", "len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0", "false", approverTests},
+	{"serving: reserved for good", "controllers/approver/serving.go", "case each.reserved != \"\":", "case false:", approverTests},
+	{"serving: names of Services", "controllers/approver/serving.go", "case each.taken != \"\":", "case false:", approverTests},
+	{"serving: names of API servers", "controllers/approver/serving.go", "case each.apiServer != \"\":", "case false:", approverTests},
+	{"serving: names belong to the node", "controllers/approver/serving.go", "if !f.Owns(each.san) {", "if false {", approverTests},
+	{"serving: the machine is this node's", "controllers/approver/serving.go", "case f.Bound != \"\" && f.Bound != node:", "case false:", approverTests},
+	{"serving: a better claim of a machine", "controllers/approver/serving.go", "case each.contested != \"\":", "case false:", approverTests},
+	{"serving: a better claim of a Node", "controllers/approver/serving.go", "case each.contest.Better != \"\":", "case false:", approverTests},
+	{"serving: an equal claim", "controllers/approver/serving.go", "case each.contest.Contested():", "case false:", approverTests},
+	{"serving: what is unknown waits", "controllers/approver/serving.go", "\tif f.unavailable != \"\" {\n\t\treturn f.unknown(node)\n\t}\n\tvar found", "\tvar found", approverTests},
+	{"serving: the stronger source decides", "pkg/inventory/claims.go", "case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:", "case other.Strength > c.Strength:", sourceTests},
+	{"serving: equal claims go to nobody", "pkg/inventory/claims.go", "\tcase other == c:\n\t\treturn even\n", "", sourceTests},
+	{"serving: one node does not block many", "pkg/inventory/claims.go", "} else if !collide {", "} else if false {", sourceTests},
+	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || san == ParseSAN(other)", "out == nil", sourceTests},
+	{"serving: IPv4-mapped addresses", "pkg/inventory/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sourceTests},
+	{"serving: case of names", "pkg/inventory/san.go", "strings.Map(lower, text)", "text", sourceTests},
+	{"serving: the trailing dot", "pkg/inventory/san.go", "text = strings.TrimSuffix(text, \".\")\n", "", sourceTests},
+	{"serving: zones", "pkg/inventory/san.go", " && address.Zone() == \"\"", "", sourceTests},
+}
+
+// Rules for a node's first certificate.
+var identityMutations = []mutation{
+	{"identity: a token for another node", "controllers/approver/bootstrap.go", "binding = boundToAnother", "binding = notBound", approverTests},
+	{"identity: one group of several is enough", "controllers/approver/bootstrap.go", "return boundToNode\n", "binding = boundToNode\n", approverTests},
+	{"identity: bound tokens only", "controllers/approver/bootstrap.go", "case p.TokenBinding && binding != boundToNode:", "case false:", approverTests},
+	{"identity: users", "controllers/approver/bootstrap.go", "case len(p.Users) > 0 && !slices.Contains(p.Users, req.Requester.Username):", "case false:", approverTests},
+	{"identity: the age of a request", "controllers/approver/bootstrap.go", "case p.MaxRequestAge > 0 && age > p.MaxRequestAge:", "case false:", approverTests},
+	{"identity: a subject that names a node", "controllers/approver/bootstrap.go", "case req.NodeName() == \"\":", "case false:", approverTests},
+	{"identity: what is unknown waits", "controllers/approver/bootstrap.go", "case facts.unavailable != \"\":", "case false:", approverTests},
+	{"identity: a node that is alive", "controllers/approver/bootstrap.go", "case facts.node == nodeAlive:", "case false:", approverTests},
+	{"identity: a node that may be alive", "controllers/approver/bootstrap.go", "case facts.node == nodeUnknown:", "case false:", approverTests},
+	{"identity: expected by a source", "controllers/approver/bootstrap.go", "\tcase entry == nil:\n", "\tcase false:\n", approverTests},
+	{"identity: a machine that leaves", "controllers/approver/bootstrap.go", "case entry.Leaving:", "case false:", approverTests},
+	{"identity: a machine that is another node", "controllers/approver/bootstrap.go", "case entry.Bound != \"\" && entry.Bound != req.NodeName():", "case false:", approverTests},
+	{"identity: a dead node joins once", "controllers/approver/bootstrap.go", "case facts.node == nodeDead && !p.Rejoin:", "case false:", approverTests},
+	{"identity: a machine joins once", "controllers/approver/bootstrap.go", "case comesBack && !p.Rejoin:", "case false:", approverTests},
+	{"identity: a machine without a time", "controllers/approver/bootstrap.go", "case machine.Created.IsZero():", "case false:", approverTests},
+	{"identity: too early", "controllers/approver/bootstrap.go", "case early > w.Before:", "case false:", approverTests},
+	{"identity: too late", "controllers/approver/bootstrap.go", "case late > w.After:", "case false:", approverTests},
+	{"identity: a requester that is gone", "controllers/approver/bootstrap.go", "if facts.gone != \"\" {", "if false {", approverTests},
+	{"identity: a lease that moves", "controllers/approver/bootstrap.go", "case life == inventory.Alive:", "case false:", approverTests},
+	{"identity: a certificate that has ended", "controllers/approver/bootstrap.go", "req.Created.Sub(renewed) > p.CertificateLifetime+skew", "req.Created.Sub(renewed) > p.CertificateLifetime-skew", approverTests},
+	{"identity: dead after a minute", "pkg/inventory/liveness.go", "max(standstill, lease.Lasts)", "quiet", sourceTests},
+	{"identity: two witnesses", "pkg/inventory/liveness.go", "\tif len(p.leases) <= 2 {\n\t\tothers = p.one\n\t}\n", "\tothers = p.one\n", sourceTests},
+	{"identity: witnesses that move", "pkg/inventory/liveness.go", "if silence := at.Sub(others.to); silence > quiet || silence < 0 {", "if false {", sourceTests},
+}
+
+// Rules of a rotation.
+var rotationMutations = []mutation{
+	{"rotation: a candidate signs when API servers trust it", "controllers/rotation/preparing.go", "p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)\n", "", rotationTests},
+	{"rotation: a candidate signs when its owner confirms", "controllers/rotation/preparing.go", "len(unconfirmed) > 0", "len(unconfirmed) > 9", rotationTests},
+	{"rotation: a candidate is published first", "controllers/rotation/preparing.go", "\tcase !p.publishFirst():\n\t\treturn\n", "", rotationTests},
+	{"rotation: a candidate that has ended", "controllers/rotation/preparing.go", "case !secret.Candidate.NotAfter.After(p.facts.Now):", "case false:", rotationTests},
+	{"rotation: a CA that retired here never signs again", "controllers/rotation/secret.go", "case p.facts.TLSRetired || last != nil && last.KeyID == secret.TLS.KeyID:", "case false:", rotationTests},
+	{"rotation: rollback to what is trusted", "controllers/rotation/prepared.go", "\tcase len(missing) > 0:\n\t\tp.refuseOperation(", "\tcase false:\n\t\tp.refuseOperation(", rotationTests},
+	{"rotation: rollback to what has not ended", "controllers/rotation/prepared.go", "case !retiring.NotAfter.After(p.facts.Now):\n\t\tp.refuseOperation", "case false:\n\t\tp.refuseOperation", rotationTests},
+	{"rotation: a noted rollback comes before a completion", "controllers/rotation/prepared.go", "if p.rollbackNoted() {", "if false {", rotationTests},
+	{"rotation: nothing outstanding is left", "controllers/rotation/prepared.go", "blockers = append(blockers, p.outstandingTexts()...)", "", rotationTests},
+	{"rotation: what signs is trusted before a completion", "controllers/rotation/prepared.go", "blockers = append(blockers, p.missingTrust(p.facts.Signing)...)", "", rotationTests},
+	{"rotation: the ledger closes before the bundle shrinks", "controllers/rotation/completing.go", "if !p.facts.Sealed {", "if false {", rotationTests},
+	{"rotation: outstanding is counted again", "controllers/rotation/completing.go", "len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil", "false", rotationTests},
+	{"rotation: late signers have seen the end", "controllers/rotation/completing.go", "if s.LedgerClosedAt.Add(ledger.QuietAfter).After(p.facts.Now) {", "if false {", rotationTests},
+	{"rotation: API servers refuse before the key goes", "controllers/rotation/completing.go", "p.step.Waiting = append(p.step.Waiting, p.facts.RetiringRefused.missing()...)\n", "", rotationTests},
+	{"rotation: aggregated API servers refuse too", "controllers/rotation/completing.go", "for _, server := range p.facts.Holding {", "for _, server := range p.facts.Holding[:0] {", rotationTests},
+	{"rotation: a shared CA is refused by nobody", "controllers/rotation/completing.go", " && len(p.facts.Sharing) == 0", "", rotationTests},
+	{"rotation: an edited Secret is refused", "controllers/rotation/secret.go", "case len(repairs) == 0:", "case true:", rotationTests},
+	{"rotation: signers without proof", "controllers/rotation/next.go", "return slices.Contains(untrusted, name) }", "return false }", rotationTests},
+	{"rotation: no step on what has changed", "controllers/rotation/act.go", "latest.UID == obj.UID && latest.Generation == obj.Generation && sameStatus", "true", rotationTests},
+}
