@@ -74,7 +74,7 @@ test-matrix: ## the integration tests and parity on every Kubernetes version tha
 	  echo "== Kubernetes $$version"; \
 	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh); \
 	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \
-	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./pkg/csrenv/... ./test/parity ); \
+	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./csrenv/... ./test/parity ); \
 	done
 
 # The commit of the release before, from which an upgrade must roll through.

@@ -64,7 +64,14 @@ type Options struct {
 	// Clock, if set, is the clock of every controller that has none and of their queues: with a fake one retention,
 	// expiry and retries follow its steps. A controller with a Clock of its own keeps it.
 	Clock clock.WithTicker
+
+	// WrapQueue, if set, replaces the work queue of each controller by a queue around it. csrenv uses it for its fake
+	// clock.
+	WrapQueue func(Queue) Queue
 }
+
+// Queue is the work queue of a controller.
+type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // Concurrency is the number of workers of each controller.
 type Concurrency struct{ Approver, Signer, Cleaner int }
@@ -245,11 +252,16 @@ func (o Options) controller(workers, otherwise int, order func() workqueue.Queue
 		CacheSyncTimeout:        cacheSyncTimeout,
 		// The queue of a standby would grow by every request ever seen. It is filled from the cache at the election.
 		EnableWarmup: &warmUp,
-		NewQueue: func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
-			if o.Clock == nil {
-				return newSlotQueue(newQueue(name, limiter, clock.RealClock{}, order()), workers)
+		NewQueue: func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
+			var ticks clock.WithTicker = clock.RealClock{}
+			if o.Clock != nil {
+				ticks = o.Clock
 			}
-			return newSlotQueue(newSteppedQueue(name, limiter, o.Clock, order()), workers)
+			queue := newQueue(name, limiter, ticks, order())
+			if o.WrapQueue != nil {
+				queue = o.WrapQueue(queue)
+			}
+			return newSlotQueue(queue, workers)
 		},
 	}
 }

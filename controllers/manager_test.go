@@ -10,7 +10,6 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 )
 
@@ -114,21 +113,24 @@ func TestHangingItemsHoldUpNoOther(t *testing.T) {
 	})
 }
 
-// With a clock of the caller's, delays follow its steps, counted from when the request was taken out.
 func TestQueueFollowsTheClock(t *testing.T) {
 	t.Parallel()
 	clock := clocktesting.NewFakeClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
-	options := Options{Clock: clock, Approver: &approver.Reconciler{}}.controller(1, 1, nil)
+	var wrapped Queue
+	options := Options{Clock: clock, WrapQueue: func(queue Queue) Queue {
+		wrapped = queue
+		return queue
+	}}.controller(1, 1, nil)
 	queue := options.NewQueue("test", options.RateLimiter)
 	defer queue.ShutDown()
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
-	queue.Add(key)
-	taken, _ := queue.Get()
-	clock.Step(time.Hour) // while the reconciler works
-	queue.AddAfter(taken, time.Hour)
-	queue.Done(taken)
-	if again, shutdown := queue.Get(); again != key || shutdown {
-		t.Errorf("%v, shut down %t", again, shutdown)
+	queue.AddAfter(key, time.Hour)
+	if wrapped == nil || wrapped.Len() != 0 {
+		t.Fatalf("wrapped %v", wrapped)
+	}
+	clock.Step(time.Hour)
+	if taken, shutdown := queue.Get(); taken != key || shutdown {
+		t.Errorf("%v, shut down %t", taken, shutdown)
 	}
 	queue.Done(key)
 }

@@ -21,7 +21,7 @@ const (
 // its slot, so a call that hangs holds up only its own request. The order stays that of the queue below: an item is
 // taken out only when a slot is free.
 type slotQueue struct {
-	workqueue.TypedRateLimitingInterface[reconcile.Request]
+	Queue
 	slots   chan struct{}
 	stopped chan struct{}
 	stop    func()
@@ -30,14 +30,14 @@ type slotQueue struct {
 	working map[reconcile.Request]func() // frees the item's slot
 }
 
-func newSlotQueue(items workqueue.TypedRateLimitingInterface[reconcile.Request], slots int) *slotQueue {
+func newSlotQueue(items Queue, slots int) *slotQueue {
 	stopped := make(chan struct{})
 	return &slotQueue{
-		TypedRateLimitingInterface: items,
-		slots:                      make(chan struct{}, slots),
-		stopped:                    stopped,
-		stop:                       sync.OnceFunc(func() { close(stopped) }),
-		working:                    map[reconcile.Request]func(){},
+		Queue:   items,
+		slots:   make(chan struct{}, slots),
+		stopped: stopped,
+		stop:    sync.OnceFunc(func() { close(stopped) }),
+		working: map[reconcile.Request]func(){},
 	}
 }
 
@@ -46,9 +46,9 @@ func (q *slotQueue) Get() (item reconcile.Request, shutdown bool) {
 	select {
 	case q.slots <- struct{}{}:
 	case <-q.stopped:
-		return q.TypedRateLimitingInterface.Get() // what is left is worked on without
+		return q.Queue.Get() // what is left is worked on without
 	}
-	item, shutdown = q.TypedRateLimitingInterface.Get()
+	item, shutdown = q.Queue.Get()
 	free := sync.OnceFunc(func() { <-q.slots })
 	if shutdown {
 		free()
@@ -73,19 +73,19 @@ func (q *slotQueue) Done(item reconcile.Request) {
 	if free != nil {
 		free()
 	}
-	q.TypedRateLimitingInterface.Done(item)
+	q.Queue.Done(item)
 }
 
 // ShutDown ends Get once the queue is empty.
 func (q *slotQueue) ShutDown() {
 	q.stop()
-	q.TypedRateLimitingInterface.ShutDown()
+	q.Queue.ShutDown()
 }
 
 // ShutDownWithDrain is ShutDown, and waits until all items are done.
 func (q *slotQueue) ShutDownWithDrain() {
 	q.stop()
-	q.TypedRateLimitingInterface.ShutDownWithDrain()
+	q.Queue.ShutDownWithDrain()
 }
 
 // retries is a rate limiter whose pause grows by a factor with each failure of an item.
@@ -126,57 +126,18 @@ func (r *retries) Forget(item reconcile.Request) {
 	delete(r.failures, item)
 }
 
-// steppedQueue counts a delay from when its item was taken out, not from when the delay was asked for: a clock that is
-// stepped while a reconciler works would otherwise put the item off by the whole step.
-type steppedQueue struct {
-	workqueue.TypedRateLimitingInterface[reconcile.Request]
-	clock clock.PassiveClock
-
-	mu    sync.Mutex
-	taken map[reconcile.Request]time.Time
-}
-
-// newQueue is a rate limiting queue that gives items out in the order of storage.
-func newQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request], ticks clock.WithTicker, storage workqueue.Queue[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
-	items := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[reconcile.Request]{Name: name, Clock: ticks, Queue: storage})
-	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[reconcile.Request]{Name: name, Clock: ticks, Queue: items})
-	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{Name: name, DelayingQueue: delaying})
-}
-
-func newSteppedQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request], steps clock.WithTicker, storage workqueue.Queue[reconcile.Request]) *steppedQueue {
-	return &steppedQueue{
-		TypedRateLimitingInterface: newQueue(name, limiter, steps, storage),
-		clock:                      steps,
-		taken:                      map[reconcile.Request]time.Time{},
-	}
-}
-
-// Get blocks until there is an item.
-func (q *steppedQueue) Get() (item reconcile.Request, shutdown bool) {
-	item, shutdown = q.TypedRateLimitingInterface.Get()
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !shutdown {
-		q.taken[item] = q.clock.Now()
-	}
-	return item, shutdown
-}
-
-// AddAfter adds item once delay has passed.
-func (q *steppedQueue) AddAfter(item reconcile.Request, delay time.Duration) {
-	q.mu.Lock()
-	since, working := q.taken[item]
-	q.mu.Unlock()
-	if working {
-		delay -= q.clock.Since(since)
-	}
-	q.TypedRateLimitingInterface.AddAfter(item, delay)
-}
-
-// Done says that item has been worked on.
-func (q *steppedQueue) Done(item reconcile.Request) {
-	q.mu.Lock()
-	delete(q.taken, item)
-	q.mu.Unlock()
-	q.TypedRateLimitingInterface.Done(item)
+// newQueue returns a rate limiting queue that gives items out in the order of storage.
+func newQueue(
+	name string, limiter workqueue.TypedRateLimiter[reconcile.Request], ticks clock.WithTicker,
+	storage workqueue.Queue[reconcile.Request],
+) Queue {
+	items := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[reconcile.Request]{
+		Name: name, Clock: ticks, Queue: storage,
+	})
+	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[reconcile.Request]{
+		Name: name, Clock: ticks, Queue: items,
+	})
+	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{
+		Name: name, DelayingQueue: delaying,
+	})
 }

@@ -17,7 +17,7 @@ import (
 
 	"k8s.io/client-go/util/keyutil"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 )
 
 // pair is a certificate and its key, in PEM.

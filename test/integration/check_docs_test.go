@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 

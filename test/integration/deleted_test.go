@@ -6,8 +6,8 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 )
 
 // TestRequestThatIsBeingDeletedIsLeftAlone has a requester keep a request by a finalizer. After its deletion it used to be

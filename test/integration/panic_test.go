@@ -7,8 +7,8 @@ import (
 	_ "unsafe" // for go:linkname
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 )
 
 // parsePKCS10 is the parser of package csr. No request is known that makes it panic, so a test must replace it.

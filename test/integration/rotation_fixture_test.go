@@ -22,8 +22,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 

@@ -19,8 +19,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csrenv"
 )
 
 // servingApprover approves serving certificates by what nodes report, and renewals.

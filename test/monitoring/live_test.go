@@ -17,7 +17,7 @@ import (
 // TestKubeletMetrics looks its names up.
 func kubeletsOnly(query string) bool { return strings.Contains(query, "kubelet_") }
 
-// dryRunOnly says that a selector is of what only a dry run counts, and none runs here: pkg/csrenv/surface looks its name up.
+// dryRunOnly says that a selector is of what only a dry run counts, and none runs here: csrenv/surface looks its name up.
 func dryRunOnly(name string) bool { return name == "csr_approver_dry_run_total" }
 
 // nothingFound are selectors of the dashboard that find nothing where all is well; their queries show 0 then.

@@ -56,7 +56,8 @@ func Prepare(env *envtest.Environment) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	users, usersKey, err := ca.New(ca.NewOptions{CommonName: "csrenv-users", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
+	users, usersKey, err := ca.New(
+		ca.NewOptions{CommonName: "csrenv-users", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
 	if err != nil {
 		return nil, err
 	}

@@ -14,8 +14,10 @@ import (
 var kubeletBindings = []struct{ name, role, group string }{
 	{"csrenv:create-csrs-for-bootstrapping", "system:node-bootstrapper", "system:bootstrappers"},
 	{"csrenv:create-csrs-for-renewal", "system:node-bootstrapper", "system:nodes"}, // else the Node authorizer's part
-	{"csrenv:approve-node-client", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", "system:bootstrappers"},
-	{"csrenv:approve-self-node-client", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
+	{"csrenv:approve-node-client",
+		"system:certificates.k8s.io:certificatesigningrequests:nodeclient", "system:bootstrappers"},
+	{"csrenv:approve-self-node-client",
+		"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
 }
 
 func grantKubelets(ctx context.Context, admin client.Client) error {

@@ -161,10 +161,14 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}
 	}
 	retention := csr.RetentionPolicy{Default: opts.Retention}
-	return &controllers.Options{
+	options := &controllers.Options{
 		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
 		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
 		Cleaner:  &cleaner.Reconciler{Retention: retention},
 		Clock:    opts.Clock,
-	}, err
+	}
+	if opts.Clock != nil {
+		options.WrapQueue = func(queue controllers.Queue) controllers.Queue { return newSteppedQueue(queue, opts.Clock) }
+	}
+	return options, err
 }

@@ -27,10 +27,10 @@ import (
 // pollInterval is how often a request is looked at while it is on its way.
 const pollInterval = 10 * time.Millisecond
 
-// ConfigFor returns a client configuration that authenticates as user with groups, by a client certificate that went
-// through the loop: requested, approved, signed. A node (system:node:… in system:nodes) asks the kubelet signer, whose
-// requests the approver decides; any other asks kubernetes.io/kube-apiserver-client and is approved here. It fails
-// when the request does, when ctx ends, and when the API server does not trust CA: see Prepare.
+// ConfigFor returns a client configuration that authenticates as user with groups. Its client certificate went through
+// the loop: requested, approved, signed. A node (system:node:… in system:nodes) asks the kubelet signer, and the
+// approver decides. For any other user it asks kubernetes.io/kube-apiserver-client and approves the request itself. It
+// fails if the request fails, if ctx ends, or if the API server does not trust the CA: see Prepare.
 func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*rest.Config, error) {
 	key, keyPEM, err := newKey()
 	if err != nil {
@@ -106,7 +106,8 @@ func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 	err = self.Create(ctx, review)
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("the API server does not accept the certificate for %q: %s: %w", user, whyRefused(cfg.CertData), err)
+		return fmt.Errorf("the API server does not accept the certificate for %q: %s: %w",
+			user, whyRefused(cfg.CertData), err)
 	case err != nil:
 		return fmt.Errorf("ask the API server who %q is: %w", user, err)
 	case review.Status.UserInfo.Username != user:
@@ -115,10 +116,11 @@ func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 	return nil
 }
 
-// whyRefused is what to do about a certificate that the API server does not accept.
+// whyRefused returns what to do about a certificate that the API server does not accept.
 func whyRefused(certificate []byte) string {
 	certs, err := ca.ParseCertificates(certificate)
-	if now := time.Now(); err == nil && len(certs) > 0 && (now.Before(certs[0].NotBefore) || now.After(certs[0].NotAfter)) {
+	now := time.Now()
+	if err == nil && len(certs) > 0 && (now.Before(certs[0].NotBefore) || now.After(certs[0].NotAfter)) {
 		return fmt.Sprintf("it is valid from %s to %s by the Clock in Options, and the API server goes by the real time",
 			certs[0].NotBefore.Format(time.RFC3339), certs[0].NotAfter.Format(time.RFC3339))
 	}
