@@ -156,6 +156,10 @@ generate: ## roles in config/rbac, the API in config/crd, and their copies in th
 	  cp config/$$component/role.yaml charts/csr-controller-manager/files/components/$$component.yaml; \
 	done
 
+.PHONY: api
+api: ## hack/api/*.txt, the exported API of the public packages; a reviewer sees there what changes for users of the module
+	go run ./hack/api
+
 .PHONY: verify
-verify: ## generated files, modules and formatting are up to date
+verify: ## generated files, modules, formatting and the list of the exported API are up to date
 	hack/verify.sh

@@ -21,4 +21,5 @@ for path in config/rbac config/crd config/kubelet-serving config/node-identity c
   diff -ru "$path" "$copy/$path" || status=1
 done
 [ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
+go run ./hack/api -verify || status=1
 exit $status
