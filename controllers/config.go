@@ -24,6 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // FromConfiguration returns the Options that a checked configuration describes.
@@ -216,13 +217,13 @@ func approverOf(c config.Approval) *approver.Reconciler {
 	return r
 }
 
-func reservedOf(c config.KubeletServing) inventory.Reserved {
-	reserved := inventory.Reserved{ClusterDomain: c.ClusterDomain}
+func reservedOf(c config.KubeletServing) san.Reserved {
+	reserved := san.Reserved{ClusterDomain: c.ClusterDomain}
 	for _, text := range c.Reserved {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
-			reserved.Prefixes = append(reserved.Prefixes, inventory.PlainPrefix(prefix))
+			reserved.Prefixes = append(reserved.Prefixes, san.UnmapPrefix(prefix))
 		} else {
-			reserved.Endpoints = append(reserved.Endpoints, inventory.ParseSAN(text))
+			reserved.Endpoints = append(reserved.Endpoints, san.Parse(text))
 		}
 	}
 	return reserved

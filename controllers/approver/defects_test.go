@@ -13,7 +13,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // TestDefects judges requests that an approver known to people has judged wrongly. The numbers are those of defects.
@@ -74,7 +74,7 @@ func TestDefectsNotYetIsNotNever(t *testing.T) {
 		"09 no Node":               {func(world *known) { delete(world.nodes, "a") }, "Waits NodeNotFound"},
 		"09 a Node with nothing":   {func(world *known) { world.nodes["a"].SANs = nil }, "Waits AddressNotPublished"},
 		"09 a Node with its name":  {func(world *known) { world.nodes["a"].SANs = sans("a.example.com") }, "Waits SANNotOwned"},
-		"09 an address that moves": {func(world *known) { world.contested = map[inventory.SAN]string{sans("10.0.0.1")[0]: "Node b"} }, "Waits SANContested"},
+		"09 an address that moves": {func(world *known) { world.contested = map[san.SAN]string{sans("10.0.0.1")[0]: "Node b"} }, "Waits SANContested"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 const (
@@ -24,9 +25,9 @@ const (
 // known is what a rule for serving certificates knows of the world, without a manager that watches it.
 type known struct {
 	nodes     map[string]*inventory.Entry
-	reserved  inventory.Reserved
-	services  map[inventory.SAN]string
-	contested map[inventory.SAN]string
+	reserved  san.Reserved
+	services  map[san.SAN]string
+	contested map[san.SAN]string
 	fault     string
 }
 
@@ -37,19 +38,19 @@ func newKnown(ofA ...string) *known {
 			"a": {Source: "Node a", SANs: sans(append([]string{"10.0.0.1", "a.example.com"}, ofA...)...)},
 			"b": {Source: "Node b", SANs: sans("10.0.0.2", "b.example.com")},
 		},
-		reserved: inventory.Reserved{
+		reserved: san.Reserved{
 			ClusterDomain: "cluster.local", Endpoints: sans("192.0.2.100", "api.example.com"),
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		},
-		services: map[inventory.SAN]string{inventory.ParseSAN("10.97.0.1"): "Service default/x"},
+		services: map[san.SAN]string{san.Parse("10.97.0.1"): "Service default/x"},
 	}
 	return world
 }
 
-func sans(texts ...string) []inventory.SAN {
-	var all []inventory.SAN
+func sans(texts ...string) []san.SAN {
+	var all []san.SAN
 	for _, text := range texts {
-		all = append(all, inventory.ParseSAN(text))
+		all = append(all, san.Parse(text))
 	}
 	return all
 }
@@ -58,8 +59,8 @@ func sans(texts ...string) []inventory.SAN {
 func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
 	return judgeServing(req, func(facts *servingFacts) error {
 		facts.Entry, facts.unavailable = k.nodes[req.NodeName()], k.fault
-		for _, san := range inventory.SANs(req.Cert) {
-			facts.names = append(facts.names, nameFacts{san: san, reserved: k.reserved.Why(san), taken: k.services[san]})
+		for _, name := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
+			facts.names = append(facts.names, nameFacts{san: name, reserved: k.reserved.Why(name), taken: k.services[name]})
 		}
 		return nil
 	}, func(facts *servingFacts) error {

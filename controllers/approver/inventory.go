@@ -20,6 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -361,21 +362,21 @@ func (i *Inventory) leftOut(ctx context.Context) (map[string]*inventory.LeftOut,
 			quick = append(quick, source)
 		}
 	}
-	known, many := map[string]inventory.Found{}, map[inventory.SAN][]string{}
+	known, many := map[string]inventory.Found{}, map[san.SAN][]string{}
 	ownership := &inventory.Ownership{
 		Reported: i.cluster.Reported,
-		Holders: func(san inventory.SAN) ([]string, error) {
-			if few, found := many[san]; found { // all Nodes may report one address
+		Holders: func(name san.SAN) ([]string, error) {
+			if few, found := many[name]; found { // all Nodes may report one address
 				return few, nil
 			}
-			holders, err := i.cluster.Holders(san)
+			holders, err := i.cluster.Holders(name)
 			if len(holders) > 2 {
 				holders = slices.Clone(holders[:3])
-				many[san] = holders
+				many[name] = holders
 			}
 			return holders, err
 		},
-		Claim: func(node string, san inventory.SAN) (inventory.Claim, error) {
+		Claim: func(node string, name san.SAN) (inventory.Claim, error) {
 			found, asked := known[node]
 			if !asked {
 				var err error
@@ -384,7 +385,7 @@ func (i *Inventory) leftOut(ctx context.Context) (map[string]*inventory.LeftOut,
 				}
 				known[node] = found
 			}
-			return found.Claim(san), nil
+			return found.Claim(name), nil
 		},
 	}
 	found := map[string]*inventory.LeftOut{}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 type workQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -68,8 +68,8 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 		req, err := p.parse(obj, limits)
 		info = requestInfo{Request: pending.Of(obj, req)}
 		if err == nil {
-			for _, san := range inventory.SANs(req.Cert) {
-				info.sans = append(info.sans, digestOf(san))
+			for _, name := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
+				info.sans = append(info.sans, digestOf(name))
 			}
 		}
 		p.mu.Lock()
@@ -161,9 +161,9 @@ func (p *pendingIndex) woken(most int, waits func(requestInfo) bool) []reconcile
 
 var digestSeed = maphash.MakeSeed()
 
-// digestOf returns a short stand-in for san, as a requester may ask for long names. Requests for two names of one
+// digestOf returns a short stand-in for name, as a requester may ask for long names. Requests for two names of one
 // digest are woken together.
-func digestOf(san inventory.SAN) uint64 { return maphash.Comparable(digestSeed, san) }
+func digestOf(name san.SAN) uint64 { return maphash.Comparable(digestSeed, name) }
 
 // Changes are gathered for a while before requests that wait for them are looked for: not once for each node when a
 // thousand nodes join. Names and addresses that become free are gathered for longer, because any node may claim and
@@ -251,10 +251,10 @@ func newWakeUps() wakeUps {
 
 func (w wakeUps) node(name string) { w.nodes.add(name) }
 
-func (w wakeUps) free(sans []inventory.SAN) {
-	digests := make([]uint64, len(sans))
-	for i, san := range sans {
-		digests[i] = digestOf(san)
+func (w wakeUps) free(names []san.SAN) {
+	digests := make([]uint64, len(names))
+	for i, name := range names {
+		digests[i] = digestOf(name)
 	}
 	if len(digests) > 0 {
 		w.freed.add(digests...)

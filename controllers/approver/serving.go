@@ -7,9 +7,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -24,7 +24,7 @@ type servingFacts struct {
 
 // nameFacts holds what is known about one name or address of a request.
 type nameFacts struct {
-	san inventory.SAN
+	san san.SAN
 	// reserved says why no node can ever have it. taken names the Service that has it at the moment. apiServer says what
 	// of the API servers it is.
 	reserved, taken, apiServer string
@@ -97,7 +97,7 @@ func checkServing(req *csr.Request) []verdict.Result {
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
 	deny(len(unexpected) > 0, "UnexpectedContent",
 		"it holds what no kubelet asks for: %q", csr.ShortenAll(unexpected))
-	isName := func(name string) bool { return ca.CheckDNSName(name, true) == nil }
+	isName := func(name string) bool { return san.CheckDNSName(name, true) == nil }
 	invalid := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isName)
 	deny(len(invalid) > 0, "NameNotPermitted",
 		"%+q are neither DNS names nor canonical IP addresses", csr.ShortenAll(invalid))
@@ -112,12 +112,11 @@ func checkServing(req *csr.Request) []verdict.Result {
 // isHostName reports whether name is an address or the name of a host (RFC 1123) that no program takes for an address.
 // A wildcard is left to what is reserved.
 func isHostName(name string) bool {
-	san := inventory.ParseSAN(strings.TrimPrefix(name, "*."))
-	if san.Name == "" {
+	if name = san.Parse(strings.TrimPrefix(name, "*.")).Name; name == "" {
 		return true
 	}
-	lastLabel := san.Name[strings.LastIndex(san.Name, ".")+1:]
-	return len(validation.IsDNS1123Subdomain(san.Name)) == 0 && strings.Trim(lastLabel, "0123456789") != ""
+	lastLabel := name[strings.LastIndex(name, ".")+1:]
+	return len(validation.IsDNS1123Subdomain(name)) == 0 && strings.Trim(lastLabel, "0123456789") != ""
 }
 
 // checkReserved returns which names no node can have.
@@ -202,8 +201,8 @@ func (f *servingFacts) checkClaims(node string) []verdict.Result {
 	return found
 }
 
-// disputed says why no node gets san for now, and what to do about it.
-func disputed(node string, san inventory.SAN, contest inventory.Contest) string {
+// disputed returns why no node gets name for now, and what to do about it.
+func disputed(node string, name san.SAN, contest inventory.Contest) string {
 	node = csr.Shorten(node)
 	switch {
 	case contest.LeftOut != nil:
@@ -213,23 +212,23 @@ func disputed(node string, san inventory.SAN, contest inventory.Contest) string 
 	case contest.Twice != "":
 		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: "+
 			"correct the source, or delete the Node of a machine that was replaced",
-			san, node, contest.Twice)
+			name, node, contest.Twice)
 	}
-	// The row lets all nodes have san.
-	row := fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, san)
-	if san.Name != "" {
+	// The row lets all nodes have name.
+	row := fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, name)
+	if name.Name != "" {
 		row = fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`,
-			csr.Shorten(san.Name))
+			csr.Shorten(name.Name))
 	}
 	if contest.Reporters > 2 {
 		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: "+
 			"if they share it, add the row %s to a static source before the others",
-			san, contest.Reporters, node, contest.Equal[0], row)
+			name, contest.Reporters, node, contest.Equal[0], row)
 	}
 	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: "+
 		"delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; "+
 		"or, if they share it, add the row %s to a static source before the others",
-		san, node, contest.Equal[0], row)
+		name, node, contest.Equal[0], row)
 }
 
 // refuse returns the Decision for all violations of req together: the reason of the first one, and Deny if one of them

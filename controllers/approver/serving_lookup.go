@@ -11,6 +11,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // Serving is what KubeletServing asks.
@@ -18,7 +19,7 @@ type Serving struct {
 	// Inventory says what belongs to a node, and what Services, the API server and other Nodes have.
 	Inventory *Inventory
 	// Reserved is what no node can have.
-	Reserved inventory.Reserved
+	Reserved san.Reserved
 	// APIServerNodes are the nodes on which an API server runs, so that its endpoint is the node's own address: they hold
 	// the API server's key already. No source makes a node one of them.
 	APIServerNodes []string
@@ -39,8 +40,8 @@ func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) 
 
 // lookUp adds what is known of the node of req and of each name, but for the claims of others.
 func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFacts) error {
-	for _, san := range inventory.SANs(req.Cert) {
-		facts.names = append(facts.names, nameFacts{san: san, reserved: s.Reserved.Why(san)})
+	for _, name := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
+		facts.names = append(facts.names, nameFacts{san: name, reserved: s.Reserved.Why(name)})
 	}
 	switch {
 	case s.Inventory.cluster == nil:
@@ -92,8 +93,8 @@ func (s Serving) lookUpName(ctx context.Context, node string, entry *inventory.E
 func (s Serving) compareClaims(ctx context.Context, req *csr.Request, facts *servingFacts) error {
 	c := claims{
 		ctx: ctx, sources: s.Inventory.sources, holders: s.Inventory.cluster.Holders, reported: s.Inventory.cluster.Reported,
-		barred: func(node string, san inventory.SAN) bool {
-			return s.Inventory.apiServers.Has(san) != "" && !slices.Contains(s.APIServerNodes, node)
+		barred: func(node string, name san.SAN) bool {
+			return s.Inventory.apiServers.Has(name) != "" && !slices.Contains(s.APIServerNodes, node)
 		},
 		req: req, found: facts.Found, others: map[string]inventory.Found{},
 	}
@@ -110,10 +111,10 @@ const maxLookups = 4 * inventory.MaxRivals
 type claims struct {
 	ctx      context.Context
 	sources  inventory.Sources
-	holders  func(inventory.SAN) ([]string, error)
-	reported func(node string) ([]inventory.SAN, error)
-	// barred reports whether node can have no claim to san, because it is the API server's.
-	barred func(node string, san inventory.SAN) bool
+	holders  func(san.SAN) ([]string, error)
+	reported func(node string) ([]san.SAN, error)
+	// barred reports whether node can have no claim to name, because it is the API server's.
+	barred func(node string, name san.SAN) bool
 	req    *csr.Request
 	found  inventory.Found            // of the node that asks
 	others map[string]inventory.Found // by name, of other nodes that have been looked up
@@ -148,13 +149,13 @@ func (c claims) compare(names []nameFacts) error {
 	return nil
 }
 
-// claim returns the claim of node to san. Sources weaker than the one that knows the node that asks could give no
+// claim returns the claim of node to name. Sources weaker than the one that knows the node that asks could give no
 // better claim, and are not waited for.
-func (c claims) claim(node string, san inventory.SAN) (inventory.Claim, error) {
+func (c claims) claim(node string, name san.SAN) (inventory.Claim, error) {
 	if node == c.req.NodeName() {
-		return c.found.Claim(san), nil
+		return c.found.Claim(name), nil
 	}
-	if c.barred(node, san) {
+	if c.barred(node, name) {
 		return inventory.Claim{}, nil
 	}
 	found, known := c.others[node]
@@ -169,5 +170,5 @@ func (c claims) claim(node string, san inventory.SAN) (inventory.Claim, error) {
 		}
 		c.others[node] = found
 	}
-	return found.Claim(san), nil
+	return found.Claim(name), nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // askedOf is a source that notes of whom it is asked.
@@ -32,34 +33,34 @@ func (c *askedOf) Lookup(_ context.Context, node string, _ *csr.Request) (*inven
 // reporting is the source that believes Nodes. It is never asked for what they report.
 type reporting struct{ askedOf }
 
-func (*reporting) Reported(string) ([]inventory.SAN, error) { return nil, nil }
+func (*reporting) Reported(string) ([]san.SAN, error) { return nil, nil }
 
 // contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of
 // holders report. The source of rank 1 is what Nodes report.
-func contestOf(source *askedOf, rank int, holders []string, names []inventory.SAN) (claims, []nameFacts, *int) {
+func contestOf(source *askedOf, rank int, holders []string, names []san.SAN) (claims, []nameFacts, *int) {
 	req, _ := serving()
 	listed := new(int)
 	c := claims{
 		ctx: context.Background(), sources: inventory.Sources{source, &reporting{}}, req: req, others: map[string]inventory.Found{},
 		found:    inventory.Found{Entry: &inventory.Entry{SANs: names, OwnWord: rank == 1}, Rank: rank},
-		reported: func(string) ([]inventory.SAN, error) { return nil, nil },
-		barred:   func(string, inventory.SAN) bool { return false },
-		holders: func(inventory.SAN) ([]string, error) {
+		reported: func(string) ([]san.SAN, error) { return nil, nil },
+		barred:   func(string, san.SAN) bool { return false },
+		holders: func(san.SAN) ([]string, error) {
 			*listed++
 			return holders, nil
 		},
 	}
 	var facts []nameFacts
-	for _, san := range names {
-		facts = append(facts, nameFacts{san: san})
+	for _, name := range names {
+		facts = append(facts, nameFacts{san: name})
 	}
 	return c, facts, listed
 }
 
-func manySANs(count int) []inventory.SAN {
-	var all []inventory.SAN
+func manySANs(count int) []san.SAN {
+	var all []san.SAN
 	for i := range count {
-		all = append(all, inventory.ParseSAN(fmt.Sprintf("10.1.%d.%d", i/256, i%256)))
+		all = append(all, san.Parse(fmt.Sprintf("10.1.%d.%d", i/256, i%256)))
 	}
 	return all
 }
@@ -103,7 +104,7 @@ func TestWeakerSourcesAreNotAsked(t *testing.T) {
 		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a", "b"}, manySANs(1))
 		c.sources = inventory.Sources{&askedOf{}, &askedOf{}}
 		c.sources[test.broken] = broken
-		c.barred = func(string, inventory.SAN) bool { return test.barred }
+		c.barred = func(string, san.SAN) bool { return test.barred }
 		if err := c.compare(facts); (err != nil) != test.unknown || (len(broken.asked) > 0) != test.unknown {
 			t.Errorf("%s: %v, asked for %q", name, err, broken.asked)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -27,9 +28,9 @@ func serving() (*csr.Request, *servingFacts) {
 			IPAddresses: []net.IP{net.ParseIP("10.0.0.1")},
 		},
 	}
-	address := inventory.ParseSAN("10.0.0.1")
+	address := san.Parse("10.0.0.1")
 	return req, &servingFacts{
-		Found: inventory.Found{Entry: &inventory.Entry{Source: "Node a", SANs: []inventory.SAN{address}}}, names: []nameFacts{{san: address}},
+		Found: inventory.Found{Entry: &inventory.Entry{Source: "Node a", SANs: []san.SAN{address}}}, names: []nameFacts{{san: address}},
 	}
 }
 
@@ -84,12 +85,12 @@ func TestServingApproves(t *testing.T) {
 			req.Usages = []certificatesv1.KeyUsage{"server auth", "digital signature"}
 		},
 		"a DNS name": func(req *csr.Request, facts *servingFacts) {
-			name := inventory.ParseSAN("node-a")
+			name := san.Parse("node-a")
 			req.Cert.IPAddresses, req.Cert.DNSNames = nil, []string{"node-a"}
-			facts.SANs, facts.names = []inventory.SAN{name}, []nameFacts{{san: name}}
+			facts.SANs, facts.names = []san.SAN{name}, []nameFacts{{san: name}}
 		},
 		"fewer names than belong to it": func(_ *csr.Request, facts *servingFacts) {
-			facts.SANs = append(facts.SANs, inventory.ParseSAN("node-a"))
+			facts.SANs = append(facts.SANs, san.Parse("node-a"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +168,7 @@ func TestServingRefuses(t *testing.T) {
 		"nobody can say, nobody knows":        {func(_ *csr.Request, facts *servingFacts) { facts.Entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
 		"no addresses yet":                    {func(_ *csr.Request, facts *servingFacts) { facts.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
 		"somebody else's address": {func(_ *csr.Request, facts *servingFacts) {
-			facts.SANs = []inventory.SAN{inventory.ParseSAN("10.0.0.2")}
+			facts.SANs = []san.SAN{san.Parse("10.0.0.2")}
 		}, verdict.Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
 		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
 		"another Node has the better claim": {func(_ *csr.Request, facts *servingFacts) {
@@ -183,7 +184,7 @@ func TestServingRefuses(t *testing.T) {
 			facts.names[0].contest.Twice = "b"
 		}, verdict.Wait, "SANContested", []string{`given to node "a" alone and to Node b alone by the same source`}},
 		"left out": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].contest.LeftOut = &inventory.LeftOut{Nodes: [2]string{"b", "c"}, SANs: [2]inventory.SAN{inventory.ParseSAN("10.0.0.2"), inventory.ParseSAN("10.0.0.3")}}
+			facts.names[0].contest.LeftOut = &inventory.LeftOut{Nodes: [2]string{"b", "c"}, SANs: [2]san.SAN{san.Parse("10.0.0.2"), san.Parse("10.0.0.3")}}
 		}, verdict.Wait, "SANContested", []string{`Node "a" is left out of the comparison`, "10.0.0.2, as Node b does, and 10.0.0.3, as Node c does"}},
 		"an address of the API server": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].apiServer = "in the kubeconfig"
@@ -228,7 +229,7 @@ func TestServingTellsAllViolations(t *testing.T) {
 	}
 
 	req, facts = serving()
-	facts.names = append(facts.names, nameFacts{san: inventory.ParseSAN("*"), reserved: "a wildcard"}, nameFacts{san: inventory.ParseSAN("10.96.0.1"), taken: "Service default/kubernetes"})
+	facts.names = append(facts.names, nameFacts{san: san.Parse("*"), reserved: "a wildcard"}, nameFacts{san: san.Parse("10.96.0.1"), taken: "Service default/kubernetes"})
 	facts.names[0].taken = "Service a/b"
 	if got := judgeGiven(t, req, *facts); got.Verdict != verdict.Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
 		t.Errorf("%+v", got)

@@ -120,6 +120,11 @@ func (l *lister) typeName(obj *types.TypeName) {
 	default:
 		l.add("type %s%s %s", obj.Name(), parameters, l.text(underlying))
 	}
+	l.methods(obj)
+}
+
+// methods lists the exported methods of a type that is no interface.
+func (l *lister) methods(obj *types.TypeName) {
 	methods := types.NewMethodSet(types.NewPointer(obj.Type()))
 	onValue := types.NewMethodSet(obj.Type())
 	for selection := range methods.Methods() {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // AllowedNames lists the names and addresses that server certificates may hold. The zero value allows none.
@@ -29,7 +31,7 @@ func NewAllowedNames(entries []string) (AllowedNames, error) {
 			}
 			names.others = append(names.others, entry)
 		case isDNSPattern(entry):
-			names.dns = append(names.dns, canonicalDNS(entry))
+			names.dns = append(names.dns, san.CanonicalName(entry))
 		default:
 			return AllowedNames{}, fmt.Errorf("%q is no allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address", entry)
 		}
@@ -74,7 +76,7 @@ func (n AllowedNames) allowsDNS(name string) bool {
 	if address, err := netip.ParseAddr(name); err == nil {
 		return n.allowsIP(address)
 	}
-	name = canonicalDNS(name)
+	name = san.CanonicalName(name)
 	return slices.ContainsFunc(n.dns, func(allowed string) bool {
 		suffix, below := strings.CutPrefix(allowed, "*")
 		return name == allowed || below && len(name) > len(suffix) && strings.HasSuffix(name, suffix)
@@ -105,11 +107,8 @@ func parsePrefix(text string) (netip.Prefix, bool) {
 
 // isDNSPattern reports whether text is a DNS name, perhaps below *.
 func isDNSPattern(text string) bool {
-	labels := strings.Split(strings.TrimPrefix(canonicalDNS(text), "*."), ".")
+	labels := strings.Split(strings.TrimPrefix(san.CanonicalName(text), "*."), ".")
 	return len(text) <= 253 && !slices.ContainsFunc(labels, func(label string) bool {
 		return label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != ""
 	})
 }
-
-// canonicalDNS returns name in lower case, without a trailing dot.
-func canonicalDNS(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }

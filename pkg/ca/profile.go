@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 const (
@@ -157,7 +159,7 @@ func (p Profile) Check(req Request) []Violation {
 // checkDNSNames returns what is wrong with the first of names that is not permitted, or is empty.
 func (p Profile) checkDNSNames(names []string) string {
 	for _, name := range names {
-		if err := CheckDNSName(name, !p.config.ForbidWildcards); err != nil {
+		if err := san.CheckDNSName(name, !p.config.ForbidWildcards); err != nil {
 			return fmt.Sprintf("DNS name %+q %v", cutText(name, maxSubjectText), err)
 		}
 	}

@@ -4,6 +4,7 @@ package main
 const (
 	approverTests = "./controllers/approver"
 	rotationTests = "./controllers/rotation -lives 12"
+	sanTests      = "./pkg/san"
 	sourceTests   = "./pkg/inventory"
 )
 
@@ -16,7 +17,7 @@ var servingMutations = []mutation{
 	{"serving: no e-mail addresses", "controllers/approver/serving.go", "len(req.Cert.EmailAddresses) > 0", "len(req.Cert.EmailAddresses) > 9", approverTests},
 	{"serving: no URIs", "controllers/approver/serving.go", "len(req.Cert.URIs) > 0", "len(req.Cert.URIs) > 9", approverTests},
 	{"serving: nothing unexpected", "controllers/approver/serving.go", "deny(len(unexpected) > 0, ", "deny(false, ", approverTests},
-	{"serving: names that crypto/x509 can match", "controllers/approver/serving.go", "return ca.CheckDNSName(name, true) == nil", "return true", approverTests},
+	{"serving: names that crypto/x509 can match", "controllers/approver/serving.go", "return san.CheckDNSName(name, true) == nil", "return true", approverTests},
 	{"serving: a name at least", "controllers/approver/serving.go", "len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0", "false", approverTests},
 	{"serving: reserved for good", "controllers/approver/serving.go", "case each.reserved != \"\":", "case false:", approverTests},
 	{"serving: names of Services", "controllers/approver/serving.go", "case each.taken != \"\":", "case false:", approverTests},
@@ -31,10 +32,10 @@ var servingMutations = []mutation{
 	{"serving: equal claims go to nobody", "pkg/inventory/claims.go", "\tcase other == c:\n\t\treturn even\n", "", sourceTests},
 	{"serving: one node does not block many", "pkg/inventory/claims.go", "} else if !collide {", "} else if false {", sourceTests},
 	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || san == ParseSAN(other)", "out == nil", sourceTests},
-	{"serving: IPv4-mapped addresses", "pkg/inventory/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sourceTests},
-	{"serving: case of names", "pkg/inventory/san.go", "strings.Map(lower, text)", "text", sourceTests},
-	{"serving: the trailing dot", "pkg/inventory/san.go", "text = strings.TrimSuffix(text, \".\")\n", "", sourceTests},
-	{"serving: zones", "pkg/inventory/san.go", " && address.Zone() == \"\"", "", sourceTests},
+	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},
+	{"serving: case of names", "pkg/san/san.go", "return char + 'a' - 'A'", "return char", sanTests},
+	{"serving: the trailing dot", "pkg/san/san.go", "}, strings.TrimSuffix(name, \".\"))", "}, name)", sanTests},
+	{"serving: zones", "pkg/san/san.go", " && address.Zone() == \"\"", "", sanTests},
 }
 
 // Rules for a node's first certificate.

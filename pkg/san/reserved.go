@@ -1,4 +1,4 @@
-package inventory
+package san
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Reserved is what no node can have, whatever a source says: a node reports its own addresses, so what others reach the
-// API server or a Service by must be out of its reach.
+// Reserved lists the names and addresses that no node can have, whatever a source of the inventory says. A node reports
+// its own addresses, so it must never get those of the API server or of a Service.
 type Reserved struct {
 	// ClusterDomain is the domain of Services, such as cluster.local.
 	ClusterDomain string
@@ -24,12 +24,12 @@ var loopbackNames = []string{
 	"ip6-localhost", "ip6-loopback",
 }
 
-// Why says why san is reserved for good, or is empty.
-func (r Reserved) Why(san SAN) string {
-	if san.Name != "" {
-		return r.whyName(san.Name)
+// Why returns why no node can ever have value, or "".
+func (r Reserved) Why(value SAN) string {
+	if value.Name == "" {
+		return r.whyAddress(value.Address)
 	}
-	return r.whyAddress(san.Address)
+	return r.whyName(value.Name)
 }
 
 func (r Reserved) whyName(name string) string {
@@ -52,7 +52,7 @@ func (r Reserved) whyName(name string) string {
 	return ""
 }
 
-// inDomain says whether name is domain, or one in it.
+// inDomain reports whether name is domain or a name below it.
 func inDomain(name, domain string) bool {
 	return name == domain || strings.HasSuffix(name, "."+domain)
 }

@@ -1,4 +1,4 @@
-package ca
+package san
 
 import (
 	"errors"
@@ -10,11 +10,11 @@ import (
 const maxDNSName = 253
 
 // CheckDNSName returns why a certificate can't have name as a dNSName, or nil. It permits names that crypto/x509 can
-// match with a host, and IP addresses as clients write them: what verifiers read is then what was judged, up to the case
-// of letters and a trailing dot. A wildcard is permitted as the first label only, and only if wildcards is set.
+// match with a host, and IP addresses as clients write them. Verifiers then read what was judged, up to the case of
+// letters and a trailing dot. A wildcard is permitted as the first label only, and only if wildcards is set.
 func CheckDNSName(name string, wildcards bool) error {
 	if address, err := netip.ParseAddr(name); err == nil {
-		return checkAddressName(name, address)
+		return checkAddressForm(name, address)
 	}
 	host, wildcard := strings.CutPrefix(name, "*.")
 	if wildcard && !wildcards {
@@ -31,8 +31,8 @@ func CheckDNSName(name string, wildcards bool) error {
 	return nil
 }
 
-// checkAddressName is CheckDNSName for a name that is read as address.
-func checkAddressName(name string, address netip.Addr) error {
+// checkAddressForm returns an error unless name is the canonical form of address.
+func checkAddressForm(name string, address netip.Addr) error {
 	if address.Zone() != "" || address.Is4In6() || address.String() != name {
 		return errors.New("is an IP address in another form than the canonical one")
 	}

@@ -1,4 +1,4 @@
-package ca_test
+package san_test
 
 import (
 	"crypto/x509"
@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 func TestCheckDNSName(t *testing.T) {
@@ -25,11 +25,11 @@ func TestCheckDNSName(t *testing.T) {
 		"::ffff:10.0.0.1": false, "FD00::1": false, "fd00:0::1": false, "fd00::1.": false, "fd00::1%eth0": false,
 		"::ffff:10.9.0.1%, DNS:kubernetes.default.svc": false,
 	} {
-		if err := ca.CheckDNSName(name, true); (err == nil) != ok {
+		if err := san.CheckDNSName(name, true); (err == nil) != ok {
 			t.Errorf("%q: error %v", name, err)
 		}
 	}
-	if err := ca.CheckDNSName("*.a", false); err == nil {
+	if err := san.CheckDNSName("*.a", false); err == nil {
 		t.Error("a wildcard is permitted where none is")
 	}
 }
@@ -40,7 +40,7 @@ func FuzzCheckDNSName(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		if ca.CheckDNSName(name, false) != nil {
+		if san.CheckDNSName(name, false) != nil {
 			return
 		}
 		if _, err := netip.ParseAddr(strings.TrimSuffix(name, ".")); err == nil {

@@ -1,0 +1,82 @@
+// Package san has the rules about subject alternative names (SANs): how names and addresses are read and compared, which
+// DNS names a certificate may have, and which names no node can have. IPv4-mapped addresses, upper case and trailing dots
+// are handled here and nowhere else. It imports the standard library only and does no I/O.
+//
+// Who owns a name is not known here: inventory.Cluster knows the names and addresses of Services (such as
+// SERVICE.NAMESPACE) and Nodes, and inventory.Sources know what belongs to a node.
+package san
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+)
+
+// SAN is a name or an address in the form in which it is compared: a name in lower case and without a trailing dot
+// (RFC 4343), an address by its value. A name that looks like an address is an address. The zero value is neither.
+type SAN struct {
+	Name    string // empty for an address
+	Address netip.Addr
+}
+
+// String returns the name or the address.
+func (s SAN) String() string {
+	if s.Name != "" {
+		return s.Name
+	}
+	return s.Address.String()
+}
+
+// Parse reads a name or an address. An address with a zone is a name: a zone has a meaning on one host only, and whatever
+// follows the percent sign would be left out of the comparison.
+func Parse(text string) SAN {
+	if address, err := netip.ParseAddr(strings.TrimSuffix(text, ".")); err == nil && address.Zone() == "" {
+		return SAN{Address: address.Unmap()} // an IPv4-mapped address is the IPv4 address (RFC 4291 section 2.5.5.2)
+	}
+	return SAN{Name: CanonicalName(text)}
+}
+
+// CanonicalName returns the DNS name without a trailing dot and with ASCII letters in lower case, as DNS compares names
+// (RFC 4343).
+func CanonicalName(name string) string {
+	return strings.Map(func(char rune) rune {
+		if 'A' <= char && char <= 'Z' {
+			return char + 'a' - 'A'
+		}
+		return char
+	}, strings.TrimSuffix(name, "."))
+}
+
+// FromIP returns ip as a SAN. If crypto/x509 would not have parsed ip, the SAN is the zero value, which no node owns.
+func FromIP(ip net.IP) SAN {
+	address, _ := netip.AddrFromSlice(ip)
+	return SAN{Address: address.Unmap()}
+}
+
+// Of returns the names and addresses of a request, each once, in order.
+func Of(dnsNames []string, addresses []net.IP) []SAN {
+	var all []SAN
+	seen := map[SAN]bool{}
+	add := func(san SAN) {
+		if !seen[san] {
+			seen[san] = true
+			all = append(all, san)
+		}
+	}
+	for _, name := range dnsNames {
+		add(Parse(name))
+	}
+	for _, ip := range addresses {
+		add(FromIP(ip))
+	}
+	return all
+}
+
+// UnmapPrefix returns the IPv4 prefix for an IPv4-mapped IPv6 prefix, and any other prefix as it is.
+func UnmapPrefix(prefix netip.Prefix) netip.Prefix {
+	const mapped = 96 // bits before the IPv4 address
+	if prefix.Addr().Is4In6() && prefix.Bits() >= mapped {
+		return netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-mapped)
+	}
+	return prefix
+}
