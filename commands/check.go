@@ -23,10 +23,10 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // checkTimeout bounds all calls to the API server together.
@@ -209,7 +209,7 @@ func (c *checker) approve(ctx context.Context, obj *certificatesv1.CertificateSi
 		return check.Opinion{}
 	}
 	_, decision, err := c.options.Approver.Decide(ctx, obj)
-	does := decision.Verdict == approver.Approve
+	does := decision.Verdict == verdict.Approve
 	return check.Opinion{Does: does, Reason: decision.Reason, Message: decision.Message, Err: err}
 }
 

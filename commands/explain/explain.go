@@ -27,6 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Server is an API server. Without a Config explain cannot watch it.
@@ -259,9 +260,9 @@ func (e *explainer) beforeApproval(f *findings) string {
 		return "it waits for somebody to approve it" + e.afterApproval(f)
 	case f.undecidable != nil:
 		return "it is not approved yet, and whether it will be is unknown"
-	case f.decision.Verdict == approver.Approve:
+	case f.decision.Verdict == verdict.Approve:
 		return "it can be approved" + e.afterApproval(f) + idleManager
-	case f.decision.Verdict == approver.Wait:
+	case f.decision.Verdict == verdict.Wait:
 		return "it is not approved: " + f.decision.Reason
 	case e.options.Approver.Denial == approver.DenialPermanent:
 		return "it will be denied: " + f.decision.Reason
@@ -285,7 +286,7 @@ func (e *explainer) afterApproval(f *findings) string {
 		return ", and whether there is a CA to sign it is unknown"
 	case f.lacksOnlyCA():
 		return ", and waits for a CA to sign it: " + f.judged.Reason
-	case f.judged.Outcome == signer.Failed:
+	case f.judged.Verdict == verdict.Deny:
 		return ", and will be failed: " + f.judged.Reason
 	case f.judged.Authority == nil:
 		return ", and is not signed: " + f.judged.Reason

@@ -20,6 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 const (
@@ -77,7 +78,7 @@ func (e *explainer) decide(ctx context.Context, f *findings) {
 	switch {
 	case e.lacksInventory(f):
 		f.undecidable = e.inventory.unread(ctx, r.Inventory, f)
-	case f.decision.Verdict == approver.Approve:
+	case f.decision.Verdict == verdict.Approve:
 		// The work goes on without an optional right, but a manager that has the right may decide otherwise.
 		f.undecidable = e.inventory.missing(ctx, func(right check.Right) bool {
 			return right.Optional && right.Verb != "create" && right.Verb != "patch"
@@ -98,7 +99,7 @@ func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateS
 		undecided.Status = certificatesv1.CertificateSigningRequestStatus{}
 		_, decision, err := e.options.Approver.Decide(ctx, undecided)
 		same := decision.Reason == condition.Reason && decision.Message == condition.Message
-		if err == nil && decision.Verdict == approver.Deny && same {
+		if err == nil && decision.Verdict == verdict.Deny && same {
 			return decision
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // switchedOff is what is said of a controller that the configuration leaves out.
@@ -47,11 +48,11 @@ func (e *explainer) approver(p *page, f *findings) {
 		p.row("verdict", unknown(f.undecidable, "create subjectaccessreviews"))
 		return
 	}
-	verdict := f.decision.Verdict.String()
-	if f.decision.Verdict == approver.Deny && e.options.Approver.Denial != approver.DenialPermanent {
-		verdict = "Ignore (it can never become valid; with approval.denial Permanent it would be denied)"
+	shown := f.decision.Verdict.String()
+	if f.decision.Verdict == verdict.Deny && e.options.Approver.Denial != approver.DenialPermanent {
+		shown = "Ignore (it can never become valid; with approval.denial Permanent it would be denied)"
 	}
-	p.row("verdict", verdict)
+	p.row("verdict", shown)
 	f.reason(p)
 	dryRun(p, e.options.Approver.DryRun)
 }
@@ -136,7 +137,7 @@ func (f *findings) judgement(p *page) {
 		p.row(label, "signed if there is a CA, as the rules of this signer are kept")
 		f.validity(p, " unless the CA ends before")
 	default:
-		p.row(label, f.judged.Outcome)
+		p.row(label, f.judged.Outcome())
 		f.refusal(p, f.judged)
 	}
 }
@@ -157,13 +158,13 @@ func (f *findings) refusal(p *page, judged signer.Judgement) {
 func (f *findings) failed(p *page) {
 	candidates := []signer.Judgement{f.judged}
 	if why := f.judged.IfTrusted; why != nil {
-		candidates = append(candidates, signer.Judgement{Outcome: signer.Failed, Reason: why.Reason, Message: why.Message})
+		candidates = append(candidates, signer.Judgement{Result: verdict.Deny.Because(why.Reason, "%s", why.Message)})
 	}
 	for _, judged := range candidates {
 		same := func(condition certificatesv1.CertificateSigningRequestCondition) bool {
 			return condition.Reason == judged.Reason && condition.Message == judged.Message
 		}
-		if judged.Outcome == signer.Failed && slices.ContainsFunc(f.obj.Status.Conditions, same) {
+		if judged.Verdict == verdict.Deny && slices.ContainsFunc(f.obj.Status.Conditions, same) {
 			p.row("verdict", "Failed, and that is final")
 			f.refusal(p, judged)
 			return
@@ -215,7 +216,7 @@ func (e *explainer) judge(ctx context.Context, f *findings) {
 
 // lacksOnlyCA reports whether the request keeps all rules, so that the signer only lacks a CA or the right to read it.
 func (f *findings) lacksOnlyCA() bool {
-	return f.judged.Outcome == signer.Wait && strings.HasPrefix(f.judged.Reason, "CA")
+	return f.judged.Verdict == verdict.Wait && strings.HasPrefix(f.judged.Reason, "CA")
 }
 
 // endless is longer than any certificate should live, and short enough for arithmetic.

@@ -14,13 +14,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// The verdicts by which the commands tell decisions apart.
-const (
-	Approve = verdict.Approve
-	Wait    = verdict.Wait
-	Deny    = verdict.Deny
-)
-
 // Decision is what the approver says of a request. Rule names the recogniser that approved it, if any. Pending reports
 // that the request waits for an answer that is on its way: then nothing has been decided.
 type Decision struct {

@@ -27,6 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -36,13 +37,6 @@ const Name = "csr-signer"
 // (--max-request-bytes), less some room for what the API server adds. The API server drops managed fields that do not
 // fit.
 const maxObject = 1536<<10 - 4<<10
-
-// The outcomes of a Judgement other than a certificate.
-const (
-	Failed = "Failed" // for good
-	Wait   = "Wait"   // judged again later
-	Ignore = "Ignore" // not signed for good, but not marked either
-)
 
 // Reconciler signs requests. Fields left nil are filled in from the manager by SetupWithManager.
 type Reconciler struct {
@@ -83,17 +77,28 @@ type Reconciler struct {
 	failures unanswered.Writes[Judgement] // requests that are not known to be marked as Failed
 }
 
-// Judgement is what is to become of an approved request: it is signed by Authority. If that is nil, the request has
-// Outcome (Failed, Wait or Ignore) with a reason token of docs/reasons.md and a sentence.
+// Judgement is what the signer says of an approved request. Approve signs it with Authority, Deny marks it as Failed, Wait
+// judges it again later, and Ignore neither signs it nor marks it.
 type Judgement struct {
+	verdict.Result
 	Request   *csr.Request // nil when it can't be parsed
 	Authority *ca.Authority
 	// LifetimeCap, if not zero, is the longest lifetime of its certificates now, whatever the profile says.
 	LifetimeCap time.Duration
 	// IfTrusted is why it is refused if API servers turn out to trust the CA for clients, while that is unknown.
 	IfTrusted *ca.Violation
+}
 
-	Outcome, Reason, Message string
+// Outcome returns the name of the verdict in metrics, records and explain.
+func (j Judgement) Outcome() string {
+	switch j.Verdict {
+	case verdict.Approve:
+		return "Issued"
+	case verdict.Deny:
+		return "Failed"
+	default:
+		return j.Verdict.String()
+	}
 }
 
 // Reconcile signs one request, or fails it, or says why it waits.
@@ -131,7 +136,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, r.sign(ctx, obj, judged, now.Truncate(time.Second))
 	}
 	r.giveUp(ctx, obj)
-	if judged.Outcome == Failed {
+	if judged.Verdict == verdict.Deny {
 		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), judged)
 	}
 	r.report(ctx, obj, judged)
@@ -140,7 +145,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 
 // requeue returns when obj is judged again. A new CA wakes it at once; this is the safety net.
 func (r *Reconciler) requeue(obj *certificatesv1.CertificateSigningRequest, judged Judgement) reconcile.Result {
-	if judged.Outcome != Wait {
+	if judged.Verdict != verdict.Wait {
 		return reconcile.Result{}
 	}
 	low := handler.LowPriority
@@ -157,28 +162,29 @@ func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) boo
 func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
 	skew, skewErr := r.ServerTime.Skew()
 	if at, ok := r.Retention.Deadline(obj); ok && now.Add(-skew).After(at) && skewErr == nil {
-		return Judgement{Outcome: Ignore, Reason: "RequestTooOld",
-			Message: fmt.Sprintf("approved, but due for deletion since %s: it is not signed any more; a new request is needed",
-				at.UTC().Format(time.RFC3339))}
+		return Judgement{Result: verdict.Ignore.Because("RequestTooOld",
+			"approved, but due for deletion since %s: it is not signed any more; a new request is needed",
+			at.UTC().Format(time.RFC3339))}
 	}
 	req, err := r.RequestLimits.Parse(obj)
 	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
-		return Judgement{Outcome: Failed, Reason: refused.Reason, Message: refused.Message}
+		return Judgement{Result: verdict.Result{Verdict: verdict.Deny, Reason: refused.Reason, Message: refused.Message}}
 	} else if err != nil {
-		return Judgement{Outcome: Wait, Reason: "InternalError", Message: csr.Fault(err)}
+		return Judgement{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
-		return Judgement{Request: req, Outcome: Wait, Reason: reason, Message: message} // the node may be taken off the list
+		// The node may be taken off the list.
+		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
 	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
-		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
+		return Judgement{Request: req, Result: deny(*violation)}
 	}
 	switch {
 	case skewErr != nil:
-		return Judgement{Request: req, Outcome: Wait, Reason: "ClockSkewed", Message: skewErr.Error()}
+		return Judgement{Request: req, Result: verdict.Wait.Because("ClockSkewed", "%v", skewErr)}
 	case skew.Abs() > servertime.MaxSkew:
-		return Judgement{Request: req, Outcome: Wait, Reason: "ClockSkewed", Message: servertime.Sentence(skew)}
+		return Judgement{Request: req, Result: verdict.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew))}
 	}
 	return r.judgeByCA(obj, req, signer, now)
 }
@@ -191,23 +197,29 @@ func (r *Reconciler) judgeByCA(
 	if err != nil {
 		var why *keypair.Unavailable
 		errors.As(err, &why)
-		return Judgement{Request: req, Outcome: Wait, Reason: why.Reason, Message: why.Message}
+		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason, Message: why.Message}}
 	}
 	violation, unknown := signer.checkTrust(req, r.trust.of(signer.KeyPair, authority))
 	switch {
 	case unknown != "":
-		return Judgement{Request: req, IfTrusted: violation, Outcome: Wait, Reason: "CATrustUnknown",
-			Message: fmt.Sprintf("%s; if they do, the request is refused (%s: %s), else it is signed",
-				unknown, violation.Reason, violation.Message)}
+		return Judgement{Request: req, IfTrusted: violation, Result: verdict.Wait.Because("CATrustUnknown",
+			"%s; if they do, the request is refused (%s: %s), else it is signed",
+			unknown, violation.Reason, violation.Message)}
 	case violation != nil:
-		return Judgement{Request: req, Outcome: Failed, Reason: violation.Reason, Message: violation.Message}
+		return Judgement{Request: req, Result: deny(*violation)}
 	}
 	if size := obj.Size() + authority.LongestPEM(req.Cert); size > maxObject {
-		return Judgement{Request: req, Outcome: Failed, Reason: csr.ReasonTooLarge,
-			Message: fmt.Sprintf("the request and its certificate need up to %d bytes, and the API server stores at most %d "+
+		return Judgement{Request: req, Result: verdict.Deny.Because(csr.ReasonTooLarge,
+			"the request and its certificate need up to %d bytes, and the API server stores at most %d "+
 				"in an object; ask for fewer names, with fewer labels and annotations", size, maxObject)}
 	}
-	return Judgement{Request: req, Authority: authority, LifetimeCap: longest}
+	approve := verdict.Result{Verdict: verdict.Approve}
+	return Judgement{Request: req, Result: approve, Authority: authority, LifetimeCap: longest}
+}
+
+// deny returns the verdict about a request that can never be signed.
+func deny(why ca.Violation) verdict.Result {
+	return verdict.Result{Verdict: verdict.Deny, Reason: why.Reason, Message: why.Message}
 }
 
 // fail marks obj as Failed, and reports why.
@@ -240,7 +252,7 @@ func (r *Reconciler) failed(ctx context.Context, obj *certificatesv1.Certificate
 // Sentence returns the note of the Event about a request for signerName. The Failed condition has the Message alone,
 // which is kube-controller-manager's.
 func (j Judgement) Sentence(signerName string) string {
-	if j.Outcome != Failed {
+	if j.Verdict != verdict.Deny {
 		return j.Message
 	}
 	return fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", signerName, j.Message)
@@ -251,9 +263,9 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 	if !r.Reporter.Request(obj, obj.Spec.Username, "Sign", judged.Reason, judged.Message) {
 		return
 	}
-	outcomesTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome, judged.Reason).Inc()
+	outcomesTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
 	record := audit.Of(obj, judged.Request)
-	record.Verdict, record.Reason, record.Message = judged.Outcome, judged.Reason, judged.Message
+	record.Verdict, record.Reason, record.Message = judged.Outcome(), judged.Reason, judged.Message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }
 
@@ -271,9 +283,9 @@ func (r *Reconciler) approved(obj *certificatesv1.CertificateSigningRequest) boo
 	return ours && !csr.ApprovedAt(obj).IsZero()
 }
 
-// dryRunOutcomes are the reasons of a dry run by outcome.
-var dryRunOutcomes = map[string]string{
-	"Issued": "WouldIssue", Failed: "WouldFail", Wait: "WouldWait", Ignore: "WouldIgnore",
+// wouldReasons has the reason of a dry run for each verdict.
+var wouldReasons = map[verdict.Verdict]string{
+	verdict.Approve: "WouldIssue", verdict.Deny: "WouldFail", verdict.Wait: "WouldWait", verdict.Ignore: "WouldIgnore",
 }
 
 // dryRun reports, once, what would become of obj, and signs nothing. It also judges a request that another signer,
@@ -287,14 +299,14 @@ func (r *Reconciler) dryRun(
 		return reconcile.Result{}
 	}
 	judged := r.Judge(obj, now)
-	outcome, reportOnce := judged.Outcome, r.Reporter.Request
+	reportOnce := r.Reporter.Request
 	message := fmt.Sprintf("%s: %s", judged.Reason, judged.Sentence(obj.Spec.SignerName))
 	if judged.Authority != nil {
-		outcome, reportOnce = "Issued", r.Reporter.Would
+		reportOnce = r.Reporter.Would
 		message = fmt.Sprintf("key %s would sign it", judged.Authority.KeyID())
 	}
-	if would := dryRunOutcomes[outcome]; reportOnce(obj, obj.Spec.Username, "Sign", would, message) {
-		dryRunTotal.WithLabelValues(obj.Spec.SignerName, outcome, judged.Reason).Inc()
+	if would := wouldReasons[judged.Verdict]; reportOnce(obj, obj.Spec.Username, "Sign", would, message) {
+		dryRunTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
 		record := audit.Of(obj, judged.Request)
 		record.Verdict, record.Reason, record.Message = would, judged.Reason, message
 		r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)

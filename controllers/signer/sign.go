@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // storeTimeout bounds the one write that goes on when the manager is told to stop. It is well within the time that
@@ -63,7 +64,7 @@ func (r *Reconciler) sign(
 			message += "; it was deleted, or is not yet made: the rotation controller makes it, and then takes " +
 				"what was issued before for outstanding, so only see that this controller runs (kubectl get signingauthorities -o wide)"
 		}
-		r.report(ctx, obj, Judgement{Request: judged.Request, Outcome: Wait, Reason: "LedgerUnavailable", Message: message})
+		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Wait.Because("LedgerUnavailable", "%s", message)})
 		return err
 	}
 	if kept {
@@ -101,8 +102,8 @@ func (r *Reconciler) issue(
 	discardedTotal.WithLabelValues(name).Inc()
 	record.Serial, record.Reason, record.Message = differs.Serial.Text(16), "CertificateMismatch", differs.Error()
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, record)
-	r.report(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "CertificateMismatch",
-		Message: fmt.Sprintf("%v: it was not stored; report this as a defect of the signer, with the request", differs)})
+	r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("CertificateMismatch",
+		"%v: it was not stored; report this as a defect of the signer, with the request", differs)})
 	return nil, reconcile.TerminalError(err)
 }
 
@@ -150,9 +151,9 @@ func (r *Reconciler) store(
 	if issued.stores >= maxStores {
 		r.issued.Drop(obj.Name)
 		r.ended.Keep(obj, versionOf(before, judged))
-		r.report(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "NotStored",
-			Message: fmt.Sprintf("the API server has refused %d times to store the certificate: %v; a new request is needed",
-				issued.stores, err)})
+		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("NotStored",
+			"the API server has refused %d times to store the certificate: %v; a new request is needed",
+			issued.stores, err)})
 		return nil
 	}
 	r.issued.Keep(obj, issued)
@@ -165,11 +166,11 @@ func (r *Reconciler) afterDiscard(
 ) error {
 	switch {
 	case tooLarge(err):
-		return r.fail(ctx, obj, Judgement{Request: judged.Request, Outcome: Failed, Reason: csr.ReasonTooLarge,
-			Message: "with its certificate this request does not fit into an object: the API server refused it as too large"})
+		return r.fail(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
+			"with its certificate this request does not fit into an object: the API server refused it as too large")})
 	case apierrors.IsInvalid(err):
-		r.report(ctx, obj, Judgement{Request: judged.Request, Outcome: Ignore, Reason: "Malformed",
-			Message: fmt.Sprintf("the API server takes no certificate for this request: %v; a new request is needed", err)})
+		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("Malformed",
+			"the API server takes no certificate for this request: %v; a new request is needed", err)})
 		return nil
 	default:
 		return ignoreChanged(err)
