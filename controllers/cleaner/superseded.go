@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -99,7 +99,7 @@ func (*indexer) NeedLeaderElection() bool { return false }
 
 // Start follows the cache until ctx ends.
 func (i *indexer) Start(ctx context.Context) error {
-	informer, err := informers.Get(ctx, i.cache, &certificatesv1.CertificateSigningRequest{}, i.log, func(error) {})
+	requests, err := informer.FromCache(ctx, i.cache, &certificatesv1.CertificateSigningRequest{}, i.log, nil)
 	if err != nil {
 		return nil // ctx has ended
 	}
@@ -109,7 +109,7 @@ func (i *indexer) Start(ctx context.Context) error {
 			index.observe(request, i.reconciler.RequestLimits)
 		}
 	}
-	events, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+	events, err := requests.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    observe,
 		UpdateFunc: func(_, obj any) { observe(obj) },
 		DeleteFunc: func(obj any) {

@@ -3,7 +3,6 @@ package rotation
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -12,18 +11,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -32,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -65,7 +60,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(changed)).
-		WatchesRawSource(source.Channel(r.secretWatches.changed, enqueueChanged)).
+		WatchesRawSource(r.secretWatches.source()).
 		WithOptions(options).
 		Complete(r)
 }
@@ -106,7 +101,7 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 			mgr.GetLogger().Info("Not started", "controller", Name, "why", err.Error())
 		}
 	}
-	r.secretWatches.metadata, r.secretWatches.changed = secrets, make(chan event.GenericEvent)
+	r.secretWatches.secrets = informer.Metadata(secrets, corev1.SchemeGroupVersion.WithResource("secrets"))
 	publisher, err := trust.NewPublisher(rest.CopyConfig(mgr.GetConfig()))
 	if err != nil {
 		return fmt.Errorf("publish bundles: %w", err)
@@ -119,10 +114,10 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 // secretWatches enqueue authorities whose Secrets change. Each Secret is watched by its name, which is all that the
 // role permits, and without its data. A Secret that can't be watched is read every half minute all the same.
 type secretWatches struct {
-	metadata metadata.Interface
-	changed  chan event.GenericEvent
+	secrets informer.Resource
 
 	mu          sync.Mutex
+	queue       workqueue.TypedRateLimitingInterface[reconcile.Request] // nil until the controller starts
 	byAuthority map[string]secretWatch
 }
 
@@ -135,13 +130,23 @@ type secretWatch struct {
 // enqueueAfter bounds how often a Secret is read that somebody changes again and again.
 const enqueueAfter = 5 * time.Second
 
-// enqueueChanged enqueues the authority of an event.
-var enqueueChanged = handler.Funcs{
-	GenericFunc: func(
-		_ context.Context, e event.GenericEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request],
-	) {
-		queue.AddAfter(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)}, enqueueAfter)
-	},
+// source returns a source that takes the queue to add authorities to.
+func (w *secretWatches) source() source.Source {
+	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.queue = queue
+		return nil
+	})
+}
+
+// enqueue enqueues authority.
+func (w *secretWatches) enqueue(authority string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.queue != nil {
+		w.queue.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: authority}}, enqueueAfter)
+	}
 }
 
 // watchSecret starts to watch the Secret of obj, unless it is watched already. The watch goes on when ctx has ended.
@@ -180,34 +185,16 @@ func (w *secretWatches) forget(authority string) {
 
 // run enqueues authority whenever secret changes, until ctx ends.
 func (w *secretWatches) run(ctx context.Context, authority string, secret types.NamespacedName) {
-	onlySecret := func(options *metav1.ListOptions) {
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, secret.Name).String()
+	logger := log.FromContext(ctx).WithValues("secret", secret)
+	watch := &informer.Informer[*metav1.PartialObjectMetadata]{
+		Resource: w.secrets, Namespace: secret.Namespace, Name: secret.Name, Log: logger,
+		OnSync:   func() { w.enqueue(authority) },
+		OnChange: func(_, _ *metav1.PartialObjectMetadata) { w.enqueue(authority) },
+		OnFailure: func(err error) {
+			if apierrors.IsForbidden(err) {
+				logger.Info("A Secret can't be watched: what changes in it is seen within half a minute", "why", err.Error())
+			}
+		},
 	}
-	informer := metadatainformer.NewFilteredMetadataInformer(w.metadata, corev1.SchemeGroupVersion.WithResource("secrets"),
-		secret.Namespace, 0, toolscache.Indexers{}, onlySecret).Informer()
-	enqueue := func(any) {
-		obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: authority}}
-		select {
-		case w.changed <- event.GenericEvent{Object: obj}:
-		case <-ctx.Done():
-		}
-	}
-	logged := false
-	err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *toolscache.Reflector, err error) {
-		if !apierrors.IsForbidden(err) {
-			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
-		} else if !logged {
-			logged = true
-			log.FromContext(ctx).Info("A Secret can't be watched: what changes in it is seen within half a minute",
-				"secret", secret, "why", err.Error())
-		}
-	})
-	_, handlerErr := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: enqueue, UpdateFunc: func(_, changed any) { enqueue(changed) }, DeleteFunc: enqueue,
-	})
-	if err := errors.Join(err, handlerErr); err != nil { // an informer that runs already takes no handler
-		log.FromContext(ctx).Error(err, "Watch a Secret", "secret", secret)
-		return
-	}
-	informer.RunWithContext(ctx)
+	_ = watch.Start(ctx) // it returns no error
 }

@@ -3,20 +3,17 @@ package keypair
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
@@ -37,79 +34,77 @@ func (s Secret) reference(uid types.UID) *corev1.Secret {
 
 // SetupWithManager implements Source.
 func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
-	var synced atomic.Bool
-	secrets, err := cache.New(mgr.GetConfig(), cache.Options{
-		HTTPClient: mgr.GetHTTPClient(),
-		Scheme:     mgr.GetScheme(),
-		Mapper:     informers.Mapper(corev1.SchemeGroupVersion.WithKind("Secret")),
-		DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
-			// Once it has been read, what was read counts, and the reflector writes to its own log.
-			if apierrors.IsForbidden(err) && !synced.Load() {
-				pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", pair.name, err))
-			}
-			toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
-		},
-		ByObject: map[client.Object]cache.ByObject{&corev1.Secret{}: {
-			Namespaces: map[string]cache.Config{s.Namespace: {}},
-			Field:      fields.OneTermEqualSelector("metadata.name", s.Name),
-		}},
-	})
+	resource, err := informer.Typed(mgr.GetConfig(), mgr.GetHTTPClient(),
+		corev1.SchemeGroupVersion.WithResource("secrets"), &corev1.Secret{}, &corev1.SecretList{})
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", pair.name, err)
 	}
-	return mgr.Add(everywhere(func(ctx context.Context) error { return s.watch(ctx, secrets, pair, &synced) }))
+	w := &secretWatch{name: s, pair: pair}
+	w.secret = &informer.Informer[*corev1.Secret]{
+		Resource: resource, Namespace: s.Namespace, Name: s.Name, Log: pair.Log.WithValues("source", pair.name),
+		OnSync: w.observe, OnChange: func(_, _ *corev1.Secret) { w.observe() }, OnFailure: w.fail,
+	}
+	return mgr.Add(everywhere(w.run))
 }
 
-func (s Secret) watch(ctx context.Context, secrets cache.Cache, pair *KeyPair, synced *atomic.Bool) error {
-	informer, err := informers.Get(ctx, secrets, &corev1.Secret{}, pair.Log, func(err error) {
-		if err != nil {
-			pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", pair.name, err))
-		}
-	})
-	if err != nil {
-		return nil // ctx has ended
-	}
-	changed := make(chan struct{}, 1)
-	enqueue := func(any) {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
-	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }, DeleteFunc: enqueue,
-	}); err != nil {
-		return fmt.Errorf("watch %s: %w", pair.name, err)
-	}
-	stopped := make(chan error, 1)
-	go func() { stopped <- secrets.Start(ctx) }()
+// secretWatch feeds a KeyPair from a Secret. What was read last counts while the Secret can't be read: a signer that
+// stopped with its API server would need one to start again.
+type secretWatch struct {
+	name   Secret
+	secret *informer.Informer[*corev1.Secret]
+	pair   *KeyPair
+
+	mu   sync.Mutex
+	read bool           // at least once
+	last *corev1.Secret // nil if it does not exist
+}
+
+// run watches until ctx ends. It offers what was read last again from time to time: a certificate may become valid.
+func (w *secretWatch) run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { _ = w.secret.Start(ctx) }) // it returns no error
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
-	// A Secret that does not exist causes no event, so it is read once when the informer has synced.
-	synced.Store(toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced))
 	for {
-		s.load(ctx, secrets, pair)
 		select {
-		case err := <-stopped:
-			return err
-		case <-changed:
+		case <-ctx.Done():
+			return nil
 		case <-ticker.C:
+			w.mu.Lock()
+			if w.read {
+				w.pair.offer(w.last)
+			}
+			w.mu.Unlock()
 		}
 	}
 }
 
-func (s Secret) load(ctx context.Context, secrets client.Reader, pair *KeyPair) {
-	secret := &corev1.Secret{}
-	err := secrets.Get(ctx, types.NamespacedName(s), secret)
-	pair.mu.Lock()
-	pair.object = s.reference(secret.UID)
-	pair.mu.Unlock()
-	switch {
-	case ctx.Err() != nil:
-	case client.IgnoreNotFound(err) != nil:
-		pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", pair.name, err))
-	default:
-		pair.offer(secret, err == nil)
+// observe offers the Secret as it is now.
+func (w *secretWatch) observe() {
+	secret, found, err := w.secret.Get(w.name.Namespace, w.name.Name)
+	if err != nil {
+		return // it will be read again
+	}
+	reference := w.name.reference("")
+	if found {
+		reference.UID = secret.UID
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pair.mu.Lock()
+	w.pair.object = reference
+	w.pair.mu.Unlock()
+	w.read, w.last = true, secret
+	w.pair.offer(secret)
+}
+
+// fail reports a right that has been missing from the start. A failure after the first read goes to the log alone.
+func (w *secretWatch) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if apierrors.IsForbidden(err) && !w.read {
+		w.pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", w.pair.name, err))
 	}
 }
 
@@ -120,14 +115,17 @@ func (s Secret) ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPai
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("get %s: %w", pair.name, err)
 	}
-	pair.offer(secret, err == nil)
+	if err != nil {
+		secret = nil
+	}
+	pair.offer(secret)
 	return nil
 }
 
-// offer loads the key pair in secret, if the Secret was found.
-func (k *KeyPair) offer(secret *corev1.Secret, found bool) {
+// offer loads the key pair in secret, which is nil if it does not exist.
+func (k *KeyPair) offer(secret *corev1.Secret) {
 	switch {
-	case !found:
+	case secret == nil:
 		k.Refuse(k.missing())
 	case secret.Type != corev1.SecretTypeTLS:
 		k.Refuse(unavailable("CAInvalid", "%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))

@@ -9,6 +9,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 )
 
 var (
@@ -78,7 +82,7 @@ func TestGuarded(t *testing.T) {
 		{"the switch", ringSecret(t, two, both), twoID + " 0s", twoID + " 0s", 1, true},
 		{"the pair goes", ringSecret(t, two, noPair), twoID + " 0s", twoID + " 0s", 1, false},
 	} {
-		pair.offer(step.secret, true)
+		pair.offer(step.secret)
 		if diff := cmp.Diff([]string{step.client, step.serving}, []string{allowed(pair, kubeletClient), allowed(pair, kubeletServing)}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.what, diff)
 		}
@@ -125,13 +129,58 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 		if test.change != nil {
 			test.change(pair)
 		}
-		stored := test.secret
-		if stored == nil {
-			stored = &corev1.Secret{}
-		}
-		pair.offer(stored, test.secret != nil)
+		pair.offer(test.secret)
 		if got := fmt.Sprint(pair.Ready(now)); test.want == "" && got != "<nil>" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: ready says %s, want %q", name, got, test.want)
 		}
+	}
+}
+
+// TestSecretCountsWhileItCannotBeRead: an API server that is away, or a right that was withdrawn, ends no signing. A right
+// that has been missing from the start is reported.
+func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
+	t.Parallel()
+	pair, _, _ := newPair(secret)
+	good := newRoot(t, 24*time.Hour)
+	w := &secretWatch{name: secret, pair: pair}
+	w.secret = &informer.Informer[*corev1.Secret]{OnFailure: w.fail}
+	says := func(what, want string) {
+		t.Helper()
+		got := "signs"
+		if _, err := pair.Authority(now); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	forbidden := apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right to list"))
+	w.observe()
+	says("before it is read", "Secret ns/ca has not been read yet")
+	w.secret.Fake(errors.New("down"))
+	says("without an API server", "Secret ns/ca has not been read yet")
+	w.secret.Fake(forbidden)
+	says("without the right", `Secret ns/ca can't be read: secrets "ca" is forbidden: no right to list`)
+	w.secret.Fake(nil, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca", UID: "1"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": good.cert, "tls.key": good.key},
+	})
+	w.observe()
+	says("once it is read", "signs")
+	if object, ok := pair.object.(*corev1.Secret); !ok || object.UID != "1" || len(object.Data) > 0 {
+		t.Errorf("Events are about %v", pair.object)
+	}
+	for _, err := range []error{errors.New("down"), forbidden} {
+		w.secret.Fake(err)
+		w.observe()
+		says(err.Error(), "signs")
+		if pair.problem != nil {
+			t.Errorf("%v: reported %v", err, pair.problem)
+		}
+	}
+	w.secret.Fake(nil)
+	w.observe()
+	if pair.problem == nil || pair.problem.Message != "Secret ns/ca does not exist: create it with type kubernetes.io/tls" {
+		t.Errorf("when it is deleted: %v", pair.problem)
 	}
 }
