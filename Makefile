@@ -151,7 +151,7 @@ generate: ## roles in config/rbac, the API in config/crd, and their copies in th
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
 	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \
 	done
-	$(TOOL) controller-gen rbac:roleName=csr-kubelet-serving,fileName=role.yaml paths=./pkg/inventory output:rbac:dir=config/kubelet-serving
+	$(TOOL) controller-gen rbac:roleName=csr-kubelet-serving,fileName=role.yaml paths=./pkg/inventory/node output:rbac:dir=config/kubelet-serving
 	for component in kubelet-serving node-identity inventory-cluster-api inventory-openshift; do \
 	  cp config/$$component/role.yaml charts/csr-controller-manager/files/components/$$component.yaml; \
 	done

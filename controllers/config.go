@@ -12,18 +12,27 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -79,12 +88,12 @@ func requestLimits(c config.RequestLimits) csr.Limits {
 }
 
 // blockList returns the list that is configured, if what needs one is on.
-func blockList(c *config.Configuration) *inventory.BlockList {
+func blockList(c *config.Configuration) *blocklist.List {
 	namespace, name := c.BlockListName()
 	if name == "" || !c.Enabled(config.ApproverController) && !c.Enabled(config.SignerController) {
 		return nil
 	}
-	return inventory.NewBlockList(types.NamespacedName{Namespace: namespace, Name: name})
+	return blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 // signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
@@ -233,7 +242,7 @@ func reservedOf(c config.KubeletServing) san.Reserved {
 func inventoryOf(c config.Approval) *approver.Inventory {
 	i := &approver.Inventory{}
 	if options := presetMachines(c); options != nil {
-		i.Sources = append(i.Sources, approver.MachineSource(*options, c.Inventory.Kubeconfig))
+		i.Sources = append(i.Sources, machineSource(*options, c.Inventory.Kubeconfig))
 	}
 	for _, source := range c.Inventory.Sources {
 		i.Sources = append(i.Sources, sourceOf(source, c.Inventory.Kubeconfig))
@@ -242,20 +251,20 @@ func inventoryOf(c config.Approval) *approver.Inventory {
 }
 
 // presetMachines are those that a preset asks first, unless others are configured.
-func presetMachines(c config.Approval) *inventory.MachineOptions {
+func presetMachines(c config.Approval) *machine.Options {
 	for _, source := range c.Inventory.Sources {
 		if source.Machine != nil {
 			return nil
 		}
 	}
-	var options inventory.MachineOptions
+	var options machine.Options
 	switch c.NodeClient.Inventory {
 	case config.InventoryClusterAPI:
-		options = inventory.ClusterAPI()
+		options = machine.ClusterAPI()
 		namespace, name := c.NodeClient.Cluster()
-		options.Namespace, options.Selector = namespace, inventory.ClusterNameLabel+"="+name
+		options.Namespace, options.Selector = namespace, machine.ClusterNameLabel+"="+name
 	case config.InventoryOpenShift:
-		options = inventory.OpenShift()
+		options = machine.OpenShift()
 	default:
 		return nil
 	}
@@ -265,20 +274,77 @@ func presetMachines(c config.Approval) *inventory.MachineOptions {
 func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 	switch {
 	case c.Machine != nil:
-		return approver.MachineSource(inventory.MachineOptions{
+		return machineSource(machine.Options{
 			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind, Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
 			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
 			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
 		}, kubeconfig)
 	case c.Static != nil && c.Static.ConfigMap != "":
 		namespace, name := c.Static.ConfigMapName()
-		return approver.ConfigMapSource(types.NamespacedName{Namespace: namespace, Name: name})
+		return configMapSource(types.NamespacedName{Namespace: namespace, Name: name})
 	case c.Static != nil:
-		return approver.StaticSource(c.Static.Rows)
+		return staticSource(c.Static.Rows)
 	case c.Webhook != nil:
-		return approver.WebhookSource(c.Webhook.Options())
+		return webhookSource(c.Webhook.Options())
 	default:
 		return approver.NodeSource
+	}
+}
+
+// machineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is empty.
+func machineSource(options machine.Options, kubeconfig string) approver.SourceBuilder {
+	return func(
+		mgr manager.Manager, _ *node.Source, changed func(string), freed func([]san.SAN),
+	) (inventory.Source, error) {
+		cluster := mgr.GetConfig()
+		if kubeconfig != "" {
+			var err error
+			if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+				return nil, fmt.Errorf("--inventory-kubeconfig: %w", err)
+			}
+		}
+		source, err := machine.New(cluster, options, mgr.GetLogger().WithName("inventory"))
+		if err != nil {
+			return nil, fmt.Errorf("inventory of machines: %w", err)
+		}
+		source.Changed, source.Freed = changed, freed
+		return source, mgr.Add(source)
+	}
+}
+
+// staticSource knows nodes by rows.
+func staticSource(rows []static.Row) approver.SourceBuilder {
+	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		source, err := static.New(rows)
+		if err != nil {
+			return nil, fmt.Errorf("static inventory: %w", err)
+		}
+		return source, nil
+	}
+}
+
+// configMapSource knows nodes by the rows of a ConfigMap of the manager's cluster.
+func configMapSource(name types.NamespacedName) approver.SourceBuilder {
+	return func(
+		mgr manager.Manager, _ *node.Source, changed func(string), _ func([]san.SAN),
+	) (inventory.Source, error) {
+		source, err := static.NewConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
+		if err != nil {
+			return nil, fmt.Errorf("static inventory: %w", err)
+		}
+		source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
+		return source, mgr.Add(source)
+	}
+}
+
+// webhookSource knows nodes by asking a server. No change there wakes a request: it is asked about again within a minute.
+func webhookSource(options webhook.Options) approver.SourceBuilder {
+	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		source, err := webhook.New(options)
+		if err != nil {
+			return nil, fmt.Errorf("inventory by webhook: %w", err)
+		}
+		return source, nil
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -295,9 +295,9 @@ func TestBootstrapPolicies(t *testing.T) {
 // TestPresetsChooseMachines unless there are others.
 func TestPresetsChooseMachines(t *testing.T) {
 	t.Parallel()
-	clusterAPI, openShift := inventory.ClusterAPI(), inventory.OpenShift()
+	clusterAPI, openShift := machine.ClusterAPI(), machine.OpenShift()
 	clusterAPI.Namespace, clusterAPI.Selector = "fleet", "cluster.x-k8s.io/cluster-name=lab"
-	for preset, want := range map[string]*inventory.MachineOptions{"": nil, "sources": nil, "static": nil, "cluster-api": &clusterAPI, "openshift": &openShift} {
+	for preset, want := range map[string]*machine.Options{"": nil, "sources": nil, "static": nil, "cluster-api": &clusterAPI, "openshift": &openShift} {
 		c := config.Default().Approval
 		c.NodeClient.Inventory, c.NodeClient.ClusterName = preset, "fleet/lab"
 		if diff := cmp.Diff(want, presetMachines(c)); diff != "" {

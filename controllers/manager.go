@@ -26,11 +26,11 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -49,7 +49,7 @@ type Options struct {
 	Audit *audit.Log
 
 	// BlockList, if set, is that of the approver and the signer, and runs with them.
-	BlockList *inventory.BlockList
+	BlockList *blocklist.List
 
 	// Observer, if set, sees the calls of the manager's clients. The replica is then not ready while they do not get
 	// through, and asks for its own rights again as soon as one is refused.
@@ -320,10 +320,8 @@ func (c *caches) Start(ctx context.Context) error {
 
 func (c *caches) fill(ctx context.Context, kind client.Object) {
 	name := kindName(kind)
-	informer, err := informers.Get(ctx, c.cache, kind, c.log.WithValues("kind", name), func(err error) {
-		if err != nil {
-			c.set(name, err)
-		}
+	objects, err := informer.FromCache(ctx, c.cache, kind, c.log.WithValues("kind", name), func(err error) {
+		c.set(name, err)
 	})
 	if err != nil {
 		return // ctx has ended
@@ -331,7 +329,7 @@ func (c *caches) fill(ctx context.Context, kind client.Object) {
 	c.set(name, errNotReadYet)
 	select {
 	case <-ctx.Done():
-	case <-informer.HasSyncedChecker().Done():
+	case <-objects.HasSyncedChecker().Done():
 		c.set(name, nil)
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
 
 // blockList has read a ConfigMap with text.
-func blockList(t *testing.T, text string) *inventory.BlockList {
+func blockList(t *testing.T, text string) *blocklist.List {
 	t.Helper()
-	list := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": text}}
 	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
 		t.Fatal(err)
@@ -25,10 +25,10 @@ func blockList(t *testing.T, text string) *inventory.BlockList {
 // A blocked node is refused before anybody is asked, and never for good.
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
-	unread := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	unread := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	const blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
 	for name, test := range map[string]struct {
-		list   *inventory.BlockList
+		list   *blocklist.List
 		change func(*request)
 		told   []string
 		writes int

@@ -7,6 +7,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -71,11 +72,11 @@ const (
 // Node. A Lease of which nothing is known, for example after startup, still counts as that of a live node. A node is
 // dead too if its last certificate, which was issued before it was last seen, expired before the request: both
 // instants come with objects, and our own clock has no part in it.
-func (p BootstrapPolicy) stateOf(exists bool, life inventory.Life, renewed time.Time, req *csr.Request) nodeState {
+func (p BootstrapPolicy) stateOf(exists bool, life nodeidentity.Life, renewed time.Time, req *csr.Request) nodeState {
 	expired := p.CertificateLifetime > 0 && !renewed.IsZero() && req.Created.Sub(renewed) > p.CertificateLifetime+skew
-	dead := life == inventory.Dead || expired
+	dead := life == nodeidentity.Dead || expired
 	switch {
-	case life == inventory.Alive:
+	case life == nodeidentity.Alive:
 		return nodeAlive
 	case !exists && (dead || renewed.IsZero()):
 		return nodeNone

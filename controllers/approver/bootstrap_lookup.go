@@ -83,7 +83,7 @@ func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFact
 	if i.reading.Load() {
 		return nil, &pending.Waiting{}
 	}
-	obj, nodeErr := i.cluster.Node(ctx, node)
+	obj, nodeErr := i.cluster.Node(node)
 	life, renewed, leaseErr := i.leases.Of(node)
 	facts.node, facts.renewed = b.Policy.stateOf(obj != nil, life, renewed, req), renewed
 	var entryErr error

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -79,7 +79,7 @@ func TestConfirm(t *testing.T) {
 			policy, req, facts := joining()
 			policy.Users, policy.Rejoin = nil, true
 			req.Requester, facts.node, facts.renewed = test.who, test.cached, now
-			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
+			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
 			b.readLive(t.Context(), req, facts)
 			got := b.Policy.judge(req, facts)
 			reason, text, _ := strings.Cut(test.want, " ")
@@ -96,7 +96,7 @@ func TestConfirmSeesTheTimePass(t *testing.T) {
 	policy, req, facts := joining()
 	policy.Users, req.Requester.Username = nil, "x"
 	reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
-	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: inventory.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now.Add(time.Hour)))}}
+	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now.Add(time.Hour)))}}
 	b.readLive(t.Context(), req, facts)
 	if got := b.Policy.judge(req, facts); got.Reason != "RequestTooOld" {
 		t.Errorf("%+v", got)

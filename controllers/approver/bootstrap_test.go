@@ -10,6 +10,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -284,19 +285,19 @@ func TestNodeStates(t *testing.T) {
 	seen := func(ago time.Duration) time.Time { return now.Add(-ago) }
 	for name, test := range map[string]struct {
 		exists   bool
-		life     inventory.Life
+		life     nodeidentity.Life
 		renewed  time.Time
 		lifetime time.Duration
 		want     nodeState
 	}{
 		"none":                              {want: nodeNone},
-		"none, and a lease that is dead":    {life: inventory.Dead, want: nodeNone},
-		"none, but its lease moves":         {life: inventory.Alive, renewed: now, want: nodeAlive},
+		"none, and a lease that is dead":    {life: nodeidentity.Dead, want: nodeNone},
+		"none, but its lease moves":         {life: nodeidentity.Alive, renewed: now, want: nodeAlive},
 		"none, but nobody knows its lease":  {renewed: now, want: nodeUnknown},
 		"none, and a lease of the past":     {renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeNone},
-		"alive":                             {exists: true, life: inventory.Alive, want: nodeAlive},
-		"alive, though its clock is slow":   {exists: true, life: inventory.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
-		"dead":                              {exists: true, life: inventory.Dead, renewed: now, want: nodeDead},
+		"alive":                             {exists: true, life: nodeidentity.Alive, want: nodeAlive},
+		"alive, though its clock is slow":   {exists: true, life: nodeidentity.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
+		"dead":                              {exists: true, life: nodeidentity.Dead, renewed: now, want: nodeDead},
 		"unknown":                           {exists: true, renewed: now, lifetime: day, want: nodeUnknown},
 		"unknown without a lease":           {exists: true, lifetime: day, want: nodeUnknown},
 		"its certificate may still be good": {exists: true, renewed: seen(day + time.Hour), lifetime: day, want: nodeUnknown},

@@ -11,28 +11,32 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// SourceBuilder makes a source that runs in mgr and calls changed with the name of each node whose entry has changed,
-// or with an empty one for any. cluster is what the API server itself knows.
+// SourceBuilder makes a source that runs in mgr. nodes is what the API server itself knows. The source calls changed with
+// the name of each node whose entry has changed, or with an empty name for all nodes. It calls freed with names and
+// addresses that a node had before: others may wait for them.
 type SourceBuilder func(
-	mgr manager.Manager, cluster *inventory.Cluster, changed func(node string),
+	mgr manager.Manager, nodes *node.Source, changed func(node string), freed func([]san.SAN),
 ) (inventory.Source, error)
 
 // NodeSource is the source that believes what nodes report of themselves.
-func NodeSource(_ manager.Manager, cluster *inventory.Cluster, _ func(string)) (inventory.Source, error) {
-	return cluster, nil
+func NodeSource(
+	_ manager.Manager, nodes *node.Source, _ func(string), _ func([]san.SAN),
+) (inventory.Source, error) {
+	return nodes, nil
 }
 
 // Inventory is what is known of nodes. Rules that ask it say InventoryUnavailable until a manager runs it.
@@ -42,12 +46,12 @@ type Inventory struct {
 	// WatchSilence is how long watches of Nodes, Services and EndpointSlices may bring nothing; zero is three minutes.
 	WatchSilence time.Duration
 
-	cluster    *inventory.Cluster
-	apiServers *inventory.APIServers // nil unless a rule needs Services
+	cluster    *node.Source
+	apiServers *node.APIServers // nil unless a rule needs Services
 	sources    inventory.Sources
-	expecting  inventory.Sources // sources without what a node says of itself
-	leases     *inventory.Leases // nil unless a rule needs Leases
-	live       inventory.Live
+	expecting  inventory.Sources    // sources without what a node says of itself
+	leases     *nodeidentity.Leases // nil unless a rule needs Leases
+	live       nodeidentity.Live
 	serverTime *servertime.Clock
 	// background holds those of sources that are asked in the background.
 	background []*inventory.Background
@@ -64,11 +68,12 @@ func (i *Inventory) setup(
 ) error {
 	log := mgr.GetLogger().WithName("inventory")
 	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
-	cluster, err := inventory.NewCluster(mgr.GetConfig(), mgr.GetHTTPClient(), services, log)
+	cluster, err := node.New(mgr.GetConfig(), mgr.GetHTTPClient(),
+		node.Options{Services: services, Silence: i.WatchSilence}, log)
 	if err != nil {
 		return err
 	}
-	cluster.Silence, cluster.Changed, cluster.Freed = i.WatchSilence, wake.node, wake.free
+	cluster.Changed, cluster.Freed = wake.node, wake.free
 	if err := errors.Join(mgr.Add(cluster), i.setupSources(mgr, cluster, passed, wake)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
@@ -88,7 +93,7 @@ func (i *Inventory) setup(
 
 // setupSources makes the sources that are configured run.
 func (i *Inventory) setupSources(
-	mgr manager.Manager, cluster *inventory.Cluster, passed clock.PassiveClock, wake wakeUps,
+	mgr manager.Manager, cluster *node.Source, passed clock.PassiveClock, wake wakeUps,
 ) error {
 	// What a source says of a node may cost it its claim to what it reports.
 	changed := func(node string) {
@@ -98,12 +103,9 @@ func (i *Inventory) setupSources(
 		}
 	}
 	for _, build := range i.Sources {
-		source, err := build(mgr, cluster, changed)
+		source, err := build(mgr, cluster, changed, wake.free)
 		if err != nil {
 			return err
-		}
-		if machines, ok := source.(*inventory.Machine); ok {
-			machines.Freed = wake.free
 		}
 		if slow, ok := source.(inventory.Slow); ok && wake.answered != nil {
 			background := inventory.NewBackground(slow, passed, func(request string) { wake.answered.add(request) })
@@ -121,7 +123,7 @@ func (i *Inventory) setupSources(
 }
 
 // setupServing makes run what only requests for serving certificates need.
-func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster, wake wakeUps) error {
+func (i *Inventory) setupServing(mgr manager.Manager, cluster *node.Source, wake wakeUps) error {
 	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
 		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report "+
 			"of themselves, so a compromised node can keep another one from its certificate; "+
@@ -129,7 +131,7 @@ func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster
 			"setting", "approval.inventory.sources")
 	}
 	var err error
-	i.apiServers, err = inventory.NewAPIServers(mgr.GetConfig(), cluster, mgr.GetLogger().WithName("inventory"))
+	i.apiServers, err = node.NewAPIServers(mgr.GetConfig(), cluster, mgr.GetLogger().WithName("inventory"))
 	if err != nil {
 		return err
 	}
@@ -142,16 +144,17 @@ func (i *Inventory) setupServing(mgr manager.Manager, cluster *inventory.Cluster
 
 // setupBootstrap makes run what only requests for first certificates need.
 func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveClock, changed func(node string)) error {
-	leases, err := inventory.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed)
+	log := mgr.GetLogger().WithName("inventory")
+	leases, err := nodeidentity.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed, log)
 	if err != nil {
 		return err
 	}
-	tokens, err := inventory.NewTokens(mgr.GetConfig(), mgr.GetLogger().WithName("inventory"))
+	tokens, err := nodeidentity.NewTokens(mgr.GetConfig(), log, changed)
 	if err != nil {
 		return err
 	}
-	leases.Changed, tokens.Changed = changed, changed
-	i.leases, i.live = leases, inventory.Live{Reader: mgr.GetAPIReader()}
+	leases.Changed = changed
+	i.leases, i.live = leases, nodeidentity.Live{Reader: mgr.GetAPIReader()}
 	if err := errors.Join(mgr.Add(leases), mgr.Add(tokens)); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
@@ -167,8 +170,7 @@ func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClo
 
 // Tried reports whether each of the sources that run has read, or has said why it can't.
 func (i *Inventory) Tried(ctx context.Context) bool {
-	_, err := i.cluster.Node(ctx, "")
-	err = errors.Join(err, i.apiServers.Ready())
+	err := errors.Join(i.cluster.Err(), i.apiServers.Ready())
 	if i.leases != nil {
 		_, _, leaseErr := i.leases.Of("")
 		err = errors.Join(err, leaseErr)
@@ -180,7 +182,7 @@ func (i *Inventory) Tried(ctx context.Context) bool {
 			err = errors.Join(err, sourceErr)
 		}
 	}
-	return !inventory.IsUnread(err)
+	return !errors.Is(err, informer.ErrNotRead)
 }
 
 // firstReadTimeout bounds how long requests wait after a start until the inventory has been read. After that they are
@@ -228,69 +230,7 @@ func (i *Inventory) Unwatched(node string) bool {
 		return false
 	}
 	life, renewed, err := i.leases.Of(node)
-	return err == nil && life == inventory.Unknown && !renewed.IsZero()
-}
-
-// MachineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is
-// empty.
-func MachineSource(options inventory.MachineOptions, kubeconfig string) SourceBuilder {
-	return func(mgr manager.Manager, _ *inventory.Cluster, changed func(string)) (inventory.Source, error) {
-		cluster := mgr.GetConfig()
-		if kubeconfig != "" {
-			var err error
-			if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-				return nil, fmt.Errorf("--inventory-kubeconfig: %w", err)
-			}
-		}
-		source, err := inventory.NewMachine(cluster, options, mgr.GetLogger().WithName("inventory"))
-		if err != nil {
-			return nil, fmt.Errorf("inventory of machines: %w", err)
-		}
-		source.Changed = changed
-		return source, run(mgr, source)
-	}
-}
-
-// StaticSource knows nodes by rows.
-func StaticSource(rows []inventory.Row) SourceBuilder {
-	return func(manager.Manager, *inventory.Cluster, func(string)) (inventory.Source, error) {
-		source, err := inventory.NewStatic(rows)
-		if err != nil {
-			return nil, fmt.Errorf("static inventory: %w", err)
-		}
-		return source, nil
-	}
-}
-
-// ConfigMapSource knows nodes by the rows of a ConfigMap of the manager's cluster.
-func ConfigMapSource(name types.NamespacedName) SourceBuilder {
-	return func(mgr manager.Manager, _ *inventory.Cluster, changed func(string)) (inventory.Source, error) {
-		source, err := inventory.NewStaticConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
-		if err != nil {
-			return nil, fmt.Errorf("static inventory: %w", err)
-		}
-		source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
-		return source, run(mgr, source)
-	}
-}
-
-// WebhookSource knows nodes by asking a server. Nothing wakes requests when it changes: they are asked about again
-// within a minute.
-func WebhookSource(options inventory.WebhookOptions) SourceBuilder {
-	return func(manager.Manager, *inventory.Cluster, func(string)) (inventory.Source, error) {
-		source, err := inventory.NewWebhook(options)
-		if err != nil {
-			return nil, fmt.Errorf("inventory by webhook: %w", err)
-		}
-		return source, nil
-	}
-}
-
-func run(mgr manager.Manager, source interface{ Start(context.Context) error }) error {
-	if err := mgr.Add(source); err != nil {
-		return fmt.Errorf("run the inventory: %w", err)
-	}
-	return nil
+	return err == nil && life == nodeidentity.Unknown && !renewed.IsZero()
 }
 
 // How often all Nodes are compared, and how many of those that are left out get an Event.
@@ -341,7 +281,7 @@ func (c *nodeComparison) compare(ctx context.Context) {
 		message := "its own word about its names and addresses is left out of the comparison with other Nodes: " +
 			found[name].String() + "; find out what runs there"
 		c.log.Error(nil, "A Node reports what belongs to others", "node", name, "message", message)
-		if node, err := c.inventory.cluster.Node(ctx, name); err == nil && node != nil {
+		if node, err := c.inventory.cluster.Node(name); err == nil && node != nil {
 			about := &corev1.Node{}
 			about.Name, about.UID = node.Name, node.UID
 			c.reporter.Object(about, corev1.EventTypeWarning, "Approve", "SANContested", message)

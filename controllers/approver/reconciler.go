@@ -23,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/unanswered"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -60,7 +61,7 @@ type Reconciler struct {
 	// Inventory, if set, runs with the controller: what Rules ask.
 	Inventory *Inventory
 	// BlockList, if set, names the nodes for which nothing is approved. Somebody else runs it.
-	BlockList *inventory.BlockList
+	BlockList *blocklist.List
 	// Limit bounds the approvals of each requester for each node.
 	Limit Limit
 	// ReviewsAtOnce is how many reviews of each permission may be under way; zero is 10.

@@ -62,7 +62,7 @@ func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFac
 		facts.unavailable = err.Error()
 	}
 	for i := range facts.names {
-		if err := s.lookUpName(ctx, req.NodeName(), facts.Entry, &facts.names[i]); err != nil {
+		if err := s.lookUpName(req.NodeName(), facts.Entry, &facts.names[i]); err != nil {
 			facts.unavailable = err.Error()
 		}
 	}
@@ -72,8 +72,8 @@ func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFac
 // lookUpName adds which Service has the name, and what of the API servers it is. The own addresses of a node on which
 // an API server runs do not count. Neither does a Service of the node's name: only pods in the namespace of that
 // Service mean it by this name alone.
-func (s Serving) lookUpName(ctx context.Context, node string, entry *inventory.Entry, name *nameFacts) (err error) {
-	service, apiServer, err := s.Inventory.cluster.Taken(ctx, name.san)
+func (s Serving) lookUpName(node string, entry *inventory.Entry, name *nameFacts) error {
+	service, apiServer, err := s.Inventory.cluster.Taken(name.san)
 	if err != nil {
 		return fmt.Errorf("look for %s among Services: %w", name.san, err)
 	}

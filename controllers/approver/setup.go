@@ -51,7 +51,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	if r.BlockList != nil {
 		// It changes seldom: whatever may wait for it is judged again.
-		ctrl.WatchesRawSource(r.BlockList.Wakes(r.enqueueUndecided))
+		ctrl.WatchesRawSource(r.BlockList.Source(r.enqueueUndecided))
 	}
 	if r.Inventory != nil {
 		if err := r.setupInventory(mgr, ctrl, wake); err != nil {

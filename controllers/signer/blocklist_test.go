@@ -11,18 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
 
 // Nothing is signed for a blocked node by any signer, whoever approved it, and nothing is failed.
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
-	list := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": "a\nb"}}
 	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
 		t.Fatal(err)
 	}
-	unread := inventory.NewBlockList(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	unread := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	serving := func(obj *request) {
 		signerName("kubernetes.io/kubelet-serving")(obj)
 		usages("digital signature", "server auth")(obj)
@@ -36,7 +36,7 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		unknown = "Warning InventoryUnavailable whether its node is blocked can't be found out, so it waits: block list ConfigMap ns/blocked: not read yet"
 	)
 	for name, test := range map[string]struct {
-		list   *inventory.BlockList
+		list   *blocklist.List
 		change []func(*request)
 		told   string // signed when empty
 	}{

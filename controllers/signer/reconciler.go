@@ -21,9 +21,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/unanswered"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -50,7 +50,7 @@ type Reconciler struct {
 	// DryRun signs nothing and writes to no request. It reports what would become of each request.
 	DryRun bool
 	// BlockList, if set, names the nodes for which nothing is signed, whoever approved. Its owner runs it.
-	BlockList *inventory.BlockList
+	BlockList *blocklist.List
 
 	Client client.Client
 	// Live reads past the cache: after a write without an answer it says what became of it.

@@ -66,7 +66,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return err
 	}
 	if r.BlockList != nil {
-		ctrl.WatchesRawSource(r.BlockList.Wakes(func(ctx context.Context, queue requestQueue) {
+		ctrl.WatchesRawSource(r.BlockList.Source(func(ctx context.Context, queue requestQueue) {
 			r.enqueueWaiting(ctx, nil, queue)
 		}))
 	}

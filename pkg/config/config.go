@@ -12,7 +12,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
 )
 
 // APIVersion and Kind are what a configuration file must say.
@@ -374,8 +375,8 @@ type MachineSource struct {
 // StaticSource is a list that somebody keeps: in a ConfigMap, or here.
 type StaticSource struct {
 	// ConfigMap is namespace/name; the rows are under the key nodes.yaml.
-	ConfigMap string          `json:"configMap,omitempty"`
-	Rows      []inventory.Row `json:"rows,omitempty"`
+	ConfigMap string       `json:"configMap,omitempty"`
+	Rows      []static.Row `json:"rows,omitempty"`
 }
 
 // WebhookSource is a server that is asked by HTTPS.
@@ -390,8 +391,8 @@ type WebhookSource struct {
 }
 
 // Options are those of the webhook.
-func (w *WebhookSource) Options() inventory.WebhookOptions {
-	return inventory.WebhookOptions{
+func (w *WebhookSource) Options() webhook.Options {
+	return webhook.Options{
 		URL: w.URL, CAFile: w.CAFile, CertFile: w.CertFile, KeyFile: w.KeyFile, Timeout: w.Timeout.Duration,
 	}
 }

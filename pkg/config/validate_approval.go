@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
 )
 
 func (a *Approval) validate(m *mistakes, path *field.Path) {
@@ -132,7 +133,7 @@ func (s *Source) validate(m *mistakes, path *field.Path) {
 	case s.Static != nil:
 		s.Static.validate(m, path.Child("static"))
 	case s.Webhook != nil:
-		_, err := inventory.NewWebhook(s.Webhook.Options())
+		_, err := webhook.New(s.Webhook.Options())
 		m.check(err, path.Child("webhook"), s.Webhook.URL)
 	}
 }
@@ -143,6 +144,6 @@ func (s *StaticSource) validate(m *mistakes, path *field.Path) {
 		return
 	}
 	m.namespacedName(path.Child("configMap"), s.ConfigMap)
-	_, err := inventory.NewStatic(s.Rows)
+	_, err := static.New(s.Rows)
 	m.check(err, path.Child("rows"), len(s.Rows))
 }

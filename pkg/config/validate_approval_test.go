@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 )
 
 const (
@@ -60,7 +60,7 @@ approval:
 			NodeRefPath: ".a", AddressesPath: ".b", NamePath: ".c", NameTypes: []string{"Hostname"}, CreatedPath: ".d",
 		}},
 		{Static: &config.StaticSource{ConfigMap: "ns/nodes"}},
-		{Static: &config.StaticSource{Rows: []inventory.Row{{NamePattern: "worker-[0-9]+"}}}},
+		{Static: &config.StaticSource{Rows: []static.Row{{NamePattern: "worker-[0-9]+"}}}},
 		{Node: &config.NodeSource{}},
 	}
 	if diff := cmp.Diff(sources, loaded.Approval.Inventory.Sources); diff != "" {

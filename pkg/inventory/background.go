@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -10,6 +11,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
+
+// MaxLookupTime bounds how long one lookup in a Slow source may take.
+const MaxLookupTime = 30 * time.Second
 
 // Slow is a Source that waits for another server when it is asked. A controller asks it through a Background.
 type Slow interface {
@@ -30,7 +34,7 @@ type Background struct {
 func NewBackground(source Slow, passed clock.PassiveClock, answered func(request string)) *Background {
 	return &Background{source, pending.Calls[*Entry]{
 		Limit: source.Concurrency(), PerRequester: max(1, source.Concurrency()/2),
-		Timeout: MaxWebhookTimeout, Clock: passed, Answered: answered,
+		Timeout: MaxLookupTime, Clock: passed, Answered: answered,
 	}}
 }
 

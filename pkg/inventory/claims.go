@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // MaxRivals bounds how many other Nodes are compared with one Node, each in sources that may be slow to answer.
@@ -30,15 +32,15 @@ type Claim struct {
 	Rank     int // of the source that gives it: the lower, the stronger
 }
 
-// Claim returns the claim that f gives its node to san.
-func (f Found) Claim(san SAN) Claim {
+// Claim returns the claim that f gives its node to value.
+func (f Found) Claim(value san.SAN) Claim {
 	claim := Claim{Rank: f.Rank}
 	switch {
 	case f.Entry == nil:
 	case f.OwnWord:
-		claim.Strength = OwnWord // asked of Nodes that report san only
-	case !f.Owns(san):
-	case !f.lists(san):
+		claim.Strength = OwnWord // asked of Nodes that report value only
+	case !f.Owns(value):
+	case !f.lists(value):
 		claim.Strength = OwnWord
 	case f.Shared:
 		claim.Strength = ForSeveral
@@ -79,14 +81,14 @@ func (c Claim) against(other Claim) result {
 // return and on nothing else: not on order, age or earlier answers. It remembers what it has found out, so use one for one
 // decision. It is not safe for concurrent use.
 type Ownership struct {
-	// Holders returns the names of the Nodes that report san, in any order.
-	Holders func(san SAN) ([]string, error)
+	// Holders returns the names of the Nodes that report value, in any order.
+	Holders func(value san.SAN) ([]string, error)
 	// Reported returns what the Node of that name reports. An error means that it is not known.
-	Reported func(node string) ([]SAN, error)
-	// Claim returns the claim of a Node that reports san, or of the node that asks for it.
-	Claim func(node string, san SAN) (Claim, error)
+	Reported func(node string) ([]san.SAN, error)
+	// Claim returns the claim of a Node that reports value, or of the node that asks for it.
+	Claim func(node string, value san.SAN) (Claim, error)
 
-	pairs map[string]map[string][]SAN
+	pairs map[string]map[string][]san.SAN
 	out   map[string]*LeftOut
 }
 
@@ -113,7 +115,7 @@ func (c Contest) Contested() bool {
 // where those two Nodes share nothing. Or it shares values with more other Nodes than are compared.
 type LeftOut struct {
 	Nodes [2]string
-	SANs  [2]SAN
+	SANs  [2]san.SAN
 	More  int // the number of other Nodes, if they are too many
 }
 
@@ -124,13 +126,13 @@ func (l LeftOut) String() string {
 	return fmt.Sprintf("it reports %s, as Node %s does, and %s, as Node %s does", l.SANs[0], l.Nodes[0], l.SANs[1], l.Nodes[1])
 }
 
-// Contest says whether another Node stands in the way of node's having san.
-func (o *Ownership) Contest(node string, san SAN) (Contest, error) {
-	ours, err := o.Claim(node, san)
+// Contest says whether another Node stands in the way of node's having value.
+func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
+	ours, err := o.Claim(node, value)
 	if err != nil {
 		return Contest{}, err
 	}
-	reporters, err := o.Holders(san)
+	reporters, err := o.Holders(value)
 	if err != nil {
 		return Contest{}, err
 	}
@@ -145,14 +147,14 @@ func (o *Ownership) Contest(node string, san SAN) (Contest, error) {
 	if len(reporters) > MaxRivals+1 {
 		return Contest{}, fmt.Errorf("more than %d other Nodes report what it asks for", MaxRivals)
 	}
-	return o.compare(ours, san, others(reporters, node))
+	return o.compare(ours, value, others(reporters, node))
 }
 
-// compare compares ours with the claims of the others that report san.
-func (o *Ownership) compare(ours Claim, san SAN, reporters []string) (Contest, error) {
+// compare compares ours with the claims of the others that report value.
+func (o *Ownership) compare(ours Claim, value san.SAN, reporters []string) (Contest, error) {
 	contest := Contest{Reporters: len(reporters) + 1}
 	for _, other := range slices.Sorted(slices.Values(reporters)) {
-		theirs, err := o.Claim(other, san)
+		theirs, err := o.Claim(other, value)
 		if err != nil {
 			return Contest{}, err
 		}
@@ -167,7 +169,7 @@ func (o *Ownership) compare(ours Claim, san SAN, reporters []string) (Contest, e
 			if err != nil {
 				return Contest{}, err
 			}
-			if out == nil || san == ParseSAN(other) { // a Node keeps its own name, whatever others report
+			if out == nil || value == san.Parse(other) { // a Node keeps its own name, whatever others report
 				contest.Equal = append(contest.Equal, other)
 			}
 		}
@@ -207,7 +209,7 @@ func (o *Ownership) leftOut(node string) (*LeftOut, error) {
 		return &LeftOut{More: len(shared)}, nil
 	}
 	var rivals []string
-	var values []SAN
+	var values []san.SAN
 	var failed error // counts only if the others show nothing
 	for _, other := range slices.Sorted(maps.Keys(shared)) {
 		value, found, err := o.challenge(node, other, shared[other])
@@ -222,7 +224,7 @@ func (o *Ownership) leftOut(node string) (*LeftOut, error) {
 			if err != nil {
 				failed = err
 			} else if !collide {
-				return &LeftOut{Nodes: [2]string{rival, other}, SANs: [2]SAN{values[i], value}}, nil
+				return &LeftOut{Nodes: [2]string{rival, other}, SANs: [2]san.SAN{values[i], value}}, nil
 			}
 		}
 		rivals, values = append(rivals, other), append(values, value)
@@ -231,21 +233,21 @@ func (o *Ownership) leftOut(node string) (*LeftOut, error) {
 }
 
 // challenge returns a value that node has by its own word alone, and to which other has a claim that is as good or better.
-func (o *Ownership) challenge(node, other string, shared []SAN) (SAN, bool, error) {
-	for _, san := range shared {
-		ours, err := o.Claim(node, san)
+func (o *Ownership) challenge(node, other string, shared []san.SAN) (san.SAN, bool, error) {
+	for _, value := range shared {
+		ours, err := o.Claim(node, value)
 		if err != nil {
-			return SAN{}, false, err
+			return san.SAN{}, false, err
 		}
-		theirs, err := o.Claim(other, san)
+		theirs, err := o.Claim(other, value)
 		if err != nil {
-			return SAN{}, false, err
+			return san.SAN{}, false, err
 		}
 		if ours.Strength == OwnWord && ours.against(theirs) != unopposed {
-			return san, true, nil
+			return value, true, nil
 		}
 	}
-	return SAN{}, false, nil
+	return san.SAN{}, false, nil
 }
 
 // collide reports whether two Nodes stand in each other's way, by a value that no third one reports.
@@ -263,7 +265,7 @@ func (o *Ownership) collide(a, b string) (bool, error) {
 }
 
 // sharedBy returns the values that node and just one other Node report, by that Node.
-func (o *Ownership) sharedBy(node string) (map[string][]SAN, error) {
+func (o *Ownership) sharedBy(node string) (map[string][]san.SAN, error) {
 	if pairs, known := o.pairs[node]; known {
 		return pairs, nil
 	}
@@ -271,9 +273,9 @@ func (o *Ownership) sharedBy(node string) (map[string][]SAN, error) {
 	if err != nil {
 		return nil, err
 	}
-	pairs := map[string][]SAN{}
-	for _, san := range reported {
-		reporters, err := o.Holders(san)
+	pairs := map[string][]san.SAN{}
+	for _, value := range reported {
+		reporters, err := o.Holders(value)
 		if err != nil {
 			return nil, err
 		}
@@ -281,10 +283,10 @@ func (o *Ownership) sharedBy(node string) (map[string][]SAN, error) {
 			continue
 		}
 		other := others(reporters, node)[0]
-		pairs[other] = append(pairs[other], san)
+		pairs[other] = append(pairs[other], value)
 	}
 	if o.pairs == nil {
-		o.pairs = map[string]map[string][]SAN{}
+		o.pairs = map[string]map[string][]san.SAN{}
 	}
 	o.pairs[node] = pairs
 	return pairs, nil

@@ -9,11 +9,17 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	toolscache "k8s.io/client-go/tools/cache"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
+
+func sans(texts ...string) []san.SAN {
+	var all []san.SAN
+	for _, text := range texts {
+		all = append(all, san.Parse(text))
+	}
+	return all
+}
 
 // world is what all Nodes report, and what stronger sources than their word say of some of them.
 type world struct {
@@ -34,40 +40,36 @@ func (w world) knows(node string, rank int, entry Entry) world {
 	return w
 }
 
-// store is the index of the Nodes of w, in an order and of ages that shuffle decides.
-func (w world) store(shuffle *rand.Rand) toolscache.Indexer {
-	store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{
-		bySAN: func(obj any) ([]string, error) { return keys(nodeSANs(obj)), nil },
-	})
-	names := slices.Sorted(maps.Keys(w.reports))
-	shuffle.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	for _, name := range names {
-		addresses := slices.Clone(w.reports[name])
-		shuffle.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
-		node := nodeWith(name, addresses...)
-		node.CreationTimestamp = metav1.NewTime(time.Unix(shuffle.Int64N(1000), 0))
-		_ = store.Add(node)
-	}
-	return store
-}
-
-// ownership decides about w. Sources have the ranks 0 to 2, and the Nodes' own word is 3.
+// ownership decides about w, whose Nodes and values it returns in an order that shuffle decides. Sources have the ranks 0
+// to 2, and the Nodes' own word is 3.
 func (w world) ownership(shuffle *rand.Rand) *Ownership {
-	store := w.store(shuffle)
+	reported, holders := map[string][]san.SAN{}, map[san.SAN][]string{}
+	for _, node := range slices.Sorted(maps.Keys(w.reports)) {
+		for _, text := range w.reports[node] {
+			value := san.Parse(text)
+			reported[node] = append(reported[node], value)
+			if !slices.Contains(holders[value], node) {
+				holders[value] = append(holders[value], node)
+			}
+		}
+		sans := reported[node]
+		shuffle.Shuffle(len(sans), func(i, j int) { sans[i], sans[j] = sans[j], sans[i] })
+	}
 	return &Ownership{
-		Holders: func(san SAN) ([]string, error) { return store.IndexKeys(bySAN, san.String()) },
-		Reported: func(node string) ([]SAN, error) {
-			obj, _, err := store.GetByKey(node)
-			return nodeSANs(obj), err
+		Holders: func(value san.SAN) ([]string, error) {
+			names := slices.Clone(holders[value])
+			shuffle.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+			return names, nil
 		},
-		Claim: func(node string, san SAN) (Claim, error) {
+		Reported: func(node string) ([]san.SAN, error) { return reported[node], nil },
+		Claim: func(node string, value san.SAN) (Claim, error) {
 			if node == w.broken {
 				return Claim{}, errors.New("claimed by two machines")
 			}
 			if found, known := w.entries[node]; known {
-				return found.Claim(san), nil
+				return found.Claim(value), nil
 			}
-			return Found{Entry: &Entry{OwnWord: true}, Rank: 3}.Claim(san), nil
+			return Found{Entry: &Entry{OwnWord: true}, Rank: 3}.Claim(value), nil
 		},
 	}
 }
@@ -147,8 +149,8 @@ func TestOwnership(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			san := ParseSAN(test.world.reports[test.node][0])
-			if got := verdict(test.world.ownership(fixed()).Contest(test.node, san)); got != test.want {
+			value := san.Parse(test.world.reports[test.node][0])
+			if got := verdict(test.world.ownership(fixed()).Contest(test.node, value)); got != test.want {
 				t.Errorf("%s, want %s", got, test.want)
 			}
 		})
@@ -227,7 +229,7 @@ func TestOwnershipDependsOnStoredStateOnly(t *testing.T) {
 			nodes := slices.Collect(maps.Keys(w.reports)) // in any order
 			for _, node := range nodes {
 				for _, text := range w.reports[node] {
-					got[node+" "+text] = verdict(ownership.Contest(node, ParseSAN(text)))
+					got[node+" "+text] = verdict(ownership.Contest(node, san.Parse(text)))
 				}
 			}
 			return got
@@ -267,13 +269,13 @@ func TestOneLiar(t *testing.T) {
 		}
 		ownership, heldUp := w.ownership(r), map[string]bool{}
 		for text, name := range owner {
-			if got := verdict(ownership.Contest(name, ParseSAN(text))); got != "free" {
+			if got := verdict(ownership.Contest(name, san.Parse(text))); got != "free" {
 				heldUp[name] = true
 			}
 			if !slices.Contains(w.reports["liar"], text) {
 				continue
 			}
-			if got := verdict(ownership.Contest("liar", ParseSAN(text))); got == "free" {
+			if got := verdict(ownership.Contest("liar", san.Parse(text))); got == "free" {
 				t.Fatalf("round %d: the liar gets %s of %s: %v", round, text, name, w.reports)
 			}
 		}
@@ -308,7 +310,7 @@ func (w world) judged(t *testing.T, r *rand.Rand) (served, out map[string]bool) 
 	for node, reported := range w.reports {
 		served[node] = true
 		for _, text := range reported {
-			got := verdict(ownership.Contest(node, ParseSAN(text)))
+			got := verdict(ownership.Contest(node, san.Parse(text)))
 			served[node] = served[node] && got == "free"
 		}
 		why, err := ownership.LeftOut(node)
@@ -341,11 +343,11 @@ func TestOwnWordInAnyGraph(t *testing.T) {
 			rest := w.without(node)
 			before, outBefore := rest.judged(t, r)
 			for _, text := range reported {
-				san := ParseSAN(text)
-				if verdict(ownership.Contest(node, san)) != "free" {
+				value := san.Parse(text)
+				if verdict(ownership.Contest(node, value)) != "free" {
 					continue
 				}
-				holders, _ := ownership.Holders(san)
+				holders, _ := ownership.Holders(value)
 				for _, other := range others(holders, node) {
 					taken++
 					if !out[other] || text == other {
@@ -389,13 +391,13 @@ func TestOwnershipIsBounded(t *testing.T) {
 	}
 	ownership := w.ownership(fixed())
 	holders, claim := ownership.Holders, ownership.Claim
-	ownership.Holders = func(san SAN) ([]string, error) { asked++; return holders(san) }
+	ownership.Holders = func(value san.SAN) ([]string, error) { asked++; return holders(value) }
 	claims := 0
-	ownership.Claim = func(node string, san SAN) (Claim, error) { claims++; return claim(node, san) }
-	if got := verdict(ownership.Contest("v-0001", ParseSAN("10.1.0.1"))); got != "free" {
+	ownership.Claim = func(node string, value san.SAN) (Claim, error) { claims++; return claim(node, value) }
+	if got := verdict(ownership.Contest("v-0001", san.Parse("10.1.0.1"))); got != "free" {
 		t.Errorf("the victim's own address is %s", got)
 	}
-	if got := verdict(ownership.Contest("n", ParseSAN("10.255.0.1"))); got != "left out" {
+	if got := verdict(ownership.Contest("n", san.Parse("10.255.0.1"))); got != "left out" {
 		t.Errorf("the liar's is %s", got)
 	}
 	if asked > 15_100 || claims > 10 {

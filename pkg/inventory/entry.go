@@ -1,19 +1,25 @@
 package inventory
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // Entry is what one source knows of one node.
 type Entry struct {
-	// Source says in messages where it comes from, such as `Machine default/a`.
+	// Source names the origin in messages, such as `Machine default/a`.
 	Source string
 	// SANs are the names and addresses of the node.
-	SANs []SAN
-	// Suffixes are domains below which every name is the node's, without a leading dot; Prefixes the same for addresses.
+	SANs []san.SAN
+	// Suffixes are domains, without a leading dot, below which the node owns every name. Prefixes are the same for
+	// addresses.
 	Suffixes []string
 	Prefixes []netip.Prefix
 	// ShortNames makes the first label of each of the names the node's too.
@@ -25,51 +31,59 @@ type Entry struct {
 
 	// Bound names the node that the machine has become, if it has.
 	Bound string
-	// Leaving is that the machine is being deleted: what it has is its node's to the end, but no new node is expected.
+	// Leaving reports that the machine is being deleted: its node keeps what the machine has to the end, but no new node
+	// is expected.
 	Leaving bool
 	// Created is when the machine was created or started: the join window counts from it. Zero is unknown.
 	Created time.Time
-	// AnyTime is that the node is expected whenever it comes: there is nothing that a join window could count from.
+	// AnyTime reports that the node is expected whenever it joins: there is nothing that a join window could count from.
 	AnyTime bool
 }
 
-// Owns says whether san belongs to the node, as far as the source can tell.
-func (e *Entry) Owns(san SAN) bool { return e.lists(san) || e.spans(san) }
-
-// Shares says whether san, which the node owns, may as well be another's: one in a CIDR or below a suffix, or of an entry
-// that is shared. Whose it is then shows only in what their Nodes report.
-func (e *Entry) Shares(san SAN) bool { return e.Shared || !e.lists(san) }
-
-func (e *Entry) lists(san SAN) bool {
-	for _, own := range e.SANs {
-		if own == san || e.ShortNames && isShort(san.Name, own.Name) {
-			return true
-		}
+// Owns reports whether the node owns value, as far as the source can tell.
+func (e *Entry) Owns(value san.SAN) bool {
+	if e.lists(value) {
+		return true
 	}
-	return false
-}
-
-func (e *Entry) spans(san SAN) bool {
 	for _, prefix := range e.Prefixes {
-		if prefix.Contains(san.Address) {
+		if prefix.Contains(value.Address) {
 			return true
 		}
 	}
 	for _, suffix := range e.Suffixes {
-		if strings.HasSuffix(san.Name, "."+suffix) {
+		if strings.HasSuffix(value.Name, "."+suffix) {
 			return true
 		}
 	}
 	return false
 }
 
-func isShort(short, name string) bool {
-	first, _, found := strings.Cut(name, ".")
-	return found && short == first
+// Shares reports whether other nodes may own value too, which the node owns: it is in a CIDR or below a suffix, or the
+// entry is shared. What their Nodes report decides then.
+func (e *Entry) Shares(value san.SAN) bool { return e.Shared || !e.lists(value) }
+
+func (e *Entry) lists(value san.SAN) bool {
+	for _, own := range e.SANs {
+		if own == value {
+			return true
+		}
+		if first, _, found := strings.Cut(own.Name, "."); e.ShortNames && found && value.Name == first {
+			return true
+		}
+	}
+	return false
 }
 
-// Empty says whether the source knows the node, but no name and no address of it yet.
+// Empty reports whether the source knows the node, but no name and no address of it yet.
 func (e *Entry) Empty() bool { return len(e.SANs) == 0 && len(e.Suffixes) == 0 && len(e.Prefixes) == 0 }
+
+// For returns e for node. If its machine has become another node, it leaves out what belongs to that node.
+func (e *Entry) For(node string) *Entry {
+	if e.Bound != "" && e.Bound != node {
+		e.SANs, e.Suffixes, e.Prefixes = nil, nil, nil
+	}
+	return e
+}
 
 // String lists what the node has, for messages.
 func (e *Entry) String() string {
@@ -88,4 +102,63 @@ func (e *Entry) String() string {
 		all = append(all[:most], fmt.Sprintf("and %d more", more))
 	}
 	return fmt.Sprintf("%q", all)
+}
+
+// AddName adds a DNS name as a person writes it. An error says what text is instead.
+func (e *Entry) AddName(text string) error {
+	name, err := parseName(text)
+	if err == nil {
+		e.SANs = append(e.SANs, name)
+	}
+	return err
+}
+
+// AddSuffix adds a domain, with or without a leading dot.
+func (e *Entry) AddSuffix(text string) error {
+	name, err := parseName(strings.TrimPrefix(text, "."))
+	if err == nil {
+		e.Suffixes = append(e.Suffixes, name.Name)
+	}
+	return err
+}
+
+func parseName(text string) (san.SAN, error) {
+	value := san.Parse(text)
+	if value.Address.IsValid() {
+		return san.SAN{}, errors.New("is an address: list it as one")
+	}
+	if len(validation.IsDNS1123Subdomain(value.Name)) > 0 {
+		return san.SAN{}, errors.New("is no DNS name")
+	}
+	return value, nil
+}
+
+// widest is the shortest prefix that one node may have: 10.0.0.0/8, or fd00::/8.
+const widest = 8
+
+// AddAddress adds an IP address or a CIDR.
+func (e *Entry) AddAddress(text string) error {
+	if !strings.Contains(text, "/") {
+		address, err := netip.ParseAddr(text)
+		if err != nil || address.Zone() != "" {
+			return errors.New("is no IP address")
+		}
+		e.SANs = append(e.SANs, san.SAN{Address: address.Unmap()})
+		return nil
+	}
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return errors.New("is no CIDR")
+	}
+	if prefix.Addr().Is4In6() {
+		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+	}
+	switch {
+	case prefix.Bits() < widest:
+		return fmt.Errorf("is too wide: /%d is the widest", widest)
+	case prefix != prefix.Masked():
+		return fmt.Errorf("has bits beyond the prefix: want %s", prefix.Masked())
+	}
+	e.Prefixes = append(e.Prefixes, prefix)
+	return nil
 }

@@ -1,39 +1,43 @@
+// Package inventory answers what is known of a node: which names and addresses belong to it, and whether it is expected.
+// Sources are asked in order, strongest first, and the first one that knows the node answers alone.
+//
+// This package holds what all sources have in common: Source, Entry, Background for sources that are slow, and who owns a
+// name that several Nodes report (Ownership). It does no I/O, and does not import the packages below it. They hold the
+// sources: node believes what Nodes report and knows what the API server itself has, machine reads the Machines of Cluster
+// API and others, static has rows that an administrator wrote, and webhook asks a server.
 package inventory
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // Source knows nodes by name.
 type Source interface {
-	// Name is the source's in metrics and messages.
+	// Name returns the name of the source in metrics and messages.
 	Name() string
-	// Lookup returns what is known of node, or nil when nothing is. req is the request that it is asked for. An error
-	// means that the source can't say, never that there is nothing.
+	// Lookup returns what is known of node, or nil if nothing is. req is the request that needs it. An error means that
+	// the source can't answer, never that it knows nothing.
 	Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error)
 }
 
-// Owner is a Source that can say whose a name or an address is without being asked for a node.
+// Owner is a Source that knows the owner of a name or an address without being asked about a node.
 type Owner interface {
 	Source
-	// Owner describes the node or the machine that has san for itself, such as `Machine default/a`, or is empty. What
-	// several may have, as an address in a CIDR, is nobody's. An error means that the source can't say.
-	Owner(san SAN) (string, error)
+	// Owner describes the node or the machine that alone has value, such as `Machine default/a`, or returns an empty text.
+	// What several may have, as an address in a CIDR, has no owner. An error means that the source can't answer.
+	Owner(value san.SAN) (string, error)
 }
 
 // NodeReports is the Source that believes what Nodes report of themselves.
 type NodeReports interface {
 	Source
 	// Reported returns what the Node of that name reports. An error means that the Nodes are not known.
-	Reported(node string) ([]SAN, error)
+	Reported(node string) ([]san.SAN, error)
 }
-
-// IsUnread says whether err is that what runs has not tried to read yet.
-func IsUnread(err error) bool { return errors.Is(err, errNotRead) }
 
 // Sources asks each Source in order, the strongest first.
 type Sources []Source
@@ -44,8 +48,8 @@ type Found struct {
 	Rank int
 }
 
-// Unavailable is that a source can't say. What weaker ones say then does not count: a node's own word must not stand in
-// for a Machine's.
+// Unavailable says that a source can't answer. Answers of weaker sources do not count then: a node's own word must not
+// stand in for a Machine's.
 type Unavailable struct {
 	Source string
 	Cause  error
@@ -71,20 +75,20 @@ func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Fou
 	return Found{}, nil
 }
 
-// Owner describes whom the first stronger of the sources give san to, as far as they can be asked for that: there need be
-// no Node of it yet. It is empty when they know nobody. An error is always an *Unavailable.
-func (s Sources) Owner(san SAN, stronger int) (string, error) {
+// Owner describes the node or machine to which one of the first stronger sources gives value, as far as they implement
+// Owner. Its Node need not exist yet. The text is empty if they know no owner. An error is always an *Unavailable.
+func (s Sources) Owner(value san.SAN, stronger int) (string, error) {
 	for _, source := range s[:stronger] {
 		owner, can := source.(Owner)
 		if !can {
 			continue
 		}
-		who, err := owner.Owner(san)
+		description, err := owner.Owner(value)
 		if err != nil {
 			return "", &Unavailable{Source: source.Name(), Cause: err}
 		}
-		if who != "" {
-			return who, nil
+		if description != "" {
+			return description, nil
 		}
 	}
 	return "", nil
@@ -117,4 +121,13 @@ func (s Sources) NamesOwners(first int) bool {
 		}
 	}
 	return true
+}
+
+// Keys returns the texts by which an index finds names and addresses.
+func Keys(sans []san.SAN) []string {
+	all := make([]string, len(sans))
+	for i, each := range sans {
+		all[i] = each.String()
+	}
+	return all
 }

@@ -8,12 +8,13 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 func TestEntryOwns(t *testing.T) {
 	t.Parallel()
 	entry := inventory.Entry{
-		SANs:     []inventory.SAN{inventory.ParseSAN("node-1.example.com"), inventory.ParseSAN("10.0.0.1")},
+		SANs:     []san.SAN{san.Parse("node-1.example.com"), san.Parse("10.0.0.1")},
 		Suffixes: []string{"nodes.example.org"},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/64")},
 	}
@@ -39,9 +40,9 @@ func TestEntryOwns(t *testing.T) {
 		"nodes.example.org":          {},
 		"xnodes.example.org":         {},
 	} {
-		san := inventory.ParseSAN(text)
-		if entry.Owns(san) != want.entry || short.Owns(san) != want.short {
-			t.Errorf("%s: %t, with short names %t", text, entry.Owns(san), short.Owns(san))
+		value := san.Parse(text)
+		if entry.Owns(value) != want.entry || short.Owns(value) != want.short {
+			t.Errorf("%s: %t, with short names %t", text, entry.Owns(value), short.Owns(value))
 		}
 	}
 	shared := inventory.Entry{SANs: entry.SANs, Shared: true}
@@ -49,12 +50,12 @@ func TestEntryOwns(t *testing.T) {
 		"10.0.0.1": {false, false, true}, "node-1.example.com": {false, false, true}, "node-1": {true, false, true},
 		"10.1.0.1": {true, true, true}, "x.nodes.example.org": {true, true, true},
 	} {
-		san := inventory.ParseSAN(text)
-		if entry.Shares(san) != want.entry || short.Shares(san) != want.short || shared.Shares(san) != want.shared {
-			t.Errorf("%s: shared %t, with short names %t, of a pattern %t", text, entry.Shares(san), short.Shares(san), shared.Shares(san))
+		value := san.Parse(text)
+		if entry.Shares(value) != want.entry || short.Shares(value) != want.short || shared.Shares(value) != want.shared {
+			t.Errorf("%s: shared %t, with short names %t, of a pattern %t", text, entry.Shares(value), short.Shares(value), shared.Shares(value))
 		}
 	}
-	if entry.Owns(inventory.SAN{}) || (&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(inventory.SAN{}) {
+	if entry.Owns(san.SAN{}) || (&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(san.SAN{}) {
 		t.Error("somebody owns nothing")
 	}
 }
@@ -111,7 +112,7 @@ type owner struct {
 	err error
 }
 
-func (o owner) Owner(inventory.SAN) (string, error) { return o.who, o.err }
+func (o owner) Owner(san.SAN) (string, error) { return o.who, o.err }
 
 func TestOwnerByAStrongerSource(t *testing.T) {
 	t.Parallel()
@@ -128,7 +129,7 @@ func TestOwnerByAStrongerSource(t *testing.T) {
 		"one that can't be asked for that": {inventory.Sources{source{}, owner{who: "a"}}, 2, "a", nil},
 		"one is down":                      {inventory.Sources{owner{err: down}, owner{who: "a"}}, 2, "", down},
 	} {
-		got, err := test.sources.Owner(inventory.ParseSAN("10.0.0.1"), test.stronger)
+		got, err := test.sources.Owner(san.Parse("10.0.0.1"), test.stronger)
 		if got != test.want || !errors.Is(err, test.err) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}

@@ -2,8 +2,8 @@
 // DNS names a certificate may have, and which names no node can have. IPv4-mapped addresses, upper case and trailing dots
 // are handled here and nowhere else. It imports the standard library only and does no I/O.
 //
-// Who owns a name is not known here: inventory.Cluster knows the names and addresses of Services (such as
-// SERVICE.NAMESPACE) and Nodes, and inventory.Sources know what belongs to a node.
+// Who owns a name is not known here: inventory/node knows the names and addresses of Services (such as SERVICE.NAMESPACE)
+// and Nodes, and inventory.Sources know what belongs to a node.
 package san
 
 import (

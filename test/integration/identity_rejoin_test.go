@@ -14,10 +14,20 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
+// listed knows nodes by rows.
+func listed(rows []static.Row) approver.SourceBuilder {
+	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		return static.New(rows)
+	}
+}
+
 // approving runs an approver alone, in this process and by a clock of its own.
-func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...inventory.Row) {
+func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...static.Row) {
 	t.Helper()
 	skip := true
 	mgr, err := manager.New(controlPlane(t).Config, manager.Options{
@@ -26,7 +36,7 @@ func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.Boot
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := &approver.Inventory{Sources: []approver.SourceBuilder{approver.StaticSource(rows)}}
+	known := &approver.Inventory{Sources: []approver.SourceBuilder{listed(rows)}}
 	options := controllers.Options{
 		Approver: &approver.Reconciler{
 			Rules:     []approver.Rule{approver.BoundNodeClient(approver.Bootstrap{Inventory: known, Policy: policy})},
@@ -73,7 +83,7 @@ func TestRejoin(t *testing.T) {
 	steps := clocktesting.NewFakeClock(time.Now())
 	c := &beating{steps: steps, leases: []*coordinationv1.Lease{alive}}
 	approving(t, steps, approver.BootstrapPolicy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute},
-		inventory.Row{NamePattern: "rejoin-.*"})
+		static.Row{NamePattern: "rejoin-.*"})
 	onDead, onAlive, onMute := token.asks(t, "rejoin-dead"), token.asks(t, "rejoin-alive"), token.asks(t, "rejoin-mute")
 	notYet := func(when string) {
 		t.Helper()

@@ -11,19 +11,19 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // followMachines follows machines as those of Cluster API, in group.
-func followMachines(t *testing.T, cfg *rest.Config, group string, mods ...func(*inventory.MachineOptions)) *following {
+func followMachines(t *testing.T, cfg *rest.Config, group string, mods ...func(*machine.Options)) *following {
 	t.Helper()
-	options := inventory.ClusterAPI()
+	options := machine.ClusterAPI()
 	options.Group, options.Retry = group, 200*time.Millisecond
 	for _, mod := range mods {
 		mod(&options)
 	}
-	source, err := inventory.NewMachine(cfg, options, logr.Discard())
+	source, err := machine.New(cfg, options, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func machineIn(group, name, more string) string { return machineOf("lab", group,
 // machineOf is a Machine in group of cluster, with the label that Cluster API keeps on each.
 func machineOf(cluster, group, name, more string) string {
 	return fmt.Sprintf("apiVersion: %s/v1beta1\nkind: Machine\nmetadata: {namespace: default, name: %s, labels: {%s: %s}}\n%s",
-		group, name, inventory.ClusterNameLabel, cluster, more)
+		group, name, machine.ClusterNameLabel, cluster, more)
 }
 
 // TestMachineCRDComesAndGoes starts before the CRD is there, and outlives it.
@@ -113,7 +113,7 @@ func TestMachineVersionGoes(t *testing.T) {
 	crd := c.installMachines(t, group, "v1beta1")
 	c.apply(t, machineIn(group, "m", "spec: {infrastructureRef: {name: node-1}}"))
 	f := followMachines(t, controlPlane(t).Config, group)
-	pinned := followMachines(t, controlPlane(t).Config, group, func(o *inventory.MachineOptions) { o.Version = "v1beta1" })
+	pinned := followMachines(t, controlPlane(t).Config, group, func(o *machine.Options) { o.Version = "v1beta1" })
 	f.finds(t, "node-1", "=Machine default/m")
 	pinned.finds(t, "node-1", "=Machine default/m")
 
@@ -162,10 +162,10 @@ func TestMachinesOfOthers(t *testing.T) {
 	if err := c.Create(t.Context(), ours); err != nil {
 		t.Fatal(err)
 	}
-	bySelector := followMachines(t, controlPlane(t).Config, group, func(o *inventory.MachineOptions) { o.Selector = "cluster.x-k8s.io/cluster-name=ours" })
+	bySelector := followMachines(t, controlPlane(t).Config, group, func(o *machine.Options) { o.Selector = "cluster.x-k8s.io/cluster-name=ours" })
 	bySelector.finds(t, "node-2", "=Machine default/b")
 	bySelector.finds(t, "node-1", "")
-	byNamespace := followMachines(t, controlPlane(t).Config, group, func(o *inventory.MachineOptions) { o.Namespace = "kube-system" })
+	byNamespace := followMachines(t, controlPlane(t).Config, group, func(o *machine.Options) { o.Namespace = "kube-system" })
 	byNamespace.finds(t, "node-1", "")
 	byNamespace.finds(t, "node-2", "")
 }
@@ -178,7 +178,7 @@ func TestMachineRights(t *testing.T) {
 	c.installMachines(t, group, "v1beta1")
 	c.apply(t, machineIn(group, "m", "spec: {infrastructureRef: {name: node-1}}"))
 	l := &link{}
-	f := followMachines(t, l.over(stranger(t)), group, func(o *inventory.MachineOptions) { o.Namespace = "default" })
+	f := followMachines(t, l.over(stranger(t)), group, func(o *machine.Options) { o.Namespace = "default" })
 	missing := "grant list and watch on machines." + group + `: machines.` + group + ` is forbidden: User "stranger" cannot list`
 	f.finds(t, "node-1", missing)
 	role := allowStranger(t, "default", rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{"machines"}, Verbs: []string{"list", "watch"}})
@@ -229,8 +229,8 @@ func TestMachinesOfAnotherCluster(t *testing.T) {
 
 	l := &link{}
 	f := followMachines(t, l.over(management.Config), "cluster.x-k8s.io")
-	second := followMachines(t, management.Config, "machine.openshift.io", func(o *inventory.MachineOptions) {
-		*o = inventory.OpenShift()
+	second := followMachines(t, management.Config, "machine.openshift.io", func(o *machine.Options) {
+		*o = machine.OpenShift()
 	})
 	f.finds(t, "node-1", "=Machine default/a")
 	second.finds(t, "ip-10-0-0-2.ec2.internal", `=Machine openshift-machine-api/b bound "" leaving false [ip-10-0-0-2.ec2.internal 10.0.0.2]`)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -37,7 +37,7 @@ func TestStaticConfigMap(t *testing.T) {
 	role := allowStranger(t, "default", rbacv1.PolicyRule{
 		APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"csr-nodes"}, Verbs: []string{"list", "watch"},
 	})
-	source, err := inventory.NewStaticConfigMap(l.over(stranger(t)), types.NamespacedName{Namespace: "default", Name: "csr-nodes"}, logr.Discard())
+	source, err := static.NewConfigMap(l.over(stranger(t)), types.NamespacedName{Namespace: "default", Name: "csr-nodes"}, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
 
 			proxy.Use(faults.Rule{Verbs: []string{"list", "watch"}, Resources: followed, Do: faults.Answer(429).RetryAfter(time.Second)})
 			eventually(t, "the manager notices", func(context.Context) error {
-				if !strings.Contains(p.log(t), `"Inventory is not available","resource":"`+resource+`"`) {
+				if !strings.Contains(p.log(t), `"Resource is not available","resource":"`+resource+`"`) {
 					return errors.New("it has not yet")
 				}
 				return nil

@@ -6,6 +6,7 @@ const (
 	rotationTests = "./controllers/rotation -lives 12"
 	sanTests      = "./pkg/san"
 	sourceTests   = "./pkg/inventory"
+	identityTests = "./pkg/nodeidentity"
 )
 
 // Rules for kubelet serving certificates.
@@ -31,7 +32,7 @@ var servingMutations = []mutation{
 	{"serving: the stronger source decides", "pkg/inventory/claims.go", "case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:", "case other.Strength > c.Strength:", sourceTests},
 	{"serving: equal claims go to nobody", "pkg/inventory/claims.go", "\tcase other == c:\n\t\treturn even\n", "", sourceTests},
 	{"serving: one node does not block many", "pkg/inventory/claims.go", "} else if !collide {", "} else if false {", sourceTests},
-	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || san == ParseSAN(other)", "out == nil", sourceTests},
+	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || value == san.Parse(other)", "out == nil", sourceTests},
 	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},
 	{"serving: case of names", "pkg/san/san.go", "return char + 'a' - 'A'", "return char", sanTests},
 	{"serving: the trailing dot", "pkg/san/san.go", "}, strings.TrimSuffix(name, \".\"))", "}, name)", sanTests},
@@ -58,11 +59,11 @@ var identityMutations = []mutation{
 	{"identity: too early", "controllers/approver/bootstrap.go", "case early > w.Before:", "case false:", approverTests},
 	{"identity: too late", "controllers/approver/bootstrap.go", "case late > w.After:", "case false:", approverTests},
 	{"identity: a requester that is gone", "controllers/approver/bootstrap.go", "if facts.gone != \"\" {", "if false {", approverTests},
-	{"identity: a lease that moves", "controllers/approver/bootstrap.go", "case life == inventory.Alive:", "case false:", approverTests},
+	{"identity: a lease that moves", "controllers/approver/bootstrap.go", "case life == nodeidentity.Alive:", "case false:", approverTests},
 	{"identity: a certificate that has ended", "controllers/approver/bootstrap.go", "req.Created.Sub(renewed) > p.CertificateLifetime+skew", "req.Created.Sub(renewed) > p.CertificateLifetime-skew", approverTests},
-	{"identity: dead after a minute", "pkg/inventory/liveness.go", "max(standstill, lease.Lasts)", "quiet", sourceTests},
-	{"identity: two witnesses", "pkg/inventory/liveness.go", "\tif len(p.leases) <= 2 {\n\t\tothers = p.one\n\t}\n", "\tothers = p.one\n", sourceTests},
-	{"identity: witnesses that move", "pkg/inventory/liveness.go", "if silence := at.Sub(others.to); silence > quiet || silence < 0 {", "if false {", sourceTests},
+	{"identity: dead after a minute", "pkg/nodeidentity/liveness.go", "max(standstill, lease.Lasts)", "quiet", identityTests},
+	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "\tif len(p.leases) <= 2 {\n\t\tothers = p.one\n\t}\n", "\tothers = p.one\n", identityTests},
+	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "if silence := at.Sub(others.to); silence > quiet || silence < 0 {", "if false {", identityTests},
 }
 
 // Rules of a rotation.

@@ -1,0 +1,273 @@
+package blocklist
+
+import (
+	"context"
+	"crypto/x509/pkix"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		text     string
+		names    []string
+		problems []string
+	}{
+		"nothing":                {},
+		"comments and gaps":      {text: "# all\n\n  \n\t# is well\n"},
+		"names":                  {text: "a\nb.example.com\n10-0-0-1\n", names: []string{"10-0-0-1", "a", "b.example.com"}},
+		"without a last newline": {text: "a\nb", names: []string{"a", "b"}},
+		"of another system":      {text: "a\r\nb\r\n", names: []string{"a", "b"}},
+		"space and comments":     {text: "  a # taken over on Monday\n\tb#\n", names: []string{"a", "b"}},
+		"in capitals":            {text: "Worker-A\nWORKER-A\n", names: []string{"worker-a"}},
+		"bad lines among good": {
+			text: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", names: []string{"a", "h"},
+			problems: []string{
+				`line 2: "b c" is no node's name`, `line 3: "system:node:d" is a user's name: leave out system:node:`,
+				`line 4: "- e" is no node's name`, `line 5: "f_g" is no node's name`, `line 6: "*" is no node's name`,
+			},
+		},
+	} {
+		names, problems := parse(test.text)
+		if diff := cmp.Diff(append([]string{}, test.names...), append([]string{}, slices.Sorted(maps.Keys(names))...)); diff != "" {
+			t.Errorf("%s: names (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(test.problems, problems); diff != "" {
+			t.Errorf("%s: problems (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// asked is a request of user for common name cn.
+func asked(signer, user, cn string) *csr.Request {
+	return &csr.Request{SignerName: signer, Requester: csr.Requester{Username: user}, Cert: ca.Request{Subject: pkix.Name{CommonName: cn}}}
+}
+
+func listed(text string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked", UID: "1"}, Data: map[string]string{"nodes": text}}
+}
+
+func newList() (*List, *events.FakeRecorder) {
+	list, recorder := New(types.NamespacedName{Namespace: "ns", Name: "blocked"}), events.NewFakeRecorder(100)
+	list.reporter = report.New(recorder, clock.RealClock{})
+	return list, recorder
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	const (
+		kubelet, serving, client = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client"
+		own                      = "example.com/own"
+		bootstrap                = "system:bootstrap:abcdef"
+	)
+	list, _ := newList()
+	unread, _ := newList()
+	list.offer(listed("bad\nalso.bad.example.com\n"))
+	for name, test := range map[string]struct {
+		req     *csr.Request
+		blocked string
+		ofNode  bool // so it waits while nothing is read
+	}{
+		"a bootstrap":                          {asked(kubelet, bootstrap, "system:node:bad"), "bad", true},
+		"a renewal":                            {asked(kubelet, "system:node:bad", "system:node:bad"), "bad", true},
+		"a serving certificate":                {asked(serving, "system:node:bad", "system:node:bad"), "bad", true},
+		"by an administrator":                  {asked(client, "admin", "system:node:bad"), "bad", true},
+		"of a signer of one's own":             {asked(own, "admin", "system:node:also.bad.example.com"), "also.bad.example.com", true},
+		"in capitals":                          {asked(kubelet, bootstrap, "system:node:BAD"), "bad", true},
+		"the node asks for another one":        {asked(kubelet, "system:node:bad", "system:node:good"), "bad", true},
+		"the node asks for something else":     {asked(own, "system:node:Bad", "anything"), "bad", true},
+		"another node":                         {asked(kubelet, bootstrap, "system:node:good"), "", true},
+		"a name that begins the same":          {asked(kubelet, bootstrap, "system:node:bad2"), "", true},
+		"a name that ends the same":            {asked(kubelet, bootstrap, "system:node:so.bad"), "", true},
+		"a kubelet's signer, no node's name":   {asked(kubelet, bootstrap, "bad"), "", true},
+		"a node without a name":                {asked(client, "admin", "system:node:"), "", false},
+		"a user":                               {asked(client, "admin", "bad"), "", false},
+		"a user of the name, asked by itself":  {asked(own, "bad", "bad"), "", false},
+		"the user with the prefix in capitals": {asked(client, "admin", "System:Node:bad"), "", false},
+	} {
+		reason, message := list.Check(test.req)
+		want := ""
+		if test.blocked != "" {
+			want = `node "` + test.blocked + `" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
+		}
+		if (reason == "NodeBlocked") != (test.blocked != "") || message != want {
+			t.Errorf("%s: %s %q", name, reason, message)
+		}
+		reason, message = unread.Check(test.req)
+		if (reason == "InventoryUnavailable") != test.ofNode || test.ofNode != strings.Contains(message, "ns/blocked: not read yet") {
+			t.Errorf("%s, while nothing is read: %s %q", name, reason, message)
+		}
+		if reason, _ := (*List)(nil).Check(test.req); reason != "" {
+			t.Errorf("%s, without a list: %s", name, reason)
+		}
+	}
+}
+
+// TestChanges goes through what can become of the ConfigMap.
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	const gone = "it does not exist: create it with the names of the blocked nodes under the key nodes, or with none"
+	list, recorder := newList()
+	enqueued := 0
+	var queue requestQueue
+	if err := list.Source(func(context.Context, requestQueue) { enqueued++ }).Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	noKey := listed("")
+	noKey.Data = map[string]string{"node": "b"}
+	for i, step := range []struct {
+		what    func()
+		a, b    string // the reasons for nodes a and b
+		problem string
+		events  []string
+		wakes   bool
+	}{
+		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: "not read yet"},
+		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing no block list of nodes can be read: " + gone + "; nothing is approved or signed for any node"}, false},
+		{what: func() { list.offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
+		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes", []string{"Warning BlockListInvalid no block list of nodes can be read: it has no key nodes; nothing is approved or signed for any node"}, false},
+		{func() { list.offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked: a"}, true},
+		{what: func() { list.offer(listed("a # still")) }, a: "NodeBlocked"},
+		{func() { list.offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
+		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing no block list of nodes can be read: " + gone + "; the last one holds: blocked: a, b"}, false},
+		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing no block list of nodes can be read: forbidden; the last one holds: blocked: a, b"}, false},
+		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
+		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid no block list of nodes can be read: it has no key nodes; the last one holds: blocked: a, b"}, false},
+		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is no node's name`, []string{
+			`Warning BlockListInvalid lines are left out, the others hold: line 2: "x y" is no node's name`, "Normal BlockListRead blocked: b",
+		}, true},
+		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead no node is blocked"}, true},
+	} {
+		step.what()
+		a, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:a"))
+		b, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:b"))
+		if a != step.a || b != step.b || list.problem != step.problem {
+			t.Errorf("step %d: a %q, b %q, problem %q", i, a, b, list.problem)
+		}
+		if ready := list.ready() == nil; ready != (step.a != "InventoryUnavailable") {
+			t.Errorf("step %d: ready: %t", i, ready)
+		}
+		var told []string
+		for len(recorder.Events) > 0 {
+			told = append(told, <-recorder.Events)
+		}
+		if diff := cmp.Diff(step.events, told); diff != "" {
+			t.Errorf("step %d: Events (-want +got):\n%s", i, diff)
+		}
+		if (enqueued == 1) != step.wakes || enqueued > 1 {
+			t.Errorf("step %d: enqueued %d times", i, enqueued)
+		}
+		enqueued = 0
+	}
+}
+
+func TestReadOnce(t *testing.T) {
+	t.Parallel()
+	list, _ := newList()
+	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(listed("a")).Build()); err != nil || list.ready() != nil {
+		t.Errorf("error %v, ready %v", err, list.ready())
+	}
+	list, _ = newList()
+	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().Build()); err != nil || list.ready() == nil {
+		t.Errorf("there is none: error %v, ready %v", err, list.ready())
+	}
+	if err := list.Source(nil).WaitForSync(t.Context()); err != nil { // at once, as it is known that there is none
+		t.Error(err)
+	}
+}
+
+// TestListMayBeReadAgain takes the right to the ConfigMap away and gives it back: what was wrong is over without the
+// ConfigMap's having changed, and also when it is not there any more.
+func TestListMayBeReadAgain(t *testing.T) {
+	t.Parallel()
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	api := dynamicfake.NewSimpleDynamicClient(scheme, listed("a"))
+	var denied atomic.Bool
+	var broken atomic.Pointer[watch.RaceFreeFakeWatcher]
+	may := func() error {
+		if denied.Load() {
+			return apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil)
+		}
+		return nil
+	}
+	api.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { err := may(); return err != nil, nil, err })
+	api.PrependWatchReactor("configmaps", func(clienttesting.Action) (bool, watch.Interface, error) {
+		watcher := watch.NewRaceFreeFake()
+		broken.Store(watcher)
+		return true, watcher, may()
+	})
+	list, _ := newList()
+	list.watch(informer.Dynamic(api, corev1.SchemeGroupVersion.WithResource("configmaps")))
+	list.configMap.Retry = time.Millisecond
+	list.configMap.Convert = func(raw runtime.Object) *corev1.ConfigMap {
+		obj := &corev1.ConfigMap{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.(*unstructured.Unstructured).Object, obj); err != nil {
+			t.Error(err)
+		}
+		return obj
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = list.configMap.Start(ctx) })
+	defer running.Wait()
+	defer cancel()
+	becomes := func(want string) {
+		t.Helper()
+		problem := ""
+		err := wait.PollUntilContextTimeout(ctx, time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			list.mu.Lock()
+			defer list.mu.Unlock()
+			problem = list.problem
+			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.names["a"] && broken.Load() != nil, nil
+		})
+		if err != nil {
+			t.Fatalf("problem %q, want %q", problem, want)
+		}
+	}
+	deny := func(yes bool) {
+		denied.Store(yes)
+		broken.Load().Stop()
+	}
+	becomes("")
+	deny(true)
+	becomes("grant list and watch on configmaps")
+	deny(false)
+	becomes("")
+	deny(true)
+	becomes("grant list and watch on configmaps")
+	if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("configmaps"), "ns", "blocked"); err != nil {
+		t.Fatal(err)
+	}
+	deny(false)
+	becomes("it does not exist")
+}

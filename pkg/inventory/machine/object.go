@@ -1,0 +1,245 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/jsonpath"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+// machine is what is kept of a machine object.
+type machine struct {
+	metav1.ObjectMeta
+	known
+}
+
+// known is what a machine says of its node.
+type known struct {
+	node    string   // that it has become
+	names   []string // that it may have
+	sans    []san.SAN
+	created time.Time
+	leaving bool
+	problem string // what could not be read
+}
+
+// describe names the machine, for messages.
+func (m *machine) describe(kind string) string {
+	if m.Namespace == "" {
+		return kind + " " + m.Name
+	}
+	return kind + " " + m.Namespace + "/" + m.Name
+}
+
+// entry returns what m says of node.
+func (m *machine) entry(kind, node string) (*inventory.Entry, error) {
+	if m.problem != "" {
+		return nil, fmt.Errorf("%s: %s", m.describe(kind), m.problem)
+	}
+	return (&inventory.Entry{
+		Source: m.describe(kind), SANs: slices.Clone(m.sans), Bound: m.node, Created: m.created, Leaving: m.leaving,
+	}).For(node), nil
+}
+
+// paths are the paths of Options.
+type paths struct {
+	nodeRef, addresses, name, created path
+	nameTypes                         []string
+}
+
+func parsePaths(options Options) (paths, error) {
+	p := paths{nameTypes: options.NameTypes}
+	var errs []error
+	for _, field := range []struct {
+		name, text string
+		path       *path
+	}{
+		{"nodeRefPath", options.NodeRefPath, &p.nodeRef},
+		{"addressesPath", options.AddressesPath, &p.addresses},
+		{"namePath", options.NamePath, &p.name},
+		{"createdPath", options.CreatedPath, &p.created},
+	} {
+		var err error
+		if *field.path, err = parsePath(field.text); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", field.name, err))
+		}
+	}
+	return p, errors.Join(errs...)
+}
+
+// read returns what is kept of a machine. It does not fail: what can't be read ends in the machine's problem, so that the
+// others are not held up.
+func (p paths) read(object runtime.Object) *machine {
+	obj := object.(*unstructured.Unstructured)
+	m := &machine{ObjectMeta: metav1.ObjectMeta{
+		Namespace: obj.GetNamespace(), Name: obj.GetName(), UID: obj.GetUID(), ResourceVersion: obj.GetResourceVersion(),
+	}}
+	m.leaving = obj.GetDeletionTimestamp() != nil
+	var errs [4]error
+	m.node, errs[0] = p.nodeRef.text(obj)
+	errs[1] = m.readNames(p, obj)
+	errs[2] = m.readAddresses(p, obj)
+	m.created, errs[3] = p.start(obj)
+	if err := errors.Join(errs[:]...); err != nil {
+		m.problem = err.Error()
+	}
+	return m
+}
+
+// start returns the time from which a join window counts. It is zero if CreatedPath leads to nothing: the machine has not
+// started.
+func (p paths) start(obj *unstructured.Unstructured) (time.Time, error) {
+	if p.created.expression == nil {
+		return obj.GetCreationTimestamp().Time, nil
+	}
+	text, err := p.created.text(obj)
+	if err != nil || text == "" {
+		return time.Time{}, err
+	}
+	created, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%s: %q is no time", p.created.source, text)
+	}
+	return created, nil
+}
+
+func (m *machine) readNames(p paths, obj *unstructured.Unstructured) error {
+	values, err := p.name.values(obj)
+	for _, value := range values {
+		text, ok := value.(string)
+		if !ok {
+			return fmt.Errorf("%s: holds what is no name", p.name.source)
+		}
+		m.addName(text)
+	}
+	return err
+}
+
+func (m *machine) addName(text string) {
+	if name := san.Parse(text).String(); text != "" && !slices.Contains(m.names, name) {
+		m.names = append(m.names, name)
+	}
+}
+
+// readAddresses leaves out unknown types, and what is no address where an address should be.
+func (m *machine) readAddresses(p paths, obj *unstructured.Unstructured) error {
+	values, err := p.addresses.values(obj)
+	for _, value := range values {
+		switch value := value.(type) {
+		case string:
+			m.addSAN(san.Parse(value))
+		case map[string]any:
+			kind, isText := value["type"].(string)
+			text, isAddress := value["address"].(string)
+			if !isText || !isAddress {
+				return fmt.Errorf("%s: want type and address in each", p.addresses.source)
+			}
+			parsed := san.Parse(text)
+			switch corev1.NodeAddressType(kind) {
+			case corev1.NodeInternalIP, corev1.NodeExternalIP:
+				if parsed.Address.IsValid() {
+					m.addSAN(parsed)
+				}
+			case corev1.NodeHostName, corev1.NodeInternalDNS, corev1.NodeExternalDNS:
+				m.addSAN(parsed)
+			}
+			if slices.Contains(p.nameTypes, kind) {
+				m.addName(text)
+			}
+		default:
+			return fmt.Errorf("%s: holds what is no address", p.addresses.source)
+		}
+	}
+	return err
+}
+
+func (m *machine) addSAN(value san.SAN) {
+	if (value.Name != "" || value.Address.IsValid()) && !slices.Contains(m.sans, value) {
+		m.sans = append(m.sans, value)
+	}
+}
+
+// path leads to values in an object. The zero value leads to none.
+type path struct {
+	source     string
+	expression *jsonpath.JSONPath
+}
+
+// parsePath reads a path such as .status.addresses, with or without braces around it.
+func parsePath(text string) (path, error) {
+	if text == "" {
+		return path{}, nil
+	}
+	inner := text
+	if strings.HasPrefix(text, "{") && strings.HasSuffix(text, "}") {
+		inner = text[1 : len(text)-1]
+	}
+	parser, err := jsonpath.Parse("path", "{"+inner+"}")
+	if err != nil {
+		return path{}, fmt.Errorf("%q: %w", text, err)
+	}
+	// One path, and not several, text, or a range, which keeps state.
+	one := (strings.HasPrefix(inner, ".") || strings.HasPrefix(inner, "[")) && !strings.ContainsAny(inner, "{}") &&
+		len(parser.Root.Nodes) == 1
+	if one {
+		list, ok := parser.Root.Nodes[0].(*jsonpath.ListNode)
+		one = ok && !slices.ContainsFunc(list.Nodes, func(node jsonpath.Node) bool {
+			return node.Type() == jsonpath.NodeIdentifier
+		})
+	}
+	if !one {
+		return path{}, fmt.Errorf("%q: want one path such as .status.addresses", text)
+	}
+	expression := jsonpath.New("path").AllowMissingKeys(true)
+	return path{source: inner, expression: expression}, expression.Parse("{" + inner + "}")
+}
+
+// values returns what p leads to in obj, which may be nothing. It takes lists apart.
+func (p path) values(obj *unstructured.Unstructured) ([]any, error) {
+	if p.expression == nil {
+		return nil, nil
+	}
+	results, err := p.expression.FindResults(obj.Object)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.source, err)
+	}
+	var all []any
+	for _, result := range results {
+		for _, value := range result {
+			if !value.IsValid() || !value.CanInterface() {
+				continue
+			}
+			switch value := value.Interface().(type) {
+			case nil:
+			case []any:
+				all = append(all, value...)
+			default:
+				all = append(all, value)
+			}
+		}
+	}
+	return all, nil
+}
+
+// text returns the one text that p leads to, if any.
+func (p path) text(obj *unstructured.Unstructured) (string, error) {
+	values, err := p.values(obj)
+	if err != nil || len(values) == 0 {
+		return "", err
+	}
+	text, ok := values[0].(string)
+	if !ok || len(values) > 1 {
+		return "", errors.New(p.source + ": want one text")
+	}
+	return text, nil
+}

@@ -1,0 +1,289 @@
+// Package machine knows nodes by the machines that become them: the Machines of Cluster API or OpenShift, or objects of
+// any kind that tell the names and addresses of a node.
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+// Options say which objects are machines, and where they hold what is known of a node. Paths are those of
+// kubectl get -o jsonpath, such as .status.addresses.
+type Options struct {
+	Group string
+	// Version may be empty: the source takes the version that the API server prefers.
+	Version string
+	Kind    string
+	// Namespace and Selector narrow down which objects count. A cluster that manages others has the machines of all of
+	// them.
+	Namespace string
+	Selector  string
+
+	// NodeRefPath leads to the name of the node that the machine has become.
+	NodeRefPath string
+	// AddressesPath leads to {type, address} as in a Node's status, or to plain addresses and names.
+	AddressesPath string
+	// NamePath leads to the name that the node will have, if NameTypes, types of addresses, do not tell it.
+	NamePath  string
+	NameTypes []string
+	// CreatedPath leads to the time from which a join window counts. If it is empty, the creation of the object counts.
+	CreatedPath string
+
+	// Retry is the longest wait between attempts to read a resource that can't be read; 0 is ten seconds.
+	Retry time.Duration
+}
+
+// ClusterNameLabel is on each Machine of Cluster API, which keeps it equal to spec.clusterName.
+const ClusterNameLabel = "cluster.x-k8s.io/cluster-name"
+
+// ClusterAPI returns the options for cluster.x-k8s.io, in any version since v1alpha3: all have these fields. They select the
+// Machines of all clusters: narrow them down by ClusterNameLabel.
+func ClusterAPI() Options {
+	return Options{
+		Group: "cluster.x-k8s.io", Kind: "Machine",
+		NodeRefPath: ".status.nodeRef.name", AddressesPath: ".status.addresses",
+		// Infrastructure providers call a node by its host's name or after their own machine.
+		NamePath:  ".spec.infrastructureRef.name",
+		NameTypes: []string{string(corev1.NodeHostName), string(corev1.NodeInternalDNS)},
+	}
+}
+
+// OpenShift returns the options for machine.openshift.io: a node is called as one of its machine's internal DNS names.
+func OpenShift() Options {
+	return Options{
+		Group: "machine.openshift.io", Version: "v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
+		NodeRefPath: ".status.nodeRef.name", AddressesPath: ".status.addresses",
+		NameTypes: []string{string(corev1.NodeInternalDNS)},
+	}
+}
+
+// discoveryTimeout bounds each call that asks which resources the API server has.
+const discoveryTimeout = 10 * time.Second
+
+var _ inventory.Owner = &Source{}
+
+// Source knows nodes by the machines that become them.
+type Source struct {
+	// Changed is called with the name of each node whose entry has changed, and with an empty name once all machines are
+	// read.
+	Changed func(node string)
+	// Freed is called, after a machine has changed, with what it had: requests of other nodes may wait for that.
+	Freed func([]san.SAN)
+
+	options   Options
+	client    dynamic.Interface
+	discovery discovery.DiscoveryInterface
+	machines  *informer.Informer[*machine]
+}
+
+// The indices of machines.
+const (
+	byNodeRef = "nodeRef"
+	byName    = "name"
+	bySAN     = "san"
+)
+
+// New reads from the cluster of config, which may be another than that of the nodes.
+func New(config *rest.Config, options Options, log logr.Logger) (*Source, error) {
+	if options.Kind == "" {
+		return nil, errors.New("kind: say of which kind machines are")
+	}
+	selector, err := labels.Parse(options.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("selector: %w", err)
+	}
+	paths, err := parsePaths(options)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{Changed: func(string) {}, Freed: func([]san.SAN) {}, options: options}
+	if s.client, err = dynamic.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("read machines: %w", err)
+	}
+	impatient := rest.CopyConfig(config)
+	impatient.Timeout = discoveryTimeout
+	if s.discovery, err = discovery.NewDiscoveryClientForConfig(impatient); err != nil {
+		return nil, fmt.Errorf("read machines: %w", err)
+	}
+	s.machines = &informer.Informer[*machine]{
+		Find: s.find, Namespace: options.Namespace, Selector: selector.String(), Convert: paths.read,
+		Indexers: map[string]func(*machine) []string{
+			byNodeRef: func(m *machine) []string {
+				if m.node == "" {
+					return nil
+				}
+				return []string{m.node}
+			},
+			byName: func(m *machine) []string { return m.names },
+			bySAN:  func(m *machine) []string { return inventory.Keys(m.sans) },
+		},
+		OnSync: func() { s.Changed("") }, OnChange: s.observe,
+		GrantedBy: map[string]string{
+			"cluster.x-k8s.io": "config/inventory-cluster-api", "machine.openshift.io": "config/inventory-openshift",
+		}[options.Group],
+		Retry: options.Retry, Log: log.WithValues("kind", options.Kind, "group", options.Group),
+	}
+	return s, nil
+}
+
+// Start follows the machines until ctx ends.
+func (s *Source) Start(ctx context.Context) error { return s.machines.Start(ctx) }
+
+// NeedLeaderElection returns false: a standby is warm.
+func (*Source) NeedLeaderElection() bool { return false }
+
+// Name implements inventory.Source.
+func (*Source) Name() string { return "machine" }
+
+// find returns the machines' resource, which may not be installed yet, in the version that the API server prefers.
+func (s *Source) find() (informer.Resource, error) {
+	versions, err := s.versions()
+	if err != nil {
+		return informer.Resource{}, fmt.Errorf("discover: %w", err)
+	}
+	for _, version := range versions {
+		gv := schema.GroupVersion{Group: s.options.Group, Version: version}
+		resources, err := s.discovery.ServerResourcesForGroupVersion(gv.String())
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return informer.Resource{}, fmt.Errorf("discover %s: %w", gv, err)
+		}
+		for _, resource := range resources.APIResources {
+			if resource.Kind == s.options.Kind && !strings.Contains(resource.Name, "/") {
+				return informer.Dynamic(s.client, gv.WithResource(resource.Name)), nil
+			}
+		}
+	}
+	return informer.Resource{}, fmt.Errorf("%s is not installed yet", strings.TrimSpace(s.kind()+" "+s.options.Version))
+}
+
+// versions returns the versions of the group to look in, the preferred one first.
+func (s *Source) versions() ([]string, error) {
+	if s.options.Version != "" {
+		return []string{s.options.Version}, nil
+	}
+	groups, err := s.discovery.ServerGroups()
+	if err != nil {
+		return nil, err
+	}
+	var versions []string
+	for _, group := range groups.Groups {
+		if group.Name != s.options.Group {
+			continue
+		}
+		versions = append(versions, group.PreferredVersion.Version)
+		for _, other := range group.Versions {
+			if other.Version != group.PreferredVersion.Version {
+				versions = append(versions, other.Version)
+			}
+		}
+	}
+	return versions, nil
+}
+
+// kind returns the kind with its group, for messages.
+func (s *Source) kind() string { return strings.Trim(s.options.Kind+"."+s.options.Group, ".") }
+
+// observe reports all nodes that a machine was or is about.
+func (s *Source) observe(before, after *machine) {
+	if before != nil && after != nil && reflect.DeepEqual(before.known, after.known) {
+		return
+	}
+	var nodes []string
+	for _, m := range []*machine{before, after} {
+		if m != nil {
+			nodes = append(append(nodes, m.node), m.names...)
+		}
+	}
+	slices.Sort(nodes)
+	for _, node := range slices.Compact(nodes) {
+		if node != "" {
+			s.Changed(node)
+		}
+	}
+	if before != nil {
+		s.Freed(before.sans)
+	}
+}
+
+// Lookup implements inventory.Source: by the node that a machine has become, else by the name that its node will have. It
+// does not find a machine that has become another node if there is a machine that has become none: once a machine has a
+// nodeRef, that alone says which node it is.
+func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
+	became, err := s.having(byNodeRef, node)
+	if err != nil {
+		return nil, err
+	}
+	named, err := s.having(byName, node)
+	if err != nil {
+		return nil, err
+	}
+	unbound := slices.DeleteFunc(slices.Clone(named), func(m *machine) bool { return m.node != "" })
+	for _, found := range [][]*machine{became, unbound} {
+		if len(found) > 1 {
+			// A machine that is being deleted has a successor, if there is one that is not.
+			if stay := slices.DeleteFunc(slices.Clone(found), func(m *machine) bool { return m.leaving }); len(stay) > 0 {
+				found = stay
+			}
+		}
+		switch {
+		case len(found) == 1:
+			return found[0].entry(s.options.Kind, node)
+		case len(found) > 1: // no source can guess which of them is right
+			names := make([]string, len(found))
+			for i, m := range found {
+				names[i] = m.describe(s.options.Kind)
+			}
+			return nil, fmt.Errorf("node %s is claimed by %s: delete or rename all but one", node, strings.Join(names, " and by "))
+		}
+	}
+	if len(named) > 0 {
+		return named[0].entry(s.options.Kind, node)
+	}
+	return nil, nil
+}
+
+// Owner implements inventory.Owner. A machine has its addresses whether or not it has become a node. If some of its fields
+// can't be read, it has what the others say.
+func (s *Source) Owner(value san.SAN) (string, error) {
+	found, err := s.having(bySAN, value.String())
+	if err != nil || len(found) == 0 {
+		return "", err
+	}
+	owner := found[0].describe(s.options.Kind)
+	if found[0].node != "" {
+		owner += fmt.Sprintf(" (node %s)", found[0].node)
+	}
+	return owner, nil
+}
+
+// having returns the machines for which an index has key, in order.
+func (s *Source) having(index, key string) ([]*machine, error) {
+	found, err := s.machines.ByIndex(index, key)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.kind(), err)
+	}
+	slices.SortFunc(found, func(a, b *machine) int { return strings.Compare(a.describe(""), b.describe("")) })
+	return found, nil
+}

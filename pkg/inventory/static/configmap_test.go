@@ -1,0 +1,122 @@
+package static
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+// TestBadRowsAreReported by line, as an Event of bounded length about the ConfigMap and as a number.
+func TestBadRowsAreReported(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	maps := corev1.SchemeGroupVersion.WithResource("configmaps")
+	api := dynamicfake.NewSimpleDynamicClient(scheme)
+	source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed, recorder := make(chan string, 100), events.NewFakeRecorder(100)
+	source.lists.Resource = informer.Dynamic(api, maps)
+	source.lists.Convert = func(raw runtime.Object) *nodeList {
+		obj := &corev1.ConfigMap{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.(*unstructured.Unstructured).Object, obj); err != nil {
+			t.Error(err)
+		}
+		return source.parse(obj)
+	}
+	source.Changed = func(node string) { changed <- node }
+	source.Reporter = report.New(recorder, clock.RealClock{})
+	before := gauge(t, "csr_approver_static_rows_refused")
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = source.Start(ctx) })
+	defer running.Wait()
+	defer cancel()
+	many := ""
+	for i := range 300 {
+		many += fmt.Sprintf("- name: %s%d\n", strings.Repeat("X", 300), i)
+	}
+	const refused = "Warning StaticListInvalid the list is refused, and "
+	for i, step := range []struct {
+		text   string
+		number float64
+		event  string // begins like this; empty for none
+	}{
+		{"", 1, "Warning StaticListMissing the list is refused, and nothing is known by it: ConfigMap ns/nodes does not exist: create it"},
+		{"oops", 1, refused + "nothing is known by it: ConfigMap ns/nodes: nodes.yaml:1: want a list of rows"},
+		{"- name: A\n- name: b\n  addresses: [x]\n", 2, refused + `nothing is known by it: nodes.yaml:1: row 1: name "A": no Node can be called that; nodes.yaml:3: row 2: addresses[0] "x": is no IP address`},
+		{"- name: a\n", 0, "Normal StaticListRead all rows are in use"},
+		{"- name: a\n- name: b\n", 0, ""},
+		{many, 300, refused + "the last good one stays in use: nodes.yaml:1: row 1: name"},
+		{"[]", 0, "Normal StaticListRead all rows are in use"},
+	} {
+		obj := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "ns", "name": "nodes", "uid": "1", "resourceVersion": fmt.Sprint(i)},
+			"data": map[string]any{nodesKey: step.text},
+		}}
+		switch {
+		case i == 1:
+			err = api.Tracker().Create(maps, obj, "ns")
+		case i > 1:
+			err = api.Tracker().Update(maps, obj, "ns")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-changed:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("step %d: nobody is told", i)
+		}
+		told := ""
+		if len(recorder.Events) > 0 {
+			told = <-recorder.Events
+		}
+		if !strings.HasPrefix(told, step.event) || step.event == "" && told != "" || len(told) > 1100 {
+			t.Errorf("step %d: Event of %d bytes %q, want %q", i, len(told), told, step.event)
+		}
+		if step.text == many && !strings.Contains(told, "; and in lines 6, 7, 8, 9, 10, ") {
+			t.Errorf("step %d: the other lines are not in %q", i, told)
+		}
+		if diff := cmp.Diff(step.number, gauge(t, "csr_approver_static_rows_refused")-before); diff != "" {
+			t.Errorf("step %d: number (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// gauge is what is scraped of a metric without labels.
+func gauge(t *testing.T, name string) float64 {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			return family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}

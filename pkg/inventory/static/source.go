@@ -1,0 +1,262 @@
+// Package static knows nodes by rows that an administrator wrote, in the configuration or in a ConfigMap.
+package static
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+// Row is what an administrator wrote down of one node, by Name, or of several, by NamePattern. In DNSNames and Suffixes
+// ${node} stands for the node's name, and ${group} for what the pattern's group of that name matched.
+type Row struct {
+	Name        string   `json:"name,omitempty"`
+	NamePattern string   `json:"namePattern,omitempty"` // RE2, for the whole name
+	DNSNames    []string `json:"dnsNames,omitempty"`
+	Suffixes    []string `json:"suffixes,omitempty"`
+	Addresses   []string `json:"addresses,omitempty"` // IP addresses and CIDRs
+	ShortNames  bool     `json:"shortNames,omitempty"`
+}
+
+// RowError is what is wrong with one field of one row.
+type RowError struct {
+	Line   int    // of nodes.yaml; 0 without a file
+	Row    int    // from 1
+	Field  string // such as addresses[0]; empty for the row itself
+	Detail string
+}
+
+func (e *RowError) Error() string {
+	text := fmt.Sprintf("row %d: ", e.Row)
+	if e.Line > 0 {
+		text = fmt.Sprintf("%s:%d: ", nodesKey, e.Line) + text
+	}
+	if e.Field != "" {
+		text += e.Field + " "
+	}
+	return text + e.Detail
+}
+
+var _ inventory.Owner = &Source{}
+
+// Source knows nodes by rows: by the row of that name, else by the first row whose pattern matches it.
+type Source struct {
+	from     string
+	exact    map[string]*row
+	patterns []*row
+	owners   map[san.SAN]string // by what exact rows list, the first of them
+}
+
+// New returns an error that joins a *RowError for each mistake in rows.
+func New(rows []Row) (*Source, error) {
+	s, problems := compile(rows)
+	return s, join(problems)
+}
+
+func join(problems []*RowError) error {
+	errs := make([]error, len(problems))
+	for i, problem := range problems {
+		errs[i] = problem
+	}
+	return errors.Join(errs...)
+}
+
+// compile returns a Source, or what is wrong with rows.
+func compile(rows []Row) (*Source, []*RowError) {
+	s := &Source{from: "configuration", exact: map[string]*row{}, owners: map[san.SAN]string{}}
+	var problems []*RowError
+	patterns := map[string]int{}
+	for i, in := range rows {
+		out := &row{number: i + 1}
+		problems = append(problems, out.read(in)...)
+		if first := s.exact[in.Name]; in.Name != "" && first != nil {
+			problems = append(problems, out.problem("name", "%q is that of row %d too", in.Name, first.number))
+		}
+		if first := patterns[in.NamePattern]; in.NamePattern != "" && first != 0 {
+			problems = append(problems, out.problem("namePattern", "%q is that of row %d too", in.NamePattern, first))
+		}
+		switch {
+		case in.Name != "":
+			s.exact[in.Name] = out
+			s.addOwner(in.Name)
+		case out.pattern != nil:
+			s.patterns, patterns[in.NamePattern] = append(s.patterns, out), i+1
+		}
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return s, nil
+}
+
+// Name implements Source.
+func (s *Source) Name() string { return "static" }
+
+// Lookup implements Source.
+func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
+	return s.lookup(node), nil
+}
+
+// Owner implements Owner, by the rows of just one node.
+func (s *Source) Owner(value san.SAN) (string, error) {
+	node := s.owners[value]
+	if node == "" {
+		return "", nil
+	}
+	return fmt.Sprintf("%s (node %s)", s.lookup(node).Source, node), nil
+}
+
+// addOwner notes what the row of node gives it alone. The first row that lists a value counts.
+func (s *Source) addOwner(node string) {
+	own := func(value san.SAN) {
+		if s.owners[value] == "" {
+			s.owners[value] = node
+		}
+	}
+	entry := s.lookup(node)
+	for _, value := range entry.SANs {
+		own(value)
+		if short, _, found := strings.Cut(value.Name, "."); found && entry.ShortNames {
+			own(san.SAN{Name: short})
+		}
+	}
+}
+
+func (s *Source) lookup(node string) *inventory.Entry {
+	if found := s.exact[node]; found != nil {
+		return found.entry(s.from, map[string]string{nodeGroup: node})
+	}
+	// A pattern may match what no Node can be called, such as a name in upper case.
+	if len(validation.IsDNS1123Subdomain(node)) > 0 {
+		return nil
+	}
+	for _, found := range s.patterns {
+		matches := found.pattern.FindStringSubmatch(node)
+		if matches == nil {
+			continue
+		}
+		groups := map[string]string{nodeGroup: node}
+		for i, name := range found.pattern.SubexpNames() {
+			if name != "" {
+				groups[name] = matches[i]
+			}
+		}
+		return found.entry(s.from, groups)
+	}
+	return nil
+}
+
+// nodeGroup is the group that every template has: the node's name.
+const nodeGroup = "node"
+
+var reference = regexp.MustCompile(`\$\{([^{}]*)\}`)
+
+// row is a Row that has been read.
+type row struct {
+	number   int
+	pattern  *regexp.Regexp  // nil for a name
+	names    []string        // templates
+	suffixes []string        // templates
+	own      inventory.Entry // what needs no template
+}
+
+// entry returns what the row says of a node, with groups in place of ${group}.
+func (r *row) entry(from string, groups map[string]string) *inventory.Entry {
+	entry := &inventory.Entry{
+		Source: fmt.Sprintf("row %d of %s", r.number, from),
+		SANs:   slices.Clone(r.own.SANs), Prefixes: slices.Clone(r.own.Prefixes), ShortNames: r.own.ShortNames,
+		AnyTime: true, Shared: r.pattern != nil,
+	}
+	expand := func(template string) string {
+		return reference.ReplaceAllStringFunc(template, func(ref string) string { return groups[ref[2:len(ref)-1]] })
+	}
+	// What a group makes of a template may be no DNS name. No node owns that.
+	for _, name := range r.names {
+		_ = entry.AddName(expand(name))
+	}
+	for _, suffix := range r.suffixes {
+		_ = entry.AddSuffix(expand(suffix))
+	}
+	return entry
+}
+
+// problem returns a mistake in a field of the row.
+func (r *row) problem(field, format string, args ...any) *RowError {
+	return &RowError{Row: r.number, Field: field, Detail: fmt.Sprintf(format, args...)}
+}
+
+// read fills r from in, and returns what is wrong with it.
+func (r *row) read(in Row) []*RowError {
+	problems := r.readName(in)
+	groups := []string{nodeGroup}
+	if r.pattern != nil {
+		groups = append(groups, r.pattern.SubexpNames()...)
+	} else if in.NamePattern != "" {
+		groups = nil // unknown
+	}
+	check := func(field string, values []string, add func(string) error) {
+		for i, value := range values {
+			if err := add(value); err != nil {
+				problems = append(problems, r.problem(fmt.Sprintf("%s[%d]", field, i), "%q: %v", value, err))
+			}
+		}
+	}
+	check("dnsNames", in.DNSNames, func(value string) error {
+		return checkTemplate(value, groups, new(inventory.Entry).AddName)
+	})
+	check("suffixes", in.Suffixes, func(value string) error {
+		return checkTemplate(value, groups, new(inventory.Entry).AddSuffix)
+	})
+	check("addresses", in.Addresses, r.own.AddAddress)
+	r.names, r.suffixes, r.own.ShortNames = in.DNSNames, in.Suffixes, in.ShortNames
+	return problems
+}
+
+// readName reads the name or the pattern of in.
+func (r *row) readName(in Row) []*RowError {
+	switch {
+	case (in.Name == "") == (in.NamePattern == ""):
+		return []*RowError{r.problem("", "want one of name and namePattern")}
+	case in.Name != "":
+		if len(validation.IsDNS1123Subdomain(in.Name)) > 0 {
+			return []*RowError{r.problem("name", "%q: no Node can be called that", in.Name)}
+		}
+		return nil
+	}
+	// By itself first, as a)|(b is no pattern; then for the whole name, whether or not it says so.
+	pattern, err := regexp.Compile(in.NamePattern)
+	if err == nil {
+		pattern, err = regexp.Compile(`^(?:` + in.NamePattern + `)$`)
+	}
+	if err != nil {
+		return []*RowError{r.problem("namePattern", "%q: %v", in.NamePattern, err)}
+	}
+	r.pattern = pattern
+	if slices.Contains(pattern.SubexpNames(), nodeGroup) {
+		return []*RowError{r.problem("namePattern", "%q: ${%s} is the whole name: call the group otherwise",
+			in.NamePattern, nodeGroup)}
+	}
+	return nil
+}
+
+// checkTemplate checks that template uses no other groups, and that add accepts what they may make of it.
+func checkTemplate(template string, groups []string, add func(string) error) error {
+	for _, ref := range reference.FindAllStringSubmatch(template, -1) {
+		if ref[1] == "" || groups != nil && !slices.Contains(groups, ref[1]) {
+			return fmt.Errorf("%s is no group of the pattern", ref[0])
+		}
+	}
+	if rest := reference.ReplaceAllString(template, "x"); strings.Contains(rest, "$") {
+		return fmt.Errorf("a $ must be that of a ${group}")
+	}
+	return add(reference.ReplaceAllString(template, "x"))
+}

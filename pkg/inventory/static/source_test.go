@@ -1,0 +1,290 @@
+package static
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+var byValue = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+func sans(texts ...string) []san.SAN {
+	var all []san.SAN
+	for _, text := range texts {
+		all = append(all, san.Parse(text))
+	}
+	return all
+}
+
+const someNodes = `# who is who
+- name: node-1
+  dnsNames: [Node-1.Example.Org., "${node}"]
+  addresses: [10.0.0.1, "::ffff:10.0.0.2", 2001:DB8:0::1, 10.1.0.0/16, "::ffff:10.2.0.0/120"]
+  shortNames: true
+- name: worker-9
+- namePattern: "worker-(?P<n>[0-9]+)"
+  dnsNames: ["w${n}.rack.example.org"]
+  suffixes: [".${node}.pods.example.org", "W${n}.example.org."]
+- namePattern: "^worker-1.*$"
+  dnsNames: [never.example.org]
+- namePattern: "^(?P<x>.*)-odd$"
+  dnsNames: ["${x}.example.org"]
+`
+
+func TestSource(t *testing.T) {
+	source, err := Parse([]byte(someNodes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, want := range map[string]*inventory.Entry{
+		"node-1": {
+			Source: "row 1 of configuration", ShortNames: true,
+			SANs:     sans("10.0.0.1", "10.0.0.2", "2001:db8::1", "node-1.example.org", "node-1"),
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/24")},
+		},
+		"worker-9": {Source: "row 2 of configuration"}, // a name goes before a pattern
+		"worker-12": { // the first pattern wins
+			Source: "row 3 of configuration", SANs: sans("w12.rack.example.org"),
+			Suffixes: []string{"worker-12.pods.example.org", "w12.example.org"},
+		},
+		"a-odd":            {Source: "row 5 of configuration", SANs: sans("a.example.org")},
+		"a..b-odd":         nil, // no Node can be called that
+		"A-odd":            nil,
+		"node-11":          nil,
+		"evil-worker-12":   nil, // the whole name
+		"worker-12.evil":   {Source: "row 4 of configuration", SANs: sans("never.example.org")},
+		"worker-12\nevil":  nil,
+		"":                 nil,
+		"node-1.":          nil,
+		"-odd":             nil,
+		"system:node:node": nil,
+	} {
+		got, err := source.Lookup(t.Context(), node, nil)
+		if err != nil {
+			t.Errorf("%q: %v", node, err)
+		}
+		if want != nil {
+			want.AnyTime = true                                                  // a row says nothing of when
+			want.Shared = !slices.Contains([]string{"node-1", "worker-9"}, node) // a pattern is for several nodes
+		}
+		if diff := cmp.Diff(want, got, byValue); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", node, diff)
+		}
+	}
+}
+
+func TestOwner(t *testing.T) {
+	source, err := Parse([]byte(someNodes + "- {name: node-2, dnsNames: [node-1.example.org, node-2.example.org], addresses: [10.0.0.1, 10.0.0.3]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]string{
+		"10.0.0.1":             "row 1 of configuration (node node-1)", // of two the first
+		"10.0.0.3":             "row 6 of configuration (node node-2)",
+		"::ffff:10.0.0.2":      "row 1 of configuration (node node-1)",
+		"NODE-1.example.org":   "row 1 of configuration (node node-1)",
+		"node-1":               "row 1 of configuration (node node-1)",
+		"node-2.example.org":   "row 6 of configuration (node node-2)",
+		"node-2":               "", // no short names there
+		"10.1.0.1":             "", // in a CIDR
+		"w12.rack.example.org": "", // of a pattern
+	} {
+		if got, err := source.Owner(san.Parse(value)); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", value, got, err, want)
+		}
+	}
+}
+
+// TestAnswersAreApart changes an answer: the next one must not.
+func TestAnswersAreApart(t *testing.T) {
+	source, err := Parse([]byte(someNodes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _ := source.Lookup(t.Context(), "node-1", nil)
+	first.SANs[0], first.Prefixes[0] = san.Parse("evil"), netip.MustParsePrefix("0.0.0.0/0")
+	second, _ := source.Lookup(t.Context(), "node-1", nil)
+	if second.SANs[0] != san.Parse("10.0.0.1") || second.Prefixes[0].Bits() != 16 {
+		t.Errorf("is %+v", second)
+	}
+}
+
+func TestExpansionThatIsNoName(t *testing.T) {
+	source, err := New([]Row{{
+		NamePattern: "(?P<a>[a-z]*)-?(?P<b>.*)", DNSNames: []string{"${a}.example.org", "${b}", "x${b}"}, Suffixes: []string{"${a}"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := source.Lookup(t.Context(), "1.2.3.4", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(&inventory.Entry{Source: "row 1 of configuration", SANs: sans("x1.2.3.4"), AnyTime: true, Shared: true}, entry, byValue); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	for name, test := range map[string]struct{ text, want string }{
+		"nothing":           {"", "nodes.yaml: holds nothing: write [] for no rows"},
+		"only a comment":    {"# none yet\n", "nodes.yaml: holds nothing: write [] for no rows"},
+		"null":              {"---\n", "nodes.yaml:2: want a list of rows"},
+		"a map":             {"nodes: []\n", "nodes.yaml:1: want a list of rows"},
+		"a text":            {"node-1", "nodes.yaml:1: want a list of rows"},
+		"two documents":     {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
+		"no YAML":           {"- name: a\n  - b: [\n", "nodes.yaml: line 1: did not find expected key"},
+		"a second bad part": {"[]\n---\n{", "nodes.yaml: want one YAML document"},
+		"rows of all kinds": {"- node-1\n- [a]\n- null\n- {}\n", `nodes.yaml:1: row 1: want name or namePattern, and fields
+nodes.yaml:2: row 2: want name or namePattern, and fields
+nodes.yaml:3: row 3: want name or namePattern, and fields
+nodes.yaml:4: row 4: want one of name and namePattern`},
+		"several mistakes, each on its line": {`
+- name: node-1
+  addresses:
+  - 10.0.0.1
+  - "10.0.0"
+  - 0.0.0.0/0
+- name: node-1
+  dnsname: [a]
+  dnsNames: ["*.example.org", "${n}", "10.0.0.1",
+    "a_b", "a$"]
+  suffixes: ["", "."]
+`, `nodes.yaml:5: row 1: addresses[1] "10.0.0": is no IP address
+nodes.yaml:6: row 1: addresses[2] "0.0.0.0/0": is too wide: /8 is the widest
+nodes.yaml:7: row 2: name "node-1" is that of row 1 too
+nodes.yaml:8: row 2: "dnsname" is no field of a row
+nodes.yaml:9: row 2: dnsNames[0] "*.example.org": is no DNS name
+nodes.yaml:9: row 2: dnsNames[1] "${n}": ${n} is no group of the pattern
+nodes.yaml:9: row 2: dnsNames[2] "10.0.0.1": is an address: list it as one
+nodes.yaml:10: row 2: dnsNames[3] "a_b": is no DNS name
+nodes.yaml:10: row 2: dnsNames[4] "a$": a $ must be that of a ${group}
+nodes.yaml:11: row 2: suffixes[0] is no text: quote what looks like a number
+nodes.yaml:11: row 2: suffixes[1] ".": is no DNS name`},
+		"both names":     {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: want one of name and namePattern"},
+		"no name":        {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: want one of name and namePattern"},
+		"upper case":     {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1": no Node can be called that`},
+		"a number":       {"- name: 10\n", "nodes.yaml:1: row 1: name is no text: quote what looks like a number"},
+		"twice":          {"- name: a\n  name: b\n", "nodes.yaml:2: row 1: name is there twice"},
+		"no list":        {"- name: a\n  dnsNames: b\n", "nodes.yaml:2: row 1: dnsNames is no list"},
+		"no boolean":     {"- name: a\n  shortNames: yes\n", "nodes.yaml:2: row 1: shortNames is neither true nor false"},
+		"an alias":       {"- &a {name: a}\n- *a\n", "nodes.yaml:2: row 2: want name or namePattern, and fields"},
+		"a merge":        {"- &a {name: a}\n- <<: *a\n  name: b\n", `nodes.yaml:2: row 2: "<<" is no field of a row`},
+		"an alias below": {"- {name: a, dnsNames: &a [b]}\n- {name: c, dnsNames: *a}\n", "nodes.yaml:2: row 2: dnsNames is no list"},
+		"bad pattern": {"- namePattern: 'a('\n  dnsNames: ['${x}']\n",
+			"nodes.yaml:1: row 1: namePattern \"a(\": error parsing regexp: missing closing ): `a(`"},
+		"pattern that ends ours": {"- namePattern: 'a)|(?:b'\n",
+			"nodes.yaml:1: row 1: namePattern \"a)|(?:b\": error parsing regexp: unexpected ): `a)|(?:b`"},
+		"group named node": {"- namePattern: '(?P<node>a)b'\n",
+			`nodes.yaml:1: row 1: namePattern "(?P<node>a)b": ${node} is the whole name: call the group otherwise`},
+		"pattern twice":    {"- namePattern: a+\n- namePattern: a+\n", `nodes.yaml:2: row 2: namePattern "a+" is that of row 1 too`},
+		"IPv6 all":         {"- {name: a, addresses: ['::/0']}\n", `nodes.yaml:1: row 1: addresses[0] "::/0": is too wide: /8 is the widest`},
+		"half of IPv4":     {"- {name: a, addresses: [0.0.0.0/1]}\n", `nodes.yaml:1: row 1: addresses[0] "0.0.0.0/1": is too wide: /8 is the widest`},
+		"all IPv4, mapped": {"- {name: a, addresses: ['::ffff:0:0/96']}\n", `nodes.yaml:1: row 1: addresses[0] "::ffff:0:0/96": is too wide: /8 is the widest`},
+		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml:1: row 1: addresses[0] "::ffff:0:0/64": is too wide: /8 is the widest`},
+		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
+		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml:1: row 1: addresses[0] "fd00::1%eth0": is no IP address`},
+		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.0/33": is no CIDR`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, err := Parse([]byte(test.text))
+			if err == nil || source != nil {
+				t.Fatalf("is %+v, %v", source, err)
+			}
+			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestNoRows(t *testing.T) {
+	source, err := Parse([]byte("[]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entry, err := source.Lookup(t.Context(), "a", nil); entry != nil || err != nil {
+		t.Errorf("is %+v, %v", entry, err)
+	}
+}
+
+func TestNewMistakes(t *testing.T) {
+	_, err := New([]Row{{Name: "a"}, {Name: "b", Addresses: []string{"10.0.0.1", "x"}}})
+	if err == nil || err.Error() != `row 2: addresses[1] "x": is no IP address` {
+		t.Errorf("is %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(someNodes), "worker-12")
+	f.Add([]byte("- {name: a, addresses: ['::ffff:0:0/96', 10.0.0.0/8]}"), "a")
+	f.Add([]byte("- &a [*a]"), "a")
+	f.Add([]byte("- {? [a]: b, name: !!binary YQ==}"), "a")
+	f.Fuzz(func(t *testing.T, data []byte, node string) {
+		source, err := Parse(data)
+		if (source == nil) == (err == nil) {
+			t.Fatalf("is %v, %v", source, err)
+		}
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "nodes.yaml:") {
+				t.Errorf("does not say where: %v", err)
+			}
+			return
+		}
+		entry := source.lookup(node)
+		if entry == nil {
+			return
+		}
+		for _, value := range entry.SANs {
+			if value != san.Parse(value.String()) || (value.Name == "") != value.Address.IsValid() || strings.Contains(value.Name, "*") {
+				t.Errorf("%+v is not as it should be", value)
+			}
+		}
+		for _, prefix := range entry.Prefixes {
+			if prefix.Bits() < 8 || prefix.Addr().Is4In6() {
+				t.Errorf("%s is not as it should be", prefix)
+			}
+		}
+		for _, suffix := range entry.Suffixes {
+			if suffix == "" || suffix != strings.ToLower(strings.Trim(suffix, ".")) {
+				t.Errorf("suffix %q is not as it should be", suffix)
+			}
+		}
+	})
+}
+
+// TestManyAddresses has a row of 40,000 addresses: each is looked at once.
+func TestManyAddresses(t *testing.T) {
+	row, began := Row{Name: "a", DNSNames: []string{"a.example.org"}, ShortNames: true}, time.Now()
+	for i := range 40_000 {
+		row.Addresses = append(row.Addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
+	}
+	source, err := New([]Row{row, {Name: "b", Addresses: row.Addresses[:1], DNSNames: []string{"b.example.org", "c"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	for text, want := range map[string]string{
+		row.Addresses[0]: "row 1 of configuration (node a)", row.Addresses[39_999]: "row 1 of configuration (node a)",
+		"a": "row 1 of configuration (node a)", "b": "", "b.example.org": "row 2 of configuration (node b)", "c": "row 2 of configuration (node b)",
+	} {
+		if got, err := source.Owner(san.Parse(text)); got != want || err != nil {
+			t.Errorf("%s: %q, %v, want %q", text, got, err, want)
+		}
+	}
+}

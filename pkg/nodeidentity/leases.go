@@ -1,0 +1,177 @@
+package nodeidentity
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+)
+
+// checkEvery is how often Leases looks for nodes that have died: no event reports that.
+const checkEvery = time.Second
+
+// Leases watches the Leases of kubelets and reports which nodes are alive. Each process trusts nothing but what it has
+// seen itself, so for a minute after its start no node is dead. What was seen before a failure of the watch counts no
+// more, so an API server that is away kills no node.
+type Leases struct {
+	// Changed is called with the name of a node that has died or whose Lease is deleted, and with an empty name once all
+	// Leases are read.
+	Changed func(node string)
+
+	leases *informer.Informer[*coordinationv1.Lease]
+	clock  clock.PassiveClock
+
+	mu     sync.Mutex
+	pulse  pulse
+	synced bool
+	dead   map[string]bool // nodes that Changed has been called for
+}
+
+// NewLeases returns Leases that Start fills. httpClient may be nil. passed must not jump: the real clock does not, as Go
+// measures by the monotonic one.
+func NewLeases(
+	config *rest.Config, httpClient *http.Client, passed clock.PassiveClock, log logr.Logger,
+) (*Leases, error) {
+	resource, err := informer.Typed(config, httpClient, coordinationv1.SchemeGroupVersion.WithResource("leases"),
+		&coordinationv1.Lease{}, &coordinationv1.LeaseList{})
+	if err != nil {
+		return nil, err
+	}
+	l := &Leases{Changed: func(string) {}, clock: passed, dead: map[string]bool{}}
+	l.leases = &informer.Informer[*coordinationv1.Lease]{
+		Resource: resource, Namespace: corev1.NamespaceNodeLease, GrantedBy: "config/node-identity",
+		Log: log.WithValues("resource", "leases"), Convert: stripLease,
+		OnSync: l.sync, OnChange: l.observe, OnFailure: func(error) { l.reset() },
+	}
+	return l, nil
+}
+
+// stripLease keeps what is used of a Lease.
+func stripLease(obj runtime.Object) *coordinationv1.Lease {
+	lease := obj.(*coordinationv1.Lease)
+	lease.ObjectMeta = metav1.ObjectMeta{
+		Namespace: lease.Namespace, Name: lease.Name, UID: lease.UID, ResourceVersion: lease.ResourceVersion,
+	}
+	lease.Spec = coordinationv1.LeaseSpec{
+		RenewTime: lease.Spec.RenewTime, LeaseDurationSeconds: lease.Spec.LeaseDurationSeconds,
+	}
+	return lease
+}
+
+// heartbeatOf returns what lease says.
+func heartbeatOf(lease *coordinationv1.Lease) heartbeat {
+	var says heartbeat
+	if lease.Spec.RenewTime != nil {
+		says.Renewed = lease.Spec.RenewTime.Time
+	}
+	if lease.Spec.LeaseDurationSeconds != nil {
+		says.Lasts = time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+	}
+	return says
+}
+
+// NeedLeaderElection returns false: a standby must have watched for a minute when it takes over.
+func (*Leases) NeedLeaderElection() bool { return false }
+
+// Start watches until ctx ends, and calls Changed for nodes that have died.
+func (l *Leases) Start(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { _ = l.leases.Start(ctx) }) // it returns no error
+	ticker := time.NewTicker(checkEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		for _, node := range l.died() {
+			l.Changed(node)
+		}
+	}
+}
+
+// sync observes all Leases, after they were read at the start or after a failure.
+func (l *Leases) sync() {
+	l.mu.Lock() // first, so that no older state is observed after a newer one
+	leases, err := l.leases.List()
+	if err != nil {
+		l.mu.Unlock()
+		return // they are read again
+	}
+	now, exists := l.clock.Now(), map[string]bool{}
+	for _, lease := range leases {
+		exists[lease.Name] = true
+		l.pulse.see(lease.Name, heartbeatOf(lease), now)
+	}
+	for node := range l.pulse.leases {
+		if !exists[node] {
+			l.pulse.forget(node)
+		}
+	}
+	l.synced = true
+	l.mu.Unlock()
+	l.Changed("")
+}
+
+// observe notes a change of one Lease.
+func (l *Leases) observe(before, after *coordinationv1.Lease) {
+	l.mu.Lock()
+	if after != nil {
+		l.pulse.see(after.Name, heartbeatOf(after), l.clock.Now())
+		l.mu.Unlock()
+		return
+	}
+	l.pulse.forget(before.Name)
+	l.mu.Unlock()
+	l.Changed(before.Name)
+}
+
+// reset notes a possible gap in the watch.
+func (l *Leases) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pulse.reset()
+}
+
+// died returns the nodes that are dead, and were not at the last call.
+func (l *Leases) died() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var fresh []string
+	now := l.clock.Now()
+	dead := map[string]bool{}
+	for node := range l.pulse.leases {
+		if l.pulse.of(node, now) != Dead {
+			continue
+		}
+		if dead[node] = true; !l.dead[node] {
+			fresh = append(fresh, node)
+		}
+	}
+	l.dead = dead
+	return fresh
+}
+
+// Of reports whether node is alive, and when its Lease was last renewed, by the node's own clock. That is zero if the
+// Lease was never renewed, or does not exist.
+func (l *Leases) Of(node string) (Life, time.Time, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.synced {
+		return Unknown, time.Time{}, fmt.Errorf("leases: %w", informer.ErrNotRead)
+	}
+	return l.pulse.of(node, l.clock.Now()), l.pulse.leases[node].Renewed, nil
+}

@@ -1,0 +1,120 @@
+// Package nodeidentity answers whether a node, and the requester of its first certificate, are alive: whether the node's
+// Lease is renewed, and whether the bootstrap token or ServiceAccount still exists. It decides nothing.
+package nodeidentity
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const accountUserPrefix = "system:serviceaccount:"
+
+// clusterInfo is the ConfigMap that shows which bootstrap tokens exist: for each token with the usage signing,
+// kube-controller-manager's bootstrapsigner keeps a signature of the kubeconfig in it, and removes it with the token
+// (Kubernetes pkg/controller/bootstrap/bootstrapsigner.go, signConfigMap). Without a kubeconfig it removes nothing. The
+// Secrets of the tokens hold the tokens themselves, so they are not read.
+var clusterInfo = types.NamespacedName{Namespace: metav1.NamespacePublic, Name: bootstrapapi.ConfigMapClusterInfo}
+
+// Live asks the API server past every cache, for what must be true at the moment of an approval. An error says that it
+// could not find out.
+type Live struct{ Reader client.Reader }
+
+// Gone returns why the requester does not exist any more, or an empty text. It knows bootstrap tokens and
+// ServiceAccounts. Other users are known to no API.
+func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error) {
+	if id, found := strings.CutPrefix(requester.Username, bootstrapapi.BootstrapUserPrefix); found {
+		return l.goneToken(ctx, id)
+	}
+	if name, found := strings.CutPrefix(requester.Username, accountUserPrefix); found {
+		return l.goneAccount(ctx, name, types.UID(requester.UID))
+	}
+	return "", nil
+}
+
+func (l Live) goneToken(ctx context.Context, id string) (string, error) {
+	shown := csr.Shorten(id)
+	info := &corev1.ConfigMap{}
+	if err := l.Reader.Get(ctx, clusterInfo, info); err != nil {
+		return "", fmt.Errorf("look for bootstrap token %s in ConfigMap %s: %w", shown, clusterInfo, err)
+	}
+	if info.Data[bootstrapapi.KubeConfigKey] == "" {
+		return "", fmt.Errorf("look for bootstrap token %s in ConfigMap %s: it has no key %s, so nobody keeps it up to date",
+			shown, clusterInfo, bootstrapapi.KubeConfigKey)
+	}
+	if _, found := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]; !found {
+		return fmt.Sprintf("bootstrap token %s is not in ConfigMap %s: it is revoked or has expired, or has no "+
+			"usage-bootstrap-signing", shown, clusterInfo), nil
+	}
+	return "", nil
+}
+
+func (l Live) goneAccount(ctx context.Context, name string, uid types.UID) (string, error) {
+	namespace, name, _ := strings.Cut(name, ":")
+	account := &metav1.PartialObjectMetadata{}
+	account.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
+	err := l.Reader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, account)
+	text := fmt.Sprintf("ServiceAccount %s/%s", csr.Shorten(namespace), csr.Shorten(name))
+	switch {
+	case apierrors.IsNotFound(err):
+		return text + " is deleted", nil
+	case err != nil:
+		return "", fmt.Errorf("look for %s: %w", text, err)
+	case account.UID != uid:
+		return fmt.Sprintf("%s is another one now: its UID is %s, the requester's %q",
+			text, account.UID, csr.Shorten(string(uid))), nil
+	}
+	return "", nil
+}
+
+// HasNode reports whether a Node of that name exists.
+func (l Live) HasNode(ctx context.Context, name string) (bool, error) {
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	err := l.Reader.Get(ctx, types.NamespacedName{Name: name}, node)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("look for Node %s: %w", csr.Shorten(name), err)
+	}
+	return err == nil, nil
+}
+
+// Renewed returns when the Lease of node was last renewed, by the node's own clock.
+func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
+	lease := &coordinationv1.Lease{}
+	err := l.Reader.Get(ctx, types.NamespacedName{Namespace: corev1.NamespaceNodeLease, Name: node}, lease)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("look at the lease of %s: %w", csr.Shorten(node), err)
+	}
+	return heartbeatOf(lease).Renewed, nil
+}
+
+// NewTokens returns a Runnable that calls changed with an empty name when the bootstrap tokens have changed. Which tokens
+// exist, Live answers.
+func NewTokens(config *rest.Config, log logr.Logger, changed func(node string)) (manager.Runnable, error) {
+	configMaps, err := informer.ConfigMaps(config, nil)
+	return &informer.Informer[*corev1.ConfigMap]{
+		Resource: configMaps, Namespace: clusterInfo.Namespace, Name: clusterInfo.Name,
+		Log: log.WithValues("configMap", clusterInfo.String()), OnSync: func() { changed("") },
+		OnChange: func(before, after *corev1.ConfigMap) {
+			if before == nil || after == nil || !maps.Equal(before.Data, after.Data) {
+				changed("")
+			}
+		},
+	}, err
+}

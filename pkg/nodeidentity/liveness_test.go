@@ -1,0 +1,443 @@
+package nodeidentity
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+)
+
+var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+// film is a pulse, and an instant in seconds since it began.
+type film struct {
+	pulse
+	t   testing.TB
+	now float64
+}
+
+func (f *film) at() time.Time { return filmed.Add(time.Duration(f.now * float64(time.Second))) }
+
+// renew shows a lease that was renewed at this instant, by the node's own clock, which is years off.
+func (f *film) renew(nodes ...string) {
+	for _, node := range nodes {
+		f.see(node, heartbeat{Renewed: f.at().AddDate(-7, 0, 0), Lasts: 40 * time.Second}, f.at())
+	}
+}
+
+// pass lets nodes renew every ten seconds.
+func (f *film) pass(seconds float64, nodes ...string) {
+	for end := f.now + seconds; f.now < end; {
+		f.now = min(f.now+10, end)
+		f.renew(nodes...)
+	}
+}
+
+func (f *film) is(node string, want Life) {
+	f.t.Helper()
+	if got := f.of(node, f.at()); got != want {
+		f.t.Errorf("after %vs %s is %s, want %s", f.now, node, got, want)
+	}
+}
+
+func TestPulse(t *testing.T) {
+	t.Parallel()
+	for name, run := range map[string]func(*film){
+		"no lease": func(f *film) { f.pass(100, "b"); f.is("a", Unknown) },
+		"a fresh start proves nothing": func(f *film) {
+			f.renew("a", "b")
+			f.is("a", Unknown)
+			f.is("b", Unknown)
+		},
+		"one that moves is alive": func(f *film) { f.renew("a", "b"); f.pass(10, "a", "b"); f.is("a", Alive) },
+		"one that moved is alive for a minute": func(f *film) {
+			f.renew("a", "b")
+			f.pass(10, "a", "b")
+			f.pass(59, "b")
+			f.is("a", Alive)
+			f.pass(2, "b")
+			f.is("a", Dead)
+		},
+		"dead after a minute from a fresh start, not before": func(f *film) {
+			f.renew("a", "b")
+			f.pass(69, "b") // the first renewal of another is seen after ten seconds
+			f.is("a", Unknown)
+			f.pass(1, "b")
+			f.is("a", Dead)
+			f.is("b", Alive)
+		},
+		"alive again": func(f *film) {
+			f.renew("a", "b")
+			f.pass(90, "b")
+			f.is("a", Dead)
+			f.renew("a")
+			f.is("a", Alive)
+		},
+		"alone nobody dies": func(f *film) { f.renew("a"); f.pass(60, "a"); f.pass(600); f.is("a", Unknown) },
+		"one of many others is no witness": func(f *film) {
+			f.renew("a", "b", "c")
+			f.pass(600, "b")
+			f.is("a", Unknown)
+			f.is("c", Unknown)
+			f.is("b", Alive)
+		},
+		"however fast it renews": func(f *film) {
+			f.renew("a", "b", "c")
+			for range 2000 {
+				f.now += 0.1
+				f.renew("b")
+			}
+			f.is("a", Unknown)
+		},
+		"two others are enough": func(f *film) {
+			f.renew("a", "b", "c", "d", "e")
+			f.pass(69, "b", "c")
+			f.is("a", Unknown)
+			f.pass(1, "b", "c")
+			f.is("a", Dead)
+			f.is("e", Dead)
+			f.is("c", Alive)
+		},
+		"a minute by two others, not a minute of each": func(f *film) {
+			f.renew("a", "b", "c")
+			f.pass(40, "b")
+			f.pass(40, "c")
+			f.is("a", Unknown)
+			f.pass(59, "b", "c")
+			f.is("a", Unknown)
+			f.pass(10, "b", "c")
+			f.is("a", Dead)
+		},
+		"its own renewal is not another's": func(f *film) {
+			f.renew("a", "b", "c")
+			f.pass(30, "a", "b")
+			f.pass(90, "b")
+			f.is("a", Unknown)
+		},
+		"the second witness is lost": func(f *film) {
+			f.renew("a", "b", "c")
+			f.pass(90, "b", "c")
+			f.is("a", Dead)
+			f.pass(30, "b")
+			f.is("a", Unknown)
+		},
+		"whose lease is deleted is needed no more": func(f *film) {
+			f.renew("a", "b", "c")
+			f.pass(90, "b")
+			f.forget("c")
+			f.is("a", Dead)
+		},
+		"all stand still": func(f *film) {
+			f.renew("a", "b", "c")
+			f.pass(60, "a", "b", "c")
+			f.pass(600)
+			f.is("a", Unknown)
+			f.is("b", Unknown)
+		},
+		"an API outage proves nothing": func(f *film) {
+			f.renew("a", "b")
+			f.pass(60, "a", "b")
+			f.now += 600
+			f.is("a", Unknown)
+			f.renew("b") // b is the first to come back
+			f.is("a", Unknown)
+			f.pass(50, "b")
+			f.is("a", Unknown)
+			f.renew("a")
+			f.is("a", Alive)
+		},
+		"one renewal at the end of an outage is not a minute of watching": func(f *film) {
+			f.renew("a", "b")
+			f.pass(10, "a", "b")
+			f.now += 59
+			f.renew("b")
+			f.now += 2
+			f.is("a", Unknown)
+		},
+		"what was proven before an outage is not true in it": func(f *film) {
+			f.renew("a", "b")
+			f.pass(90, "b")
+			f.is("a", Dead)
+			f.now += 21
+			f.is("a", Unknown)
+		},
+		"a step of the clock proves nothing": func(f *film) {
+			f.renew("a", "b")
+			f.pass(60, "a", "b")
+			f.now += 86400
+			f.renew("b", "a")
+			f.pass(10, "a", "b")
+			f.is("a", Alive)
+			f.now -= 86400
+			f.is("a", Unknown)
+			f.renew("b")
+			f.pass(59, "b")
+			f.is("a", Unknown)
+		},
+		"a watch that broke proves nothing": func(f *film) {
+			f.renew("a", "b")
+			f.pass(65, "b")
+			f.reset()
+			f.pass(65, "b")
+			f.is("a", Unknown)
+			f.pass(5, "b")
+			f.is("a", Dead)
+		},
+		"a burst after a silence is one instant": func(f *film) {
+			f.renew("a", "b")
+			f.now += 300
+			for range 30 {
+				f.now += 0.001
+				f.renew("b")
+			}
+			f.is("a", Unknown)
+		},
+		"who renews rarely has the time that he gave himself": func(f *film) {
+			f.see("a", heartbeat{Renewed: filmed, Lasts: 200 * time.Second}, f.at())
+			f.renew("b")
+			f.pass(209, "b")
+			f.is("a", Unknown)
+			f.pass(1, "b")
+			f.is("a", Dead)
+		},
+		"never renewed": func(f *film) {
+			f.see("a", heartbeat{}, f.at())
+			f.renew("b")
+			f.pass(600, "b")
+			f.is("a", Unknown)
+		},
+		"a lease that goes is forgotten": func(f *film) {
+			f.renew("a", "b")
+			f.pass(90, "b")
+			f.forget("a")
+			f.is("a", Unknown)
+			f.see("a", heartbeat{Renewed: filmed}, f.at())
+			f.is("a", Unknown)
+		},
+		"a renewal into the past is one too": func(f *film) {
+			f.renew("a", "b")
+			f.pass(90, "b")
+			f.see("a", heartbeat{Renewed: filmed.AddDate(-20, 0, 0)}, f.at())
+			f.is("a", Alive)
+		},
+		"an update that renews nothing is no sign of life": func(f *film) {
+			f.renew("a", "b")
+			for range 9 {
+				f.pass(10, "b")
+				f.see("a", f.leases["a"].heartbeat, f.at())
+			}
+			f.is("a", Dead)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(&film{t: t})
+		})
+	}
+}
+
+// TestDeletedLeases reports a Lease that is deleted, also while it was not watched.
+func TestDeletedLeases(t *testing.T) {
+	t.Parallel()
+	var told []string
+	clock := clocktesting.NewFakePassiveClock(filmed)
+	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Changed = func(node string) { told = append(told, node) }
+	lease := func(name string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: name},
+			Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: filmed}},
+		}
+	}
+	renewed := func(node string, want bool) {
+		t.Helper()
+		if _, at, err := l.Of(node); err != nil || at.IsZero() == want {
+			t.Errorf("%s: renewed at %s, error %v", node, at, err)
+		}
+	}
+	if _, _, err := l.Of("a"); !errors.Is(err, informer.ErrNotRead) {
+		t.Errorf("before they are read: %v", err)
+	}
+	l.leases.Fake(nil, lease("a"), lease("b"), lease("c"))
+	l.sync()
+	l.observe(nil, lease("d"))
+	l.observe(lease("a"), nil)
+	renewed("a", false)
+	renewed("b", true)
+	renewed("d", true)
+	l.leases.Fake(errors.New("down"))
+	l.sync()
+	renewed("b", true) // the pulse knows that nothing was seen meanwhile
+	l.leases.Fake(nil, lease("c"))
+	l.sync()
+	renewed("b", false)
+	renewed("c", true)
+	if !slices.Equal(told, []string{"", "a", ""}) {
+		t.Errorf("told of %q", told)
+	}
+}
+
+// TestFailuresOfTheWatchKillNobody begins every minute anew after a failure.
+func TestFailuresOfTheWatchKillNobody(t *testing.T) {
+	t.Parallel()
+	for _, fails := range []bool{false, true} {
+		clock := clocktesting.NewFakePassiveClock(filmed)
+		l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard())
+		if err != nil {
+			t.Fatal(err)
+		}
+		beat := func(names ...string) {
+			for _, name := range names {
+				l.observe(nil, &coordinationv1.Lease{
+					ObjectMeta: metav1.ObjectMeta{Name: name},
+					Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: clock.Now()}},
+				})
+			}
+		}
+		beat("a")
+		for range 7 {
+			beat("b", "c")
+			clock.SetTime(clock.Now().Add(10 * time.Second))
+		}
+		if fails {
+			l.leases.Fake(errors.New("down"))
+		}
+		beat("b", "c")
+		want := []string{"a"}
+		if fails {
+			want = nil
+		}
+		if got := l.died(); !slices.Equal(got, want) {
+			t.Errorf("fails %t: %q died, want %q", fails, got, want)
+		}
+	}
+}
+
+// TestWhoRenewsIsNeverDead plays random stories: nodes that renew every ten seconds, others that stop and come back, API
+// servers that are away, watches that break or hang and then pour out all at once, processes that start anew, clocks that
+// are stepped. Events come late, but in their order. Whoever has renewed within the last minute is not dead for whoever then
+// looks at the lease too, and nobody is while fewer than two others live, if there are so many.
+func TestWhoRenewsIsNeverDead(t *testing.T) {
+	t.Parallel()
+	deaths := 0
+	for seed := range uint64(300) {
+		s := newStory(seed)
+		for range 3000 {
+			s.second()
+			for node := range s.renewed {
+				truly := filmed.Add(time.Duration(s.renewed[node]) * time.Second)
+				if s.pulse.of(node, s.clock()) != Dead || !s.pulse.leases[node].Renewed.Equal(truly) {
+					continue // it lives, or has come back to life unseen: before an approval the lease itself is looked at
+				}
+				deaths++
+				if quiet := s.now - s.renewed[node]; quiet < 60 {
+					t.Fatalf("seed %d: after %d s %s is dead, which renewed %d s ago", seed, s.now, node, quiet)
+				}
+				if s.othersLive(node) < min(2, len(s.renewed)-1) {
+					t.Fatalf("seed %d: after %d s %s is dead, and not two others were alive: %v", seed, s.now, node, s.renewed)
+				}
+			}
+		}
+	}
+	if deaths == 0 {
+		t.Error("nobody ever died: the property proves nothing")
+	}
+}
+
+// story is a cluster as it is, and what a pulse sees of it.
+type story struct {
+	*rand.Rand
+	pulse   pulse
+	now     int            // true seconds
+	offset  int            // of our clock
+	renewed map[string]int // truly, by node
+	stopped map[string]int // until when
+	away    int            // until when the API server is
+	hangs   int            // until when the watch is
+	queue   []func()
+}
+
+func newStory(seed uint64) *story {
+	s := &story{Rand: rand.New(rand.NewPCG(seed, 1)), renewed: map[string]int{}, stopped: map[string]int{}}
+	for i := range s.IntN(5) + 1 {
+		s.renewed[fmt.Sprintf("n%d", i)] = -i
+	}
+	s.start()
+	return s
+}
+
+// start is a process that begins: the first that it is told is how all leases are.
+func (s *story) start() {
+	s.pulse, s.queue = pulse{}, nil
+	for node, last := range s.renewed {
+		s.pulse.see(node, s.says(last), s.clock())
+	}
+}
+
+func (s *story) says(renewed int) heartbeat {
+	return heartbeat{Renewed: filmed.Add(time.Duration(renewed) * time.Second), Lasts: 40 * time.Second}
+}
+
+func (s *story) clock() time.Time { return filmed.Add(time.Duration(s.now+s.offset) * time.Second) }
+
+func (s *story) second() {
+	s.now++
+	s.happens()
+	for node, last := range s.renewed {
+		if s.now < s.away || s.now < s.stopped[node] || s.now-last < 10 {
+			continue
+		}
+		s.renewed[node] = s.now
+		says := s.says(s.now)
+		s.queue = append(s.queue, func() { s.pulse.see(node, says, s.clock()) })
+	}
+	if s.now >= s.hangs && s.now >= s.away {
+		for _, event := range s.queue {
+			event()
+		}
+		s.queue = nil
+	}
+}
+
+// othersLive counts those who renew beside node: two renewals may be on their way.
+func (s *story) othersLive(node string) int {
+	others := 0
+	for other, last := range s.renewed {
+		if other != node && s.now-last <= 30 {
+			others++
+		}
+	}
+	return others
+}
+
+// happens is what goes wrong, or ends.
+func (s *story) happens() {
+	long := func() int { return s.now + s.IntN(200) }
+	switch s.IntN(600) {
+	case 0:
+		s.away = long()
+	case 1, 2:
+		s.hangs = long()
+	case 3, 4, 5, 6, 7, 8:
+		s.stopped[fmt.Sprintf("n%d", s.IntN(5))] = long()
+	case 9:
+		s.start()
+	case 10:
+		s.pulse.reset()
+	case 11:
+		s.offset += (25 + s.IntN(4000)) * (2*s.IntN(2) - 1)
+	}
+}
