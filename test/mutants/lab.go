@@ -2,8 +2,8 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -35,14 +35,15 @@ var (
 	abnormal = regexp.MustCompile(`the program has ended by itself|(?m)^panic: `)
 )
 
-// lab is a folder with the compiled test, what kube-controller-manager did, and a copy of the tree for each mutant.
+// lab is a folder with a copy of the tree, the compiled parity test, and what kube-controller-manager did. Mutants are
+// overlays of the copy (go help build, -overlay), so that go builds again only what a mutation changes.
 type lab struct {
 	dir   string
 	guard *guard.Guard
 }
 
 func newLab() (*lab, error) {
-	dir, err := os.MkdirTemp("", "parity-mutants-")
+	dir, err := os.MkdirTemp("", "mutants-")
 	if err != nil {
 		return nil, err
 	}
@@ -55,19 +56,19 @@ func newLab() (*lab, error) {
 
 func (l *lab) close() error { return errors.Join(l.guard.Stop(true), os.RemoveAll(l.dir)) }
 
+func (l *lab) tree() string     { return filepath.Join(l.dir, "tree") }
 func (l *lab) test() string     { return filepath.Join(l.dir, "parity.test") }
 func (l *lab) recorded() string { return filepath.Join(l.dir, "kube-controller-manager.json") }
 
-// prepare compiles the test, and runs it on the tree as it is: it must pass, and records kube-controller-manager. All
-// mutations must find their place.
+// prepare copies the tree, and runs the tests on it as it is: they must pass, and the parity test records
+// kube-controller-manager. All mutations must find their place.
 func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
-	tree, err := l.copy(ctx)
-	if err != nil {
+	if err := l.copy(ctx); err != nil {
 		return err
 	}
 	var errs []error
 	for _, one := range chosen {
-		if _, err := one.applied(tree); err != nil {
+		if _, err := one.applied(l.tree()); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", one.rule, err))
 		}
 	}
@@ -80,28 +81,61 @@ func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
 			continue
 		}
 		seen[one.tests] = true
-		if err := l.passes(ctx, tree, one.tests); err != nil {
+		if err := l.passes(ctx, one.tests); err != nil {
 			return err
 		}
 	}
-	return os.RemoveAll(tree)
+	return nil
 }
 
-// passes runs tests on the tree as it is. The parity test is compiled first.
-func (l *lab) passes(ctx context.Context, tree, tests string) error {
-	start, name := time.Now(), cmp.Or(tests, "parity")
-	run := func() (string, error) { return l.unit(ctx, tree, tests) }
-	if tests == "" {
-		if out, err := l.command(ctx, tree, "go", "test", "-c", "-o", l.test(), "./test/parity"); err != nil {
-			return fmt.Errorf("compile the test: %w\n%s", err, out)
-		}
-		run = func() (string, error) { return l.parity(ctx, tree, fullPatience) }
+// passes builds tests, which may take long the first time, and runs them on the tree as it is.
+func (l *lab) passes(ctx context.Context, tests string) error {
+	unchanged, err := l.overlay("unchanged", nil)
+	if err != nil {
+		return err
 	}
+	name, build := "parity", []string{"test", "-c", "-o", l.test(), "./test/parity"}
+	run := func() (string, error) { return l.parity(ctx, unchanged, fullPatience) }
+	if tests != "" {
+		name, build = tests, []string{"vet", strings.Fields(tests)[0]}
+		run = func() (string, error) { return l.unit(ctx, unchanged, tests) }
+	}
+	if out, err := l.command(ctx, l.tree(), "go", build...); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", name, err, out)
+	}
+	start := time.Now()
 	if out, err := run(); err != nil {
 		return fmt.Errorf("%s fails without a mutation: %w\n%s", name, err, out)
 	}
 	fmt.Printf("ok        the tree as it is: %s (%s)\n", name, time.Since(start).Round(time.Second))
 	return nil
+}
+
+// overlay writes an overlay of the tree that replaces files by contents, and returns its path.
+func (l *lab) overlay(name string, files map[string][]byte) (string, error) {
+	dir, err := os.MkdirTemp(l.dir, "overlay-"+strings.Map(plain, name)+"-")
+	if err != nil {
+		return "", err
+	}
+	replace := map[string]string{}
+	for file, content := range files {
+		mutant := filepath.Join(dir, filepath.Base(file))
+		replace[filepath.Join(l.tree(), file)] = mutant
+		if err := os.WriteFile(mutant, content, 0o600); err != nil {
+			return "", err
+		}
+	}
+	data, err := json.Marshal(map[string]any{"Replace": replace})
+	path := filepath.Join(dir, "overlay.json")
+	return path, errors.Join(err, os.WriteFile(path, data, 0o600))
+}
+
+// plain keeps what a file's name may hold.
+func plain(r rune) rune {
+	if r >= 'a' && r <= 'z' {
+		return r
+	}
+	return '-'
 }
 
 // judge says whether a test notices one mutation.
@@ -118,19 +152,18 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 	if ctx.Err() != nil {
 		return skipped, ""
 	}
-	tree, err := l.copy(ctx)
+	mutated, err := one.applied(l.tree())
 	if err != nil {
 		return broken, err.Error()
 	}
-	defer func() { _ = os.RemoveAll(tree) }()
-	mutated, err := one.applied(tree)
-	if err := errors.Join(err, os.WriteFile(filepath.Join(tree, one.file), mutated, 0o600)); err != nil {
+	overlay, err := l.overlay(one.rule, map[string][]byte{one.file: mutated})
+	if err != nil {
 		return broken, err.Error()
 	}
 	if one.tests != "" {
-		return unitVerdict(l.unit(ctx, tree, one.tests))
+		return unitVerdict(l.unit(ctx, overlay, one.tests))
 	}
-	out, err := l.parity(ctx, tree, patience)
+	out, err := l.parity(ctx, overlay, patience)
 	failed, waited := failure.FindStringSubmatch(out), quiet.FindStringSubmatch(out)
 	switch {
 	case err == nil:
@@ -145,12 +178,12 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 	return caught, fmt.Sprintf("%.80s, and stays so", waited[1])
 }
 
-// unit runs go test in tree. Without the folder's name in it, what a mutation leaves alone comes from the build cache.
-func (l *lab) unit(ctx context.Context, tree, tests string) (string, error) {
+// unit runs go test on the tree with overlay.
+func (l *lab) unit(ctx context.Context, overlay, tests string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	args := append([]string{"test", "-trimpath", "-count=1", "-failfast", "-timeout=3m"}, strings.Fields(tests)...)
-	return l.command(ctx, tree, "go", args...)
+	args := append([]string{"test", "-overlay", overlay, "-count=1", "-failfast", "-timeout=3m"}, strings.Fields(tests)...)
+	return l.command(ctx, l.tree(), "go", args...)
 }
 
 // unitVerdict says what the output of go test means.
@@ -165,40 +198,38 @@ func unitVerdict(out string, err error) (kind, detail string) {
 	return caught, failed[1]
 }
 
-// parity builds the program in tree and runs the test with it.
-func (l *lab) parity(ctx context.Context, tree, patience string) (string, error) {
+// parity builds the program from the tree with overlay, and runs the test with it.
+func (l *lab) parity(ctx context.Context, overlay, patience string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	binary := filepath.Join(tree, "csr-controller-manager")
-	// Without the folder's name in it, what a mutation leaves alone comes from the build cache.
-	if out, err := l.command(ctx, tree, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "."); err != nil {
+	binary := filepath.Join(filepath.Dir(overlay), "csr-controller-manager")
+	build := []string{"CGO_ENABLED=0", "go", "build", "-overlay", overlay, "-ldflags=-s -w", "-o", binary, "."}
+	if out, err := l.command(ctx, l.tree(), "env", build...); err != nil {
 		return out, fmt.Errorf("build: %w", err)
 	}
-	return l.command(ctx, filepath.Join(tree, "test", "parity"), "env", "PARITY_BINARY="+binary, "PARITY_RECORDED="+l.recorded(),
-		"PARITY_PATIENCE="+patience, l.test(), "-test.v", "-test.run=^TestParity$", "-test.timeout=3m")
+	defer func() { _ = os.Remove(binary) }() // it is large
+	return l.command(ctx, filepath.Join(l.tree(), "test", "parity"), "env", "PARITY_BINARY="+binary,
+		"PARITY_RECORDED="+l.recorded(), "PARITY_PATIENCE="+patience,
+		l.test(), "-test.v", "-test.run=^TestParity$", "-test.timeout=3m")
 }
 
 // copy copies what git knows or would add.
-func (l *lab) copy(ctx context.Context) (string, error) {
-	tree, err := os.MkdirTemp(l.dir, "tree-")
-	if err != nil {
-		return "", err
-	}
+func (l *lab) copy(ctx context.Context) error {
 	list, err := l.command(ctx, ".", "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	if err != nil {
-		return "", fmt.Errorf("list files: %w", err)
+		return fmt.Errorf("list files: %w", err)
 	}
 	for file := range strings.SplitSeq(strings.TrimSuffix(list, "\x00"), "\x00") {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // deleted, but not yet committed
 		}
-		target := filepath.Join(tree, file)
+		target := filepath.Join(l.tree(), file)
 		if err := errors.Join(err, os.MkdirAll(filepath.Dir(target), 0o750), os.WriteFile(target, content, 0o600)); err != nil {
-			return "", err
+			return err
 		}
 	}
-	return tree, nil
+	return nil
 }
 
 // applied returns the file of the mutation in tree, with the one place replaced that has the rule.

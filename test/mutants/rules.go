@@ -1,9 +1,9 @@
 package main
 
-// The tests of each part. The model of a rotation makes fewer random lives than usual: the table of Next comes first.
+// The tests of each part. The model of a rotation makes a third of its usual random lives: the table of Next comes first.
 const (
 	approverTests = "./controllers/approver"
-	rotationTests = "./controllers/rotation -lives 12"
+	rotationTests = "./controllers/rotation -lives 40"
 	sanTests      = "./pkg/san"
 	sourceTests   = "./pkg/inventory"
 	identityTests = "./pkg/nodeidentity"
