@@ -101,6 +101,7 @@ func TestBootstrap(t *testing.T) {
 		"a token for it":      {group(false, "a"), pass},
 		"a token for another": {group(false, "b"), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
 		"a token for both":    {group(false, "b", "a"), pass},
+		"... in any order":    {group(false, "a", "b"), pass},
 		"a group that is of no node": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Requester.Groups = []string{"system:bootstrappers:node:"}
 		}, "Deny NotAuthorized another node"},
