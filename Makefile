@@ -95,8 +95,9 @@ parity-mutants: ## takes out one rule at a time; parity must fail each time
 	$(CONTROL_PLANE) go run ./test/mutants
 
 .PHONY: rule-mutants
-rule-mutants: ## the same for rules of serving, identity and rotation, which unit tests must notice
+rule-mutants: ## the same for rules of serving, identity and rotation, and for alerts
 	go run ./test/mutants -units
+	$(MONITORING) go test -tags mutants -count=1 -timeout 20m -run '^TestRulesAreTested$$' ./test/monitoring
 
 # Real nodes need all of the control plane's programs.
 NODES := place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a;

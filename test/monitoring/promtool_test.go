@@ -1,16 +1,9 @@
 package monitoring
 
 import (
-	"fmt"
-	"maps"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"slices"
-	"strings"
 	"testing"
-
-	"sigs.k8s.io/yaml"
 )
 
 // promtool runs it and returns all that it writes.
@@ -36,126 +29,4 @@ func ruleTests(t *testing.T) []string {
 		t.Fatalf("%d files, error %v", len(files), err)
 	}
 	return files
-}
-
-// mutants change a rule in a way that its tests must notice; false says that there is nothing to change in it.
-var mutants = map[string]func(*rule) bool{
-	"never fires":  func(r *rule) bool { r.Expr = "vector(0) > 1"; return true },
-	"always fires": func(r *rule) bool { r.Expr = "vector(1)"; return true },
-	"at once":      func(r *rule) bool { had := r.For != ""; r.For = ""; return had },
-	"after twice as long": func(r *rule) bool {
-		amount, unit := 0, ""
-		if _, err := fmt.Sscanf(r.For, "%d%s", &amount, &unit); err != nil {
-			return false
-		}
-		r.For = fmt.Sprint(2*amount, unit)
-		return true
-	},
-	"does not linger": func(r *rule) bool { had := r.KeepFiringFor != ""; r.KeepFiringFor = ""; return had },
-	"at the boundary": func(r *rule) bool {
-		return replace(r, regexp.MustCompile(`[<>]=?( |$)`), func(operator string) string {
-			if strings.Contains(operator, "=") {
-				return strings.Replace(operator, "=", "", 1)
-			}
-			return strings.TrimSpace(operator) + "= "
-		})
-	},
-	"one more": func(r *rule) bool { return shift(r, 1) },
-	"one less": func(r *rule) bool { return shift(r, -1) },
-	"each replica for itself": func(r *rule) bool {
-		return replace(r, regexp.MustCompile(`by \(([a-z, ]*)\)`), func(by string) string {
-			return strings.Replace(by, ")", ", pod)", 1)
-		})
-	},
-	"only what was never seen": func(r *rule) bool {
-		return r.Alert == "CSRManagerAbsent" && replace(r, regexp.MustCompile(`(?s)\s+or\s.*`), none)
-	},
-	"only what has gone": func(r *rule) bool {
-		return r.Alert == "CSRManagerAbsent" && replace(r, regexp.MustCompile(`(?s)^.*\sor\s+`), none)
-	},
-	"all clusters together": func(r *rule) bool {
-		return slices.Contains([]string{"CSRNotIssued", "CSRKubeletClientExpiring", "CSRManagerAbsent"}, r.Alert) &&
-			replace(r, regexp.MustCompile(`\(cluster(, )?`), func(string) string { return "(" })
-	},
-}
-
-func none(string) string { return "" }
-
-func replace(r *rule, pattern *regexp.Regexp, by func(string) string) bool {
-	changed := pattern.ReplaceAllStringFunc(r.Expr, by)
-	different := changed != r.Expr
-	r.Expr = changed
-	return different
-}
-
-// shift moves a threshold of seconds.
-func shift(r *rule, by int) bool {
-	return replace(r, regexp.MustCompile(`\b(300|86400)\b`), func(number string) string {
-		value := 0
-		_, _ = fmt.Sscan(number, &value)
-		return fmt.Sprint(value + by)
-	})
-}
-
-// TestRulesAreTested changes one rule of each name at a time, and wants promtool to fail on each of them.
-func TestRulesAreTested(t *testing.T) {
-	t.Parallel()
-	for _, name := range slices.Sorted(maps.Keys(mutants)) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for nth := 0; ; nth++ {
-				file := readRules(t)
-				changed := mutate(file, nth, mutants[name])
-				if len(changed) == 0 {
-					if nth == 0 {
-						t.Error("no rule to change")
-					}
-					return
-				}
-				for _, alert := range survivors(t, file, changed) {
-					t.Errorf("no test fails when rule %d of %s %s", nth, alert, name)
-				}
-			}
-		})
-	}
-}
-
-// mutate changes the nth rule of each name that mutant can change, and returns the names.
-func mutate(file ruleFile, nth int, mutant func(*rule) bool) []string {
-	seen := map[string]int{}
-	var changed []string
-	for _, r := range file.rules() {
-		if seen[r.Alert] == nth && mutant(r) {
-			changed = append(changed, r.Alert)
-		}
-		seen[r.Alert]++
-	}
-	return changed
-}
-
-// survivors are those of alerts that no rule test complains of. The other rules are left out: that is faster.
-func survivors(t *testing.T, file ruleFile, alerts []string) []string {
-	t.Helper()
-	dir := t.TempDir()
-	for i := range file.Groups {
-		file.Groups[i].Rules = slices.DeleteFunc(file.Groups[i].Rules, func(r *rule) bool { return !slices.Contains(alerts, r.Alert) })
-	}
-	data, err := yaml.Marshal(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(dir, "alerts.yaml"), data)
-	args := []string{"test", "rules"}
-	for _, path := range ruleTests(t) {
-		text := string(read(t, path))
-		if slices.ContainsFunc(alerts, func(alert string) bool { return strings.Contains(text, "alertname: "+alert) }) {
-			moved := filepath.Join(dir, filepath.Base(path))
-			write(t, moved, []byte(strings.Replace(text, "../../../config/prometheus/alerts.yaml", "alerts.yaml", 1)))
-			args = append(args, moved)
-		}
-	}
-	output, _ := promtool(t, args...)
-	return slices.DeleteFunc(alerts, func(alert string) bool {
-		return strings.Contains(output, "alertname: "+alert+",") || strings.Contains(output, "rule: "+alert+",")
-	})
 }
