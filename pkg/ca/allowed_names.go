@@ -16,8 +16,8 @@ type AllowedNames struct {
 	others   []string // URIs and e-mail addresses; a trailing * allows any rest
 }
 
-// NewAllowedNames parses entries: a DNS name, *.suffix for every name below suffix, an IP address, a CIDR, or a URI or an
-// e-mail address, which may end with *.
+// NewAllowedNames parses entries: a DNS name, *.suffix for every name below suffix, an IP address, a CIDR, or a URI or
+// an e-mail address, which may end with *.
 func NewAllowedNames(entries []string) (AllowedNames, error) {
 	var names AllowedNames
 	for _, entry := range entries {
@@ -27,13 +27,15 @@ func NewAllowedNames(entries []string) (AllowedNames, error) {
 			names.prefixes = append(names.prefixes, prefix)
 		case strings.Contains(entry, "://"), strings.Contains(entry, "@"):
 			if strings.Contains(strings.TrimSuffix(entry, "*"), "*") {
-				return AllowedNames{}, fmt.Errorf("%q is no allowed name: a URI or an e-mail address may hold one *, at the end", entry)
+				return AllowedNames{}, fmt.Errorf(
+					"%q is no allowed name: a URI or an e-mail address may hold one *, at the end", entry)
 			}
 			names.others = append(names.others, entry)
 		case isDNSPattern(entry):
 			names.dns = append(names.dns, san.CanonicalName(entry))
 		default:
-			return AllowedNames{}, fmt.Errorf("%q is no allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address", entry)
+			return AllowedNames{}, fmt.Errorf("%q is no allowed name: "+
+				"want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address", entry)
 		}
 	}
 	return names, nil
@@ -42,8 +44,8 @@ func NewAllowedNames(entries []string) (AllowedNames, error) {
 // Empty reports whether nothing is allowed.
 func (n AllowedNames) Empty() bool { return len(n.dns)+len(n.prefixes)+len(n.others) == 0 }
 
-// Refused returns the first name of req that is not allowed, or "". Without a DNS name the common name counts as one, as old
-// clients take it for one.
+// Refused returns the first name of req that is not allowed, or "". If req has no DNS name, its common name counts as
+// one, because old clients match it with the host.
 func (n AllowedNames) Refused(req Request) string {
 	dns := req.DNSNames
 	if len(dns) == 0 && req.Subject.CommonName != "" {
@@ -64,14 +66,14 @@ func (n AllowedNames) Refused(req Request) string {
 		others = append(others, uri.String())
 	}
 	for _, name := range others {
-		if !n.allowsOther(name) {
+		if !slices.ContainsFunc(n.others, func(pattern string) bool { return matches(pattern, name) }) {
 			return name
 		}
 	}
 	return ""
 }
 
-// allowsDNS reports whether name is allowed; verifiers take one that is an IP address for that address.
+// allowsDNS reports whether name is allowed. Verifiers read a name that looks like an IP address as that address.
 func (n AllowedNames) allowsDNS(name string) bool {
 	if address, err := netip.ParseAddr(name); err == nil {
 		return n.allowsIP(address)
@@ -85,14 +87,14 @@ func (n AllowedNames) allowsDNS(name string) bool {
 
 func (n AllowedNames) allowsIP(address netip.Addr) bool {
 	address = address.Unmap()
-	return address.Zone() == "" && slices.ContainsFunc(n.prefixes, func(prefix netip.Prefix) bool { return prefix.Contains(address) })
+	return address.Zone() == "" && slices.ContainsFunc(n.prefixes,
+		func(prefix netip.Prefix) bool { return prefix.Contains(address) })
 }
 
-func (n AllowedNames) allowsOther(name string) bool {
-	return slices.ContainsFunc(n.others, func(allowed string) bool {
-		prefix, open := strings.CutSuffix(allowed, "*")
-		return name == allowed || open && strings.HasPrefix(name, prefix)
-	})
+// matches reports whether value is pattern, or begins with it if pattern ends with *.
+func matches(pattern, value string) bool {
+	prefix, open := strings.CutSuffix(pattern, "*")
+	return value == pattern || open && strings.HasPrefix(value, prefix)
 }
 
 // parsePrefix parses an IP address or a CIDR.

@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// ErrExpired is what Authority.Usable and Authority.Issue return, wrapped, once the signing certificate has run out.
+// ErrExpired is wrapped by the errors of Authority.Usable and Authority.Issue once the signing certificate has expired.
 var ErrExpired = errors.New("the signing certificate has expired")
 
-// Authority is a signing certificate with its private key. It is immutable and safe for concurrent use; Load is the
-// only way to get one, so that one that exists can sign.
+// Authority is a signing certificate with its private key. It is immutable and safe for concurrent use. Only Load makes
+// one, so an Authority can always sign.
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
@@ -33,12 +33,11 @@ type Authority struct {
 	given []byte
 }
 
-// Load builds an Authority from PEM. certPEM may hold several certificates in any order; the one that signs is the one
-// whose public key is that of keyPEM and that may sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9), and of
-// several such the one that ends last. Its chain is built from the others of certPEM and from caPEM, the content of ca.crt;
-// if that holds any certificate, the chain must end in one of it. Blocks of other types are passed over. Validity in time
-// is not looked at here, see Usable, so that an expired CA can still be reported by name. It issues Intermediates, see
-// WithChain.
+// Load builds an Authority from PEM. certPEM may hold several certificates in any order. The signing certificate has
+// the public key of keyPEM and may sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9); of several, the one that
+// ends last. Its chain is built from the others and from caPEM, the content of ca.crt. If caPEM holds certificates, the
+// chain must end in one of them. Blocks of other types are ignored. Load does not check the validity in time, so that
+// an expired CA can still be reported by name: see Usable. The Authority issues Intermediates, see WithChain.
 func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	key, err := parsePrivateKey(keyPEM)
 	if err != nil {
@@ -122,16 +121,17 @@ func signingCertificate(certs []*x509.Certificate, key crypto.Signer) (*x509.Cer
 
 func maySign(cert *x509.Certificate) error {
 	if !cert.BasicConstraintsValid || !cert.IsCA {
-		return fmt.Errorf("certificate %q is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)", cert.Subject)
+		return fmt.Errorf("certificate %q is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)",
+			cert.Subject)
 	}
 	if cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return fmt.Errorf("certificate %q may not sign certificates (key usage keyCertSign missing, RFC 5280 section 4.2.1.3)", cert.Subject)
+		return fmt.Errorf("certificate %q may not sign certificates "+
+			"(key usage keyCertSign missing, RFC 5280 section 4.2.1.3)", cert.Subject)
 	}
 	return nil
 }
 
-// Usable says whether the Authority may sign at now: nil, an error that wraps ErrExpired, or one that says from when on
-// it will be valid. It goes for each certificate of its chain.
+// Usable returns nil if every certificate of the chain is valid at now. If one has expired, the error wraps ErrExpired.
 func (a *Authority) Usable(now time.Time) error {
 	if !now.Before(a.ends.NotAfter) {
 		expired := ErrExpired
@@ -142,39 +142,37 @@ func (a *Authority) Usable(now time.Time) error {
 	}
 	for _, cert := range a.chain {
 		if now.Before(cert.NotBefore) {
-			return fmt.Errorf("the signing certificate %q is not valid before %s", cert.Subject, cert.NotBefore.Format(time.RFC3339))
+			return fmt.Errorf("the signing certificate %q is not valid before %s",
+				cert.Subject, cert.NotBefore.Format(time.RFC3339))
 		}
 	}
 	return nil
 }
 
-// Signed says whether the signing key has signed cert.
+// Signed reports whether the signing key has signed cert.
 func (a *Authority) Signed(cert *x509.Certificate) bool {
 	return cert.CheckSignatureFrom(a.cert) == nil
 }
 
-// NotAfter is the first end of a certificate in the chain; nothing that is issued lives longer.
+// NotAfter returns the earliest end of a certificate in the chain. No issued certificate lives longer.
 func (a *Authority) NotAfter() time.Time { return a.ends.NotAfter }
 
-// KeyID names the signing key in logs and metrics: the hex of the first eight bytes of the SHA-256 of its
-// SubjectPublicKeyInfo, so that two certificates for one key share it.
-func (a *Authority) KeyID() string {
-	return KeyID(a.cert.RawSubjectPublicKeyInfo)
-}
+// KeyID names the signing key in logs and metrics. Two certificates for one key share it.
+func (a *Authority) KeyID() string { return KeyID(a.cert.RawSubjectPublicKeyInfo) }
 
-// KeyID is the short fingerprint of a DER SubjectPublicKeyInfo, see Authority.KeyID.
+// KeyID returns the hex of the first eight bytes of the SHA-256 of a DER SubjectPublicKeyInfo.
 func KeyID(spki []byte) string {
 	sum := sha256.Sum256(spki)
 	return hex.EncodeToString(sum[:8])
 }
 
-// Certificate is the signing certificate, which nobody may change.
+// Certificate returns the signing certificate. Callers must not change it.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// CertificatePEM is the signing certificate as one PEM block.
+// CertificatePEM returns the signing certificate as one PEM block.
 func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
 
-// AppendedPEM is what Issue puts after each leaf; empty is nothing.
+// AppendedPEM returns what Issue puts after each leaf.
 func (a *Authority) AppendedPEM() []byte { return bytes.Clone(a.appended) }
 
 // Chain says which certificates Issue puts after the leaf.
@@ -207,7 +205,8 @@ func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 		end = 0
 	case WithRoot:
 		if !selfSigned(last) {
-			return nil, fmt.Errorf("the chain is to end with its root, but ends with %q, whose issuer %q is not given", last.Subject, last.Issuer)
+			return nil, fmt.Errorf("the chain is to end with its root, but ends with %q, whose issuer %q is not given",
+				last.Subject, last.Issuer)
 		}
 	default:
 		return nil, fmt.Errorf("no such chain: %q", chain)
@@ -220,8 +219,8 @@ func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 	return &with, nil
 }
 
-// WithAllGiven returns an Authority like a that puts every certificate that Load was given after a leaf. A verifier that
-// trusts any of them then finds its way, whichever chain is configured: the holder of a leaf can append them too.
+// WithAllGiven returns an Authority like a that puts every certificate that Load was given after a leaf. A verifier
+// that trusts any of them then finds its way, whichever chain is configured: the holder of a leaf can append them too.
 func (a *Authority) WithAllGiven() *Authority {
 	with := *a
 	with.appended = a.given
@@ -236,8 +235,9 @@ type path struct {
 }
 
 // chainOf returns the shortest way from cert up to one of anchors, over certs, each verified to have issued the one
-// before. Without anchors it is the way to a self-signed one, or else as far as it goes. What has no place in it is passed
-// over, but an issuer by name that has not signed is an error, unless another one has. Validity in time is not looked at.
+// before. Without anchors it is the way to a self-signed one, or else as far as it goes. What has no place in it is
+// passed over, but an issuer by name that has not signed is an error, unless another one has. Validity in time is not
+// looked at.
 func chainOf(cert *x509.Certificate, certs, anchors []*x509.Certificate) ([]*x509.Certificate, error) {
 	known := slices.Concat(certs, anchors)
 	seen := []*x509.Certificate{cert}
@@ -259,23 +259,26 @@ func chainOf(cert *x509.Certificate, certs, anchors []*x509.Certificate) ([]*x50
 	}
 	last := next[len(next)-1]
 	if len(anchors) > 0 {
-		return nil, fmt.Errorf("the chain does not end in a certificate of ca.crt: the issuer %q of %q is not there", last.cert.Issuer, last.cert.Subject)
+		return nil, fmt.Errorf("the chain does not end in a certificate of ca.crt: the issuer %q of %q is not there",
+			last.cert.Issuer, last.cert.Subject)
 	}
 	return last.certs(), nil
 }
 
-// ends says whether p.cert is one of anchors, by name and key, or without anchors whether it can have nothing above it.
+// ends reports whether p.cert is one of anchors, by name and key. Without anchors it reports whether p.cert is
+// self-signed.
 func (p *path) ends(anchors []*x509.Certificate) bool {
 	if len(anchors) == 0 {
 		return selfSigned(p.cert)
 	}
 	return slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
-		return bytes.Equal(anchor.RawSubject, p.cert.RawSubject) && bytes.Equal(anchor.RawSubjectPublicKeyInfo, p.cert.RawSubjectPublicKeyInfo)
+		return bytes.Equal(anchor.RawSubject, p.cert.RawSubject) &&
+			bytes.Equal(anchor.RawSubjectPublicKeyInfo, p.cert.RawSubjectPublicKeyInfo)
 	})
 }
 
-// issuers are those of known that have issued p.cert. If there are only such as have not, but whose name is right, that is
-// an error.
+// issuers returns those of known that have issued p.cert. It is an error if a certificate has the name of the issuer
+// but none has signed p.cert.
 func (p *path) issuers(known []*x509.Certificate) ([]*x509.Certificate, error) {
 	if selfSigned(p.cert) {
 		return nil, nil
@@ -298,19 +301,19 @@ func (p *path) issuers(known []*x509.Certificate) ([]*x509.Certificate, error) {
 	return found, wrong
 }
 
-// issuedBy says why issuer, whose name is right, can't be above p.
+// issuedBy returns why issuer, whose name is right, can't be above p, or nil.
 func (p *path) issuedBy(issuer *x509.Certificate) error {
 	if err := p.cert.CheckSignatureFrom(issuer); err != nil {
 		return fmt.Errorf("certificate %q is not signed by the given %q: %w", p.cert.Subject, issuer.Subject, err)
 	}
 	if issuer.MaxPathLen >= 0 && p.depth >= issuer.MaxPathLen {
-		return fmt.Errorf("certificate %q permits %d certificates between itself and a leaf, and there are %d (path length, RFC 5280 section 4.2.1.9)",
-			issuer.Subject, issuer.MaxPathLen, p.depth+1)
+		return fmt.Errorf("certificate %q permits %d certificates between itself and a leaf, and there are %d "+
+			"(path length, RFC 5280 section 4.2.1.9)", issuer.Subject, issuer.MaxPathLen, p.depth+1)
 	}
 	return nil
 }
 
-// certs are the certificates from the bottom to p.
+// certs returns the certificates from the signing certificate up to p.
 func (p *path) certs() []*x509.Certificate {
 	var certs []*x509.Certificate
 	for ; p != nil; p = p.below {
@@ -320,7 +323,7 @@ func (p *path) certs() []*x509.Certificate {
 	return certs
 }
 
-// selfSigned says whether nothing can be above cert.
+// selfSigned reports whether cert is its own issuer.
 func selfSigned(cert *x509.Certificate) bool {
 	return bytes.Equal(cert.RawSubject, cert.RawIssuer) &&
 		cert.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) == nil
@@ -332,7 +335,8 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block
 		if block, data = pem.Decode(data); block == nil {
-			return nil, errors.New("no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY")
+			return nil, errors.New("no private key found: " +
+				"want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY")
 		}
 		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
 			continue

@@ -13,11 +13,12 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"slices"
 	"time"
 )
 
-// Request is the certificate as it would be issued: whoever judges it and whoever signs it look at the same value, and
-// nothing that is not in it can reach a certificate.
+// Request is the certificate as it would be issued. Rules judge the same value that the signer signs, and nothing that
+// is not in it can reach a certificate.
 type Request struct {
 	PublicKey      crypto.PublicKey
 	Subject        pkix.Name
@@ -27,7 +28,7 @@ type Request struct {
 	URIs           []*url.URL
 	KeyUsage       x509.KeyUsage
 	ExtKeyUsage    []x509.ExtKeyUsage
-	// Lifetime is the requester's wish; zero is none.
+	// Lifetime is the requested lifetime. Zero is none.
 	Lifetime time.Duration
 }
 
@@ -44,8 +45,9 @@ type Issued struct {
 	Cut time.Duration
 }
 
-// Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. An error
-// means that it may work another time; it wraps ErrExpired when the Authority has run out. A *LintError means that it won't.
+// Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. After a
+// *LintError it fails again. After any other error it may succeed later; the error wraps ErrExpired if the Authority
+// has expired.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue with a Profile that NewProfile has not made")
@@ -89,14 +91,14 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 	return issued, nil
 }
 
-// NotAfterOf is the end of the certificate that Issue would make of the same.
+// NotAfterOf returns the end of the certificate that Issue would make with the same arguments.
 func (a *Authority) NotAfterOf(p Profile, req Request, now time.Time) time.Time {
 	_, notAfter, _ := a.validity(p.lifetime(req.Lifetime), now)
 	return notAfter
 }
 
-// validity is Kubernetes pkg/controller/certificates/authority/policies.go: the backdating is part of a long lifetime
-// and comes on top of a short one, and nothing outlives the Authority or its chain.
+// validity returns when a certificate begins and ends, as Kubernetes pkg/controller/certificates/authority/policies.go
+// does. The backdating is part of a long lifetime and is added to a short one. Nothing outlives the Authority's chain.
 func (a *Authority) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {
 	notBefore, notAfter = now.Add(-Backdate), now.Add(lifetime)
 	if lifetime >= shortLived {
@@ -121,8 +123,8 @@ func newSerial() (*big.Int, error) {
 	return serial, nil
 }
 
-// Room for what a certificate holds beside names, key and issuer: a signature by an RSA key of 8,192 bits, and the fixed
-// fields and extensions.
+// Room for what a certificate holds beside names, key and issuer: a signature by an RSA key of 8,192 bits, and the
+// fixed fields and extensions.
 const (
 	signatureRoom = 1024
 	fixedRoom     = 1024
@@ -139,10 +141,7 @@ func (a *Authority) LongestPEM(req Request) int {
 	if key, err := x509.MarshalPKIXPublicKey(req.PublicKey); err == nil {
 		der += len(key)
 	}
-	for _, name := range req.DNSNames {
-		der += nameRoom + len(name)
-	}
-	for _, name := range req.EmailAddresses {
+	for _, name := range slices.Concat(req.DNSNames, req.EmailAddresses) {
 		der += nameRoom + len(name)
 	}
 	for _, uri := range req.URIs {

@@ -28,11 +28,13 @@ type Contents struct {
 	ExtKeyUsage []x509.ExtKeyUsage
 }
 
-// extensions are all that a leaf certificate may have, and whether they are critical. A subjectAltName is critical if the
-// subject is empty (RFC 5280 section 4.2.1.6).
+// extensions are all that a leaf certificate may have, and whether they are critical. A subjectAltName is critical if
+// the subject is empty (RFC 5280 section 4.2.1.6).
 var extensions = []extension{
 	{"keyUsage", asn1.ObjectIdentifier{2, 5, 29, 15}, func(*x509.Certificate) bool { return true }},
-	{"subjectAltName", asn1.ObjectIdentifier{2, 5, 29, 17}, func(cert *x509.Certificate) bool { return len(cert.Subject.Names) == 0 }},
+	{"subjectAltName", asn1.ObjectIdentifier{2, 5, 29, 17}, func(cert *x509.Certificate) bool {
+		return len(cert.Subject.Names) == 0
+	}},
 	{"basicConstraints", asn1.ObjectIdentifier{2, 5, 29, 19}, func(*x509.Certificate) bool { return true }},
 	{"authorityKeyIdentifier", asn1.ObjectIdentifier{2, 5, 29, 35}, func(*x509.Certificate) bool { return false }},
 	{"extKeyUsage", asn1.ObjectIdentifier{2, 5, 29, 37}, func(*x509.Certificate) bool { return false }},
@@ -44,7 +46,8 @@ type extension struct {
 	critical func(*x509.Certificate) bool
 }
 
-// LintError reports that Issue made a certificate that differs from what was judged. Issue does not return that certificate.
+// LintError reports that Issue made a certificate that differs from what was judged. Issue does not return this
+// certificate.
 type LintError struct {
 	Serial      *big.Int
 	Differences []string
@@ -70,9 +73,11 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	differ(cert.Version == 3, "version", cert.Version, 3)
 	differ(cert.SerialNumber.Cmp(issued.Serial) == 0, "serial", cert.SerialNumber.Text(16), issued.Serial.Text(16))
 	differ(bytes.Equal(cert.RawIssuer, a.cert.RawSubject), "issuer", cert.Issuer, a.cert.Subject)
-	differ(len(cert.AuthorityKeyId) == 0 || bytes.Equal(cert.AuthorityKeyId, a.cert.SubjectKeyId), "authority key identifier", cert.AuthorityKeyId, a.cert.SubjectKeyId)
+	differ(len(cert.AuthorityKeyId) == 0 || bytes.Equal(cert.AuthorityKeyId, a.cert.SubjectKeyId),
+		"authority key identifier", cert.AuthorityKeyId, a.cert.SubjectKeyId)
 	key, err := x509.MarshalPKIXPublicKey(req.PublicKey)
-	differ(err == nil && bytes.Equal(key, cert.RawSubjectPublicKeyInfo), "key", KeyID(cert.RawSubjectPublicKeyInfo), KeyID(key))
+	differ(err == nil && bytes.Equal(key, cert.RawSubjectPublicKeyInfo),
+		"key", KeyID(cert.RawSubjectPublicKeyInfo), KeyID(key))
 	differ(cert.KeyUsage == req.KeyUsage, "key usage", cert.KeyUsage, req.KeyUsage)
 	differ(slices.Equal(cert.ExtKeyUsage, req.ExtKeyUsage) && len(cert.UnknownExtKeyUsage) == 0, "extended key usage",
 		fmt.Sprint(cert.ExtKeyUsage, cert.UnknownExtKeyUsage), req.ExtKeyUsage)
@@ -81,7 +86,8 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	differ(cert.NotAfter.Equal(issued.NotAfter.Truncate(time.Second)), "end", cert.NotAfter, issued.NotAfter)
 	differ(!cert.NotAfter.After(a.ends.NotAfter), "end", cert.NotAfter, "no later than that of the CA")
 	longest := p.config.MaxLifetime + Backdate
-	differ(cert.NotAfter.Sub(cert.NotBefore) <= longest, "lifetime", cert.NotAfter.Sub(cert.NotBefore), fmt.Sprintf("at most %s", longest))
+	differ(cert.NotAfter.Sub(cert.NotBefore) <= longest,
+		"lifetime", cert.NotAfter.Sub(cert.NotBefore), fmt.Sprintf("at most %s", longest))
 	if p.config.Contents != nil {
 		found = append(found, p.config.Contents.exceeded(cert)...)
 	}
@@ -112,11 +118,17 @@ func differInNames(cert *x509.Certificate, req Request) []string {
 	return found
 }
 
-var subjectAttributes = []string{"country", "organization", "organizational unit", "locality", "province", "street address", "postal code", "common name", "serial number"}
+var subjectAttributes = []string{
+	"country", "organization", "organizational unit", "locality", "province", "street address", "postal code",
+	"common name", "serial number",
+}
 
 // valuesOf returns the values of each of subjectAttributes, sorted.
 func valuesOf(name pkix.Name) [][]string {
-	all := [][]string{name.Country, name.Organization, name.OrganizationalUnit, name.Locality, name.Province, name.StreetAddress, name.PostalCode, nil, nil}
+	all := [][]string{
+		name.Country, name.Organization, name.OrganizationalUnit, name.Locality, name.Province, name.StreetAddress,
+		name.PostalCode, nil, nil,
+	}
 	for i := range all {
 		all[i] = slices.Sorted(slices.Values(all[i]))
 	}
@@ -127,17 +139,6 @@ func valuesOf(name pkix.Name) [][]string {
 		all[8] = []string{name.SerialNumber}
 	}
 	return all
-}
-
-// otherAttributes returns the attributes of name other than common name and organization.
-func otherAttributes(name pkix.Name) []string {
-	var found []string
-	for i, values := range valuesOf(name) {
-		if attribute := subjectAttributes[i]; len(values) > 0 && attribute != "common name" && attribute != "organization" {
-			found = append(found, attribute)
-		}
-	}
-	return found
 }
 
 // foreignExtensions reports each extension that is not one of extensions, or whose critical bit is wrong.
@@ -163,12 +164,13 @@ func (c *Contents) exceeded(cert *x509.Certificate) []string {
 			found = append(found, what+" is not permitted in this profile")
 		}
 	}
-	permit(strings.HasPrefix(cert.Subject.CommonName, c.CommonNamePrefix), fmt.Sprintf("common name %.64q", cert.Subject.CommonName))
-	permit(c.Organizations == nil || slices.Equal(cert.Subject.Organization, c.Organizations), fmt.Sprintf("organization %.64q", few(cert.Subject.Organization)))
-	if !c.OtherAttributes {
-		for _, name := range otherAttributes(cert.Subject) {
-			permit(false, name)
-		}
+	permit(strings.HasPrefix(cert.Subject.CommonName, c.CommonNamePrefix),
+		fmt.Sprintf("common name %.64q", cert.Subject.CommonName))
+	permit(c.Organizations == nil || slices.Equal(cert.Subject.Organization, c.Organizations),
+		fmt.Sprintf("organization %.64q", few(cert.Subject.Organization)))
+	for i, values := range valuesOf(cert.Subject) {
+		attribute := subjectAttributes[i]
+		permit(c.OtherAttributes || len(values) == 0 || attribute == "common name" || attribute == "organization", attribute)
 	}
 	permit(c.DNSNames || len(cert.DNSNames) == 0, "a DNS name")
 	permit(c.EmailAddresses || len(cert.EmailAddresses) == 0, "an email address")

@@ -48,12 +48,13 @@ type NewOptions struct {
 }
 
 // New makes a root of its own that may issue leaf certificates and nothing else, and returns it with its key in PEM
-// (PKCS#8). It is valid from an hour before now, so that what it issues is never backdated before it. Its profile is RFC
-// 5280's: sections 4.1.2.2 (serial number), 4.2.1.2 (subject key identifier), 4.2.1.3 (key usage), 4.2.1.9 (basic
+// (PKCS#8). It is valid from an hour before now, so that what it issues is never backdated before it. Its profile is
+// RFC 5280's: sections 4.1.2.2 (serial number), 4.2.1.2 (subject key identifier), 4.2.1.3 (key usage), 4.2.1.9 (basic
 // constraints).
 func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte, err error) {
 	if letters := utf8.RuneCountInString(options.CommonName); letters < 1 || letters > maxCommonName {
-		return nil, nil, fmt.Errorf("the common name %q has %d letters: want 1 to %d", options.CommonName, letters, maxCommonName)
+		return nil, nil, fmt.Errorf("the common name %q has %d letters: want 1 to %d",
+			options.CommonName, letters, maxCommonName)
 	}
 	key, err := newKey(options.Algorithm)
 	if err != nil {

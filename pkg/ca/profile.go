@@ -43,11 +43,11 @@ const (
 // ProfileConfig says what an Authority may issue to one kind of requester. The zero value is kube-controller-manager's
 // behaviour with a signing duration of one year, and RSA keys of 2048 bits or more.
 type ProfileConfig struct {
-	// Lifetime is what a request without a wish gets, and without MaxLifetime also the longest. Zero is one year.
+	// Lifetime is for requests that ask for none. Without MaxLifetime it is also the longest. Zero is one year.
 	Lifetime time.Duration
-	// MinLifetime lifts shorter wishes, up to MaxLifetime. Zero is ten minutes.
+	// MinLifetime lengthens shorter requested lifetimes, up to MaxLifetime. Zero is ten minutes.
 	MinLifetime time.Duration
-	// MaxLifetime cuts longer wishes. Zero is Lifetime.
+	// MaxLifetime shortens longer requested lifetimes. Zero is Lifetime.
 	MaxLifetime time.Duration
 	// MinRSABits refuses shorter RSA keys. Zero is 2048.
 	MinRSABits int
@@ -60,7 +60,8 @@ type ProfileConfig struct {
 	ForbidWildcards bool
 }
 
-// Profile is a checked ProfileConfig. With the zero Profile nothing can be issued; OrForbidding makes it the default one.
+// Profile is a checked ProfileConfig. With the zero Profile nothing can be issued; OrForbidding makes it the default
+// one.
 type Profile struct{ config ProfileConfig }
 
 // OrForbidding returns p, with patterns for its ForbiddenSubjects if those were left nil. The zero Profile becomes the
@@ -110,19 +111,21 @@ func NewProfile(config ProfileConfig) (Profile, error) {
 	return Profile{config: config}, nil
 }
 
-// CheckLifetime says why certificates of that lifetime would be of no use, or nil.
+// CheckLifetime returns why certificates with this lifetime would be of no use, or nil.
 func CheckLifetime(lifetime time.Duration) error {
 	if lifetime > ShortestLifetime {
 		return nil
 	}
-	return fmt.Errorf("%s is too short: certificates are backdated by %s and clients renew after as little as 70%% of the validity, "+
-		"so what lives for %s or less is due for renewal the moment it is issued", lifetime, Backdate, ShortestLifetime.Round(time.Second))
+	return fmt.Errorf("%s is too short: certificates are backdated by %s and clients renew after as little as 70%% "+
+		"of the validity, so what lives for %s or less is due for renewal the moment it is issued",
+		lifetime, Backdate, ShortestLifetime.Round(time.Second))
 }
 
-// CheckSubjectPattern says what is wrong with one entry of ProfileConfig.ForbiddenSubjects, or nil.
+// CheckSubjectPattern returns what is wrong with an entry of ProfileConfig.ForbiddenSubjects, or nil.
 func CheckSubjectPattern(pattern string) error {
 	attribute, value, found := strings.Cut(pattern, "=")
-	if !found || (attribute != "O" && attribute != "CN") || value == "" || strings.Contains(strings.TrimSuffix(value, "*"), "*") {
+	if !found || (attribute != "O" && attribute != "CN") || value == "" ||
+		strings.Contains(strings.TrimSuffix(value, "*"), "*") {
 		return fmt.Errorf("%q is no subject pattern: want O=value or CN=value, with at most one *, at the end", pattern)
 	}
 	return nil
@@ -136,7 +139,7 @@ func (p Profile) Within(longest time.Duration) Profile {
 	return p
 }
 
-// Lifetime is what a request without a wish gets.
+// Lifetime returns the lifetime for a request that asks for none.
 func (p Profile) Lifetime() time.Duration { return p.config.Lifetime }
 
 // Violation is why a Request can never be issued under a Profile: a reason token of docs/reasons.md and a sentence.
@@ -151,25 +154,19 @@ func (p Profile) Check(req Request) []Violation {
 	for _, pattern := range p.config.ForbiddenSubjects {
 		if MatchesSubject(pattern, req.Subject) {
 			found = append(found, Violation{
-				Reason:  "SubjectNotPermitted",
-				Message: fmt.Sprintf("subject %+q is not permitted: this signer never issues %s", SubjectText(req.Subject, maxSubjectText), pattern),
+				Reason: "SubjectNotPermitted",
+				Message: fmt.Sprintf("subject %+q is not permitted: this signer never issues %s",
+					SubjectText(req.Subject, maxSubjectText), pattern),
 			})
 		}
 	}
-	if message := p.checkDNSNames(req.DNSNames); message != "" {
-		found = append(found, Violation{Reason: "NameNotPermitted", Message: message})
-	}
-	return found
-}
-
-// checkDNSNames returns what is wrong with the first of names that is not permitted, or is empty.
-func (p Profile) checkDNSNames(names []string) string {
-	for _, name := range names {
+	for _, name := range req.DNSNames {
 		if err := san.CheckDNSName(name, !p.config.ForbidWildcards); err != nil {
-			return fmt.Sprintf("DNS name %+q %v", cutText(name, maxSubjectText), err)
+			message := fmt.Sprintf("DNS name %+q %v", cutText(name, maxSubjectText), err)
+			return append(found, Violation{Reason: "NameNotPermitted", Message: message})
 		}
 	}
-	return ""
+	return found
 }
 
 // MatchesSubject reports whether subject matches pattern, an entry of ProfileConfig.ForbiddenSubjects.
@@ -179,19 +176,16 @@ func MatchesSubject(pattern string, subject pkix.Name) bool {
 	if attribute == "CN" {
 		values = []string{subject.CommonName}
 	}
-	prefix, wildcard := strings.CutSuffix(want, "*")
-	return slices.ContainsFunc(values, func(value string) bool {
-		return value == want || wildcard && strings.HasPrefix(value, prefix)
-	})
+	return slices.ContainsFunc(values, func(value string) bool { return matches(want, value) })
 }
 
-// lifetime is kube-controller-manager's arithmetic (pkg/controller/certificates/signer/signer.go, duration): no wish
-// gets the default, the floor lifts, and the ceiling, applied last, wins.
-func (p Profile) lifetime(wish time.Duration) time.Duration {
-	if wish == 0 {
+// lifetime bounds a requested lifetime, as kube-controller-manager does (pkg/controller/certificates/signer/signer.go,
+// duration). Zero gets the default. The maximum is applied last.
+func (p Profile) lifetime(requested time.Duration) time.Duration {
+	if requested == 0 {
 		return p.config.Lifetime
 	}
-	return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)
+	return min(max(requested, p.config.MinLifetime), p.config.MaxLifetime)
 }
 
 const (
@@ -203,8 +197,8 @@ const (
 	PermittedKeys = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
 )
 
-// CheckKey returns why nothing is ever signed for the public key, or nil. It does no arithmetic on the key, so that it can
-// run before a signature is verified with it.
+// CheckKey returns why nothing is ever signed for the public key, or nil. It does no arithmetic on the key, so that it
+// can run before a signature is verified with it.
 func CheckKey(public crypto.PublicKey) *Violation {
 	refuse := func(format string, args ...any) *Violation {
 		return &Violation{Reason: "KeyNotPermitted", Message: fmt.Sprintf(format, args...) + "; " + PermittedKeys}
@@ -231,7 +225,7 @@ func CheckKey(public crypto.PublicKey) *Violation {
 	return nil
 }
 
-// checkKey is CheckKey, and refuses RSA keys that are shorter than p permits.
+// checkKey adds to CheckKey that RSA keys must not be shorter than p permits.
 func (p Profile) checkKey(public crypto.PublicKey) *Violation {
 	if violation := CheckKey(public); violation != nil {
 		return violation
@@ -241,8 +235,9 @@ func (p Profile) checkKey(public crypto.PublicKey) *Violation {
 		return nil
 	}
 	return &Violation{
-		Reason:  "KeyTooWeak",
-		Message: fmt.Sprintf("RSA key of %d bits is too weak: at least %d bits are needed", key.N.BitLen(), p.config.MinRSABits),
+		Reason: "KeyTooWeak",
+		Message: fmt.Sprintf("RSA key of %d bits is too weak: at least %d bits are needed",
+			key.N.BitLen(), p.config.MinRSABits),
 	}
 }
 
@@ -253,9 +248,9 @@ const (
 	ellipsis = "..."
 )
 
-// SubjectText renders name as its String method does, but at most room bytes of it, of which the last ones then say that
-// text is missing. It takes time in proportion to room and to the number of attributes: pkix.RDNSequence.String copies the
-// whole text again for each attribute.
+// SubjectText renders name as its String method does, but at most room bytes of it, of which the last ones then say
+// that text is missing. It takes time in proportion to room and to the number of attributes: pkix.RDNSequence.String
+// copies the whole text again for each attribute.
 func SubjectText(name pkix.Name, room int) string {
 	name.Names = nil // String adds the unknown attributes of a parsed name, which no certificate holds
 	rdns := name.ToRDNSequence()

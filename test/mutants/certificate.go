@@ -4,9 +4,9 @@ package main
 var certificateMutations = []mutation{
 	{"lifetime: default", "pkg/ca/profile.go", "return p.config.Lifetime\n", "return p.config.MinLifetime\n", ""},
 	{"lifetime: default, 365 days", "pkg/ca/profile.go", "DefaultLifetime = 365 * 24 * time.Hour", "DefaultLifetime = 364 * 24 * time.Hour", ""},
-	{"lifetime: ceiling", "pkg/ca/profile.go", "return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)", "return max(wish, p.config.MinLifetime)", ""},
-	{"lifetime: wish", "pkg/ca/profile.go", "return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)", "return p.config.MaxLifetime", ""},
-	{"lifetime: ceiling before floor", "pkg/ca/profile.go", "return min(max(wish, p.config.MinLifetime), p.config.MaxLifetime)", "return max(min(wish, p.config.MaxLifetime), p.config.MinLifetime)", ""},
+	{"lifetime: ceiling", "pkg/ca/profile.go", "return min(max(requested, p.config.MinLifetime), p.config.MaxLifetime)", "return max(requested, p.config.MinLifetime)", ""},
+	{"lifetime: wish", "pkg/ca/profile.go", "return min(max(requested, p.config.MinLifetime), p.config.MaxLifetime)", "return p.config.MaxLifetime", ""},
+	{"lifetime: ceiling before floor", "pkg/ca/profile.go", "return min(max(requested, p.config.MinLifetime), p.config.MaxLifetime)", "return max(min(requested, p.config.MaxLifetime), p.config.MinLifetime)", ""},
 	{"lifetime: seconds of the request", "pkg/csr/request.go", "time.Duration(*seconds)*time.Second", "time.Duration(*seconds)*time.Millisecond", ""},
 	{"validity: backdating", "pkg/ca/issue.go", "now.Add(-Backdate), now.Add(lifetime)", "now, now.Add(lifetime)", ""},
 	{"validity: 8 h rule", "pkg/ca/issue.go", "if lifetime >= shortLived {", "if true {", ""},
