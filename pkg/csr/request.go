@@ -11,6 +11,8 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -171,4 +173,159 @@ func (r *Request) KeyIn(cert *x509.Certificate) bool {
 func (r *Request) KeyFingerprint() string {
 	sum := sha256.Sum256(r.payload.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
+}
+
+// NodeName is the node that the subject of r names, or empty.
+func (r *Request) NodeName() string {
+	name, found := strings.CutPrefix(r.Cert.Subject.CommonName, NodeUserPrefix)
+	if !found {
+		return ""
+	}
+	return name
+}
+
+// IsNode says whether w is a kubelet, as the API server's node authorizer sees it (Kubernetes
+// pkg/auth/nodeidentifier/default.go): a user with the prefix and a name after it, in the group of nodes.
+func (w Requester) IsNode() bool {
+	name, found := strings.CutPrefix(w.Username, NodeUserPrefix)
+	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
+}
+
+// HasServingUsages says whether the usages are those of a kubelet's serving certificate, with or without key encipherment.
+func (r *Request) HasServingUsages() bool {
+	return isUsageSet(r.Usages, certificatesv1.UsageServerAuth)
+}
+
+// OtherSubject lists the attributes of the subject other than common name and organization.
+func (r *Request) OtherSubject() []string {
+	var other []string
+	for name, values := range map[string][]string{
+		"country": r.Cert.Subject.Country, "organizational unit": r.Cert.Subject.OrganizationalUnit,
+		"locality": r.Cert.Subject.Locality, "province": r.Cert.Subject.Province, "street": r.Cert.Subject.StreetAddress,
+		"postal code": r.Cert.Subject.PostalCode,
+	} {
+		if len(values) > 0 {
+			other = append(other, name)
+		}
+	}
+	if r.Cert.Subject.SerialNumber != "" {
+		other = append(other, "serial number")
+	}
+	slices.Sort(other)
+	return other
+}
+
+// The X.509 form of each usage, from Kubernetes pkg/apis/certificates/v1/helpers.go and
+// pkg/controller/certificates/authority/policies.go.
+var (
+	keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
+		certificatesv1.UsageSigning:           x509.KeyUsageDigitalSignature,
+		certificatesv1.UsageDigitalSignature:  x509.KeyUsageDigitalSignature,
+		certificatesv1.UsageContentCommitment: x509.KeyUsageContentCommitment,
+		certificatesv1.UsageKeyEncipherment:   x509.KeyUsageKeyEncipherment,
+		certificatesv1.UsageKeyAgreement:      x509.KeyUsageKeyAgreement,
+		certificatesv1.UsageDataEncipherment:  x509.KeyUsageDataEncipherment,
+		certificatesv1.UsageCertSign:          x509.KeyUsageCertSign,
+		certificatesv1.UsageCRLSign:           x509.KeyUsageCRLSign,
+		certificatesv1.UsageEncipherOnly:      x509.KeyUsageEncipherOnly,
+		certificatesv1.UsageDecipherOnly:      x509.KeyUsageDecipherOnly,
+	}
+	extKeyUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
+		certificatesv1.UsageAny:             x509.ExtKeyUsageAny,
+		certificatesv1.UsageServerAuth:      x509.ExtKeyUsageServerAuth,
+		certificatesv1.UsageClientAuth:      x509.ExtKeyUsageClientAuth,
+		certificatesv1.UsageCodeSigning:     x509.ExtKeyUsageCodeSigning,
+		certificatesv1.UsageEmailProtection: x509.ExtKeyUsageEmailProtection,
+		certificatesv1.UsageSMIME:           x509.ExtKeyUsageEmailProtection,
+		certificatesv1.UsageIPsecEndSystem:  x509.ExtKeyUsageIPSECEndSystem,
+		certificatesv1.UsageIPsecTunnel:     x509.ExtKeyUsageIPSECTunnel,
+		certificatesv1.UsageIPsecUser:       x509.ExtKeyUsageIPSECUser,
+		certificatesv1.UsageTimestamping:    x509.ExtKeyUsageTimeStamping,
+		certificatesv1.UsageOCSPSigning:     x509.ExtKeyUsageOCSPSigning,
+		certificatesv1.UsageMicrosoftSGC:    x509.ExtKeyUsageMicrosoftServerGatedCrypto,
+		certificatesv1.UsageNetscapeSGC:     x509.ExtKeyUsageNetscapeServerGatedCrypto,
+	}
+)
+
+// KnownUsage says whether usage is one that Kubernetes defines and a certificate can hold.
+func KnownUsage(usage certificatesv1.KeyUsage) bool {
+	_, key := keyUsages[usage]
+	_, ext := extKeyUsages[usage]
+	return key || ext
+}
+
+// ExtendedUsage reports whether usage is an extended key usage.
+func ExtendedUsage(usage certificatesv1.KeyUsage) bool {
+	_, extended := extKeyUsages[usage]
+	return extended
+}
+
+// x509Usages translates usages; extended ones come sorted and without repetition.
+func x509Usages(usages []certificatesv1.KeyUsage) (key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage) {
+	for _, usage := range usages {
+		if !KnownUsage(usage) {
+			unknown = append(unknown, usage)
+			continue
+		}
+		key |= keyUsages[usage]
+		if value, ok := extKeyUsages[usage]; ok {
+			ext = append(ext, value)
+		}
+	}
+	slices.Sort(ext)
+	return key, slices.Compact(ext), unknown
+}
+
+// X509Usages returns the X.509 form of usages, without those that have none.
+func X509Usages(usages []certificatesv1.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage) {
+	key, ext, _ := x509Usages(usages)
+	return key, ext
+}
+
+// TokenGroupPrefix begins the groups that bind a bootstrap token to one node.
+const TokenGroupPrefix = "system:bootstrappers:node:"
+
+// TokenGroup is the group of whoever may ask for a first certificate of node and of no other. A node's name can be longer
+// than the API server lets the name of such a group be, so it holds the first 16 hex digits of the name's SHA-256.
+func TokenGroup(node string) string {
+	sum := sha256.Sum256([]byte(node))
+	return TokenGroupPrefix + hex.EncodeToString(sum[:8])
+}
+
+// maxText bounds what a requester can make logs and messages hold, in bytes.
+const maxText = 256
+
+const cut = "..."
+
+// Shorten cuts text that a requester has chosen.
+func Shorten(text string) string { return ShortenTo(text, maxText) }
+
+// ShortenTo cuts text to at most room bytes, of which the last ones then say that it was cut.
+func ShortenTo(text string, room int) string {
+	if len(text) <= room {
+		return text
+	}
+	return strings.ToValidUTF8(text[:room-len(cut)], "") + cut
+}
+
+// ShortenAll bounds the number and the length of texts that a requester has chosen, for a message.
+func ShortenAll(all []string) []string {
+	const most = 8
+	shown := make([]string, 0, most+1)
+	for i, text := range all {
+		if i == most {
+			return append(shown, fmt.Sprintf("and %d more", len(all)-most))
+		}
+		shown = append(shown, Shorten(text))
+	}
+	return shown
+}
+
+// SubjectText is the subject as it would be issued, shortened, for logs and messages.
+func (r *Request) SubjectText() string { return ca.SubjectText(r.Cert.Subject, maxText) }
+
+// Pause is how long a request of that age waits before it is looked at again without being woken: as long as it is
+// old, between a second and a minute. So the pause doubles, without anything being counted or lost at a restart.
+func Pause(age time.Duration) time.Duration {
+	return min(max(age, time.Second), time.Minute)
 }
