@@ -57,7 +57,7 @@ func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Content
 	of, kubernetes := contents[signerName]
 	if !kubernetes {
 		of = ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
-		of.KeyUsage, of.ExtKeyUsage = csr.X509Usages(usages)
+		of.KeyUsage, of.ExtKeyUsage, _ = csr.X509Usages(usages)
 	}
 	return &of
 }

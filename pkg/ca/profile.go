@@ -162,7 +162,7 @@ func (p Profile) Check(req Request) []Violation {
 	}
 	for _, name := range req.DNSNames {
 		if err := san.CheckDNSName(name, !p.config.ForbidWildcards); err != nil {
-			message := fmt.Sprintf("DNS name %+q %v", cutText(name, maxSubjectText), err)
+			message := fmt.Sprintf("DNS name %+q %v", Shorten(name, maxSubjectText), err)
 			return append(found, Violation{Reason: "NameNotPermitted", Message: message})
 		}
 	}
@@ -258,7 +258,7 @@ func SubjectText(name pkix.Name, room int) string {
 	for i := len(rdns) - 1; i >= 0; i-- {
 		for j, attribute := range rdns[i] {
 			if text.Len() > room {
-				return cutText(text.String(), room)
+				return Shorten(text.String(), room)
 			}
 			switch {
 			case j > 0:
@@ -272,10 +272,11 @@ func SubjectText(name pkix.Name, room int) string {
 			text.WriteString(pkix.RDNSequence{{attribute}}.String())
 		}
 	}
-	return cutText(text.String(), room)
+	return Shorten(text.String(), room)
 }
 
-func cutText(text string, room int) string {
+// Shorten cuts text to at most room bytes. A text that was cut ends in "...".
+func Shorten(text string, room int) string {
 	if len(text) <= room {
 		return text
 	}

@@ -15,16 +15,16 @@ const (
 	ReasonKeyNotPermitted = "KeyNotPermitted"
 )
 
-// Refused is why a request can never be signed, whatever its signer: its immutable spec breaks a rule. Reason is a token
-// of docs/reasons.md.
+// Refused is why a request can never be signed, whatever its signer: its immutable spec breaks a rule. Reason is a
+// token of docs/reasons.md.
 type Refused struct{ Reason, Message string }
 
 // Error implements error.
 func (r *Refused) Error() string { return r.Message }
 
-// Limits bound what is read of a request. They are checked before the request is parsed, verified, compared or rendered:
-// the requester pays a few bytes for each attribute and name, and every later step would pay more. A zero field has the
-// value of DefaultLimits.
+// Limits bound what is read of a request. They are checked before the request is parsed, verified, compared or
+// rendered: the requester pays a few bytes for each attribute and name, and every later step would pay more. A zero
+// field has the value of DefaultLimits.
 type Limits struct {
 	// RequestBytes bounds spec.request.
 	RequestBytes int
@@ -34,13 +34,15 @@ type Limits struct {
 	SubjectAttributes int
 	// Names bounds the subjectAltNames of all kinds together.
 	Names int
-	// Extensions bounds the attributes of the request and the extensions that they ask for, together. A kubelet has one of
-	// each. Thousands of them take far longer to read than as many bytes of names.
+	// Extensions bounds the attributes of the request and the extensions that they ask for, together. A kubelet has one
+	// of each. Thousands of them take far longer to read than as many bytes of names.
 	Extensions int
 }
 
 // DefaultLimits leave room for a node with hundreds of network interfaces.
-var DefaultLimits = Limits{RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000, Extensions: 100}
+var DefaultLimits = Limits{
+	RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000, Extensions: 100,
+}
 
 func (l Limits) withDefaults() Limits {
 	return Limits{
@@ -196,7 +198,8 @@ func elements(der []byte) iter.Seq[asn1.RawValue] {
 	}
 }
 
-// Fault is the message about a request for which Parse returned err, which is not a *Refused.
+// Fault returns the message about a request for which Parse returned err, which is not a *Refused.
 func Fault(err error) string {
-	return fmt.Sprintf("%v; this is a defect of csr-controller-manager: report it with this request; it is read again within a minute", err)
+	return fmt.Sprintf("%v; this is a defect of csr-controller-manager: report it with this request; "+
+		"it is read again within a minute", err)
 }

@@ -7,7 +7,6 @@ import (
 	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
 	"fmt"
@@ -69,7 +68,9 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 	if refused != nil {
 		return nil, refused
 	}
-	keyUsage, extKeyUsage, unknown := x509Usages(obj.Spec.Usages)
+	keyUsage, extKeyUsage, unknown := X509Usages(obj.Spec.Usages)
+	subject := payload.Subject
+	subject.Names, subject.ExtraNames = nil, nil // what crypto/x509 writes into no certificate
 	return &Request{
 		Name:       obj.Name,
 		UID:        obj.UID,
@@ -86,14 +87,14 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 		Dropped:       droppedContent(payload),
 		Cert: ca.Request{
 			PublicKey:      payload.PublicKey,
-			Subject:        knownAttributes(payload.Subject),
+			Subject:        subject,
 			DNSNames:       payload.DNSNames,
 			EmailAddresses: payload.EmailAddresses,
 			IPAddresses:    payload.IPAddresses,
 			URIs:           payload.URIs,
 			KeyUsage:       keyUsage,
 			ExtKeyUsage:    extKeyUsage,
-			Lifetime:       wish(obj.Spec.ExpirationSeconds),
+			Lifetime:       requestedLifetime(obj.Spec.ExpirationSeconds),
 		},
 		payload: payload,
 	}, nil
@@ -123,7 +124,8 @@ func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, *Refused) {
 	}
 	key, err := x509.ParsePKIXPublicKey(info.PublicKey.Raw) // it does no arithmetic on the key
 	if err != nil {
-		return nil, &Refused{ReasonKeyNotPermitted, fmt.Sprintf("the public key can't be read: %v; %s", err, ca.PermittedKeys)}
+		return nil, &Refused{ReasonKeyNotPermitted,
+			fmt.Sprintf("the public key can't be read: %v; %s", err, ca.PermittedKeys)}
 	}
 	if violation := ca.CheckKey(key); violation != nil {
 		return nil, &Refused{violation.Reason, violation.Message}
@@ -139,23 +141,17 @@ func malformed(err error) *Refused {
 	return &Refused{ReasonMalformed, fmt.Sprintf("spec.request holds no valid PKCS#10 request: %v", err)}
 }
 
-// wish is the lifetime that was asked for; zero is none. A wish for no time at all, which the API server refuses, is still
-// a wish.
-func wish(seconds *int32) time.Duration {
+// requestedLifetime returns the lifetime that was asked for. Zero is none: for zero seconds, which the API server
+// refuses, it returns a nanosecond.
+func requestedLifetime(seconds *int32) time.Duration {
 	if seconds == nil {
 		return 0
 	}
 	return cmp.Or(time.Duration(*seconds)*time.Second, 1)
 }
 
-// knownAttributes keeps what crypto/x509 writes into a certificate: it drops ExtraNames and Names.
-func knownAttributes(name pkix.Name) pkix.Name {
-	name.Names, name.ExtraNames = nil, nil
-	return name
-}
-
-// CheckSignature says whether the request proves possession of its private key (RFC 2986 section 4.2). The API server
-// checks it at creation, so only what bypassed the API can fail.
+// CheckSignature returns an error unless the request proves possession of its private key (RFC 2986 section 4.2). The
+// API server checks it at creation, so only what bypassed the API can fail.
 func (r *Request) CheckSignature() error {
 	if err := r.payload.CheckSignature(); err != nil {
 		return fmt.Errorf("the signature in spec.request does not match its public key: %w", err)
@@ -163,19 +159,19 @@ func (r *Request) CheckSignature() error {
 	return nil
 }
 
-// KeyIn says whether cert is for the key that was asked for.
+// KeyIn reports whether cert is for the requested key.
 func (r *Request) KeyIn(cert *x509.Certificate) bool {
 	key, comparable := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
 	return comparable && key.Equal(r.Cert.PublicKey)
 }
 
-// KeyFingerprint is the hex SHA-256 of the requested public key, as DER SubjectPublicKeyInfo.
+// KeyFingerprint returns the hex SHA-256 of the requested public key, as DER SubjectPublicKeyInfo.
 func (r *Request) KeyFingerprint() string {
 	sum := sha256.Sum256(r.payload.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
 }
 
-// NodeName is the node that the subject of r names, or empty.
+// NodeName returns the node that the subject of r names, or "".
 func (r *Request) NodeName() string {
 	name, found := strings.CutPrefix(r.Cert.Subject.CommonName, NodeUserPrefix)
 	if !found {
@@ -184,14 +180,15 @@ func (r *Request) NodeName() string {
 	return name
 }
 
-// IsNode says whether w is a kubelet, as the API server's node authorizer sees it (Kubernetes
+// IsNode reports whether w is a kubelet, as the API server's node authorizer sees it (Kubernetes
 // pkg/auth/nodeidentifier/default.go): a user with the prefix and a name after it, in the group of nodes.
 func (w Requester) IsNode() bool {
 	name, found := strings.CutPrefix(w.Username, NodeUserPrefix)
 	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
 }
 
-// HasServingUsages says whether the usages are those of a kubelet's serving certificate, with or without key encipherment.
+// HasServingUsages reports whether the usages are those of a kubelet's serving certificate, with or without key
+// encipherment.
 func (r *Request) HasServingUsages() bool {
 	return isUsageSet(r.Usages, certificatesv1.UsageServerAuth)
 }
@@ -247,7 +244,7 @@ var (
 	}
 )
 
-// KnownUsage says whether usage is one that Kubernetes defines and a certificate can hold.
+// KnownUsage reports whether Kubernetes defines usage and a certificate can hold it.
 func KnownUsage(usage certificatesv1.KeyUsage) bool {
 	_, key := keyUsages[usage]
 	_, ext := extKeyUsages[usage]
@@ -260,8 +257,11 @@ func ExtendedUsage(usage certificatesv1.KeyUsage) bool {
 	return extended
 }
 
-// x509Usages translates usages; extended ones come sorted and without repetition.
-func x509Usages(usages []certificatesv1.KeyUsage) (key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage) {
+// X509Usages returns the X.509 form of usages. Extended usages are sorted and without repetition. unknown has the
+// usages without an X.509 form.
+func X509Usages(usages []certificatesv1.KeyUsage) (
+	key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage,
+) {
 	for _, usage := range usages {
 		if !KnownUsage(usage) {
 			unknown = append(unknown, usage)
@@ -276,17 +276,12 @@ func x509Usages(usages []certificatesv1.KeyUsage) (key x509.KeyUsage, ext []x509
 	return key, slices.Compact(ext), unknown
 }
 
-// X509Usages returns the X.509 form of usages, without those that have none.
-func X509Usages(usages []certificatesv1.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage) {
-	key, ext, _ := x509Usages(usages)
-	return key, ext
-}
-
 // TokenGroupPrefix begins the groups that bind a bootstrap token to one node.
 const TokenGroupPrefix = "system:bootstrappers:node:"
 
-// TokenGroup is the group of whoever may ask for a first certificate of node and of no other. A node's name can be longer
-// than the API server lets the name of such a group be, so it holds the first 16 hex digits of the name's SHA-256.
+// TokenGroup returns the group whose members may request a first certificate for node and for no other node. It holds
+// the first 16 hex digits of the SHA-256 of the node's name, which can be longer than the API server permits for a
+// group.
 func TokenGroup(node string) string {
 	sum := sha256.Sum256([]byte(node))
 	return TokenGroupPrefix + hex.EncodeToString(sum[:8])
@@ -295,18 +290,11 @@ func TokenGroup(node string) string {
 // maxText bounds what a requester can make logs and messages hold, in bytes.
 const maxText = 256
 
-const cut = "..."
-
 // Shorten cuts text that a requester has chosen.
 func Shorten(text string) string { return ShortenTo(text, maxText) }
 
-// ShortenTo cuts text to at most room bytes, of which the last ones then say that it was cut.
-func ShortenTo(text string, room int) string {
-	if len(text) <= room {
-		return text
-	}
-	return strings.ToValidUTF8(text[:room-len(cut)], "") + cut
-}
+// ShortenTo cuts text to at most room bytes. A text that was cut ends in "...".
+func ShortenTo(text string, room int) string { return ca.Shorten(text, room) }
 
 // ShortenAll bounds the number and the length of texts that a requester has chosen, for a message.
 func ShortenAll(all []string) []string {
@@ -321,11 +309,11 @@ func ShortenAll(all []string) []string {
 	return shown
 }
 
-// SubjectText is the subject as it would be issued, shortened, for logs and messages.
+// SubjectText returns the subject as it would be issued, shortened, for logs and messages.
 func (r *Request) SubjectText() string { return ca.SubjectText(r.Cert.Subject, maxText) }
 
-// Pause is how long a request of that age waits before it is looked at again without being woken: as long as it is
-// old, between a second and a minute. So the pause doubles, without anything being counted or lost at a restart.
+// Pause returns after how long a request of that age is judged again if nothing wakes it: as long as it is old, between
+// a second and a minute. So the pause doubles without a counter, and a restart changes nothing.
 func Pause(age time.Duration) time.Duration {
 	return min(max(age, time.Second), time.Minute)
 }

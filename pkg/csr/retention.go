@@ -84,8 +84,8 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 	}
 }
 
-// certificateEnd is NotAfter of the first PEM block in status, or zero when that holds no certificate; what follows is
-// not looked at, as in kube-controller-manager (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
+// certificateEnd returns NotAfter of the first PEM block in status, or zero if that holds no certificate. It ignores
+// what follows, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
 func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {

@@ -18,7 +18,7 @@ const (
 // The shapes below are Kubernetes' (pkg/apis/certificates/helpers.go and pkg/controller/certificates/signer/signer.go):
 // the same checks in the same order with the same texts, which become the message of a Failed condition.
 
-// KubeletClientShape says what keeps req from being a kubelet's client certificate, or nil.
+// KubeletClientShape returns why req can't become a kubelet's client certificate, or nil.
 func KubeletClientShape(req *Request) error {
 	if err := checkNodeOrganization(req); err != nil {
 		return err
@@ -42,7 +42,7 @@ func KubeletClientShape(req *Request) error {
 	return nil
 }
 
-// KubeletServingShape says what keeps req from being a kubelet's serving certificate, or nil.
+// KubeletServingShape returns why req can't become a kubelet's serving certificate, or nil.
 func KubeletServingShape(req *Request) error {
 	if err := checkNodeOrganization(req); err != nil {
 		return err
@@ -61,7 +61,7 @@ func KubeletServingShape(req *Request) error {
 	return checkNodeCommonName(req)
 }
 
-// APIServerClientShape says what keeps req from being a client certificate for the API server, or nil.
+// APIServerClientShape returns why req can't become a client certificate for the API server, or nil.
 func APIServerClientShape(req *Request) error {
 	for _, usage := range req.Usages {
 		switch usage {
@@ -90,8 +90,8 @@ func checkNodeCommonName(req *Request) error {
 	return nil
 }
 
-// isUsageSet says whether usages, as a set, are digital signature and purpose, with or without key encipherment: a
-// kubelet asks for that one only with an RSA key.
+// isUsageSet reports whether usages, as a set, are digital signature and purpose, with or without key encipherment. A
+// kubelet asks for key encipherment only with an RSA key.
 func isUsageSet(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) bool {
 	for _, usage := range usages {
 		switch usage {

@@ -11,8 +11,8 @@ import (
 // State is where a request stands, in the words of docs, metrics and configuration.
 type State string
 
-// The states. A request with a certificate is Issued whatever its conditions; else Failed and Denied go before Approved,
-// since nothing can be signed any more.
+// The states. A request with a certificate is Issued whatever its conditions; else Failed and Denied go before
+// Approved, since nothing can be signed any more.
 const (
 	Pending  State = "Pending"
 	Approved State = "Approved"
@@ -63,7 +63,9 @@ func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
 	return failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == "")
 }
 
-func condition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequestCondition {
+func condition(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
+) *certificatesv1.CertificateSigningRequestCondition {
 	for i := range obj.Status.Conditions {
 		if obj.Status.Conditions[i].Type == kind {
 			return &obj.Status.Conditions[i]
@@ -73,13 +75,18 @@ func condition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv
 }
 
 // HasCondition reports whether obj has a condition with status True, that reason and that message.
-func HasCondition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string) bool {
+func HasCondition(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string,
+) bool {
 	has := condition(obj, kind)
 	return has != nil && has.Status == corev1.ConditionTrue && has.Reason == reason && has.Message == message
 }
 
 // AddCondition appends a condition with status True. A zero now leaves the times to the API server.
-func AddCondition(obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string, now time.Time) {
+func AddCondition(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
+	reason, message string, now time.Time,
+) {
 	added := certificatesv1.CertificateSigningRequestCondition{
 		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message,
 	}
@@ -93,9 +100,9 @@ func AddCondition(obj *certificatesv1.CertificateSigningRequest, kind certificat
 // util/certificate, certificateWaitTimeout). No request is deleted earlier.
 const MinSupersededAfter = 15 * time.Minute
 
-// Supersedable parses obj within l and reports whether a newer request of the same requester, for the same node and signer,
-// can supersede it. Only pending requests for Kubernetes' two signers of node certificates can be superseded, because users
-// of other signers may have reasons to ask twice.
+// Supersedable parses obj within l and reports whether a newer request of the same requester, for the same node and
+// signer, can supersede it. Only pending requests for Kubernetes' two signers of node certificates can be superseded,
+// because users of other signers may have reasons to ask twice.
 func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req *Request, ok bool) {
 	switch obj.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:

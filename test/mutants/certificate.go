@@ -16,7 +16,7 @@ var certificateMutations = []mutation{
 	{"validity: ended CA", "pkg/ca/authority.go", "if !now.Before(a.ends.NotAfter) {", "if false {", ""},
 	{"usages: key usages", "pkg/ca/issue.go", "KeyUsage:              req.KeyUsage,", "KeyUsage:              0,", ""},
 	{"usages: extended key usages", "pkg/ca/issue.go", "ExtKeyUsage:           req.ExtKeyUsage,", "ExtKeyUsage:           nil,", ""},
-	{"subject: known attributes only", "pkg/csr/request.go", "name.Names, name.ExtraNames = nil, nil", "name.ExtraNames = name.Names", ""},
+	{"subject: known attributes only", "pkg/csr/request.go", "subject.Names, subject.ExtraNames = nil, nil", "subject.ExtraNames = subject.Names", ""},
 	{"subject: is the request's", "pkg/ca/issue.go", "Subject:               req.Subject,", "Subject:               pkix.Name{CommonName: req.Subject.CommonName, Organization: req.Subject.Organization},", ""},
 	{"names: DNS", "pkg/ca/issue.go", "DNSNames:              req.DNSNames,", "DNSNames:              nil,", ""},
 	{"names: email", "pkg/ca/issue.go", "EmailAddresses:        req.EmailAddresses,", "EmailAddresses:        nil,", ""},
