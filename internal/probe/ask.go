@@ -3,16 +3,19 @@ package probe
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 )
@@ -191,4 +194,120 @@ func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
 	default:
 		return Answer{Recognised, fmt.Sprintf("the API server knows the subject of a new client certificate of this CA, by that certificate (%s)", c.ID)}
 	}
+}
+
+// askResource shows c to an aggregated API server. It has no SelfSubjectReview, but whoever may not get a resource is told
+// who he is taken for; the credential is not.
+func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
+	if target.Cluster.Insecure {
+		return unverified(target.Cluster)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	shown := anonymous(target.Cluster)
+	shown.CertData, shown.KeyData = c.certPEM, c.keyPEM
+	err := get(ctx, shown, target.resource)
+	if err == nil || apierrors.IsNotFound(err) {
+		// It may let in everybody: then that says nothing about the certificate.
+		if bare := get(ctx, anonymous(target.Cluster), target.resource); apierrors.IsUnauthorized(bare) || apierrors.IsForbidden(bare) {
+			return Answer{Recognised, fmt.Sprintf("%s lets in who shows a client certificate of this CA, and nobody who shows none", target.Name)}
+		}
+		return Answer{Unknown, fmt.Sprintf("%s lets in everybody, so it can't be told whose certificates it accepts", target.Name)}
+	}
+	return c.judgeResource(target.Name, err)
+}
+
+// judgeResource says what err means, which came of asking for a resource that nobody may have.
+func (c *Certificate) judgeResource(name string, err error) Answer {
+	quoted := func(user string) bool { return strings.Contains(err.Error(), fmt.Sprintf("User %q", user)) }
+	switch {
+	case refused(err):
+		return Answer{Refused, fmt.Sprintf("%s answers 401 to a client certificate of this CA", name)}
+	case apierrors.IsForbidden(err) && quoted(c.Subject):
+		return Answer{Recognised, fmt.Sprintf("%s knows the subject of a client certificate of this CA", name)}
+	case apierrors.IsForbidden(err) && quoted(anonymousUser):
+		return Answer{Unknown, fmt.Sprintf("%s takes the holder of a client certificate of this CA for anonymous: it trusts no client CA at all, or has not seen the certificate", name)}
+	default:
+		return Answer{Unknown, fmt.Sprintf("%s gave no answer that counts: %v", name, err)}
+	}
+}
+
+// get asks for path as the user of config, on a connection of its own.
+func get(ctx context.Context, config *rest.Config, path string) error {
+	used, _, err := connection(config)
+	if err != nil {
+		return err
+	}
+	defer used.CloseIdleConnections()
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	asker, err := rest.UnversionedRESTClientForConfigAndClient(config, used)
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	return asker.Get().AbsPath(path).Do(ctx).Error()
+}
+
+// Shown is the serving certificate that a server has shown.
+type Shown struct {
+	Certificate *x509.Certificate
+	// Verified reports that the certificate is good for the server by the rules of the *rest.Config that led to it.
+	Verified bool
+}
+
+// ServingCertificate returns the certificate that the server of cluster shows, even if it is not to be trusted. It uses
+// cluster's address, proxy and CA, and no credential.
+func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	cluster = anonymous(cluster)
+	at, _, err := rest.DefaultServerUrlFor(cluster)
+	if err != nil {
+		return Shown{}, err
+	}
+	if cluster.ServerName == "" && at.Scheme == "https" {
+		cluster.ServerName = at.Hostname() // client-go makes no TLS settings for a cluster that has none
+	}
+	client, heard, err := connection(cluster)
+	if err != nil {
+		return Shown{}, err
+	}
+	defer client.CloseIdleConnections()
+	config := heard.transport.(*http.Transport).TLSClientConfig
+	name, roots := config.ServerName, config.RootCAs
+	shown := make(chan Shown, 1) // a handshake goes on beside the request that has given it up
+	// A name in a certificate of unknown origin may be reserved, but is used for nothing else.
+	config.InsecureSkipVerify = true
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		select {
+		case shown <- Shown{
+			Certificate: state.PeerCertificates[0],
+			Verified:    cluster.Insecure || verifies(state.PeerCertificates, roots, name),
+		}:
+		default:
+		}
+		return nil
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at.JoinPath("version").String(), http.NoBody)
+	if err != nil {
+		return Shown{}, err
+	}
+	response, err := client.Do(request)
+	if err == nil {
+		_ = response.Body.Close()
+	}
+	select {
+	case found := <-shown: // the answer, or the lack of one, does not matter
+		return found, nil
+	default:
+		return Shown{}, fmt.Errorf("read the serving certificate of %s: %w", at.Host, err)
+	}
+}
+
+func verifies(chain []*x509.Certificate, roots *x509.CertPool, name string) bool {
+	options := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(), DNSName: name}
+	for _, each := range chain[1:] {
+		options.Intermediates.AddCert(each)
+	}
+	_, err := chain[0].Verify(options)
+	return err == nil
 }
