@@ -1,6 +1,6 @@
-// Package ledger keeps, in ConfigMaps, how much may have been issued by each signing key and until when it lives, so that
-// a key is destroyed only when nothing of it is left. What it says is never less than the truth: it is written before the
-// signing that it covers. It holds no key material and knows no controller.
+// Package ledger keeps, in ConfigMaps, how much may have been issued by each signing key and until when it lives, so
+// that a key is destroyed only when nothing of it is left. What it says is never less than the truth: it is written
+// before the signing that it covers. It holds no key material and knows no controller.
 package ledger
 
 import (
@@ -34,17 +34,20 @@ const (
 	// completion waits only a little longer than it must.
 	strideOf             = 16
 	minStride, maxStride = time.Minute, 24 * time.Hour
-	// reserveFor is how long what is reserved may be used without another look at the account, which may be closed by then.
+	// reserveFor is how long what is reserved may be used without another look at the account, which may be closed by
+	// then.
 	reserveFor = 5 * time.Second
 )
 
-// QuietAfter is how long after Seal nothing is covered any more, by whatever Book: what they have reserved has ended, and
-// what was on its way has arrived. What was covered is signed and stored at once, unless the process stands still in between.
+// QuietAfter is how long after Seal nothing is covered any more, by whatever Book: what they have reserved has ended,
+// and what was on its way has arrived. What was covered is signed and stored at once, unless the process stands still
+// in between.
 const QuietAfter = reserveFor + timeout + 5*time.Second
 
-// Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each key.
-// Only Open and Import make an account; whatever else changes one returns ErrNoAccount, wrapped, where there is none, and
-// writes nothing. Several may work on the same ConfigMap, in several processes. It is safe for concurrent use; NewBook makes one.
+// Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each
+// key. Only Open and Import make an account; whatever else changes one returns ErrNoAccount, wrapped, where there is
+// none, and writes nothing. Several may work on the same ConfigMap, in several processes. It is safe for concurrent
+// use; NewBook makes one.
 type Book struct {
 	store store
 	clock clock.PassiveClock
@@ -58,8 +61,8 @@ type Book struct {
 
 type entryKey struct{ keyID, signerName string }
 
-// reserve is what is stored at least for an entry, and how many certificates of it nobody has used yet: they may be until
-// the instant until.
+// reserve is what is stored at least for an entry, and how many certificates of it nobody has used yet: they may be
+// until the instant until.
 type reserve struct {
 	Entry
 	left   int
@@ -67,12 +70,14 @@ type reserve struct {
 	sealed bool
 }
 
-// covers says whether count more certificates that live until notAfter need no look at the account at now.
+// covers reports whether count more certificates that live until notAfter can be signed at now without reading the
+// account.
 func (r *reserve) covers(count int, notAfter, now time.Time) bool {
 	return r != nil && !r.sealed && r.left >= count && !r.NotAfter.Before(notAfter) && now.Before(r.until)
 }
 
-// NewBook returns the ledger of the Secret secret. It writes with writer, and reads with reader, which must not be a cache.
+// NewBook returns the ledger of the Secret secret. It writes with writer, and reads with reader, which must not be a
+// cache.
 func NewBook(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Book {
 	secret.Name = BookName(secret.Name)
 	return &Book{
@@ -81,21 +86,23 @@ func NewBook(writer client.Client, reader client.Reader, secret types.Namespaced
 	}
 }
 
-// BookName is the name of the ConfigMap with the ledger of a Secret.
+// BookName returns the name of the ConfigMap with the ledger of a Secret.
 func BookName(secret string) string { return secret + "-ledger" }
 
 // Cover returns nil when it is stored that signerName may issue one more certificate by the key keyID that lives until
 // notAfter: then it may be signed. It returns an error that wraps ErrSealed when the key's account is closed. Those who
-// call it at the same time share one write, and ctx ends the waiting of its caller only. That an account is closed or gone is
-// seen within seconds: what was reserved is used until then, and what was stored is stored again once there is an account.
+// call it at the same time share one write, and ctx ends the waiting of its caller only. That an account is closed or
+// gone is seen within seconds: what was reserved is used until then, and what was stored is stored again once there is
+// an account.
 func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	key := entryKey{keyID, signerName}
 	b.mu.Lock()
 	if b.keyID != keyID { // an account that was removed meanwhile must not be trusted if that key ever comes back
-		b.drop(b.keyID)
+		maps.DeleteFunc(b.entries, func(key entryKey, _ *reserve) bool { return key.keyID == b.keyID })
 		b.keyID = keyID
 	}
-	if b.take(key, notAfter) {
+	if known := b.entries[key]; known.covers(1, notAfter, b.clock.Now()) {
+		known.left--
 		b.mu.Unlock()
 		return nil
 	}
@@ -104,7 +111,10 @@ func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter tim
 		wanted = &demand{done: make(chan struct{})}
 		b.waiting[key] = wanted
 	}
-	wanted.join(notAfter)
+	wanted.count++
+	if notAfter.After(wanted.notAfter) {
+		wanted.notAfter = notAfter
+	}
 	if !b.writing {
 		b.writing = true
 		go b.write(context.WithoutCancel(ctx))
@@ -118,26 +128,16 @@ func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter tim
 	}
 }
 
-// take uses one of what is reserved. The caller holds mu.
-func (b *Book) take(key entryKey, notAfter time.Time) bool {
-	known := b.entries[key]
-	if !known.covers(1, notAfter, b.clock.Now()) {
-		return false
-	}
-	known.left--
-	return true
-}
-
-// Open makes an empty account for keyID: before it signs, so that from then on having none means that the ledger is lost,
-// or when it is lost, and what was issued is accounted for elsewhere. It changes no account that there is: one that is
-// closed stays so.
+// Open makes an empty account for keyID: before it signs, so that from then on having none means that the ledger is
+// lost, or when it is lost, and what was issued is accounted for elsewhere. It changes no account that there is: one
+// that is closed stays so.
 func (b *Book) Open(ctx context.Context, keyID string) error {
 	return b.store.update(ctx, func(data map[string]string) (bool, error) { return openIn(data, keyID) })
 }
 
-// Seal closes the account of keyID, for good once the key is destroyed: by that a CA that has retired is known when it comes
-// back. What Read returns after it is all that will ever have been covered: a Book that has reserved before may go on to
-// cover, within those counts and ends, until QuietAfter.
+// Seal closes the account of keyID, for good once the key is destroyed: by that a CA that has retired is known when it
+// comes back. What Read returns after it is all that will ever have been covered: a Book that has reserved before may
+// go on to cover, within those counts and ends, until QuietAfter.
 func (b *Book) Seal(ctx context.Context, keyID string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		changed := !account.Sealed
@@ -155,12 +155,13 @@ func (b *Book) Unseal(ctx context.Context, keyID string) error {
 	})
 }
 
-// Raise notes a certificate of keyID that was issued without Cover, by another signer say. It goes for a closed account
-// too. It writes only when the mark that is stored is less, and never trusts that it was stored once.
+// Raise notes a certificate of keyID that was issued without Cover, for example by another signer. It changes a closed
+// account too. It writes only if the stored end is earlier, and reads it each time.
 func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		stored := account.Signers[signerName]
-		return stored.NotAfter.Before(notAfter) && account.raise(signerName, Entry{Count: stored.Count + 1, NotAfter: notAfter})
+		return stored.NotAfter.Before(notAfter) && account.raise(signerName,
+			Entry{Count: stored.Count + 1, NotAfter: notAfter})
 	})
 }
 
@@ -188,25 +189,22 @@ func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNam
 	})
 }
 
-// drop makes nothing known of keyID. The caller holds mu.
-func (b *Book) drop(keyID string) {
-	maps.DeleteFunc(b.entries, func(key entryKey, _ *reserve) bool { return key.keyID == keyID })
-}
-
 // Read returns the accounts by key id, as they are stored now.
 func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
 	obj, err := b.store.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	accounts, err := decodeAll(obj.Data)
-	if err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
+	accounts := map[string]Account{}
+	for keyID := range obj.Data {
+		if accounts[keyID], err = accountIn(obj.Data, keyID); err != nil {
+			return nil, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
+		}
 	}
 	return accounts, nil
 }
 
-// change has one account changed, and stores it, unless there is nothing to change.
+// change changes the account of keyID and stores it, unless there is nothing to change.
 func (b *Book) change(ctx context.Context, keyID string, change func(*Account) bool) error {
 	return b.store.update(ctx, func(data map[string]string) (bool, error) { return b.changeIn(data, keyID, change) })
 }
@@ -224,8 +222,8 @@ func (b *Book) changeIn(data map[string]string, keyID string, change func(*Accou
 
 // Entry is what one signer may have issued by one key.
 type Entry struct {
-	// Count is how many certificates were covered at most: those that have ended count on, and those that were reserved and
-	// not made. Of those that others issued, only some are in it.
+	// Count is how many certificates were covered at most: those that have ended count on, and those that were reserved
+	// and not made. Of those that others issued, only some are in it.
 	Count int `json:"count"`
 	// NotAfter is the latest end of any of them, or later.
 	NotAfter time.Time `json:"notAfter"`
@@ -239,10 +237,10 @@ type Account struct {
 	Sealed bool `json:"sealed,omitempty"`
 }
 
-// SignerNames are those that have an entry, sorted.
+// SignerNames returns the signer names that have an entry, sorted.
 func (a Account) SignerNames() []string { return slices.Sorted(maps.Keys(a.Signers)) }
 
-// raise makes the entry of signerName at least that, and says whether it was less.
+// raise makes the entry of signerName at least least, and reports whether it was less.
 func (a Account) raise(signerName string, least Entry) bool {
 	entry, found := a.Signers[signerName]
 	raised := entry
@@ -254,7 +252,7 @@ func (a Account) raise(signerName string, least Entry) bool {
 	return !found || raised.Count != entry.Count || !raised.NotAfter.Equal(entry.NotAfter)
 }
 
-// wholeSecond is at or the next whole second, in UTC: as certificates have it, and never before at.
+// wholeSecond rounds at up to a whole second, in UTC, as certificates have it.
 func wholeSecond(at time.Time) time.Time {
 	whole := at.UTC().Truncate(time.Second)
 	if whole.Before(at) {
@@ -263,8 +261,8 @@ func wholeSecond(at time.Time) time.Time {
 	return whole
 }
 
-// accountIn reads the account of keyID from data, and refuses what it would not write back as it was. One that is not
-// there is not empty but unknown: ErrNoAccount.
+// accountIn reads the account of keyID from data, and refuses what it would not write back unchanged. A missing account
+// is unknown, not empty: ErrNoAccount.
 func accountIn(data map[string]string, keyID string) (Account, error) {
 	account := Account{}
 	text, found := data[keyID]
@@ -280,7 +278,8 @@ func accountIn(data map[string]string, keyID string) (Account, error) {
 	}
 	for signerName, entry := range account.Signers {
 		if entry.Count < 0 {
-			return Account{}, fmt.Errorf("read the account of key %s: a count of %d for signer %s", keyID, entry.Count, signerName)
+			return Account{}, fmt.Errorf("read the account of key %s: a count of %d for signer %s",
+				keyID, entry.Count, signerName)
 		}
 	}
 	return account, nil
@@ -304,18 +303,6 @@ func strictly(text string, into any) error {
 		return errors.New("something follows the JSON object")
 	}
 	return nil
-}
-
-func decodeAll(data map[string]string) (map[string]Account, error) {
-	accounts := map[string]Account{}
-	for keyID := range data {
-		account, err := accountIn(data, keyID)
-		if err != nil {
-			return nil, err
-		}
-		accounts[keyID] = account
-	}
-	return accounts, nil
 }
 
 func encode(data map[string]string, key string, value any) error {

@@ -15,14 +15,7 @@ type demand struct {
 	err      error
 }
 
-func (d *demand) join(notAfter time.Time) {
-	d.count++
-	if notAfter.After(d.notAfter) {
-		d.notAfter = notAfter
-	}
-}
-
-// write covers what is waited for, until nothing is.
+// write covers demands until none waits.
 func (b *Book) write(ctx context.Context) {
 	for {
 		b.mu.Lock()
@@ -39,7 +32,7 @@ func (b *Book) write(ctx context.Context) {
 	}
 }
 
-// serve answers, and takes out, what has been reserved since it was asked for. The caller holds mu.
+// serve answers and removes the demands that have been reserved since they were made. The caller holds mu.
 func (b *Book) serve(wanted map[entryKey]*demand) {
 	for key, one := range wanted {
 		known := b.entries[key]
@@ -52,8 +45,8 @@ func (b *Book) serve(wanted map[entryKey]*demand) {
 	}
 }
 
-// claim is what must be stored at least for the entries of wanted, even if their account was lost and made anew, with what
-// is left of it, which nobody else uses meanwhile. The caller holds mu.
+// claim is what must be stored at least for the entries of wanted, even if their account was lost and made anew, with
+// what is left of it, which nobody else uses meanwhile. The caller holds mu.
 func (b *Book) claim(wanted map[entryKey]*demand) map[entryKey]reserve {
 	claimed := map[entryKey]reserve{}
 	for key := range wanted {
@@ -65,7 +58,7 @@ func (b *Book) claim(wanted map[entryKey]*demand) map[entryKey]reserve {
 	return claimed
 }
 
-// commit stores what covers wanted, with one write, or none if what is left is enough, and answers it.
+// commit stores what covers wanted, with one write, or without a write if what is left is enough. It answers wanted.
 func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, claimed map[entryKey]reserve) {
 	now := b.clock.Now()
 	var stored map[entryKey]reserve
@@ -102,9 +95,11 @@ func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, claimed 
 	}
 }
 
-// reserveIn has the entry of account cover what d wants, and says whether it is more now: then by some more than that, for
-// who comes next.
-func (d *demand) reserveIn(account Account, signerName string, claimed reserve, now time.Time) (reserved reserve, changed bool) {
+// reserveIn has the entry of account cover what d wants, and says whether it is more now: then by some more than that,
+// for who comes next.
+func (d *demand) reserveIn(
+	account Account, signerName string, claimed reserve, now time.Time,
+) (reserved reserve, changed bool) {
 	changed = account.raise(signerName, claimed.Entry)
 	entry, left := account.Signers[signerName], claimed.left
 	if short := d.count - left; short > 0 {
@@ -113,55 +108,42 @@ func (d *demand) reserveIn(account Account, signerName string, claimed reserve, 
 		changed = true
 	}
 	if entry.NotAfter.Before(d.notAfter) {
-		entry.NotAfter = wholeSecond(d.notAfter.Add(stride(d.notAfter.Sub(now))))
+		ahead := min(max(d.notAfter.Sub(now)/strideOf, minStride), maxStride)
+		entry.NotAfter = wholeSecond(d.notAfter.Add(ahead))
 		changed = true
 	}
 	account.Signers[signerName] = entry
 	return reserve{Entry: entry, left: left - d.count, until: now.Add(reserveFor)}, changed
 }
 
-func stride(lifetime time.Duration) time.Duration {
-	return min(max(lifetime/strideOf, minStride), maxStride)
-}
-
-// answer tells who waits for one, and keeps what is left for the next: of what was claimed, if nothing was stored. The
-// caller holds mu.
+// answer answers the callers of one, and keeps what is left for the next callers. If nothing was stored, that is what
+// was claimed. The caller holds mu.
 func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, err error) {
 	defer close(one.done)
 	if err != nil {
 		b.entry(key).left += claimed
 		if errors.Is(err, ErrNoAccount) {
-			b.unreserve(key.keyID)
+			for other, known := range b.entries {
+				if other.keyID == key.keyID {
+					known.left = 0 // nothing of this key is taken without a write; what was stored once is remembered
+				}
+			}
 		}
 		one.err = fmt.Errorf("note what is to be issued: %w", err)
 		return
 	}
-	b.learn(key, stored)
-	if stored.sealed {
-		one.err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
-	}
-}
-
-// unreserve leaves nothing to take for keyID without a write; what was stored once is remembered. The caller holds mu.
-func (b *Book) unreserve(keyID string) {
-	for key, known := range b.entries {
-		if key.keyID == keyID {
-			known.left = 0
-		}
-	}
-}
-
-// learn keeps what is stored at least, and what is left of it. The caller holds mu.
-func (b *Book) learn(key entryKey, stored reserve) {
 	known := b.entry(key)
 	known.Count = max(known.Count, stored.Count)
 	if stored.NotAfter.After(known.NotAfter) {
 		known.NotAfter = stored.NotAfter
 	}
 	known.left, known.until, known.sealed = stored.left, stored.until, stored.sealed
+	if stored.sealed {
+		one.err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
+	}
 }
 
-// entry is what is known of key, which may be nothing. The caller holds mu.
+// entry returns the reserve of key, which it makes if there is none. The caller holds mu.
 func (b *Book) entry(key entryKey) *reserve {
 	if b.entries[key] == nil {
 		b.entries[key] = &reserve{}

@@ -51,28 +51,24 @@ type issued struct {
 }
 
 // NewNodes returns the nodes of the Secret secret. Writer and reader are as for NewBook.
-func NewNodes(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Nodes {
+func NewNodes(
+	writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock,
+) *Nodes {
 	n := &Nodes{clock: clock}
 	for i, name := range NodesNames(secret.Name) {
-		n.stores[i] = &store{writer: writer, reader: reader, name: types.NamespacedName{Namespace: secret.Namespace, Name: name}}
+		at := types.NamespacedName{Namespace: secret.Namespace, Name: name}
+		n.stores[i] = &store{writer: writer, reader: reader, name: at}
 	}
 	return n
 }
 
-// NodesNames are the names of the ConfigMaps with the nodes of a Secret.
+// NodesNames returns the names of the ConfigMaps with the nodes of a Secret.
 func NodesNames(secret string) []string {
 	names := make([]string, shards)
 	for i := range names {
 		names[i] = fmt.Sprintf("%s-nodes-%02x", secret, i)
 	}
 	return names
-}
-
-// shardOf is where node is.
-func shardOf(node string) int {
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(node))
-	return int(sum.Sum32() % shards)
 }
 
 // Note keeps certificate for the next Flush, if it is a node's.
@@ -82,12 +78,16 @@ func (n *Nodes) Note(certificate Certificate) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.note(certificate.Node, newest{certificate.Signer: {certificate.KeyID, certificate.NotBefore.UTC(), certificate.NotAfter.UTC()}})
+	n.note(certificate.Node, newest{
+		certificate.Signer: {certificate.KeyID, certificate.NotBefore.UTC(), certificate.NotAfter.UTC()},
+	})
 }
 
 // note keeps what is newer. The caller holds mu.
 func (n *Nodes) note(node string, certificates newest) {
-	shard := shardOf(node)
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(node))
+	shard := sum.Sum32() % shards
 	if n.pending[shard] == nil {
 		n.pending[shard] = map[string]newest{}
 	}
@@ -97,11 +97,13 @@ func (n *Nodes) note(node string, certificates newest) {
 	n.pending[shard][node].merge(certificates)
 }
 
-// merge takes over what is newer, and says whether anything was.
+// merge takes over the newer certificates of other, and reports whether there were any.
 func (n newest) merge(other newest) bool {
 	changed := false
 	for signerName, one := range other {
-		if known, found := n[signerName]; found && !one.newerThan(known) {
+		known, found := n[signerName]
+		newer := cmp.Or(one.NotBefore.Compare(known.NotBefore), one.NotAfter.Compare(known.NotAfter)) > 0
+		if found && !newer {
 			continue
 		}
 		n[signerName] = one
@@ -110,12 +112,8 @@ func (n newest) merge(other newest) bool {
 	return changed
 }
 
-func (i issued) newerThan(other issued) bool {
-	return cmp.Or(i.NotBefore.Compare(other.NotBefore), i.NotAfter.Compare(other.NotAfter)) > 0
-}
-
-// Flush stores what has been noted, with one write for each ConfigMap that it changes. What can't be stored is tried again
-// by the next Flush. A ConfigMap that can't be written does not hold up the others.
+// Flush stores what has been noted, with one write for each ConfigMap that it changes. What can't be stored is tried
+// again by the next Flush. A ConfigMap that can't be written does not hold up the others.
 func (n *Nodes) Flush(ctx context.Context) error {
 	var errs []error
 	for shard := range shards {
@@ -166,7 +164,7 @@ func (n *Nodes) flush(ctx context.Context, shard int, noted map[string]newest) e
 	})
 }
 
-// prune removes what has ended, and of too many those that end first.
+// prune removes the certificates that have ended. If there are too many nodes, it removes those that end first.
 func prune(all map[string]newest, now time.Time) {
 	for node, certificates := range all {
 		maps.DeleteFunc(certificates, func(_ string, one issued) bool { return !one.NotAfter.After(now) })
@@ -177,10 +175,17 @@ func prune(all map[string]newest, now time.Time) {
 	if len(all) <= maxPerShard {
 		return
 	}
-	ends := func(node string) time.Time {
-		return slices.MaxFunc(slices.Collect(maps.Values(all[node])), func(a, b issued) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
+	latest := func(node string) (end time.Time) {
+		for _, one := range all[node] {
+			if one.NotAfter.After(end) {
+				end = one.NotAfter
+			}
+		}
+		return end
 	}
-	byEnd := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return cmp.Or(ends(a).Compare(ends(b)), cmp.Compare(a, b)) })
+	byEnd := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
+		return cmp.Or(latest(a).Compare(latest(b)), cmp.Compare(a, b))
+	})
 	for _, node := range byEnd[:len(all)-maxPerShard] {
 		delete(all, node)
 	}
@@ -198,8 +203,8 @@ func nodesIn(data map[string]string) (map[string]newest, error) {
 	return all, nil
 }
 
-// Read returns what is stored of certificates that are valid still, by node and signer name. A ConfigMap that can't be read is
-// left out, and named by the error: what the others hold is returned with it.
+// Read returns what is stored of certificates that are valid still, by node and signer name. A ConfigMap that can't be
+// read is left out, and named by the error: what the others hold is returned with it.
 func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
 	now := n.clock.Now()
 	var read []Certificate
@@ -218,7 +223,9 @@ func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
 		prune(all, now)
 		for node, certificates := range all {
 			for signerName, one := range certificates {
-				read = append(read, Certificate{Node: node, Signer: signerName, KeyID: one.KeyID, NotBefore: one.NotBefore, NotAfter: one.NotAfter})
+				read = append(read, Certificate{
+					Node: node, Signer: signerName, KeyID: one.KeyID, NotBefore: one.NotBefore, NotAfter: one.NotAfter,
+				})
 			}
 		}
 	}
@@ -298,9 +305,10 @@ func (r *Recorder) noteEnd(key entryKey, notAfter time.Time) {
 	}
 }
 
-// Flush stores the ends that have been noted; what can't be stored is kept for the next one. After it, without an error,
-// Book.Read knows of all that was noted before. That a key has no account is no error: then what was noted of it waits for
-// one, and Read has none of it either. The Nodes, of which nothing is decided, keep nobody waiting: Run stores them.
+// Flush stores the ends that have been noted; what can't be stored is kept for the next one. After it, without an
+// error, Book.Read knows of all that was noted before. That a key has no account is no error: then what was noted of it
+// waits for one, and Read has none of it either. The Nodes, of which nothing is decided, keep nobody waiting: Run
+// stores them.
 func (r *Recorder) Flush(ctx context.Context) error {
 	r.flushing.Lock()
 	defer r.flushing.Unlock()
@@ -327,8 +335,8 @@ func (r *Recorder) store(ctx context.Context) error {
 	return errors.Join(r.Flush(ctx), r.Nodes.Flush(ctx))
 }
 
-// Run stores what has been noted every few seconds until ctx ends, and then once more. tell is called with what could not be
-// stored.
+// Run stores what has been noted every few seconds until ctx ends, and then once more. tell is called with what could
+// not be stored.
 func (r *Recorder) Run(ctx context.Context, tell func(error)) {
 	ticker := time.NewTicker(flushEvery)
 	defer ticker.Stop()

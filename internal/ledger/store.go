@@ -39,8 +39,9 @@ func (s *store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	return obj, nil
 }
 
-// update has change work on the data that is stored, and stores that, unless there is nothing to change. change is called
-// again with newer data when somebody else wrote, or when it failed or found nothing to do in data that may be old.
+// update has change work on the data that is stored, and stores that, unless there is nothing to change. change is
+// called again with newer data when somebody else wrote, or when it failed or found nothing to do in data that may be
+// old.
 func (s *store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
