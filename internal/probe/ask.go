@@ -42,8 +42,8 @@ type Answer struct {
 }
 
 // credentialID is the key in a user's extra that names the credential (k8s.io/apiserver/pkg/authentication/user,
-// CredentialIDKey); for a certificate it is X509SHA256= and the hex SHA-256 of its DER (pkg/authentication/request/x509,
-// CommonNameUserConversion).
+// CredentialIDKey); for a certificate it is X509SHA256= and the hex SHA-256 of its DER
+// (pkg/authentication/request/x509, CommonNameUserConversion).
 const credentialID = "authentication.kubernetes.io/credential-id"
 
 // anonymousUser is who shows nothing (k8s.io/apiserver/pkg/authentication/user, Anonymous). An API server that sees a
@@ -53,8 +53,8 @@ const anonymousUser = "system:anonymous"
 // timeout bounds one question.
 const timeout = 10 * time.Second
 
-// Ask shows c to the API server of cluster, whose address and CA are all that is used of it: no token and no other
-// certificate could be answered for. Each question has a connection of its own.
+// Ask shows c to the API server of cluster. Of cluster it uses only the address and the CA, so that the answer can't be
+// about a token or another certificate. Each question has a connection of its own.
 func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	if cluster.Insecure {
 		return unverified(cluster)
@@ -73,10 +73,11 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 }
 
 func unverified(cluster *rest.Config) Answer {
-	return Answer{Unknown, fmt.Sprintf("%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
+	return Answer{Unknown, fmt.Sprintf(
+		"%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
 }
 
-// anonymous leaves cluster's address, and how to reach and to know it.
+// anonymous returns cluster without credentials: its address, and how to reach and to verify it.
 func anonymous(cluster *rest.Config) *rest.Config {
 	only := rest.AnonymousClientConfig(cluster)
 	only.QPS, only.RateLimiter = -1, nil
@@ -84,8 +85,10 @@ func anonymous(cluster *rest.Config) *rest.Config {
 	return only
 }
 
-// review asks who c's holder is.
-func (c *Certificate) review(ctx context.Context, cluster *rest.Config) (*authenticationv1.SelfSubjectReview, *heard, error) {
+// review asks the API server who the holder of c is.
+func (c *Certificate) review(
+	ctx context.Context, cluster *rest.Config,
+) (*authenticationv1.SelfSubjectReview, *heard, error) {
 	cluster.CertData, cluster.KeyData = c.certPEM, c.keyPEM
 	used, heard, err := connection(cluster)
 	if err != nil {
@@ -118,26 +121,27 @@ func (h *heard) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// CloseIdleConnections is how http.Client asks for it.
+// CloseIdleConnections closes those of the transport; http.Client calls it.
 func (h *heard) CloseIdleConnections() { h.transport.(*http.Transport).CloseIdleConnections() }
 
-// refusal judges the 401 of a server. A certificate that the server has not seen, or that is not valid by the server's clock,
-// is refused by a server that trusts its CA too.
+// refusal judges the 401 of a server. A certificate that the server has not seen, or that is not valid by the server's
+// clock, is refused by a server that trusts its CA too.
 func (c *Certificate) refusal(name string, heard *heard) Answer {
 	evidence := fmt.Sprintf("%s answers 401 to a client certificate of this CA", name)
 	switch {
 	case !heard.asked:
 		return Answer{Unknown, evidence + ", but did not ask for the certificate: no proof"}
 	case !heard.date.IsZero() && !c.validAt(heard.date):
-		return Answer{Unknown, fmt.Sprintf("%s, but by its clock, %s, the certificate is not valid: no proof; see that the clocks agree",
+		return Answer{Unknown, fmt.Sprintf(
+			"%s, but by its clock, %s, the certificate is not valid: no proof; see that the clocks agree",
 			evidence, heard.date.UTC().Format(time.RFC3339))}
 	default:
 		return Answer{Refused, evidence}
 	}
 }
 
-// connection is made by hand because client-go keeps every transport that it makes. It goes to nobody but cluster: who is
-// sent elsewhere has no answer.
+// connection returns a client with a transport of its own, because client-go caches every transport that it makes. The
+// client follows no redirect.
 func connection(cluster *rest.Config) (*http.Client, *heard, error) {
 	tlsConfig, err := rest.TLSConfigFor(cluster)
 	if err != nil {
@@ -160,14 +164,16 @@ func connection(cluster *rest.Config) (*http.Client, *heard, error) {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
-	heard.transport = &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true}
+	heard.transport = &http.Transport{
+		TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true,
+	}
 	return &http.Client{
 		Transport:     heard,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, heard, nil
 }
 
-// refused says whether err is the 401 of an API server, and not one that something in between has made up.
+// refused reports whether err is the 401 of an API server, and not of a proxy in between.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsUnauthorized(err) || !errors.As(err, &status) {
@@ -179,25 +185,30 @@ func refused(err error) bool {
 	})
 }
 
-// judge says what it means to be taken for user.
+// judge returns what it proves that the API server identifies the holder of c as user.
 func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
 	ids := user.Extra[credentialID]
 	switch {
 	case user.Username == anonymousUser:
-		return Answer{Unknown, "the API server takes the holder of a client certificate of this CA for anonymous: either it trusts no client CA at all, or something before it ends TLS and it has seen no certificate"}
+		return Answer{Unknown, "the API server takes the holder of a client certificate of this CA for anonymous: " +
+			"either it trusts no client CA at all, or something before it ends TLS and it has seen no certificate"}
 	case user.Username != c.Subject:
-		return Answer{Refused, fmt.Sprintf("the API server takes the holder of a client certificate of this CA for %q", user.Username)}
+		return Answer{Refused, fmt.Sprintf(
+			"the API server takes the holder of a client certificate of this CA for %q", user.Username)}
 	case len(ids) == 0:
-		return Answer{Unknown, "the API server knows the subject, but does not say by which credential, as old versions do not: no proof"}
+		return Answer{Unknown, "the API server knows the subject, but does not say by which credential, " +
+			"as old versions do not: no proof"}
 	case !slices.Equal(ids, []string{c.ID}):
-		return Answer{Unknown, fmt.Sprintf("the API server knows the subject, but by another credential, %q: no proof", ids)}
+		return Answer{Unknown, fmt.Sprintf(
+			"the API server knows the subject, but by another credential, %q: no proof", ids)}
 	default:
-		return Answer{Recognised, fmt.Sprintf("the API server knows the subject of a new client certificate of this CA, by that certificate (%s)", c.ID)}
+		return Answer{Recognised, fmt.Sprintf(
+			"the API server knows the subject of a new client certificate of this CA, by that certificate (%s)", c.ID)}
 	}
 }
 
-// askResource shows c to an aggregated API server. It has no SelfSubjectReview, but whoever may not get a resource is told
-// who he is taken for; the credential is not.
+// askResource shows c to an aggregated API server, which has no SelfSubjectReview. When it forbids a request, it names
+// the user, but not the credential.
 func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
 	if target.Cluster.Insecure {
 		return unverified(target.Cluster)
@@ -209,15 +220,18 @@ func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
 	err := get(ctx, shown, target.resource)
 	if err == nil || apierrors.IsNotFound(err) {
 		// It may let in everybody: then that says nothing about the certificate.
-		if bare := get(ctx, anonymous(target.Cluster), target.resource); apierrors.IsUnauthorized(bare) || apierrors.IsForbidden(bare) {
-			return Answer{Recognised, fmt.Sprintf("%s lets in who shows a client certificate of this CA, and nobody who shows none", target.Name)}
+		bare := get(ctx, anonymous(target.Cluster), target.resource)
+		if apierrors.IsUnauthorized(bare) || apierrors.IsForbidden(bare) {
+			return Answer{Recognised, fmt.Sprintf(
+				"%s lets in who shows a client certificate of this CA, and nobody who shows none", target.Name)}
 		}
-		return Answer{Unknown, fmt.Sprintf("%s lets in everybody, so it can't be told whose certificates it accepts", target.Name)}
+		return Answer{Unknown, fmt.Sprintf(
+			"%s lets in everybody, so it can't be told whose certificates it accepts", target.Name)}
 	}
 	return c.judgeResource(target.Name, err)
 }
 
-// judgeResource says what err means, which came of asking for a resource that nobody may have.
+// judgeResource returns what err proves, the error of a request for a resource that nobody may have.
 func (c *Certificate) judgeResource(name string, err error) Answer {
 	quoted := func(user string) bool { return strings.Contains(err.Error(), fmt.Sprintf("User %q", user)) }
 	switch {
@@ -226,7 +240,8 @@ func (c *Certificate) judgeResource(name string, err error) Answer {
 	case apierrors.IsForbidden(err) && quoted(c.Subject):
 		return Answer{Recognised, fmt.Sprintf("%s knows the subject of a client certificate of this CA", name)}
 	case apierrors.IsForbidden(err) && quoted(anonymousUser):
-		return Answer{Unknown, fmt.Sprintf("%s takes the holder of a client certificate of this CA for anonymous: it trusts no client CA at all, or has not seen the certificate", name)}
+		return Answer{Unknown, fmt.Sprintf("%s takes the holder of a client certificate of this CA for anonymous: "+
+			"it trusts no client CA at all, or has not seen the certificate", name)}
 	default:
 		return Answer{Unknown, fmt.Sprintf("%s gave no answer that counts: %v", name, err)}
 	}

@@ -33,8 +33,8 @@ const (
 	renewBefore = margin + 2*timeout
 )
 
-// Prober asks servers whether they accept client certificates of a CA. It keeps the certificates that it shows for as long
-// as they are certainly valid, so that a few minutes of questions are one issuance. It is safe for concurrent use.
+// Prober asks servers whether they accept client certificates of a CA. It keeps the certificates that it shows for as
+// long as they are certainly valid, so that a few minutes of questions are one issuance. It is safe for concurrent use.
 type Prober struct {
 	Audit *audit.Log // gets a record of each certificate
 	Clock clock.PassiveClock
@@ -55,8 +55,8 @@ func (p *Prober) Recognise(ctx context.Context, authority *ca.Authority, targets
 }
 
 // Refuse asks each of targets, all at once, whether it refuses what retiring issues. It counts as Refused only when the
-// same server then recognises a certificate of signing that is valid for no longer: it was not refused for its time, nor
-// because everything is.
+// same server then recognises a certificate of signing that is valid for no longer: it was not refused for its time,
+// nor because everything is.
 func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, targets []Target) Round {
 	shown, err := p.certificates(ctx, retiring, signing)
 	return p.round(targets, func(target Target) Answer {
@@ -68,7 +68,9 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 			return answer
 		}
 		if control := p.ask(ctx, shown[1], target); control.Trust != Recognised {
-			return Answer{Evidence: fmt.Sprintf("%s; but that proves nothing, as the CA that signs now is not known to be accepted: %s", answer.Evidence, control.Evidence)}
+			return Answer{Evidence: fmt.Sprintf(
+				"%s; but that proves nothing, as the CA that signs now is not known to be accepted: %s",
+				answer.Evidence, control.Evidence)}
 		}
 		return answer
 	})
@@ -78,7 +80,8 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answer {
 	answer := one.AskTarget(ctx, target)
 	if now := p.Clock.Now(); answer.Trust != Unknown && !one.validAt(now.Add(margin)) {
-		return Answer{Evidence: fmt.Sprintf("%s; but at %s, when the certificate could not be relied on to be valid", answer.Evidence, now.UTC().Format(time.RFC3339))}
+		return Answer{Evidence: fmt.Sprintf("%s; but at %s, when the certificate could not be relied on to be valid",
+			answer.Evidence, now.UTC().Format(time.RFC3339))}
 	}
 	return answer
 }
@@ -119,12 +122,12 @@ func kindOf(authority *ca.Authority) string {
 	return string(authority.CertificatePEM()) + "\n" + string(authority.AppendedPEM())
 }
 
-// validAt says whether c is valid at now.
+// validAt reports whether c is valid at now.
 func (c *Certificate) validAt(now time.Time) bool {
 	return now.After(c.NotBefore) && now.Before(c.NotAfter)
 }
 
-// within says whether c is valid at no time at which other is not.
+// within reports whether other is valid whenever c is.
 func (c *Certificate) within(other *Certificate) bool {
 	return !c.NotBefore.Before(other.NotBefore) && !c.NotAfter.After(other.NotAfter)
 }
@@ -203,7 +206,9 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 }
 
 // record writes what was issued to log.
-func record(ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time, issued *ca.Issued) (*Certificate, error) {
+func record(
+	ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time, issued *ca.Issued,
+) (*Certificate, error) {
 	block, _ := pem.Decode(issued.PEM)
 	leaf, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {

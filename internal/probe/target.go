@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -42,8 +43,8 @@ func (c *Certificate) AskTarget(ctx context.Context, target Target) Answer {
 	return c.Ask(ctx, target.Cluster)
 }
 
-// Direct are the API servers at addresses, which are those of Endpoints or Listed. What they are known by is cluster's CA,
-// and serverName, which may be empty for ServerName. Nothing else of cluster is taken: they are asked without a proxy.
+// Direct returns the API servers at addresses, which Endpoints or Listed returned. They are verified by the CA of
+// cluster and serverName; empty is ServerName. Nothing else of cluster is used, so they are asked without a proxy.
 func Direct(cluster *rest.Config, serverName string, addresses []string) []Target {
 	if serverName == "" {
 		serverName = ServerName
@@ -88,11 +89,11 @@ func some(addresses []string, err error) ([]string, error) {
 	return addresses, err
 }
 
-// endpoints are the addresses of a Service, at its port of that name.
+// endpoints returns the addresses of a Service, at its port of that name.
 func endpoints(ctx context.Context, reader client.Reader, service client.ObjectKey, port string) ([]string, error) {
 	slicesOf := &discoveryv1.EndpointSliceList{}
-	err := reader.List(ctx, slicesOf, client.InNamespace(service.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: service.Name})
-	if err != nil {
+	ofService := client.MatchingLabels{discoveryv1.LabelServiceName: service.Name}
+	if err := reader.List(ctx, slicesOf, client.InNamespace(service.Namespace), ofService); err != nil {
 		return nil, fmt.Errorf("list the EndpointSlices of Service %s: %w", service, err)
 	}
 	return addressesOf(slicesOf.Items, port)
@@ -104,10 +105,13 @@ func addressesOf(all []discoveryv1.EndpointSlice, port string) ([]string, error)
 		if len(slice.Endpoints) == 0 {
 			continue
 		}
-		number, found := portOf(slice.Ports, port)
-		if !found {
+		at := slices.IndexFunc(slice.Ports, func(each discoveryv1.EndpointPort) bool {
+			return each.Port != nil && ptr.Deref(each.Name, "") == port
+		})
+		if at < 0 {
 			return nil, fmt.Errorf("EndpointSlice %s/%s has no port %q", slice.Namespace, slice.Name, port)
 		}
+		number := strconv.Itoa(int(*slice.Ports[at].Port))
 		for _, endpoint := range slice.Endpoints {
 			for _, address := range endpoint.Addresses {
 				addresses = append(addresses, net.JoinHostPort(address, number))
@@ -116,15 +120,6 @@ func addressesOf(all []discoveryv1.EndpointSlice, port string) ([]string, error)
 	}
 	slices.Sort(addresses)
 	return slices.Compact(addresses), nil
-}
-
-func portOf(ports []discoveryv1.EndpointPort, name string) (string, bool) {
-	for _, port := range ports {
-		if port.Port != nil && (port.Name == nil && name == "" || port.Name != nil && *port.Name == name) {
-			return strconv.Itoa(int(*port.Port)), true
-		}
-	}
-	return "", false
 }
 
 // Listed checks addresses that an owner has written down: host:port or an https URL each. None is an error. They are
@@ -167,8 +162,9 @@ type aggregated struct {
 	} `json:"service"`
 }
 
-// Aggregated are the aggregated API servers, which accept client certificates too: every endpoint of every Service that an
-// APIService names, each once. One that can't be found is in unknown, with the reason, by the name of the APIService.
+// Aggregated are the aggregated API servers, which accept client certificates too: every endpoint of every Service that
+// an APIService names, each once. One that can't be found is in unknown, with the reason, by the name of the
+// APIService.
 //
 // These rights are what Endpoints needs, too.
 //
@@ -196,7 +192,7 @@ func Aggregated(ctx context.Context, reader client.Reader) (targets []Target, un
 	return targets, unknown, nil
 }
 
-// aggregatedTargets are those of one APIService; none if the API server serves it itself.
+// aggregatedTargets returns the targets of an APIService; none if the API server serves it itself.
 func aggregatedTargets(ctx context.Context, reader client.Reader, obj unstructured.Unstructured) ([]Target, error) {
 	spec, _, err := unstructured.NestedMap(obj.Object, "spec")
 	if err != nil {
@@ -227,7 +223,8 @@ func aggregatedTargets(ctx context.Context, reader client.Reader, obj unstructur
 		targets = append(targets, Target{
 			Name: fmt.Sprintf("%s at %s", service, address),
 			Cluster: direct("https://"+address, rest.TLSClientConfig{
-				CAData: bundle, Insecure: at.InsecureSkipTLSVerify, ServerName: service.Name + "." + service.Namespace + ".svc",
+				CAData: bundle, Insecure: at.InsecureSkipTLSVerify,
+				ServerName: service.Name + "." + service.Namespace + ".svc",
 			}),
 			resource: fmt.Sprintf("/apis/%s/%s/%s", at.Group, at.Version, resourceNobodyHas),
 		})
@@ -235,7 +232,7 @@ func aggregatedTargets(ctx context.Context, reader client.Reader, obj unstructur
 	return targets, nil
 }
 
-// behind are the addresses behind a port of a Service: its endpoints, each of which trusts for itself.
+// behind returns the addresses behind a port of a Service: all its endpoints, because each has its own trust.
 func behind(ctx context.Context, reader client.Reader, key client.ObjectKey, port int32) ([]string, error) {
 	service := &corev1.Service{}
 	if err := reader.Get(ctx, key, service); err != nil {

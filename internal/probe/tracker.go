@@ -22,8 +22,8 @@ const (
 	leastAnswers = 2
 )
 
-// Tracker follows the answers of all servers until each has given the wanted one for long enough. It is pure, and not safe
-// for concurrent use.
+// Tracker follows the answers of all servers until each has given the wanted one for long enough. It is pure, and not
+// safe for concurrent use.
 type Tracker struct {
 	want    Trust
 	every   time.Duration
@@ -80,9 +80,8 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 	}
 }
 
-// Proven says whether every server has given the wanted answer, last too, for at least settleFor and at least twice, and
-// not too long before now. Otherwise missing says, of each that has not, what is missing. Without a server nothing is
-// proven.
+// Proven reports whether every server has given the wanted answer for at least settleFor, at least twice, and not too
+// long before now. Otherwise missing says what each server lacks. Without a server nothing is proven.
 func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, missing []string) {
 	switch age := now.Sub(t.last); {
 	case len(t.streaks) == 0:
@@ -98,13 +97,14 @@ func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, m
 		case one.answer.Trust != t.want:
 			missing = append(missing, fmt.Sprintf("%s: %s", name, one.answer.Evidence))
 		case one.answers < leastAnswers || one.lasted < settleFor:
-			missing = append(missing, fmt.Sprintf("%s: it has been seen %d time(s), for %s of %s", name, one.answers, one.lasted.Round(time.Second), settleFor))
+			missing = append(missing, fmt.Sprintf("%s: it has been seen %d time(s), for %s of %s",
+				name, one.answers, one.lasted.Round(time.Second), settleFor))
 		}
 	}
 	return len(missing) == 0, missing
 }
 
-// Settling says whether every server gives the wanted answer, be it not for long enough yet.
+// Settling reports whether every server gives the wanted answer, even if not for long enough yet.
 func (t *Tracker) Settling() bool {
 	for _, one := range t.streaks {
 		if one.answer.Trust != t.want {
