@@ -44,7 +44,9 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		return Options{}, err
 	}
 	limits := requestLimits(c.RequestLimits)
-	options := Options{Concurrency: Concurrency(c.Concurrency), RequestLimits: limits, Audit: auditLog, BlockList: blockList(c)}
+	options := Options{
+		Concurrency: Concurrency(c.Concurrency), RequestLimits: limits, Audit: auditLog, BlockList: blockList(c),
+	}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
 		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), limits
@@ -62,13 +64,15 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
 		options.Cleaner = &cleaner.Reconciler{
-			Retention: retention, SupersededAfter: c.Cleaning.SupersededAfter.Duration, DryRun: c.DryRuns(config.CleanerController),
-			RequestLimits: limits,
-			Limiter:       flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
+			Retention: retention, SupersededAfter: c.Cleaning.SupersededAfter.Duration,
+			DryRun: c.DryRuns(config.CleanerController), RequestLimits: limits,
+			Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
 		}
 	}
 	if c.Enabled(config.RotationController) {
-		options.Rotation = &rotation.Reconciler{OldLifetimeCap: c.Rotation.OldLifetimeCap.Duration, SettleFor: c.Rotation.SettleFor.Duration}
+		options.Rotation = &rotation.Reconciler{
+			OldLifetimeCap: c.Rotation.OldLifetimeCap.Duration, SettleFor: c.Rotation.SettleFor.Duration,
+		}
 	}
 	if c.SelfCheck.Interval.Duration > 0 {
 		rights, err := Rights(c, LeaseNamespace(c))
@@ -84,7 +88,10 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 }
 
 func requestLimits(c config.RequestLimits) csr.Limits {
-	return csr.Limits{RequestBytes: c.MaxRequestBytes, DERBytes: c.MaxDERBytes, SubjectAttributes: c.MaxSubjectAttributes, Names: c.MaxNames, Extensions: c.MaxExtensions}
+	return csr.Limits{
+		RequestBytes: c.MaxRequestBytes, DERBytes: c.MaxDERBytes, SubjectAttributes: c.MaxSubjectAttributes,
+		Names: c.MaxNames, Extensions: c.MaxExtensions,
+	}
 }
 
 // blockList returns the list that is configured, if what needs one is on.
@@ -138,8 +145,8 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 			others = []string{} // its owner has listed what is
 		}
 		signers[name] = signer.Signer{
-			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage, ForbiddenOnClientCA: others, AllowedNames: names,
-			KeyPair: pairs[source],
+			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
+			ForbiddenOnClientCA: others, AllowedNames: names, KeyPair: pairs[source],
 		}
 	}
 	return signers, errors.Join(errs...)
@@ -175,13 +182,16 @@ func keyPair(c config.CA, rotated bool) *keypair.KeyPair {
 	pair := keypair.New(source)
 	pair.Chain = c.Chain
 	if c.CreateIfMissing {
-		pair.Create = &keypair.Creation{Algorithm: c.KeyAlgorithm, Lifetime: cmp.Or(c.CADuration.Duration, ca.DefaultAuthorityLifetime)}
+		lifetime := cmp.Or(c.CADuration.Duration, ca.DefaultAuthorityLifetime)
+		pair.Create = &keypair.Creation{Algorithm: c.KeyAlgorithm, Lifetime: lifetime}
 	}
 	return pair
 }
 
 func retentionPolicy(c config.Cleaning) csr.RetentionPolicy {
-	policy := csr.RetentionPolicy{Default: retention(c.Retention, csr.DefaultRetention), Signers: map[string]csr.Retention{}}
+	policy := csr.RetentionPolicy{
+		Default: retention(c.Retention, csr.DefaultRetention), Signers: map[string]csr.Retention{},
+	}
 	for _, one := range c.Signers {
 		policy.Signers[one.Name] = retention(one.Retention, policy.Default)
 	}
@@ -212,7 +222,8 @@ func approverOf(c config.Approval) *approver.Reconciler {
 		r.Inventory = inventoryOf(c)
 	}
 	if c.NodeClient.Bound() {
-		r.Rules = append(r.Rules, approver.BoundNodeClient(approver.Bootstrap{Inventory: r.Inventory, Policy: bootstrapPolicyOf(c.NodeClient)}))
+		bootstrap := approver.Bootstrap{Inventory: r.Inventory, Policy: bootstrapPolicyOf(c.NodeClient)}
+		r.Rules = append(r.Rules, approver.BoundNodeClient(bootstrap))
 	} else {
 		r.Rules = append(r.Rules, approver.NodeClient())
 	}
@@ -275,7 +286,8 @@ func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 	switch {
 	case c.Machine != nil:
 		return machineSource(machine.Options{
-			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind, Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
+			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind,
+			Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
 			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
 			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
 		}, kubeconfig)
@@ -392,7 +404,8 @@ func GuardedSigners(c *config.Configuration) []GuardedSigner {
 	var guarded []GuardedSigner
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		if namespace, secret := sources[name].SecretName(); secret != "" {
-			guarded = append(guarded, GuardedSigner{Signer: name, Secret: types.NamespacedName{Namespace: namespace, Name: secret}})
+			at := types.NamespacedName{Namespace: namespace, Name: secret}
+			guarded = append(guarded, GuardedSigner{Signer: name, Secret: at})
 		}
 	}
 	return guarded

@@ -154,12 +154,14 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.NewQueue))))
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr,
+			o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.NewQueue))))
 	}
 	if r := o.Cleaner; r != nil {
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.RequestLimits = firstClock(r.Clock, o.Clock), cmp.Or(r.RequestLimits, o.RequestLimits)
-		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr, o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
+		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr,
+			o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
 	}
 	if r := o.Rotation; r != nil {
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
@@ -238,7 +240,9 @@ func named(name string, err error) error {
 
 // controller returns the options of a controller with some workers. Its queue gives items out in order, first in first
 // out when that is nil.
-func (o Options) controller(workers, otherwise int, order func() workqueue.Queue[reconcile.Request]) controller.Options {
+func (o Options) controller(
+	workers, otherwise int, order func() workqueue.Queue[reconcile.Request],
+) controller.Options {
 	if workers == 0 {
 		workers = otherwise
 	}

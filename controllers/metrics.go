@@ -48,7 +48,8 @@ func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, 
 		return nil, err
 	}
 	return func(log logr.Logger, handler http.Handler) (http.Handler, error) {
-		return filter(log.WithSink(&seldomSink{LogSink: log.GetSink(), often: &rate.Sometimes{Interval: time.Minute}}), handler)
+		return filter(log.WithSink(&seldomSink{LogSink: log.GetSink(), often: &rate.Sometimes{Interval: time.Minute}}),
+			handler)
 	}, nil
 }
 
@@ -93,8 +94,12 @@ type requestsSource struct {
 }
 
 var requests = &requestsCollector{
-	count:    prometheus.NewDesc("csr_requests", "CertificateSigningRequests by state; Approved are those that are not issued yet. Every replica reports them.", []string{"signer", "state"}, nil),
-	oldest:   prometheus.NewDesc("csr_requests_oldest_seconds", "Age of the oldest CertificateSigningRequest in that state, since its creation; 0 when there is none.", []string{"signer", "state"}, nil),
+	count: prometheus.NewDesc("csr_requests",
+		"CertificateSigningRequests by state; Approved are those that are not issued yet. Every replica reports them.",
+		[]string{"signer", "state"}, nil),
+	oldest: prometheus.NewDesc("csr_requests_oldest_seconds",
+		"Age of the oldest CertificateSigningRequest in that state, since its creation; 0 when there is none.",
+		[]string{"signer", "state"}, nil),
 	managers: map[*requestsSource]context.Context{},
 }
 
@@ -139,8 +144,10 @@ func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 		}
 	}
 	for labels, total := range totals {
-		found <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, total.count, labels.signer, string(labels.state))
-		found <- prometheus.MustNewConstMetric(c.oldest, prometheus.GaugeValue, total.oldest, labels.signer, string(labels.state))
+		found <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, total.count, labels.signer,
+			string(labels.state))
+		found <- prometheus.MustNewConstMetric(c.oldest, prometheus.GaugeValue, total.oldest, labels.signer,
+			string(labels.state))
 	}
 }
 

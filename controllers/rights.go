@@ -126,7 +126,9 @@ func (r *rights) add(need, group, resource, namespace, name string, verbs ...str
 // optional rights are those without which the work goes on.
 func (r *rights) optional(need, group, resource, namespace, name string, verbs ...string) {
 	for _, verb := range verbs {
-		r.one(check.Right{Need: need, Group: group, Resource: resource, Namespace: namespace, Name: name, Verb: verb, Optional: true})
+		r.one(check.Right{
+			Need: need, Group: group, Resource: resource, Namespace: namespace, Name: name, Verb: verb, Optional: true,
+		})
 	}
 }
 
@@ -185,10 +187,12 @@ func (r *rights) signer(all *config.Configuration) error {
 			}
 		}
 	}
-	if len(signers) > 0 && len(c.APIServers) == 0 && !all.DryRuns(config.SignerController) { // which API servers there are to ask
+	// The signer lists the API servers to ask.
+	if len(signers) > 0 && len(c.APIServers) == 0 && !all.DryRuns(config.SignerController) {
 		r.optional("the trust in its CAs", discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
 	}
-	r.optional("self-check and the trust in its CAs", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get")
+	r.optional("self-check and the trust in its CAs", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName,
+		"get")
 	return nil
 }
 
@@ -232,7 +236,8 @@ func (r *rights) inventory(c config.Approval) {
 			r.add(need, "", "serviceaccounts", "", "", "get")
 		})
 	}
-	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" { // another cluster's are its own matter
+	// The rights in another cluster are not ours to check.
+	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" {
 		r.granted("config/inventory-"+c.NodeClient.Inventory, func() {
 			r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
 		})
@@ -303,7 +308,9 @@ func writer(right check.Right) config.Controller {
 // dryRun takes away the rights to write that a dry run has no use for, so that one can run without them; a cleaner
 // tells by Events then.
 func (r *rights) dryRun(c *config.Configuration) {
-	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool { return writer(right) != "" && c.DryRuns(writer(right)) })
+	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool {
+		return writer(right) != "" && c.DryRuns(writer(right))
+	})
 	if c.Enabled(config.CleanerController) && c.DryRuns(config.CleanerController) {
 		r.events("cleaner", metav1.NamespaceDefault)
 	}

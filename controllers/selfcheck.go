@@ -93,7 +93,10 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if o.SelfCheck == nil {
 		return nil
 	}
-	s := &selfCheck{interval: o.SelfCheck.Interval, elected: mgr.Elected(), refused: o.Observer.Refused(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check")}
+	s := &selfCheck{
+		interval: o.SelfCheck.Interval, elected: mgr.Elected(), refused: o.Observer.Refused(), clock: o.Clock,
+		log: mgr.GetLogger().WithName("self-check"),
+	}
 	if s.clock == nil {
 		s.clock = clock.RealClock{}
 	}
@@ -112,7 +115,8 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if len(clientPairs(o.Signer)) > 0 && !o.Signer.DryRun { // which signs nothing at all, so no probe either
 		trust := check.Trust{Reader: mgr.GetAPIReader(), Cluster: mgr.GetConfig(), Audit: o.Signer.Audit}
 		authorities := func() []check.CA { return ClientCAs(o.Signer, s.clock.Now()) }
-		s.tasks = append(s.tasks, &checkTask{name: check.CATrusted, leader: true, before: func() string { return keyIDs(authorities()) },
+		s.tasks = append(s.tasks, &checkTask{name: check.CATrusted, leader: true,
+			before: func() string { return keyIDs(authorities()) },
 			run: func(ctx context.Context) []check.Result {
 				s.awaitCA(ctx, authorities)
 				return trust.CAs(ctx, authorities(), s.clock.Now())
@@ -228,7 +232,10 @@ func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Re
 		if before == result.Status || !known && result.Status == check.OK {
 			continue
 		}
-		details := []any{"check", result.Check, "subject", result.Subject, "result", result.Status, "evidence", result.Evidence, "nextStep", result.NextStep}
+		details := []any{
+			"check", result.Check, "subject", result.Subject, "result", result.Status,
+			"evidence", result.Evidence, "nextStep", result.NextStep,
+		}
 		switch result.Status {
 		case check.Failed:
 			s.log.Error(nil, "Self-check failed", details...)
@@ -288,7 +295,9 @@ func (s *selfCheck) ready(*http.Request) error {
 }
 
 // clientSigners issue certificates that the API server is to accept.
-var clientSigners = []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName}
+var clientSigners = []string{
+	certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
+}
 
 // clientPairs are the signers whose certificates the API server is to accept, in order.
 func clientPairs(r *signer.Reconciler) []string {

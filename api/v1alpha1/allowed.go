@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Allowed are the operations that an owner can ask for in phase. Where there are none, there is nothing but to wait. The
+// Allowed returns the operations that an owner can ask for in phase. If there are none, the owner can only wait. The
 // ValidatingAdmissionPolicy in config/rotation/admission says the same, which a test compares.
 func Allowed(phase Phase) []Operation {
 	switch phase {

@@ -40,8 +40,8 @@ type SigningAuthoritySpec struct {
 	// Secret holds the CA and, during a rotation, both. It is made if it does not exist.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority stays the same: make another authority, with spec.from, to move signers"
 	Secret SecretReference `json:"secret"`
-	// Signers are the signer names that it serves. One may leave. One that API servers verify may come if they verify another
-	// one here; for any other to come, make another authority with spec.from.
+	// Signers are the signer names that it serves. One may leave. One that API servers verify may come if they verify
+	// another one here; for any other to come, make another authority with spec.from.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=571
@@ -95,8 +95,8 @@ type NewCA struct {
 
 // Lifetimes bound those of certificates, and what is believed of them.
 type Lifetimes struct {
-	// OldCap is the longest that certificates live which the old CA issues while a new one waits to be trusted. Unset is the
-	// manager's rotation.oldLifetimeCap.
+	// OldCap is the longest that certificates live which the old CA issues while a new one waits to be trusted. Unset
+	// is the manager's rotation.oldLifetimeCap.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('5m')",message="must be 5m or more"
 	OldCap *metav1.Duration `json:"oldCap,omitempty"`

@@ -84,8 +84,8 @@ type SigningAuthorityStatus struct {
 	// LastRetired is the CA that was left last, with what its owner has said of it.
 	// +optional
 	LastRetired *CAStatus `json:"lastRetired,omitempty"`
-	// InitiatedAt is when the last rotation began, PreparedAt when the new CA began to sign, CompletionInitiatedAt when the
-	// old one began to leave, CompletedAt when it had left.
+	// InitiatedAt is when the last rotation began, PreparedAt when the new CA began to sign, CompletionInitiatedAt when
+	// the old one began to leave, CompletedAt when it had left.
 	// +optional
 	InitiatedAt *metav1.Time `json:"initiatedAt,omitempty"`
 	// +optional
@@ -100,7 +100,8 @@ type SigningAuthorityStatus struct {
 	// LedgerClosedAt is when, while completing, the ledger of the retiring CA was seen closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
-	// PrunedAt is when, while completing, the retiring CA was last taken out of what API servers publish, or not found there.
+	// PrunedAt is when, while completing, the retiring CA was last taken out of what API servers publish, or not found
+	// there.
 	// +optional
 	PrunedAt *metav1.Time `json:"prunedAt,omitempty"`
 	// UnpublishedAt is when, while completing, the retiring CA began to leave everything published: from then on there is

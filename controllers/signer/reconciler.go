@@ -77,8 +77,8 @@ type Reconciler struct {
 	failures unanswered.Writes[Judgement] // requests that are not known to be marked as Failed
 }
 
-// Judgement is what the signer says of an approved request. Approve signs it with Authority, Deny marks it as Failed, Wait
-// judges it again later, and Ignore neither signs it nor marks it.
+// Judgement is what the signer says of an approved request. Approve signs it with Authority, Deny marks it as Failed,
+// Wait judges it again later, and Ignore neither signs it nor marks it.
 type Judgement struct {
 	verdict.Result
 	Request   *csr.Request // nil when it can't be parsed
@@ -197,7 +197,8 @@ func (r *Reconciler) judgeByCA(
 	if err != nil {
 		var why *keypair.Unavailable
 		errors.As(err, &why)
-		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason, Message: why.Message}}
+		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason,
+			Message: why.Message}}
 	}
 	violation, unknown := signer.checkTrust(req, r.trust.of(signer.KeyPair, authority))
 	switch {

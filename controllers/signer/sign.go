@@ -62,9 +62,11 @@ func (r *Reconciler) sign(
 		message := fmt.Sprintf("nothing is signed that the ledger of the CA does not know of: %v", err)
 		if errors.Is(err, ledger.ErrNoAccount) {
 			message += "; it was deleted, or is not yet made: the rotation controller makes it, and then takes " +
-				"what was issued before for outstanding, so only see that this controller runs (kubectl get signingauthorities -o wide)"
+				"what was issued before for outstanding, so only see that this controller runs " +
+				"(kubectl get signingauthorities -o wide)"
 		}
-		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Wait.Because("LedgerUnavailable", "%s", message)})
+		r.report(ctx, obj, Judgement{Request: judged.Request,
+			Result: verdict.Wait.Because("LedgerUnavailable", "%s", message)})
 		return err
 	}
 	if kept {

@@ -98,7 +98,8 @@ func until(ctx context.Context, what string, done wait.ConditionWithContextFunc)
 
 // kubectl runs the real one as the administrator.
 func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
-	args = append([]string{"--kubeconfig", d.kubeconfig, "--cache-dir", filepath.Join(d.cluster.Dir, "kubectl-cache")}, args...)
+	args = append([]string{"--kubeconfig", d.kubeconfig, "--cache-dir", filepath.Join(d.cluster.Dir, "kubectl-cache")},
+		args...)
 	out, err := exec.CommandContext(ctx, kubectlPath(), args...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args[4:], " "), err, out)

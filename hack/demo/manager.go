@@ -8,14 +8,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// startManager starts binary as anybody would on a plain control plane, waits until it is ready, and calls ended when it
-// ends.
+// startManager starts binary as anybody would on a plain control plane, waits until it is ready, and calls ended when
+// it ends.
 func (d *demo) startManager(ctx context.Context, binary string, ended context.CancelCauseFunc) error {
 	health, err := cluster.FreeAddress()
 	if err != nil {
 		return err
 	}
-	d.manager, err = d.cluster.StartProcess("manager", binary, "--kubeconfig", d.kubeconfig, "--signing-secret", signingSecret,
+	d.manager, err = d.cluster.StartProcess("manager", binary, "--kubeconfig", d.kubeconfig, "--signing-secret",
+		signingSecret,
 		"--metrics-bind-address", "127.0.0.1:0", "--health-probe-bind-address", health, "-v", "1")
 	if err != nil {
 		return err

@@ -58,7 +58,8 @@ func (d *demo) join(ctx context.Context) error {
 // askServing starts client-go's certificate manager for the serving certificate and leaves it waiting.
 func (d *demo) askServing(ctx context.Context) error {
 	var err error
-	d.serving, err = d.node.Serving(ctx, d.cert, kubelet.Addresses{DNS: []string{nodeName}, IP: []net.IP{net.IPv4(127, 0, 0, 1)}})
+	d.serving, err = d.node.Serving(ctx, d.cert,
+		kubelet.Addresses{DNS: []string{nodeName}, IP: []net.IP{net.IPv4(127, 0, 0, 1)}})
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,8 @@ func (d *demo) askServing(ctx context.Context) error {
 	return checkPending(d.asked)
 }
 
-// renew restarts the node with a certificate that is near its end, and lets client-go's certificate manager do the rest.
+// renew restarts the node with a certificate that is near its end, and lets client-go's certificate manager do the
+// rest.
 func (d *demo) renew(ctx context.Context) error {
 	old, err := d.age(d.cert)
 	if err != nil {
@@ -110,7 +112,8 @@ func (d *demo) renew(ctx context.Context) error {
 		return err
 	}
 	d.cert = renewed
-	d.say("signed, until %s; the API server knows its holder as %s", renewed.Leaf.NotAfter.Format(time.DateOnly), d.node.User())
+	d.say("signed, until %s; the API server knows its holder as %s", renewed.Leaf.NotAfter.Format(time.DateOnly),
+		d.node.User())
 	return nil
 }
 
@@ -174,19 +177,23 @@ func (d *demo) approveServing(ctx context.Context) error {
 	if err := errors.Join(checkOutcomes(obj, byHand), d.checkServing(cert.Leaf)); err != nil {
 		return err
 	}
-	d.say("signed for DNS %q and IP %v; clients that trust the CA accept it for both", cert.Leaf.DNSNames, cert.Leaf.IPAddresses)
+	d.say("signed for DNS %q and IP %v; clients that trust the CA accept it for both", cert.Leaf.DNSNames,
+		cert.Leaf.IPAddresses)
 	return nil
 }
 
 // checkServing says why leaf is no certificate for exactly this node's names, or nil.
 func (d *demo) checkServing(leaf *x509.Certificate) error {
-	if !slices.Equal(leaf.DNSNames, []string{nodeName}) || len(leaf.IPAddresses) != 1 || len(leaf.EmailAddresses)+len(leaf.URIs) > 0 {
-		return fmt.Errorf("the serving certificate is for DNS %q, IP %v, email %q and URI %v", leaf.DNSNames, leaf.IPAddresses, leaf.EmailAddresses, leaf.URIs)
+	if !slices.Equal(leaf.DNSNames, []string{nodeName}) || len(leaf.IPAddresses) != 1 ||
+		len(leaf.EmailAddresses)+len(leaf.URIs) > 0 {
+		return fmt.Errorf("the serving certificate is for DNS %q, IP %v, email %q and URI %v", leaf.DNSNames,
+			leaf.IPAddresses, leaf.EmailAddresses, leaf.URIs)
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(d.cluster.CA.CertPEM)
 	for _, name := range []string{nodeName, "127.0.0.1"} {
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
+		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name,
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
 			return fmt.Errorf("verify the serving certificate for %s: %w", name, err)
 		}
 	}

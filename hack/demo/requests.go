@@ -25,10 +25,14 @@ type outcome struct {
 
 // The outcomes that people know from kube-controller-manager and kubectl.
 var (
-	byBootstrapper = outcome{certificatesv1.CertificateApproved, "AutoApproved", "Auto approving kubelet client certificate after SubjectAccessReview."}
-	byNodeItself   = outcome{certificatesv1.CertificateApproved, "AutoApproved", "Auto approving self kubelet client certificate after SubjectAccessReview."}
-	byHand         = outcome{certificatesv1.CertificateApproved, "KubectlApprove", "This CSR was approved by kubectl certificate approve."}
-	badUsage       = outcome{certificatesv1.CertificateFailed, "SignerValidationFailure", "invalid usage for client certificate: server auth"}
+	byBootstrapper = outcome{certificatesv1.CertificateApproved, "AutoApproved",
+		"Auto approving kubelet client certificate after SubjectAccessReview."}
+	byNodeItself = outcome{certificatesv1.CertificateApproved, "AutoApproved",
+		"Auto approving self kubelet client certificate after SubjectAccessReview."}
+	byHand = outcome{certificatesv1.CertificateApproved, "KubectlApprove",
+		"This CSR was approved by kubectl certificate approve."}
+	badUsage = outcome{certificatesv1.CertificateFailed, "SignerValidationFailure",
+		"invalid usage for client certificate: server auth"}
 )
 
 // request returns the request called name.
@@ -97,7 +101,8 @@ func mayCreateRequests(ctx context.Context, cfg *rest.Config, user string) (bool
 		return false, err
 	}
 	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Verb: "create"},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Group: certificatesv1.GroupName,
+			Resource: "certificatesigningrequests", Verb: "create"},
 	}}
 	err = c.Create(ctx, review)
 	return review.Status.Allowed, err

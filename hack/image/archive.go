@@ -26,8 +26,8 @@ type platformImage struct {
 	v1.Image
 }
 
-// archive writes the images to path: an OCI layout, for containerd and whatever else knows OCI, with docker's manifest.json
-// on the same blobs. It returns the digest of the index.
+// archive writes the images to path: an OCI layout, for containerd and whatever else knows OCI, with docker's
+// manifest.json on the same blobs. It returns the digest of the index.
 func (s settings) archive(images []platformImage, dir, path string) (digest v1.Hash, err error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, img := range images {
@@ -91,8 +91,8 @@ func (s settings) layout(index v1.ImageIndex, dir string) error {
 	return nil
 }
 
-// dockerManifest is what docker load reads when it has no containerd image store. It knows one platform per name, so the
-// first one has the plain tags, and each of the others has its architecture in the tag.
+// dockerManifest is what docker load reads when it has no containerd image store. It knows one platform per name, so
+// the first one has the plain tags, and each of the others has its architecture in the tag.
 func (s settings) dockerManifest(images []platformImage) ([]byte, error) {
 	var manifest tarball.Manifest
 	for i, img := range images {
@@ -159,7 +159,8 @@ func (s settings) add(out *tar.Writer, dir, path string) error {
 		return err
 	}
 	header := &tar.Header{
-		Typeflag: tar.TypeReg, Name: filepath.ToSlash(relative), Size: info.Size(), Mode: 0o644, ModTime: s.created, Format: tar.FormatUSTAR,
+		Typeflag: tar.TypeReg, Name: filepath.ToSlash(relative), Size: info.Size(), Mode: 0o644,
+		ModTime: s.created, Format: tar.FormatUSTAR,
 	}
 	if err := out.WriteHeader(header); err != nil {
 		return err

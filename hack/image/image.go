@@ -20,16 +20,18 @@ import (
 // user is nobody's on any node, and needs no /etc/passwd.
 const user = "65532:65532"
 
-// compile builds the static binary for linux on arch. What could make two builds differ is fixed: paths, the repository's
-// state, and the level of the architecture.
+// compile builds the static binary for linux on arch. What could make two builds differ is fixed: paths, the
+// repository's state, and the level of the architecture.
 func (s settings) compile(arch, out string) error {
 	absolute, err := filepath.Abs(out)
 	if err != nil {
 		return err
 	}
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+s.version, "-o", absolute, ".")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+s.version,
+		"-o", absolute, ".")
 	build.Dir = s.root
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=", "GOWORK=off")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0",
+		"GOFLAGS=", "GOWORK=off")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build for %s: %w\n%s", arch, err, output)
 	}

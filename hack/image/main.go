@@ -1,6 +1,6 @@
-// Command image builds the manager's image without a container engine and without a registry: for each platform a static
-// binary on nothing, all of them in one archive that is an OCI layout and a docker archive at once, and for each a list of
-// what it is made of. The same input gives the same bytes. `make image` runs it.
+// Command image builds the manager's image without a container engine and without a registry: for each platform a
+// static binary on nothing, all of them in one archive that is an OCI layout and a docker archive at once, and for each
+// a list of what it is made of. The same input gives the same bytes. `make image` runs it.
 package main
 
 import (
@@ -18,7 +18,8 @@ import (
 // name is the repository's; without a registry, containerd takes it for docker.io/library/csr-controller-manager.
 const name = "csr-controller-manager"
 
-// platforms are those that the image is for. docker load without containerd's image store knows one per name: the first.
+// platforms are those that the image is for. docker load without containerd's image store knows one per name: the
+// first.
 var platforms = []string{"amd64", "arm64"}
 
 // settings are the flags, and what the environment says of the time.

@@ -13,8 +13,8 @@ import (
 	"github.com/CycloneDX/cyclonedx-go"
 )
 
-// bill writes the software bill of materials of binary: the modules that the linker noted in it, which are those that it is
-// made of and no others.
+// bill writes the software bill of materials of binary: the modules that the linker noted in it, which are those that
+// it is made of and no others.
 func (s settings) bill(binary, path string) error {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -37,7 +37,8 @@ func (s settings) bom(info *buildinfo.BuildInfo, sum [sha256.Size]byte) *cyclone
 	main := component(cyclonedx.ComponentTypeApplication, info.Main.Path, s.version)
 	main.Hashes = &[]cyclonedx.Hash{{Algorithm: cyclonedx.HashAlgoSHA256, Value: fmt.Sprintf("%x", sum)}}
 	main.Licenses = &cyclonedx.Licenses{{License: &cyclonedx.License{ID: "Apache-2.0"}}}
-	parts := []cyclonedx.Component{component(cyclonedx.ComponentTypeLibrary, "std", strings.TrimPrefix(info.GoVersion, "go"))}
+	parts := []cyclonedx.Component{component(cyclonedx.ComponentTypeLibrary, "std",
+		strings.TrimPrefix(info.GoVersion, "go"))}
 	for _, module := range info.Deps {
 		parts = append(parts, part(module))
 	}
@@ -50,7 +51,8 @@ func (s settings) bom(info *buildinfo.BuildInfo, sum [sha256.Size]byte) *cyclone
 	dependencies[0] = cyclonedx.Dependency{Ref: main.BOMRef, Dependencies: &refs}
 	bom := cyclonedx.NewBOM()
 	bom.SerialNumber = serial(sum)
-	bom.Metadata = &cyclonedx.Metadata{Timestamp: s.created.Format(time.RFC3339), Component: &main, Properties: properties(info)}
+	bom.Metadata = &cyclonedx.Metadata{Timestamp: s.created.Format(time.RFC3339), Component: &main,
+		Properties: properties(info)}
 	bom.Components, bom.Dependencies = &parts, &dependencies
 	return bom
 }

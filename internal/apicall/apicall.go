@@ -26,10 +26,12 @@ const (
 
 // Bound changes cfg, so that its clients make calls as follows:
 //
-//   - Each call but a watch has a deadline. It is three seconds, and grows up to 30 seconds while no call is answered in time.
+//   - Each call but a watch has a deadline. It is three seconds, and grows up to 30 seconds while no call is answered
+//     in time.
 //   - A call that can be repeated is repeated once, at once, after a 5xx without Retry-After or a broken connection.
 //   - client-go does not sleep because of a Retry-After header. The error carries it: see RetryAfter.
-//   - A watch that breaks off ends like a watch that timed out: the reflector opens it again at once, where it broke off.
+//   - A watch that breaks off ends like a watch that timed out: the reflector opens it again at once, where it broke
+//     off.
 //     Opening a watch is tried four times.
 func Bound(cfg *rest.Config) {
 	pace := newPace(clock.RealClock{})
@@ -47,8 +49,8 @@ func RetryAfter(err error) (wait time.Duration, asked bool) {
 	return 0, false
 }
 
-// Requeue returns what Reconcile returns after result and err: where the API server asked to wait, the request comes back
-// after that, and no worker sleeps.
+// Requeue returns what Reconcile returns after result and err: where the API server asked to wait, the request comes
+// back after that, and no worker sleeps.
 func Requeue(ctx context.Context, result reconcile.Result, err error) (reconcile.Result, error) {
 	wait, asked := RetryAfter(err)
 	if !asked {

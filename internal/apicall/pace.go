@@ -26,7 +26,8 @@ func (p *pace) begin() (deadline time.Duration, start time.Time) {
 	return p.deadline, p.clock.Now()
 }
 
-// answer notes that a call from start was answered. The deadline becomes shorter, but not below twice what the call took.
+// answer notes that a call from start was answered. The deadline becomes shorter, but not below twice what the call
+// took.
 func (p *pace) answer(start time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -34,8 +35,8 @@ func (p *pace) answer(start time.Time) {
 	p.deadline = min(max(p.deadline/2, 2*p.answered.Sub(start), shortest), longest)
 }
 
-// timeout notes that a call from start was not answered within deadline. If no other call was answered meanwhile, the API
-// server is slow, and the deadline becomes longer. If one was, this call hung.
+// timeout notes that a call from start was not answered within deadline. If no other call was answered meanwhile, the
+// API server is slow, and the deadline becomes longer. If one was, this call hung.
 func (p *pace) timeout(start time.Time, deadline time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

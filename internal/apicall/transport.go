@@ -87,7 +87,8 @@ func (t *transport) watch(request *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		asked := retryAfter(response)
-		if hung := errors.Is(err, context.DeadlineExceeded); try == openTries || ctx.Err() != nil || !hung && !transient(response, err) && asked == 0 {
+		if hung := errors.Is(err, context.DeadlineExceeded); try == openTries || ctx.Err() != nil || !hung &&
+			!transient(response, err) && asked == 0 {
 			return withoutRetryAfter(request, response), err
 		}
 		discard(response)
@@ -178,7 +179,8 @@ func transient(response *http.Response, err error) bool {
 // broken reports whether a connection that had been made broke off.
 func broken(err error) bool {
 	var stream streamError
-	return utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err) || errors.As(err, &stream)
+	return utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err) ||
+		errors.As(err, &stream)
 }
 
 // streamError has the fields of golang.org/x/net/http2.StreamError: the copy of that in net/http converts itself to any
@@ -225,7 +227,8 @@ func discard(response *http.Response) {
 
 // retryAfter returns the wait of a Retry-After header to an answer that client-go repeats because of it.
 func retryAfter(response *http.Response) time.Duration {
-	if response == nil || response.StatusCode != http.StatusTooManyRequests && response.StatusCode < http.StatusInternalServerError {
+	if response == nil || response.StatusCode != http.StatusTooManyRequests &&
+		response.StatusCode < http.StatusInternalServerError {
 		return 0
 	}
 	seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
@@ -243,11 +246,13 @@ func withoutRetryAfter(request *http.Request, response *http.Response) *http.Res
 		return response
 	}
 	response.Header.Del("Retry-After")
-	if kind := response.Header.Get("Content-Type"); strings.HasPrefix(kind, "application/json") || strings.HasPrefix(kind, "application/vnd.kubernetes") {
+	if kind := response.Header.Get("Content-Type"); strings.HasPrefix(kind, "application/json") ||
+		strings.HasPrefix(kind, "application/vnd.kubernetes") {
 		return response // the API server took the header from the Status object
 	}
 	discard(response)
-	status := apierrors.NewGenericServerResponse(response.StatusCode, request.Method, schema.GroupResource{}, "", "", int(wait/time.Second), false).ErrStatus
+	status := apierrors.NewGenericServerResponse(response.StatusCode, request.Method, schema.GroupResource{}, "", "",
+		int(wait/time.Second), false).ErrStatus
 	status.Kind, status.APIVersion = "Status", "v1"
 	content, err := json.Marshal(status)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package ascii makes text that others have chosen visible and harmless: nothing but printable ASCII reaches a terminal, a
-// log or a file. Control characters steer terminals, U+202E turns the direction of text around, and letters of other
-// alphabets look like those of names that a reader trusts.
+// Package ascii makes text that others have chosen visible and harmless: nothing but printable ASCII reaches a
+// terminal, a log or a file. Control characters steer terminals, U+202E turns the direction of text around, and letters
+// of other alphabets look like those of names that a reader trusts.
 package ascii
 
 import (
@@ -13,7 +13,8 @@ import (
 
 const firstPrintable, lastPrintable = ' ', '~'
 
-// Quote returns text with everything but printable ASCII escaped as in a Go string. Quotation marks and backslashes stay.
+// Quote returns text with everything but printable ASCII escaped as in a Go string. Quotation marks and backslashes
+// stay.
 func Quote(text string) string { return quote(text, "") }
 
 // quote is Quote, and leaves the characters of keep.

@@ -31,8 +31,8 @@ type served struct {
 	live, ready *probe
 }
 
-// Serve returns mgr with a server of /healthz and /readyz at address, for the checks that are added to what it returns. The
-// manager itself must have no address for probes.
+// Serve returns mgr with a server of /healthz and /readyz at address, for the checks that are added to what it returns.
+// The manager itself must have no address for probes.
 func Serve(mgr manager.Manager, address string) (manager.Manager, error) {
 	if address == Off || address == "" {
 		return mgr, nil
@@ -48,7 +48,8 @@ func Serve(mgr manager.Manager, address string) (manager.Manager, error) {
 		mux.Handle("/"+each.name, each)
 		mux.Handle("/"+each.name+"/", each)
 	}
-	server := &http.Server{Handler: mux, MaxHeaderBytes: 1 << 20, IdleTimeout: 90 * time.Second, ReadHeaderTimeout: 32 * time.Second}
+	server := &http.Server{Handler: mux, MaxHeaderBytes: 1 << 20, IdleTimeout: 90 * time.Second,
+		ReadHeaderTimeout: 32 * time.Second}
 	if err := mgr.Add(&manager.Server{Name: "health probe", Server: server, Listener: listener}); err != nil {
 		return nil, fmt.Errorf("add the server of probes: %w", err)
 	}

@@ -1,9 +1,9 @@
-// Package trust publishes the CAs that verifiers must trust, and takes those away that they must not. It decides nothing
-// about which those are, and never reads from a cache.
+// Package trust publishes the CAs that verifiers must trust, and takes those away that they must not. It decides
+// nothing about which those are, and never reads from a cache.
 //
-// It needs get, create and update on the ConfigMaps that it is told to write (create can't be limited to names), get and
-// update on extension-apiserver-authentication, and, where the API server serves ClusterTrustBundles, all of the verbs
-// below on them and attest on every signer (or on its domain, as example.com/*) that has one.
+// It needs get, create and update on the ConfigMaps that it is told to write (create can't be limited to names), get
+// and update on extension-apiserver-authentication, and, where the API server serves ClusterTrustBundles, all of the
+// verbs below on them and attest on every signer (or on its domain, as example.com/*) that has one.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=kube-system,resourceNames=extension-apiserver-authentication,verbs=get;update
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=clustertrustbundles,verbs=get;list;create;update;delete
@@ -32,5 +32,6 @@ func Bundle(now time.Time, certs ...*x509.Certificate) []byte {
 
 // SameCA says whether what one has signed the other could have signed: same name, same key.
 func SameCA(one, other *x509.Certificate) bool {
-	return bytes.Equal(one.RawSubject, other.RawSubject) && bytes.Equal(one.RawSubjectPublicKeyInfo, other.RawSubjectPublicKeyInfo)
+	return bytes.Equal(one.RawSubject, other.RawSubject) &&
+		bytes.Equal(one.RawSubjectPublicKeyInfo, other.RawSubjectPublicKeyInfo)
 }

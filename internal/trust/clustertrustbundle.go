@@ -46,11 +46,15 @@ func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]t
 	}
 	left, err := p.left(ctx, resource, wanted)
 	switch {
-	case err == nil, apierrors.IsForbidden(err) && len(wanted.Signers) == 0: // where none are wanted, nothing needs to be granted
+	// where none are wanted, nothing needs to be granted
+	case err == nil, apierrors.IsForbidden(err) && len(wanted.Signers) == 0:
 	case apierrors.IsForbidden(err):
-		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s", Why: fmt.Sprintf("of signers that have left can't be found: grant the manager list on clustertrustbundles.certificates.k8s.io (%v)", err)})
+		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
+			Why: fmt.Sprintf("of signers that have left can't be found: "+
+				"grant the manager list on clustertrustbundles.certificates.k8s.io (%v)", err)})
 	default:
-		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s", Why: fmt.Sprintf("of signers that have left can't be found: %v", err)})
+		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
+			Why: fmt.Sprintf("of signers that have left can't be found: %v", err)})
 	}
 	return append(targets, left...), state
 }
@@ -76,7 +80,8 @@ func (p *Publisher) served() (string, error) {
 func clusterTrustBundle(resource schema.GroupVersionResource, signer string, wanted Wanted) target {
 	return target{
 		resource: resource, kind: bundleKind, name: BundleName(signer, wanted.Authority),
-		grant: fmt.Sprintf("get, create and update on clustertrustbundles.certificates.k8s.io, and attest on signers.certificates.k8s.io %s", signer),
+		grant: fmt.Sprintf("get, create and update on clustertrustbundles.certificates.k8s.io, "+
+			"and attest on signers.certificates.k8s.io %s", signer),
 		set: func(obj *unstructured.Unstructured) (bool, error) {
 			changed := obj.GetLabels()[managedBy] != self
 			if changed {

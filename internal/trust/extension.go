@@ -34,9 +34,9 @@ func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, er
 	return slices.ContainsFunc(certs, func(one *x509.Certificate) bool { return SameCA(one, cert) }), err
 }
 
-// Above returns those of the CAs in that ConfigMap, the CA of chain[0] itself left aside, by which chain[0] is accepted at
-// now: whoever trusts one of them can't refuse what chain[0] has signed. The rest of chain are the certificates that its
-// holders show with it.
+// Above returns those of the CAs in that ConfigMap, the CA of chain[0] itself left aside, by which chain[0] is accepted
+// at now: whoever trusts one of them can't refuse what chain[0] has signed. The rest of chain are the certificates that
+// its holders show with it.
 func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
 	certs, err := p.clientCAs(ctx)
 	if err != nil {
@@ -49,7 +49,8 @@ func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now ti
 	return slices.DeleteFunc(certs, func(one *x509.Certificate) bool {
 		roots := x509.NewCertPool()
 		roots.AddCert(one)
-		_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: shown, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: shown, CurrentTime: now,
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 		return err != nil || SameCA(one, chain[0])
 	}), nil
 }
@@ -70,8 +71,8 @@ func (p *Publisher) clientCAs(ctx context.Context) ([]*x509.Certificate, error) 
 	return certs, nil
 }
 
-// Prune takes every certificate of the CA of old out of that ConfigMap, and leaves all else as it is. An API server whose
-// own client CA file still has it puts it back within a minute: prune only what they all refuse.
+// Prune takes every certificate of the CA of old out of that ConfigMap, and leaves all else as it is. An API server
+// whose own client CA file still has it puts it back within a minute: prune only what they all refuse.
 func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
@@ -99,7 +100,8 @@ func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
 }
 
 func (p *Publisher) extension() dynamic.ResourceInterface {
-	return p.objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace(ExtensionNamespace)
+	return p.objects.Resource(schema.GroupVersionResource{Version: "v1",
+		Resource: "configmaps"}).Namespace(ExtensionNamespace)
 }
 
 // without is data less the PEM blocks that hold a certificate of the CA of old. What is between blocks stays. It is an

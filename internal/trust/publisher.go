@@ -53,8 +53,8 @@ func (p Problem) Unwrap() error { return p.Cause }
 type State struct {
 	// Problems are none when everything is as wanted.
 	Problems []Problem
-	// Served is the version of ClusterTrustBundle that the API server serves, empty for none: then none are published, which
-	// is no Problem.
+	// Served is the version of ClusterTrustBundle that the API server serves, empty for none: then none are published,
+	// which is no Problem.
 	Served string
 }
 
@@ -87,7 +87,8 @@ func New(objects dynamic.Interface, served discovery.ServerResourcesInterface) *
 	return &Publisher{objects: objects, discovery: served}
 }
 
-// Publish makes everything as wanted, and writes nothing that is so already. What is left is in State, to be tried again.
+// Publish makes everything as wanted, and writes nothing that is so already. What is left is in State, to be tried
+// again.
 func (p *Publisher) Publish(ctx context.Context, wanted Wanted) State {
 	return p.each(ctx, wanted, func(ctx context.Context, t target) error { return p.write(ctx, t, wanted.Current) })
 }
@@ -122,7 +123,8 @@ var errDiffers = errors.New("is not as it should be")
 
 func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Context, target) error) State {
 	if len(wanted.Bundle) == 0 {
-		return State{Problems: []Problem{{Where: "the bundle of " + wanted.Authority, Why: "has no certificate that is still valid: nobody is told to trust nothing"}}}
+		return State{Problems: []Problem{{Where: "the bundle of " + wanted.Authority,
+			Why: "has no certificate that is still valid: nobody is told to trust nothing"}}}
 	}
 	var targets []target
 	for _, key := range wanted.ConfigMaps {
@@ -216,7 +218,8 @@ func (p *Publisher) store(ctx context.Context, t target, obj *unstructured.Unstr
 // remove deletes obj, as it was read, unless it is gone.
 func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured) error {
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
-	err := p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+	err := p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid,
+		ResourceVersion: &version}})
 	return client.IgnoreNotFound(err)
 }
 
@@ -235,7 +238,8 @@ func configMap(key ConfigMapKey, bundle []byte) target {
 	return target{
 		resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, kind: "ConfigMap",
 		namespace: key.Namespace, name: key.Name,
-		grant: fmt.Sprintf("get and update on configmaps %s in namespace %s, and create on configmaps there", key.Name, key.Namespace),
+		grant: fmt.Sprintf("get and update on configmaps %s in namespace %s, and create on configmaps there", key.Name,
+			key.Namespace),
 		set: func(obj *unstructured.Unstructured) (bool, error) {
 			// A key can't be in both.
 			_, binary, err := unstructured.NestedFieldNoCopy(obj.Object, "binaryData", key.Key)

@@ -11,8 +11,8 @@ import (
 // most bounds the writes that are remembered at a time. So many fail only while the API server stores nothing.
 const most = 1000
 
-// Writes holds the last write to each object that had no certain answer. Each controller queues its objects again after such
-// a write, and drops what was deleted. The zero value is empty. It is safe for concurrent use.
+// Writes holds the last write to each object that had no certain answer. Each controller queues its objects again after
+// such a write, and drops what was deleted. The zero value is empty. It is safe for concurrent use.
 type Writes[T any] struct {
 	mu     sync.Mutex
 	writes map[string]write[T]

@@ -32,7 +32,8 @@ const (
 var (
 	reachable = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_api_server_reachable",
-		Help: "1 when the last call of the manager to an API server was answered, 0 when there was no answer or its credentials were not accepted.",
+		Help: "1 when the last call of the manager to an API server was answered, " +
+			"0 when there was no answer or its credentials were not accepted.",
 	})
 	refusedTotal = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "csr_api_refused_total",
@@ -99,7 +100,8 @@ func (o *Observer) Ready(collections ...string) func(*http.Request) error {
 				return strings.HasSuffix(path, collection)
 			})
 			if concerned && one.open == 0 && now.Sub(one.lost) >= staleAfter {
-				return fmt.Errorf("the cache of %s is stale: there has been no watch for %s", path, now.Sub(one.lost).Round(time.Second))
+				return fmt.Errorf("the cache of %s is stale: there has been no watch for %s", path,
+					now.Sub(one.lost).Round(time.Second))
 			}
 		}
 		return nil

@@ -29,7 +29,9 @@ func (f Func) Allowed(ctx context.Context, who csr.Requester, what authorization
 type SubjectAccess struct{ Client client.Client }
 
 // Allowed creates the SubjectAccessReview.
-func (s SubjectAccess) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+func (s SubjectAccess) Allowed(
+	ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes,
+) (bool, error) {
 	extra := make(map[string]authorizationv1.ExtraValue, len(who.Extra))
 	for key, values := range who.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)

@@ -20,15 +20,16 @@ import (
 )
 
 const (
-	// told bounds how many requests' last outcomes are kept. They are forgotten with their request, so it bounds no more than
-	// what is left behind when a request is deleted while a worker looks at it.
+	// told bounds how many requests' last outcomes are kept. They are forgotten with their request, so it bounds no
+	// more than what is left behind when a request is deleted while a worker looks at it.
 	told = 1 << 20
 	// counted bounds of how many requesters Events are counted.
 	counted = 20_000
 	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
 	burst     = 10
 	perSecond = 1.0 / 60
-	// successBurst and successesPerSecond bound the Events about what a dry run would have done, of all requesters together.
+	// successBurst and successesPerSecond bound the Events about what a dry run would have done, of all requesters
+	// together.
 	successBurst       = 100
 	successesPerSecond = 1.0
 	// maxNote is the API server's limit for an Event's note (events.k8s.io/v1, Event.note), in bytes.
@@ -86,8 +87,8 @@ func (r *Reporter) Request(obj Object, requester, action, reason, message string
 	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
 }
 
-// Would writes a Normal Event about a success that a dry run has left undone. It is like Request, but since every request
-// may be one, all of them together are bounded too.
+// Would writes a Normal Event about a success that a dry run has left undone. It is like Request, but since every
+// request may be one, all of them together are bounded too.
 func (r *Reporter) Would(obj Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeNormal, action, reason, message)
 }
@@ -110,7 +111,8 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 	if leftOut > 0 {
 		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
 	}
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote-len(suffix))+suffix)
+	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s",
+		csr.ShortenTo(ascii.Quote(message), maxNote-len(suffix))+suffix)
 	return true
 }
 

@@ -54,7 +54,8 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	}
 	text := response.Header.Get("Date")
 	if text == "" {
-		return time.Time{}, errors.New("the answer of the API server has no Date header: let what stands before it pass that header on")
+		return time.Time{}, errors.New(
+			"the answer of the API server has no Date header: let what stands before it pass that header on")
 	}
 	shown, err := http.ParseTime(text)
 	if err != nil {

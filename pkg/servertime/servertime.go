@@ -41,7 +41,8 @@ const (
 var (
 	skewSeconds = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_clock_skew_seconds",
-		Help: "How far the manager's clock is ahead of the API servers' clocks, of the one that is most behind; accurate to a second.",
+		Help: "How far the manager's clock is ahead of the API servers' clocks, " +
+			"of the one that is most behind; accurate to a second.",
 	})
 	skewKnown = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_clock_skew_known",
@@ -183,7 +184,8 @@ func Sentence(skew time.Duration) string {
 	if skew < 0 {
 		direction = "behind"
 	}
-	return fmt.Sprintf("the manager's clock is %s %s the API server's, and nothing is signed beyond %s: synchronize the clock of the manager's node, or that of the API server",
+	return fmt.Sprintf("the manager's clock is %s %s the API server's, and nothing is signed beyond %s: "+
+		"synchronize the clock of the manager's node, or that of the API server",
 		skew.Abs().Round(time.Second), direction, MaxSkew)
 }
 
@@ -220,7 +222,8 @@ func (c *Clock) Start(ctx context.Context) error {
 func (c *Clock) report(skew time.Duration, err error) {
 	if err != nil {
 		skewKnown.Set(0)
-		c.log.Info("The time of the API servers is not known: nothing is signed and nothing is deleted", "reason", err.Error())
+		c.log.Info("The time of the API servers is not known: nothing is signed and nothing is deleted", "reason",
+			err.Error())
 		return
 	}
 	skewKnown.Set(1)
@@ -250,5 +253,6 @@ func (c *Clock) measure(ctx context.Context) {
 		return // what was known before still holds
 	}
 	c.round++
-	c.readings = append(slices.DeleteFunc(c.readings, func(one reading) bool { return one.round <= c.round-rounds }), fresh...)
+	c.readings = append(slices.DeleteFunc(c.readings, func(one reading) bool { return one.round <= c.round-rounds }),
+		fresh...)
 }
