@@ -303,7 +303,8 @@ func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 	}
 }
 
-// machineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is empty.
+// machineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is
+// empty.
 func machineSource(options machine.Options, kubeconfig string) approver.SourceBuilder {
 	return func(
 		mgr manager.Manager, _ *node.Source, changed func(string), freed func([]san.SAN),
@@ -349,7 +350,8 @@ func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 	}
 }
 
-// webhookSource knows nodes by asking a server. No change there wakes a request: it is asked about again within a minute.
+// webhookSource knows nodes by asking a server. No change there wakes a request: it is asked about again within a
+// minute.
 func webhookSource(options webhook.Options) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
 		source, err := webhook.New(options)
