@@ -130,10 +130,15 @@ func TestWhoHasThousandsPending(t *testing.T) {
 func TestAWakeUpLooksAtLittle(t *testing.T) {
 	t.Parallel()
 	r := holding(t)
+	made := of(t, "hostile")
+	hostile := func(i int) *request { // with the key of the others: keys take time
+		obj := made.DeepCopy()
+		named(fmt.Sprintf("hostile-%04d", i))(obj)
+		return obj
+	}
 	var last *request
 	for i := range 2000 {
-		last = of(t, "hostile")
-		named(fmt.Sprintf("hostile-%04d", i))(last)
+		last = hostile(i)
 		r.queues(last)
 		r.queues(last) // as a resync does
 	}
@@ -144,15 +149,13 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 	if got := looks(); got != mostWoken {
 		t.Errorf("%d of 2000 are looked at, want %d", got, mostWoken)
 	}
-	first := of(t, "hostile")
-	named("hostile-0000")(first)
+	first := hostile(0)
 	if !r.index.superseded(first.Name) || r.index.superseded(last.Name) {
 		t.Error("of 2000 of one second, not the newest alone are looked at again before a minute has passed")
 	}
 	events := r.queued()
 	for i := range 1998 {
-		obj := of(t, "hostile")
-		named(fmt.Sprintf("hostile-%04d", i))(obj)
+		obj := hostile(i)
 		if i%2 == 0 {
 			with("Approved")(obj)
 			events.Update(event.UpdateEvent{ObjectNew: obj})
@@ -242,7 +245,7 @@ func TestTheQueueReadsNothing(t *testing.T) {
 // TestNamesOutliveNoRequest: what is kept of a request holds no text of its requester, and is dropped with the
 // request.
 func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the whole heap
-	const requests, long = 100, 1 << 20
+	const requests, long = 100, 1 << 17
 	for name, dryRun := range map[string]bool{"for real": false, "dry run": true} {
 		r := holding(t)
 		r.DryRun, r.Reporter = dryRun, report.New(events.NewFakeRecorder(1000), clocktesting.NewFakePassiveClock(now))

@@ -62,7 +62,7 @@ func TestOrderedIsAList(t *testing.T) {
 // After a restart the requests of one requester come in the order of their names. The cost of each must not grow with
 // their number: in a plain list four times as many took sixteen times as long.
 func TestManyRequestsOfOneRequesterComeInAnyOrder(t *testing.T) {
-	const few, many = 15_000, 60_000
+	const few, many = 5_000, 20_000
 	add := func(count int) time.Duration {
 		order := rand.New(rand.NewPCG(1, 2)).Perm(count)
 		var all ordered
