@@ -25,9 +25,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// SourceBuilder makes a source that runs in mgr. nodes is what the API server itself knows. The source calls changed with
-// the name of each node whose entry has changed, or with an empty name for all nodes. It calls freed with names and
-// addresses that a node had before: others may wait for them.
+// SourceBuilder makes a source that runs in mgr. nodes is what the API server itself knows. The source calls changed
+// with the name of each node whose entry has changed, or with an empty name for all nodes. It calls freed with names
+// and addresses that a node had before: others may wait for them.
 type SourceBuilder func(
 	mgr manager.Manager, nodes *node.Source, changed func(node string), freed func([]san.SAN),
 ) (inventory.Source, error)

@@ -27,9 +27,10 @@ const (
 	listTimeout = time.Minute
 )
 
-// stream lists and watches one resource for as long as nothing can have been missed. It calls fail with the first reason
-// why something may have been: a list or a watch that fails, watches that are silent, or no watch at all. A silent watch
-// that ends and is opened anew stays silent: an API server, or a proxy before it, may accept watches and send nothing.
+// stream lists and watches one resource for as long as nothing can have been missed. It calls fail with the first
+// reason why something may have been: a list or a watch that fails, watches that are silent, or no watch at all. A
+// silent watch that ends and is opened anew stays silent: an API server, or a proxy before it, may accept watches and
+// send nothing.
 type stream struct {
 	resource                  Resource
 	namespace, name, selector string

@@ -1,4 +1,5 @@
-// Package blocklist holds the names of nodes for which nothing is approved and nothing is signed, read from a ConfigMap.
+// Package blocklist holds the names of nodes for which nothing is approved and nothing is signed, read from a
+// ConfigMap.
 package blocklist
 
 import (
@@ -31,7 +32,8 @@ var (
 
 	blockListProblems = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_problems",
-		Help: "What is wrong with the block list of nodes: lines that are left out, or 1 when there is none or it can't be read.",
+		Help: "What is wrong with the block list of nodes: lines that are left out, " +
+			"or 1 when there is none or it can't be read.",
 	})
 )
 

@@ -23,8 +23,8 @@ import (
 // are told that no list was read yet.
 const settleTimeout = 10 * time.Second
 
-// SetupWithManager makes mgr, a standby too, watch the ConfigMap by its name, so that a role for that name is enough. The
-// manager is not ready before a list was read.
+// SetupWithManager makes mgr, a standby too, watch the ConfigMap by its name, so that a role for that name is enough.
+// The manager is not ready before a list was read.
 func (l *List) SetupWithManager(mgr manager.Manager) error {
 	l.log = mgr.GetLogger().WithName("block-list")
 	l.reporter = report.New(mgr.GetEventRecorder("csr-block-list"), clock.RealClock{})
@@ -79,8 +79,8 @@ func (l *List) ReadOnce(ctx context.Context, reader client.Reader) error {
 // requestQueue is the work queue of a controller.
 type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// Source returns a source for a controller. It calls enqueue each time that the list has changed. The controller does not
-// start before it is known whether a list exists.
+// Source returns a source for a controller. It calls enqueue each time that the list has changed. The controller does
+// not start before it is known whether a list exists.
 func (l *List) Source(enqueue func(context.Context, requestQueue)) source.SyncingSource {
 	return listSource{list: l, enqueue: enqueue}
 }

@@ -11,14 +11,15 @@ import (
 // MaxRivals bounds how many other Nodes are compared with one Node, each in sources that may be slow to answer.
 const MaxRivals = 50
 
-// Strength says how a source gives a name or an address to a node.
+// Strength is how a source gives a name or an address to a node.
 type Strength int
 
 // The strengths, the weakest first.
 const (
 	// NoClaim means that the source does not give it to the node.
 	NoClaim Strength = iota
-	// OwnWord means that the node's own report decides: its source gives it a range, or believes whatever its Node reports.
+	// OwnWord means that the node's own report decides: its source gives it a range, or believes whatever its Node
+	// reports.
 	OwnWord
 	// ForSeveral means that the source lists this very value for several nodes: each of them may have it.
 	ForSeveral
@@ -26,7 +27,7 @@ const (
 	Alone
 )
 
-// Claim is what speaks for a node's having a name or an address.
+// Claim is the right of a node to a name or an address.
 type Claim struct {
 	Strength Strength
 	Rank     int // of the source that gives it: the lower, the stronger
@@ -55,31 +56,31 @@ type result int
 
 const (
 	unopposed result = iota // the other claim is no obstacle
-	even                    // neither of the two nodes may have it
-	lost                    // the other node has the better claim
+	tied                    // neither of the two nodes may have it
+	weaker                  // the other node has the better claim
 )
 
-// against compares c with the claim of another Node that reports the same value. It looks at nothing but the sources: what
-// is older, or came first, could be chosen by whoever wants the value.
+// against compares c with the claim of another Node that reports the same value. Only the sources count: a node that
+// wants the value could choose to be older, or to be first.
 func (c Claim) against(other Claim) result {
 	switch {
 	case other.Strength == NoClaim:
 		return unopposed
 	case c.Strength == NoClaim:
-		return lost
+		return weaker
 	case c.Strength == ForSeveral && other.Strength != Alone:
 		return unopposed // an administrator has listed this very value for several nodes
 	case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:
-		return lost
+		return weaker
 	case other == c:
-		return even
+		return tied
 	}
 	return unopposed
 }
 
-// Ownership decides who may have a name or an address that several Nodes report. Its answers depend on what its functions
-// return and on nothing else: not on order, age or earlier answers. It remembers what it has found out, so use one for one
-// decision. It is not safe for concurrent use.
+// Ownership decides who may have a name or an address that several Nodes report. Its answers depend on what its
+// functions return and on nothing else: not on order, age or earlier answers. It remembers what it has found out, so
+// use one for one decision. It is not safe for concurrent use.
 type Ownership struct {
 	// Holders returns the names of the Nodes that report value, in any order.
 	Holders func(value san.SAN) ([]string, error)
@@ -92,7 +93,7 @@ type Ownership struct {
 	out   map[string]*LeftOut
 }
 
-// Contest is why a node may not have a name or an address. The zero value is that it may.
+// Contest says why a node may not have a name or an address. With the zero value it may.
 type Contest struct {
 	// Better is the Node that has the better claim.
 	Better string
@@ -102,7 +103,7 @@ type Contest struct {
 	// number of Nodes that report it.
 	Equal     []string
 	Reporters int
-	// LeftOut is why the node that asks is left out of the comparison.
+	// LeftOut says why the node that asks is left out of the comparison.
 	LeftOut *LeftOut
 }
 
@@ -111,8 +112,8 @@ func (c Contest) Contested() bool {
 	return c.Better != "" || c.Twice != "" || len(c.Equal) > 0 || c.LeftOut != nil
 }
 
-// LeftOut is what shows that a Node reports what belongs to others: two values, each shared with one other Node alone,
-// where those two Nodes share nothing. Or it shares values with more other Nodes than are compared.
+// LeftOut is the evidence that a Node reports what belongs to others: two values, each shared with one other Node
+// alone, where those two Nodes share nothing. Or it shares values with more other Nodes than are compared.
 type LeftOut struct {
 	Nodes [2]string
 	SANs  [2]san.SAN
@@ -123,10 +124,11 @@ func (l LeftOut) String() string {
 	if l.More > 0 {
 		return fmt.Sprintf("it reports names and addresses of %d other Nodes", l.More)
 	}
-	return fmt.Sprintf("it reports %s, as Node %s does, and %s, as Node %s does", l.SANs[0], l.Nodes[0], l.SANs[1], l.Nodes[1])
+	return fmt.Sprintf("it reports %s, as Node %s does, and %s, as Node %s does",
+		l.SANs[0], l.Nodes[0], l.SANs[1], l.Nodes[1])
 }
 
-// Contest says whether another Node stands in the way of node's having value.
+// Contest returns whether another Node keeps node from having value.
 func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
 	ours, err := o.Claim(node, value)
 	if err != nil {
@@ -140,7 +142,7 @@ func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
 		if out, err := o.LeftOut(node); err != nil || out != nil {
 			return Contest{LeftOut: out}, err
 		}
-		if len(reporters) > MaxRivals { // whoever they are, that is nobody's alone
+		if len(reporters) > MaxRivals { // no Node has that alone
 			return Contest{Equal: []string{slices.Min(others(reporters, node))}, Reporters: len(reporters)}, nil
 		}
 	}
@@ -159,7 +161,7 @@ func (o *Ownership) compare(ours Claim, value san.SAN, reporters []string) (Cont
 			return Contest{}, err
 		}
 		switch result := ours.against(theirs); {
-		case result == lost:
+		case result == weaker:
 			return Contest{Better: other}, nil
 		case result == unopposed:
 		case ours.Strength == Alone:
@@ -182,9 +184,9 @@ func others(nodes []string, node string) []string {
 }
 
 // LeftOut returns why node is left out of the comparison, or nil. A Node collides with another one if just these two
-// report a value and neither of them may have it for certain. One that collides with two that do not collide with each
-// other is left out: a single lying node is that one, and can so hold up no more than one other. Values that three or more
-// Nodes report are no evidence, as they may be honestly shared.
+// report a value and neither of them may have it for certain. One that collides with two that do not collide with
+// each other is left out: a single lying node is that one, and can so hold up no more than one other. Values that
+// three or more Nodes report are no evidence, as they may be honestly shared.
 func (o *Ownership) LeftOut(node string) (*LeftOut, error) {
 	if out, known := o.out[node]; known {
 		return out, nil
@@ -232,7 +234,8 @@ func (o *Ownership) leftOut(node string) (*LeftOut, error) {
 	return nil, failed
 }
 
-// challenge returns a value that node has by its own word alone, and to which other has a claim that is as good or better.
+// challenge returns a value that node has by its own word alone, and to which other has a claim that is as good or
+// better.
 func (o *Ownership) challenge(node, other string, shared []san.SAN) (san.SAN, bool, error) {
 	for _, value := range shared {
 		ours, err := o.Claim(node, value)
@@ -250,7 +253,7 @@ func (o *Ownership) challenge(node, other string, shared []san.SAN) (san.SAN, bo
 	return san.SAN{}, false, nil
 }
 
-// collide reports whether two Nodes stand in each other's way, by a value that no third one reports.
+// collide reports whether two Nodes contest a value that no third Node reports.
 func (o *Ownership) collide(a, b string) (bool, error) {
 	shared, err := o.sharedBy(a)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package inventory answers what is known of a node: which names and addresses belong to it, and whether it is expected.
-// Sources are asked in order, strongest first, and the first one that knows the node answers alone.
+// Package inventory answers what is known of a node: which names and addresses belong to it, and whether it is
+// expected. Sources are asked in order, strongest first, and the first one that knows the node answers alone.
 //
-// This package holds what all sources have in common: Source, Entry, Background for sources that are slow, and who owns a
-// name that several Nodes report (Ownership). It does no I/O, and does not import the packages below it. They hold the
-// sources: node believes what Nodes report and knows what the API server itself has, machine reads the Machines of Cluster
-// API and others, static has rows that an administrator wrote, and webhook asks a server.
+// This package holds what all sources have in common: Source, Entry, Background for sources that are slow, and who
+// owns a name that several Nodes report (Ownership). It does no I/O, and does not import the packages below it. They
+// hold the sources: node believes what Nodes report and knows what the API server itself has, machine reads the
+// Machines of Cluster API and others, static has rows that an administrator wrote, and webhook asks a server.
 package inventory
 
 import (
@@ -94,8 +94,8 @@ func (s Sources) Owner(value san.SAN, stronger int) (string, error) {
 	return "", nil
 }
 
-// Claimant is Lookup in the first sources only, for a Node that reports a value that another node asks for. What the Node
-// reports itself is not repeated in the Entry: there may be tens of thousands of values.
+// Claimant is Lookup in the first sources only, for a Node that reports a value that another node asks for. What the
+// Node reports itself is not repeated in the Entry: there may be tens of thousands of values.
 func (s Sources) Claimant(ctx context.Context, node string, first int, req *csr.Request) (Found, error) {
 	for rank, source := range s[:first] {
 		if _, reports := source.(NodeReports); reports {

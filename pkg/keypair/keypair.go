@@ -19,11 +19,34 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
+
+var (
+	// reloadsTotal counts candidates for a signing CA: accepted or rejected.
+	reloadsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_signer_ca_reloads_total",
+		Help: "New signing CAs that were read, by result: accepted, or rejected (the last good one stays in use).",
+	}, []string{"result"})
+
+	// caRejected lasts as long as the state does, where reloadsTotal counts the moment.
+	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_signer_ca_rejected",
+		Help: "1 while the newest candidate for the signing CA can't be used, whether or not there is a good one in use.",
+	}, []string{"signer"})
+
+	// caNotAfter is per signer, because alerts are about a signer.
+	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_signer_ca_expiration_timestamp_seconds",
+		Help: "End of the signing CA in use, in seconds since 1970; 0 when there has been none yet.",
+	}, []string{"signer"})
+)
+
+func init() { metrics.Registry.MustRegister(reloadsTotal, caRejected, caNotAfter) }
 
 // Unavailable is why there is no Authority to sign with: a reason token of docs/reasons.md and a sentence.
 type Unavailable struct {
@@ -174,9 +197,9 @@ func (k *KeyPair) AuthorityFor(signerName string, now time.Time) (*ca.Authority,
 	}
 	permit := k.guard.permit
 	if !slices.Contains(permit.Signers, signerName) {
-		return nil, 0, unavailable("CANotProven", "the CA in %s is not proven to be trusted by those who verify certificates "+
-			"of signer %s: that signer must be among spec.signers of its SigningAuthority %s before the CA begins to sign",
-			k.name, signerName, permit.Authority)
+		return nil, 0, unavailable("CANotProven", "the CA in %s is not proven to be trusted by those who verify "+
+			"certificates of signer %s: that signer must be among spec.signers of its SigningAuthority %s before the CA "+
+			"begins to sign", k.name, signerName, permit.Authority)
 	}
 	return authority, permit.LifetimeCap, nil
 }

@@ -1,6 +1,3 @@
-// Package keypair holds the layout of a Secret whose signing CA is rotated: which pair signs, which pair waits, and
-// which pair retires. The rotation writes it and the signer reads it, in one object, so that neither ever sees half
-// of a change.
 package keypair
 
 import (
@@ -16,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// The keys of such a Secret, whose type is kubernetes.io/tls, beside tls.crt and tls.key.
+// The keys of a Secret whose CA is rotated, whose type is kubernetes.io/tls, beside tls.crt and tls.key.
 const (
 	signingCert, signingKey     = "signing.crt", "signing.key"
 	candidateCert, candidateKey = "candidate.crt", "candidate.key"
@@ -24,31 +21,30 @@ const (
 	permitKey                   = "authority.json"
 )
 
-// rootsKey is where such a Secret may have the CAs in which the chain of tls.crt ends. Who brings a CA may have put
-// them there.
+// rootsKey may hold the CAs in which the chain of tls.crt ends. The owner of a CA may have put them there.
 const rootsKey = "ca.crt"
 
 // Finalizer keeps a Secret with a CA that was made in the cluster when the Secret, or its namespace, is deleted: the
-// key exists nowhere else. Nothing but a person removes it.
+// key exists nowhere else. Only a person removes it.
 const Finalizer = "csr-controller-manager.io/only-copy-of-a-ca-key"
 
 // Pair is a CA in PEM: certificates of which one belongs to the key, and the key.
 type Pair struct{ Cert, Key []byte }
 
-// Empty says whether there is no pair.
+// Empty reports whether there is no pair.
 func (p Pair) Empty() bool { return len(p.Cert) == 0 && len(p.Key) == 0 }
 
-// Equal says whether p and other are the same bytes.
+// Equal reports whether p and other are the same bytes.
 func (p Pair) Equal(other Pair) bool {
 	return bytes.Equal(p.Cert, other.Cert) && bytes.Equal(p.Key, other.Key)
 }
 
-// Load makes p an Authority, see ca.Load.
+// Load returns p as an Authority, see ca.Load.
 func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
 
-// under is p with the certificates of roots, the content of ca.crt, that its chain goes on with, so that it takes
-// them along wherever it is put. If the chain does not end in there, they are of a CA that was here before: p stays
-// as it is.
+// under returns p with the certificates of roots, the content of ca.crt, that its chain continues with, so that they
+// stay with it wherever it is stored. If the chain does not end in roots, they belong to a CA that was here before,
+// and p is returned as it is.
 func (p Pair) under(roots []byte) Pair {
 	if len(roots) == 0 {
 		return p
@@ -60,7 +56,7 @@ func (p Pair) under(roots []byte) Pair {
 	certs, _ := ca.ParseCertificates(p.Cert) // Load has parsed both
 	above, _ := ca.ParseCertificates(roots)
 	for _, cert := range above {
-		// Another certificate for the key that signs could be taken for the one that does.
+		// Another certificate for the signing key could be taken for the signing certificate.
 		if bytes.Equal(cert.RawSubjectPublicKeyInfo, authority.Certificate().RawSubjectPublicKeyInfo) ||
 			slices.ContainsFunc(certs, cert.Equal) {
 			continue
@@ -81,21 +77,22 @@ type Permit struct {
 	LifetimeCap time.Duration `json:"lifetimeCap,omitempty"`
 }
 
-// Equal says whether p and other permit the same.
+// Equal reports whether p and other permit the same.
 func (p Permit) Equal(other Permit) bool {
 	return p.Authority == other.Authority && p.LifetimeCap == other.LifetimeCap && slices.Equal(p.Signers, other.Signers)
 }
 
-// Ring is what the Secret holds.
+// Ring is the content of a Secret whose signing CA is rotated: which pair signs, which waits, and which retires. The
+// rotation writes it and the signer reads it, in one object, so that neither ever sees half of a change.
 type Ring struct {
-	// TLS is for those who read any Secret of that type, and for an owner who brings a CA of his own: with nothing under
-	// way it is the signing pair, and what else is found there is a wish.
+	// TLS is for readers of any Secret of that type, and for an owner who brings a CA. Outside of a rotation it is the
+	// signing pair. Any other pair there is the owner's request to rotate to it.
 	TLS Pair
-	// Signing is the pair that signs: one whose verifiers trust it.
+	// Signing is the pair that signs: its verifiers trust it.
 	Signing Pair
 	// Candidate waits for its verifiers to trust it.
 	Candidate Pair
-	// Retiring has signed before, and must be trusted until nothing lives on it any more.
+	// Retiring has signed before, and must be trusted until all its certificates have ended.
 	Retiring Pair
 	// Permit is for Signing.
 	Permit Permit
@@ -117,8 +114,8 @@ func ParseRing(data map[string][]byte) (Ring, error) {
 	return ring, nil
 }
 
-// WriteTo makes data hold what r says, and leaves keys that are not ours. A ca.crt in which the chain of TLS does not
-// end goes: who reads the Secret without a guard would refuse the pair for it.
+// WriteTo writes r to data, and leaves foreign keys. It removes a ca.crt in which the chain of TLS does not end: a
+// reader without a guard would refuse the pair because of it.
 func (r Ring) WriteTo(data map[string][]byte) error {
 	permit, err := json.Marshal(r.Permit)
 	if err != nil {
@@ -139,19 +136,13 @@ func (r Ring) WriteTo(data map[string][]byte) error {
 			data[key] = value
 		}
 	}
-	// A Secret of this type must have both, if only empty.
-	data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey] = orEmpty(r.TLS.Cert), orEmpty(r.TLS.Key)
+	// A Secret of this type must have both, if only empty, and not null.
+	data[corev1.TLSCertKey] = append([]byte{}, r.TLS.Cert...)
+	data[corev1.TLSPrivateKeyKey] = append([]byte{}, r.TLS.Key...)
 	if roots := data[rootsKey]; len(roots) > 0 {
 		if _, err := ca.Load(r.TLS.Cert, r.TLS.Key, roots); err != nil {
 			delete(data, rootsKey)
 		}
 	}
 	return nil
-}
-
-func orEmpty(value []byte) []byte {
-	if value == nil {
-		return []byte{}
-	}
-	return value
 }

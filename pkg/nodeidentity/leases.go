@@ -38,8 +38,8 @@ type Leases struct {
 	dead   map[string]bool // nodes that Changed has been called for
 }
 
-// NewLeases returns Leases that Start fills. httpClient may be nil. passed must not jump: the real clock does not, as Go
-// measures by the monotonic one.
+// NewLeases returns Leases that Start fills. httpClient may be nil. passed must not jump: the real clock does not, as
+// Go measures by the monotonic one.
 func NewLeases(
 	config *rest.Config, httpClient *http.Client, passed clock.PassiveClock, log logr.Logger,
 ) (*Leases, error) {

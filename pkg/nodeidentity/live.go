@@ -1,5 +1,5 @@
-// Package nodeidentity answers whether a node, and the requester of its first certificate, are alive: whether the node's
-// Lease is renewed, and whether the bootstrap token or ServiceAccount still exists. It decides nothing.
+// Package nodeidentity answers whether a node, and the requester of its first certificate, are alive: whether the
+// node's Lease is renewed, and whether the bootstrap token or ServiceAccount still exists. It decides nothing.
 package nodeidentity
 
 import (
@@ -104,8 +104,8 @@ func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
 	return heartbeatOf(lease).Renewed, nil
 }
 
-// NewTokens returns a Runnable that calls changed with an empty name when the bootstrap tokens have changed. Which tokens
-// exist, Live answers.
+// NewTokens returns a Runnable that calls changed with an empty name when the bootstrap tokens have changed. Which
+// tokens exist, Live answers.
 func NewTokens(config *rest.Config, log logr.Logger, changed func(node string)) (manager.Runnable, error) {
 	configMaps, err := informer.ConfigMaps(config, nil)
 	return &informer.Informer[*corev1.ConfigMap]{

@@ -23,21 +23,21 @@ const (
 	quiet = 20 * time.Second
 )
 
-// heartbeat is what a Lease says. Renewed is by the node's clock, and is compared for equality only. Lasts is how long the
-// node may leave the Lease unchanged.
+// heartbeat is what a Lease says. Renewed is by the node's clock, and is compared for equality only. Lasts is how
+// long the node may leave the Lease unchanged.
 type heartbeat struct {
 	Renewed time.Time
 	Lasts   time.Duration
 }
 
-// pulse judges nodes by when their Leases are seen to change. It is pure: its caller passes what was seen and the instant,
-// by a clock that does not jump. It does not use the clocks of nodes.
+// pulse judges nodes by when their Leases are seen to change. It is pure: its caller passes what was seen and the
+// instant, by a clock that does not jump. It does not use the clocks of nodes.
 //
-// What was seen counts only while the watch worked, and the watch worked only while Leases changed. An API server that
-// is away, a connection that hangs, a process that was stopped and a step of the clock all look the same: silence. After
-// more than quiet of it, the minute of every node begins anew. A node is dead only if two others were alive all the time:
-// a single other node may be the only one that reaches the API server, or may be hostile. If there is but one other node,
-// that node is enough.
+// What was seen counts only while the watch worked, and the watch worked only while Leases changed. An API server
+// that is away, a connection that hangs, a process that was stopped and a step of the clock all look the same:
+// silence. After more than quiet of it, the minute of every node begins anew. A node is dead only if two others were
+// alive all the time: a single other node may be the only one that reaches the API server, or may be hostile. If
+// there is but one other node, that node is enough.
 type pulse struct {
 	leases map[string]watched
 	// last and before are the two Leases that changed last.

@@ -30,7 +30,7 @@ var servingMutations = []mutation{
 	{"serving: an equal claim", "controllers/approver/serving.go", "case each.contest.Contested():", "case false:", approverTests},
 	{"serving: what is unknown waits", "controllers/approver/serving.go", "\tif f.unavailable != \"\" {\n\t\treturn f.unknown(node)\n\t}\n\tvar found", "\tvar found", approverTests},
 	{"serving: the stronger source decides", "pkg/inventory/claims.go", "case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:", "case other.Strength > c.Strength:", sourceTests},
-	{"serving: equal claims go to nobody", "pkg/inventory/claims.go", "\tcase other == c:\n\t\treturn even\n", "", sourceTests},
+	{"serving: equal claims go to nobody", "pkg/inventory/claims.go", "\tcase other == c:\n\t\treturn tied\n", "", sourceTests},
 	{"serving: one node does not block many", "pkg/inventory/claims.go", "} else if !collide {", "} else if !collide && false {", sourceTests},
 	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || value == san.Parse(other)", "out == nil", sourceTests},
 	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},

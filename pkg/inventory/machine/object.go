@@ -77,8 +77,8 @@ func parsePaths(options Options) (paths, error) {
 	return p, errors.Join(errs...)
 }
 
-// read returns what is kept of a machine. It does not fail: what can't be read ends in the machine's problem, so that the
-// others are not held up.
+// read returns what is kept of a machine. It does not fail: what can't be read ends in the machine's problem, so that
+// the others are not held up.
 func (p paths) read(object runtime.Object) *machine {
 	obj := object.(*unstructured.Unstructured)
 	m := &machine{ObjectMeta: metav1.ObjectMeta{
@@ -96,8 +96,8 @@ func (p paths) read(object runtime.Object) *machine {
 	return m
 }
 
-// start returns the time from which a join window counts. It is zero if CreatedPath leads to nothing: the machine has not
-// started.
+// start returns the time from which a join window counts. It is zero if CreatedPath leads to nothing: the machine has
+// not started.
 func (p paths) start(obj *unstructured.Unstructured) (time.Time, error) {
 	if p.created.expression == nil {
 		return obj.GetCreationTimestamp().Time, nil

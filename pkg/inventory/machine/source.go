@@ -55,8 +55,8 @@ type Options struct {
 // ClusterNameLabel is on each Machine of Cluster API, which keeps it equal to spec.clusterName.
 const ClusterNameLabel = "cluster.x-k8s.io/cluster-name"
 
-// ClusterAPI returns the options for cluster.x-k8s.io, in any version since v1alpha3: all have these fields. They select the
-// Machines of all clusters: narrow them down by ClusterNameLabel.
+// ClusterAPI returns the options for cluster.x-k8s.io, in any version since v1alpha3: all have these fields. They
+// select the Machines of all clusters: narrow them down by ClusterNameLabel.
 func ClusterAPI() Options {
 	return Options{
 		Group: "cluster.x-k8s.io", Kind: "Machine",
@@ -227,9 +227,9 @@ func (s *Source) observe(before, after *machine) {
 	}
 }
 
-// Lookup implements inventory.Source: by the node that a machine has become, else by the name that its node will have. It
-// does not find a machine that has become another node if there is a machine that has become none: once a machine has a
-// nodeRef, that alone says which node it is.
+// Lookup implements inventory.Source: by the node that a machine has become, else by the name that its node will
+// have. It does not find a machine that has become another node if there is a machine that has become none: once a
+// machine has a nodeRef, that alone says which node it is.
 func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
 	became, err := s.having(byNodeRef, node)
 	if err != nil {
@@ -255,7 +255,8 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 			for i, m := range found {
 				names[i] = m.describe(s.options.Kind)
 			}
-			return nil, fmt.Errorf("node %s is claimed by %s: delete or rename all but one", node, strings.Join(names, " and by "))
+			return nil, fmt.Errorf("node %s is claimed by %s: delete or rename all but one",
+				node, strings.Join(names, " and by "))
 		}
 	}
 	if len(named) > 0 {
@@ -264,8 +265,8 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 	return nil, nil
 }
 
-// Owner implements inventory.Owner. A machine has its addresses whether or not it has become a node. If some of its fields
-// can't be read, it has what the others say.
+// Owner implements inventory.Owner. A machine has its addresses whether or not it has become a node. If some of its
+// fields can't be read, it has what the others say.
 func (s *Source) Owner(value san.SAN) (string, error) {
 	found, err := s.having(bySAN, value.String())
 	if err != nil || len(found) == 0 {

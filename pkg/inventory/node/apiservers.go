@@ -33,8 +33,8 @@ import (
 // The role is for an approver of serving certificates.
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=kube-public,resourceNames=cluster-info,verbs=list;watch
 
-// How often certificates of API servers are read, and for how long the names of an API server count that is not among the
-// endpoints any more: one that restarts is away for a while.
+// How often certificates of API servers are read, and for how long the names of an API server count that is not among
+// the endpoints any more: one that restarts is away for a while.
 const (
 	readEvery      = 5 * time.Minute
 	readUnread     = 30 * time.Second // while one can't be read
@@ -49,7 +49,8 @@ const (
 
 var unreadAPIServers = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_api_servers_unread",
-	Help: "API servers whose serving certificate could not be read the last time: names that only they have are not reserved.",
+	Help: "API servers whose serving certificate could not be read the last time: " +
+		"names that only they have are not reserved.",
 })
 
 func init() { metrics.Registry.MustRegister(unreadAPIServers) }
@@ -102,7 +103,8 @@ func NewAPIServers(config *rest.Config, source *Source, log logr.Logger) (*APISe
 	source.endpointsChanged = a.again
 	a.info = &informer.Informer[*serverList]{
 		Resource: configMaps, Namespace: clusterInfo.Namespace, Name: clusterInfo.Name, Convert: readServers,
-		OnSync: a.again, OnChange: func(_, _ *serverList) { a.again() }, Log: log.WithValues("configMap", clusterInfo.String()),
+		OnSync: a.again, OnChange: func(_, _ *serverList) { a.again() },
+		Log: log.WithValues("configMap", clusterInfo.String()),
 	}
 	return a, nil
 }
@@ -142,7 +144,7 @@ func (a *APIServers) Start(ctx context.Context) error {
 	return nil
 }
 
-// Has returns what of the API servers value is, or nothing.
+// Has returns what value is to the API servers, such as an endpoint. It is empty if no API server has value.
 func (a *APIServers) Has(value san.SAN) string {
 	if a == nil {
 		return ""
@@ -152,7 +154,7 @@ func (a *APIServers) Has(value san.SAN) string {
 	return a.names[value]
 }
 
-// Ready returns why nobody can say yet what belongs to the API servers.
+// Ready returns why it is not known yet what belongs to the API servers.
 func (a *APIServers) Ready() error {
 	if a == nil {
 		return nil
@@ -162,7 +164,7 @@ func (a *APIServers) Ready() error {
 	return a.err
 }
 
-// kubeconfigHost names the manager's own way to an API server among the servers.
+// kubeconfigHost is the name of the server in the kubeconfig among the servers.
 const kubeconfigHost = "the kubeconfig's server"
 
 // round reads all certificates once, and returns when to do so again.
@@ -201,10 +203,10 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 	return readEvery
 }
 
-// errNotIssued is why certificates that could be read do not count.
+// errNotIssued says why certificates that could be read do not count.
 var errNotIssued = errors.New("those that were read are of another CA, or for other names")
 
-// bounded returns those of endpoints that are asked. It logs why there are no more, once while that is so.
+// bounded returns the endpoints to ask. It logs once why it leaves out others.
 func (a *APIServers) bounded(endpoints []string, err error) []string {
 	if len(endpoints) > maxAPIServers {
 		err = fmt.Errorf("there are %d, and only %d of them are asked", len(endpoints), maxAPIServers)
@@ -221,8 +223,8 @@ func (a *APIServers) bounded(endpoints []string, err error) []string {
 	return endpoints
 }
 
-// forget drops API servers that have not been among targets for a while. While endpoints can't be listed it drops none: when
-// they can be again, approvals go on before every certificate has been read anew.
+// forget drops API servers that have not been among targets for a while. While endpoints can't be listed it drops
+// none: when they can be again, approvals go on before every certificate has been read anew.
 func (a *APIServers) forget(targets map[string][]*rest.Config, listed bool) {
 	now := a.clock.Now()
 	maps.DeleteFunc(a.servers, func(name string, server *apiServer) bool {
@@ -233,7 +235,8 @@ func (a *APIServers) forget(targets map[string][]*rest.Config, listed bool) {
 	})
 }
 
-// publish makes names those of the API servers, and failed what stands in the way if there has been no answer before.
+// publish stores the names of the API servers. failed says why there is no answer, and counts until the first answer.
+// It reports whether there has been an answer.
 func (a *APIServers) publish(names map[san.SAN]string, failed error) bool {
 	a.mu.Lock()
 	before := a.names
@@ -254,8 +257,8 @@ func (a *APIServers) publish(names map[san.SAN]string, failed error) bool {
 	return ready
 }
 
-// readInfo takes the servers of cluster-info, and keeps the last ones when it can't be read. Without the right to read it
-// there is none.
+// readInfo reads the servers of cluster-info, and keeps the last ones if it can't. Without the right to read it, it has
+// no servers.
 func (a *APIServers) readInfo() error {
 	list, found, err := a.info.Get(clusterInfo.Namespace, clusterInfo.Name)
 	switch {
@@ -275,7 +278,7 @@ func (a *APIServers) readInfo() error {
 	return nil
 }
 
-// known are the names and addresses that are known without a certificate.
+// known returns the names and addresses that are known without a certificate.
 func (a *APIServers) known(endpoints []string) map[san.SAN]string {
 	all := map[san.SAN]string{}
 	for _, endpoint := range endpoints {
@@ -293,11 +296,12 @@ func (a *APIServers) known(endpoints []string) map[san.SAN]string {
 	return all
 }
 
-// targets are the ways to ask each API server: by its usual name, and by the names that clients use, as it may show another
-// certificate for them.
+// targets returns the ways to ask each API server: by its usual name, and by the names that clients use, as it may show
+// another certificate for them.
 func (a *APIServers) targets(endpoints []string, hosts map[san.SAN]string) map[string][]*rest.Config {
 	names := []string{probe.ServerName}
-	for _, value := range slices.SortedFunc(maps.Keys(hosts), func(x, y san.SAN) int { return strings.Compare(x.Name, y.Name) }) {
+	byName := func(x, y san.SAN) int { return strings.Compare(x.Name, y.Name) }
+	for _, value := range slices.SortedFunc(maps.Keys(hosts), byName) {
 		if value.Name != "" && len(names) <= maxHosts {
 			names = append(names, value.Name)
 		}
@@ -311,8 +315,8 @@ func (a *APIServers) targets(endpoints []string, hosts map[san.SAN]string) map[s
 	return all
 }
 
-// readAll reads the certificates of all targets. It reports whether one of them could be verified, and why some could not
-// be read.
+// readAll reads the certificates of all targets. It reports whether one of them could be verified, and why some could
+// not be read.
 func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Config) (verified bool, failed error) {
 	var mu sync.Mutex
 	var reading sync.WaitGroup
@@ -337,8 +341,8 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 			unread++
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, server.err))
 			if last == nil || last.err == nil {
-				a.log.Error(server.err, "Can't read the serving certificate of an API server: names that only it has are not reserved",
-					"apiServer", name)
+				a.log.Error(server.err, "Can't read the serving certificate of an API server: names that only it has are not "+
+					"reserved", "apiServer", name)
 			}
 		}
 		server.remember(last, name == kubeconfigHost, now)
@@ -348,8 +352,8 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 	return verified, failed
 }
 
-// remember keeps of last, the reading before, what this one does not show: all if it failed, and what was shown in the last
-// hour behind a load balancer, which leads to another API server each time.
+// remember keeps of last, the reading before, what this one does not show: all if it failed, and what was shown in
+// the last hour behind a load balancer, which leads to another API server each time.
 func (s *apiServer) remember(last *apiServer, balanced bool, now time.Time) {
 	switch {
 	case last == nil:
@@ -374,7 +378,12 @@ func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *
 			return server, verified // the others would fail too
 		}
 		verified = verified || shown.Verified
-		sans := servedNames(shown)
+		// A wildcard reserves nothing by itself: of the hosts that it stands for, those that clients use are known from
+		// elsewhere, and others may be nodes.
+		names := slices.DeleteFunc(slices.Clone(shown.Certificate.DNSNames), func(name string) bool {
+			return strings.Contains(name, "*")
+		})
+		sans := san.Of(names, shown.Certificate.IPAddresses)
 		if more := len(sans) - maxServerNames; more > 0 {
 			server.err = fmt.Errorf("it holds %d names more than are reserved", more)
 			sans = sans[:maxServerNames]
@@ -384,21 +393,6 @@ func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *
 		}
 	}
 	return server, verified
-}
-
-// servedNames are the names and addresses in a certificate. A wildcard reserves nothing by itself: of the hosts that it
-// stands for, those that clients use are known from elsewhere, and others may be nodes.
-func servedNames(shown probe.Shown) []san.SAN {
-	var all []san.SAN
-	for _, name := range shown.Certificate.DNSNames {
-		if value := san.Parse(name); !strings.Contains(name, "*") {
-			all = append(all, value)
-		}
-	}
-	for _, ip := range shown.Certificate.IPAddresses {
-		all = append(all, san.FromIP(ip))
-	}
-	return all
 }
 
 // serverList is the ConfigMap cluster-info, with the hosts of its servers.

@@ -41,9 +41,9 @@ func nodeSANs(node *corev1.Node) []san.SAN {
 }
 
 // serviceSANs returns what a Service has, with the names by which pods find a Service of their own and of another
-// namespace, which the search path of their resolver completes (Kubernetes, "DNS for Services and Pods"). It leaves out the
-// target of an ExternalName and the requested address of a load balancer: a person who may create a Service could block any
-// node with them.
+// namespace, which the search path of their resolver completes (Kubernetes, "DNS for Services and Pods"). It leaves
+// out the target of an ExternalName and the requested address of a load balancer: a person who may create a Service
+// could block any node with them.
 func serviceSANs(service *corev1.Service) []san.SAN {
 	if service == nil {
 		return nil

@@ -1,5 +1,5 @@
-// Package node knows nodes by what they report of themselves, which is the weakest of sources. It also knows what else the
-// API server has: the names and addresses of Services, and of the API servers, which no node may have.
+// Package node knows nodes by what they report of themselves, which is the weakest of sources. It also knows what
+// else the API server has: the names and addresses of Services, and of the API servers, which no node may have.
 package node
 
 import (
@@ -54,8 +54,8 @@ type Options struct {
 
 var _ inventory.NodeReports = &Source{}
 
-// Source knows what is in the API server: Nodes, Services and its own endpoints. It answers only while its copy of all of
-// them is current.
+// Source knows what is in the API server: Nodes, Services and its own endpoints. It answers only while its copy of
+// all of them is current.
 type Source struct {
 	// Changed is called with the name of a Node that has changed in what it has, and with an empty name once all is read.
 	Changed func(node string)
@@ -153,8 +153,8 @@ func (s *Source) Start(ctx context.Context) error {
 	return nil
 }
 
-// Err returns why something is not known, or nil: then all that has been read is current. It prefers a missing right to a
-// resource that was not read yet.
+// Err returns why something is not known, or nil: then all that has been read is current. It prefers a missing right
+// to a resource that was not read yet.
 func (s *Source) Err() error {
 	var first error
 	for _, each := range s.readers() {
@@ -180,8 +180,8 @@ func (s *Source) free(had, has []san.SAN) {
 	}
 }
 
-// nodeChanged reports a Node that was created, deleted, or got other addresses. With it, other Nodes may get or lose what
-// they share with it.
+// nodeChanged reports a Node that was created, deleted, or got other addresses. With it, other Nodes may get or lose
+// what they share with it.
 func (s *Source) nodeChanged(before, after *corev1.Node) {
 	if s.Err() != nil {
 		return // sync reports all
@@ -232,8 +232,8 @@ func (s *Source) Lookup(_ context.Context, name string, _ *csr.Request) (*invent
 	}, nil
 }
 
-// Node returns the Node of that name, or nil if it does not exist. It is the cache's own, to be read only: a node may report
-// tens of thousands of addresses, and a copy for each lookup would cost seconds.
+// Node returns the Node of that name, or nil if it does not exist. It is the cache's own, to be read only: a node may
+// report tens of thousands of addresses, and a copy for each lookup would cost seconds.
 func (s *Source) Node(name string) (*corev1.Node, error) {
 	if err := s.Err(); err != nil {
 		return nil, err
@@ -261,8 +261,8 @@ func (s *Source) Reported(name string) ([]san.SAN, error) {
 	return nodeSANs(node), err
 }
 
-// Holders returns the names of the Nodes that report value, in any order. It copies no Node and costs no more than a lookup
-// in a map: the values of one Node are compared with those of all others.
+// Holders returns the names of the Nodes that report value, in any order. It copies no Node and costs no more than a
+// lookup in a map: the values of one Node are compared with those of all others.
 func (s *Source) Holders(value san.SAN) ([]string, error) {
 	if err := s.Err(); err != nil {
 		return nil, err

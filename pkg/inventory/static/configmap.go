@@ -26,19 +26,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// refusedRows is about all static sources together: their number is small, and each says by Event what is wrong with it.
+// refusedRows is about all static sources together: their number is small, and each says by Event what is wrong with
+// it.
 var refusedRows = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_static_rows_refused",
-	Help: "Mistakes in the rows of static lists of nodes, which are not in use then; a list that can't be read at all is one.",
+	Help: "Mistakes in the rows of static lists of nodes, which are not in use then; " +
+		"a list that can't be read at all is one.",
 })
 
 func init() { metrics.Registry.MustRegister(refusedRows) }
 
 var _ inventory.Owner = &ConfigMap{}
 
-// ConfigMap knows nodes by the rows under the key nodes.yaml of a ConfigMap. It is watched by name, so that a role for
-// that one ConfigMap is enough. A version with a mistake is not used: the last good one stays in use, while the ConfigMap
-// exists.
+// ConfigMap knows nodes by the rows under the key nodes.yaml of a ConfigMap. It is watched by name, so that a role
+// for that one ConfigMap is enough. A version with a mistake is not used: the last good one stays in use, while the
+// ConfigMap exists.
 type ConfigMap struct {
 	// Changed is called with an empty name after the rows have changed.
 	Changed func(node string)
@@ -183,7 +185,8 @@ func (c *ConfigMap) report(reason string, uid types.UID, problem error, kept boo
 		if errors.As(problem, &joined) { // by Parse
 			mistakes = joined.Unwrap()
 		}
-		message, count, eventType = "the list is refused, and nothing is known by it: ", len(mistakes), corev1.EventTypeWarning
+		count, eventType = len(mistakes), corev1.EventTypeWarning
+		message = "the list is refused, and nothing is known by it: "
 		if kept {
 			message = "the list is refused, and the last good one stays in use: "
 		}
