@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,8 +34,13 @@ func TestInformer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		source := &staged{watchers: make(chan *watch.FakeWatcher, 10), nodes: []corev1.Node{*node("a", "1"), *node("b", "2")}}
+		var mu sync.Mutex
 		var events []string
-		note := func(format string, args ...any) { events = append(events, fmt.Sprintf(format, args...)) }
+		note := func(format string, args ...any) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, fmt.Sprintf(format, args...))
+		}
 		name := func(obj *corev1.Node) string {
 			if obj == nil {
 				return "none"
@@ -75,6 +82,8 @@ func TestInformer(t *testing.T) {
 			if got != known {
 				t.Errorf("it knows %q, want %q", got, known)
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			if diff := cmp.Diff(want, events); diff != "" {
 				t.Errorf("events (-want +got):\n%s", diff)
 			}
@@ -98,7 +107,7 @@ func TestInformer(t *testing.T) {
 			}
 		}
 
-		source.refused = errors.New("connection refused")
+		source.become(errors.New("connection refused"))
 		watcher.Stop()
 		time.Sleep(time.Minute)
 		expect("list nodes: connection refused", "failed: watch nodes: connection refused", "failed: list nodes: connection refused")
@@ -111,15 +120,15 @@ func TestInformer(t *testing.T) {
 			t.Error("answers while the API server is away")
 		}
 
-		source.refused, source.nodes = nil, []corev1.Node{*node("d", "5")}
+		source.become(nil, *node("d", "5"))
 		time.Sleep(lastRetry)
 		expect("d=5 ", "sync")
-		source.refused = apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
+		source.become(apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
 		(<-source.watchers).Stop()
 		time.Sleep(time.Second)
 		const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
 		expect(forbidden, "failed: "+forbidden)
-		source.refused = apierrors.NewNotFound(corev1.Resource("nodes"), "")
+		source.become(apierrors.NewNotFound(corev1.Resource("nodes"), ""))
 		time.Sleep(lastRetry)
 		const missing = "nodes in version v1 is not installed yet"
 		expect(missing, "failed: "+missing)
@@ -136,10 +145,11 @@ func second[T any](_ T, err error) error { return err }
 func TestInformerFindsItsResource(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		source, attempts := &staged{watchers: make(chan *watch.FakeWatcher, 10)}, 0
+		source := &staged{watchers: make(chan *watch.FakeWatcher, 10)}
+		var attempts atomic.Int32
 		i := &Informer[*corev1.Node]{
 			Find: func() (Resource, error) {
-				if attempts++; attempts < 4 {
+				if attempts.Add(1) < 4 {
 					return Resource{}, errors.New("not installed")
 				}
 				return source.resource(), nil
@@ -149,11 +159,11 @@ func TestInformerFindsItsResource(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go func() { _ = i.Start(ctx) }()
-		for _, want := range []int{1, 2, 2, 3, 3, 4, 4} { // after 0, 1, 3 and 5 seconds
+		for _, want := range []int32{1, 2, 2, 3, 3, 4, 4} { // after 0, 1, 3 and 5 seconds
 			time.Sleep(500 * time.Millisecond)
 			synctest.Wait()
-			if err := i.Err(); attempts != want || (err == nil) != (want == 4) {
-				t.Errorf("%d attempts, want %d: error %v", attempts, want, err)
+			if err := i.Err(); attempts.Load() != want || (err == nil) != (want == 4) {
+				t.Errorf("%d attempts, want %d: error %v", attempts.Load(), want, err)
 			}
 			time.Sleep(500 * time.Millisecond)
 		}

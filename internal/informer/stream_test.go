@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,16 +19,26 @@ import (
 
 // staged is a resource whose watches are made by hand.
 type staged struct {
+	mu       sync.Mutex
 	watchers chan *watch.FakeWatcher
 	nodes    []corev1.Node
 	refused  error
 	hangs    bool
 }
 
+// become makes lists and watches return nodes, or refused.
+func (s *staged) become(refused error, nodes ...corev1.Node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused, s.nodes = refused, nodes
+}
+
 func (s *staged) resource() Resource {
 	return Resource{
 		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"), object: &corev1.Node{},
 		list: func(context.Context, string, metav1.ListOptions) (runtime.Object, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, s.refused
 		},
 		watch: func(ctx context.Context, _ string, _ metav1.ListOptions) (watch.Interface, error) {
@@ -35,6 +46,8 @@ func (s *staged) resource() Resource {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			if s.refused != nil {
 				return nil, s.refused
 			}
