@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"github.com/go-logr/logr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
@@ -32,66 +31,49 @@ func (f Files) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	return mgr.Add(everywhere(func(ctx context.Context) error { return f.watch(ctx, pair) }))
 }
 
+// watch loads the files at its start, after a change in their folders, and every half minute, until ctx ends. If the
+// system can't watch files, they are only polled.
 func (f Files) watch(ctx context.Context, pair *KeyPair) error {
-	changes, stop := f.changes(pair.Log)
-	defer stop()
+	var events <-chan fsnotify.Event
+	var failures <-chan error
+	if watcher, err := fsnotify.NewWatcher(); err != nil {
+		pair.Log.Error(err, "Signing files are only polled")
+	} else {
+		defer func() { _ = watcher.Close() }()
+		events, failures = watcher.Events, watcher.Errors
+		// Folders, not files: editors and the kubelet replace files, and a watch on one would follow the old one.
+		for _, folder := range []string{filepath.Dir(f.Cert), filepath.Dir(f.Key)} {
+			if err := watcher.Add(folder); err != nil {
+				pair.Log.Error(err, "Signing files are only polled", "folder", folder)
+			}
+		}
+	}
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
+	f.load(pair)
 	for {
-		f.load(pair)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changes:
-		case <-ticker.C:
-		}
-	}
-}
-
-// changes returns a channel that yields after the files may have changed. If the system can't watch files, it never
-// yields, and they are polled.
-func (f Files) changes(log logr.Logger) (changes <-chan struct{}, stop func()) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		log.Error(err, "Signing files are only polled")
-		return nil, func() {}
-	}
-	// Folders, not files: editors and the kubelet replace files, and a watch on one would follow the old one.
-	for _, folder := range []string{filepath.Dir(f.Cert), filepath.Dir(f.Key)} {
-		if err := watcher.Add(folder); err != nil {
-			log.Error(err, "Signing files are only polled", "folder", folder)
-		}
-	}
-	changed := make(chan struct{}, 1)
-	go f.filter(watcher, changed, log)
-	return changed, func() { _ = watcher.Close() }
-}
-
-// filter turns events into changes, until watcher is closed. A write to another file, such as a log in the same folder,
-// is none; all else in the folder may be, as a symlink may lead to it.
-func (f Files) filter(watcher *fsnotify.Watcher, changed chan<- struct{}, log logr.Logger) {
-	for {
-		select {
-		case event, open := <-watcher.Events:
-			if !open {
-				return
-			}
-			if event.Op == fsnotify.Write && event.Name != filepath.Clean(f.Cert) && event.Name != filepath.Clean(f.Key) {
+		case event := <-events:
+			if !f.concerns(event) {
 				continue
 			}
-		case err, open := <-watcher.Errors:
-			if !open {
-				return
-			}
-			log.Error(err, "Watch signing files")
+		case err := <-failures:
+			pair.Log.Error(err, "Watch signing files")
+		case <-ticker.C:
 		}
-		select {
-		case changed <- struct{}{}:
-		default: // one is on its way
-		}
+		f.load(pair)
 	}
 }
 
+// concerns reports whether an event may change the files. A write to another file, such as a log in the same folder,
+// does not. Any other change in the folder may, as a symlink may lead to it.
+func (f Files) concerns(event fsnotify.Event) bool {
+	return event.Op != fsnotify.Write || event.Name == filepath.Clean(f.Cert) || event.Name == filepath.Clean(f.Key)
+}
+
+// load offers the files as they are now.
 func (f Files) load(pair *KeyPair) {
 	cert, err := os.ReadFile(f.Cert)
 	key, keyErr := os.ReadFile(f.Key)
