@@ -12,7 +12,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Entry is what one source knows of one node.
+// Entry holds the knowledge of one source about one node.
 type Entry struct {
 	// Source names the origin in messages, such as `Machine default/a`.
 	Source string
@@ -26,7 +26,7 @@ type Entry struct {
 	ShortNames bool
 	// Shared reports that other nodes may own the same names and addresses.
 	Shared bool
-	// OwnWord reports that all this is what the Node says of itself.
+	// OwnWord reports that all this is the Node's own report of itself.
 	OwnWord bool
 
 	// Bound names the node that the machine has become, if it has.

@@ -23,7 +23,7 @@ import (
 // createTimeout bounds one attempt to create a Secret.
 const createTimeout = 10 * time.Second
 
-// Creation says which CA is made where the Secret that is to hold one does not exist.
+// Creation describes the CA that is created if its Secret does not exist.
 type Creation struct {
 	Algorithm ca.Algorithm
 	Lifetime  time.Duration

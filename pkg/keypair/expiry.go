@@ -18,7 +18,7 @@ const day = 24 * time.Hour
 // have the same steps.
 var expirySteps = []time.Duration{7 * day, 30 * day, 90 * day}
 
-// warned is what the leader has reported of the CA in use, so that each warning is reported once.
+// warned holds the reports of the leader about the CA in use, so that it reports each warning once.
 type warned struct {
 	daysLeft time.Duration // the last of expirySteps; zero is none
 	cut      int           // signers

@@ -67,7 +67,7 @@ func (p Pair) under(roots []byte) Pair {
 	return p
 }
 
-// Permit is what the signing pair may be used for. The zero value permits nothing.
+// Permit limits the use of the signing pair. The zero value permits nothing.
 type Permit struct {
 	// Authority is the name of the SigningAuthority.
 	Authority string `json:"authority"`

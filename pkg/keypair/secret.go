@@ -140,7 +140,7 @@ func (k *KeyPair) offer(secret *corev1.Secret) {
 // trust, only for the signers that this is proven for, and only what its ledger knows of.
 type Guarded struct {
 	Secret
-	// Ledger records what is to be issued, before it is signed. Nil is the ledger beside the Secret.
+	// Ledger records certificates before they are signed. Nil is the ledger beside the Secret.
 	Ledger Ledger
 }
 
@@ -149,7 +149,7 @@ type Ledger interface {
 	Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error
 }
 
-// guard is what a KeyPair of a Guarded source holds beside its Authority; permit belongs to that.
+// guard belongs to a KeyPair of a Guarded source. permit is for the Authority in use.
 type guard struct {
 	ledger Ledger
 	permit Permit

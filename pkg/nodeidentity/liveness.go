@@ -23,7 +23,7 @@ const (
 	quiet = 20 * time.Second
 )
 
-// heartbeat is what a Lease says. Renewed is by the node's clock, and is compared for equality only. Lasts is how
+// heartbeat holds the times in a Lease. Renewed is by the node's clock, and is compared for equality only. Lasts is how
 // long the node may leave the Lease unchanged.
 type heartbeat struct {
 	Renewed time.Time

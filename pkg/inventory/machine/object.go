@@ -17,13 +17,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// machine is what is kept of a machine object.
+// machine is a machine object, reduced to the fields that are used.
 type machine struct {
 	metav1.ObjectMeta
 	known
 }
 
-// known is what a machine says of its node.
+// known holds the facts about a node that its machine shows.
 type known struct {
 	node    string   // that it has become
 	names   []string // that it may have

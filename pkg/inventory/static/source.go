@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Row is what an administrator wrote down of one node, by Name, or of several, by NamePattern. In DNSNames and Suffixes
+// Row describes one node, by Name, or several, by NamePattern. In DNSNames and Suffixes
 // ${node} stands for the node's name, and ${group} for what the pattern's group of that name matched.
 type Row struct {
 	Name        string   `json:"name,omitempty"`
@@ -27,7 +27,7 @@ type Row struct {
 	ShortNames  bool     `json:"shortNames,omitempty"`
 }
 
-// RowError is what is wrong with one field of one row.
+// RowError reports a mistake in one field of one row.
 type RowError struct {
 	Line   int    // of nodes.yaml; 0 without a file
 	Row    int    // from 1
