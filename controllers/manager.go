@@ -121,19 +121,14 @@ func (o Options) setupObserver(mgr manager.Manager) error {
 	if o.Observer == nil {
 		return nil
 	}
-	if err := mgr.AddReadyzCheck("api-server", o.Observer.Ready(o.collections()...)); err != nil {
+	collections := []string{"/apis/" + certificatesv1.SchemeGroupVersion.String() + "/" + requestsResource}
+	if o.Rotation != nil {
+		collections = append(collections, "/apis/"+v1alpha1.GroupVersion.String()+"/signingauthorities")
+	}
+	if err := mgr.AddReadyzCheck("api-server", o.Observer.Ready(collections...)); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	return nil
-}
-
-// collections are the paths of what the controllers work on.
-func (o Options) collections() []string {
-	paths := []string{"/apis/" + certificatesv1.SchemeGroupVersion.String() + "/" + requestsResource}
-	if o.Rotation != nil {
-		paths = append(paths, "/apis/"+v1alpha1.GroupVersion.String()+"/signingauthorities")
-	}
-	return paths
 }
 
 // setupControllers sets up the block list and the controllers, and returns all that is wrong with any of them.
@@ -165,7 +160,9 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	}
 	if r := o.Rotation; r != nil {
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr, o.serial())))
+		options := o.controller(1, 1, nil)
+		options.MaxConcurrentReconciles = 1 // however long an item takes
+		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr, options)))
 	}
 	return errors.Join(errs...)
 }
@@ -185,7 +182,7 @@ func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
 	}
 }
 
-// signerNames are the signers that something is configured for.
+// signerNames returns the signers that a controller is configured for.
 func (o Options) signerNames() map[string]bool {
 	names := map[string]bool{}
 	if o.Approver != nil {
@@ -270,13 +267,6 @@ func (o Options) controller(
 	}
 }
 
-// serial returns the options of a controller that works on one item at a time, however long it takes.
-func (o Options) serial() controller.Options {
-	options := o.controller(1, 1, nil)
-	options.MaxConcurrentReconciles = 1
-	return options
-}
-
 // caches keeps the caches of the controllers filled on every replica: a controller that starts when its replica is
 // elected fills its queue from there. It waits for what is missing, such as a CRD, and a replica is not ready before
 // all is read.
@@ -348,7 +338,7 @@ func (c *caches) set(kind string, err error) {
 	c.state[kind] = err
 }
 
-// ready names a kind that has not been read, and why.
+// ready returns an error that names a kind that has not been read, and why.
 func (c *caches) ready(*http.Request) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

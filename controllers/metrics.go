@@ -31,9 +31,9 @@ const (
 	metricsReviewBurst      = 10
 )
 
-// MetricsFilter lets only those read the metrics who may get /metrics. It asks the API server by a client of its own,
-// with a limit of its own and on a connection of its own: any pod that reaches the port can make it ask, and must not
-// slow down the writes and the Lease of the manager.
+// MetricsFilter serves the metrics only to users who may get /metrics. It asks the API server with a client, a rate limit
+// and a connection of its own. Any pod that reaches the port can cause such questions, and must not slow down the
+// manager's writes and its Lease.
 func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
 	reviewer := rest.CopyConfig(cluster)
 	reviewer.RateLimiter, reviewer.QPS, reviewer.Burst = nil, metricsReviewsPerSecond, metricsReviewBurst
@@ -105,10 +105,10 @@ var requests = &requestsCollector{
 
 func init() { metrics.Registry.MustRegister(requests) }
 
-// NeedLeaderElection says no: a standby's cache is as good.
+// NeedLeaderElection returns false: the cache of a standby is as good.
 func (*requestsSource) NeedLeaderElection() bool { return false }
 
-// Start lets the cache be counted until ctx ends.
+// Start counts the cache until ctx ends.
 func (s *requestsSource) Start(ctx context.Context) error {
 	requests.mu.Lock()
 	requests.managers[s] = ctx
@@ -174,7 +174,7 @@ func (s *requestsSource) add(ctx context.Context, totals map[requestsLabels]requ
 	return nil
 }
 
-// seed makes no request be a number too.
+// seed adds a zero for each signer and state without a request.
 func (s *requestsSource) seed(totals map[requestsLabels]requestsTotal) {
 	for _, name := range append(slices.Collect(maps.Keys(s.signers)), others) {
 		for _, state := range csr.States() {

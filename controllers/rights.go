@@ -25,8 +25,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// Rights are those that a manager with this configuration needs: what config/rbac grants, which a test compares.
-// leaseNamespace is where its Lease is.
+// Rights returns the rights that a manager with this configuration needs. A test compares them with config/rbac. The Lease
+// of the manager is in leaseNamespace.
 func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
 	r := rights{manifest: "config/rbac"}
 	if c.Enabled(config.ApproverController) {
@@ -68,7 +68,8 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 // namespaceFile is the Pod's namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// LeaseNamespace is where the manager's Lease is: as configured, or the Pod's, or kube-system outside of a cluster.
+// LeaseNamespace returns the namespace of the manager's Lease: the configured one, else the Pod's, and kube-system outside
+// of a cluster.
 func LeaseNamespace(c *config.Configuration) string {
 	if c.LeaderElection.ResourceNamespace != "" {
 		return c.LeaderElection.ResourceNamespace
@@ -90,7 +91,7 @@ type rights struct {
 	manifest string
 }
 
-// granted has what add adds granted by manifest.
+// granted calls add. The rights that add adds are granted by manifest.
 func (r *rights) granted(manifest string, add func()) {
 	before := r.manifest
 	r.manifest = manifest
@@ -123,7 +124,7 @@ func (r *rights) add(need, group, resource, namespace, name string, verbs ...str
 	}
 }
 
-// optional rights are those without which the work goes on.
+// optional adds rights that the controllers can work without.
 func (r *rights) optional(need, group, resource, namespace, name string, verbs ...string) {
 	for _, verb := range verbs {
 		r.one(check.Right{
@@ -182,8 +183,10 @@ func (r *rights) signer(all *config.Configuration) error {
 			if source.CreateIfMissing { // which is needed once, if at all
 				r.granted("config/create-ca", func() { r.optional("a new CA", "", "secrets", namespace, "", "create") })
 			}
-			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) {
-				r.ledger(namespace, name)
+			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) { // the rotation makes the ledger
+				r.granted(ofSecret("config/rotation", namespace, name), func() {
+					r.add("ledger", "", "configmaps", namespace, ledger.BookName(name), "get", "update")
+				})
 			}
 		}
 	}
@@ -196,13 +199,6 @@ func (r *rights) signer(all *config.Configuration) error {
 	return nil
 }
 
-// ledger is what is issued by the CA in a Secret. The rotation makes it.
-func (r *rights) ledger(namespace, secret string) {
-	r.granted(ofSecret("config/rotation", namespace, secret), func() {
-		r.add("ledger", "", "configmaps", namespace, ledger.BookName(secret), "get", "update")
-	})
-}
-
 func (r *rights) leaderElection(namespace, name string) {
 	const need = "leader election"
 	r.add(need, coordinationv1.GroupName, "leases", namespace, "", "create")
@@ -211,13 +207,13 @@ func (r *rights) leaderElection(namespace, name string) {
 	r.optional(need, "", "events", namespace, "", "create", "patch")
 }
 
-// events about objects in namespace; those about what is in none go to default.
+// events adds the rights to write Events about objects in namespace. Events about cluster-scoped objects go to default.
 func (r *rights) events(need, namespace string) {
 	r.optional(need, eventsv1.GroupName, "events", namespace, "", "create", "patch")
 }
 
-// inventory are the rights to look nodes up. Those for a kind of machine that is configured by hand are not among them:
-// what the API server calls its resource is found out later.
+// inventory adds the rights to look nodes up, except those for a kind of machine that is configured by hand: the name of
+// its resource is found out later.
 func (r *rights) inventory(c config.Approval) {
 	const need = "inventory"
 	if c.KubeletServing.Enabled {
@@ -255,8 +251,8 @@ func (r *rights) inventory(c config.Approval) {
 	}
 }
 
-// rotation are the rights to rotate the CAs that c names. Where their trust is published is not among them: only a
-// SigningAuthority says that, and its condition Published what is missing.
+// rotation adds the rights to rotate the CAs that c names, except those to publish their trust: only a SigningAuthority
+// says where, and its condition Published reports what is missing.
 func (r *rights) rotation(c *config.Configuration) error {
 	const need = "rotation"
 	signers, err := signersOf(c)
@@ -292,7 +288,7 @@ func (r *rights) rotation(c *config.Configuration) error {
 	return nil
 }
 
-// writer is the controller that needs right in order to write, or empty.
+// writer returns the controller that needs right in order to write, or "".
 func writer(right check.Right) config.Controller {
 	switch right.Resource + " " + right.Verb {
 	case requestsResource + "/approval update", "signers approve":
@@ -305,8 +301,7 @@ func writer(right check.Right) config.Controller {
 	return ""
 }
 
-// dryRun takes away the rights to write that a dry run has no use for, so that one can run without them; a cleaner
-// tells by Events then.
+// dryRun removes the rights to write that a dry run does not use. A cleaner in a dry run writes Events.
 func (r *rights) dryRun(c *config.Configuration) {
 	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool {
 		return writer(right) != "" && c.DryRuns(writer(right))

@@ -25,13 +25,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// SelfCheck is what the manager asks about its own ground while it runs, see docs/check.md.
+// SelfCheck configures what the manager checks while it runs, see docs/check.md.
 type SelfCheck struct {
 	// Interval between two checks; what is not well is looked at again within a minute.
 	Interval time.Duration
-	// Rights are those that it needs.
+	// Rights are the rights that the manager needs.
 	Rights []check.Right
-	// BootstrapGroups are those of which one must be able to join nodes; NodeGroups must all be able to renew.
+	// Of BootstrapGroups, one must be able to join nodes. NodeGroups must all be able to renew.
 	BootstrapGroups, NodeGroups []string
 }
 
@@ -60,7 +60,7 @@ var (
 
 func init() { metrics.Registry.MustRegister(checkResult, checkLastRun) }
 
-// selfCheck is a Runnable of the leader and the standbys: each has rights of its own.
+// selfCheck is a Runnable of the leader and the standbys, because each has rights of its own.
 type selfCheck struct {
 	interval time.Duration
 	tasks    []*checkTask
@@ -70,7 +70,7 @@ type selfCheck struct {
 	log      logr.Logger
 
 	mu sync.Mutex
-	// asked is true once there was an answer about our own rights, whatever it was; missing is which are, for certain.
+	// asked reports that our own rights have been asked for. missing names those that are certainly missing.
 	asked   bool
 	missing error
 }
@@ -140,7 +140,7 @@ func (s *selfCheck) awaitCA(ctx context.Context, authorities func() []check.CA) 
 	})
 }
 
-// NeedLeaderElection says no.
+// NeedLeaderElection returns false: a standby checks its own rights.
 func (*selfCheck) NeedLeaderElection() bool { return false }
 
 // Start checks until ctx ends.
@@ -172,7 +172,7 @@ func (s *selfCheck) Start(ctx context.Context) error {
 	}
 }
 
-// rightsAreDue lets the next round ask for our own rights, whatever was answered before.
+// rightsAreDue makes the next round ask for our own rights, whatever was answered before.
 func (s *selfCheck) rightsAreDue() {
 	for _, task := range s.tasks {
 		if task.name == check.OwnRights || task.name == check.OptionalRights {
@@ -181,7 +181,7 @@ func (s *selfCheck) rightsAreDue() {
 	}
 }
 
-// pause is the time between two looks at what is not well.
+// pause returns the time between two checks of what has failed.
 func (s *selfCheck) pause() time.Duration { return min(s.interval, checkRetry) }
 
 // look runs task if it is due, or if what it depends on has changed.
@@ -248,7 +248,7 @@ func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Re
 	task.last = last
 }
 
-// split parts the rights without which the work does not go on from the others.
+// split separates the rights that the controllers need from the optional ones.
 func split(rights []check.Right) (needed, optional []check.Right) {
 	for _, right := range rights {
 		if right.Optional {
@@ -266,25 +266,21 @@ func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(contex
 		results := check.Rights(ctx, c, rights)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.asked, s.missing = true, missing(results)
+		s.asked, s.missing = true, nil
+		var names []string
+		for _, result := range results {
+			if result.Status == check.Failed {
+				names = append(names, result.Subject)
+			}
+		}
+		if len(names) > 0 {
+			s.missing = errors.New("missing rights: " + strings.Join(names, ", "))
+		}
 		return results
 	}
 }
 
-func missing(results []check.Result) error {
-	var names []string
-	for _, result := range results {
-		if result.Status == check.Failed {
-			names = append(names, result.Subject)
-		}
-	}
-	if names == nil {
-		return nil
-	}
-	return errors.New("missing rights: " + strings.Join(names, ", "))
-}
-
-// ready says what keeps us from being so: rights that are missing, or that nobody has asked yet.
+// ready returns an error while rights are missing, or before they have been asked for.
 func (s *selfCheck) ready(*http.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,7 +295,7 @@ var clientSigners = []string{
 	certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
 }
 
-// clientPairs are the signers whose certificates the API server is to accept, in order.
+// clientPairs returns the signers whose certificates the API server must accept, in order.
 func clientPairs(r *signer.Reconciler) []string {
 	var names []string
 	for _, name := range clientSigners {
@@ -310,7 +306,7 @@ func clientPairs(r *signer.Reconciler) []string {
 	return names
 }
 
-// ClientCAs are the CAs at now that the API server must trust, each once.
+// ClientCAs returns the CAs at now that the API server must trust, each once.
 func ClientCAs(r *signer.Reconciler, now time.Time) []check.CA {
 	var all []check.CA
 	var pairs []*keypair.KeyPair
@@ -326,7 +322,7 @@ func ClientCAs(r *signer.Reconciler, now time.Time) []check.CA {
 	return all
 }
 
-// keyIDs tells one set of CAs from another.
+// keyIDs identifies a set of CAs.
 func keyIDs(all []check.CA) string {
 	var ids []string
 	for _, one := range all {
