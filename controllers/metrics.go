@@ -31,8 +31,8 @@ const (
 	metricsReviewBurst      = 10
 )
 
-// MetricsFilter serves the metrics only to users who may get /metrics. It asks the API server with a client, a rate limit
-// and a connection of its own. Any pod that reaches the port can cause such questions, and must not slow down the
+// MetricsFilter serves the metrics only to users who may get /metrics. It asks the API server with a client, a rate
+// limit and a connection of its own. Any pod that reaches the port can cause such questions, and must not slow down the
 // manager's writes and its Lease.
 func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
 	reviewer := rest.CopyConfig(cluster)

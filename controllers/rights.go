@@ -25,8 +25,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// Rights returns the rights that a manager with this configuration needs. A test compares them with config/rbac. The Lease
-// of the manager is in leaseNamespace.
+// Rights returns the rights that a manager with this configuration needs. A test compares them with config/rbac. The
+// Lease of the manager is in leaseNamespace.
 func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
 	r := rights{manifest: "config/rbac"}
 	if c.Enabled(config.ApproverController) {
@@ -68,8 +68,8 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 // namespaceFile is the Pod's namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// LeaseNamespace returns the namespace of the manager's Lease: the configured one, else the Pod's, and kube-system outside
-// of a cluster.
+// LeaseNamespace returns the namespace of the manager's Lease: the configured one, else the Pod's, and kube-system
+// outside of a cluster.
 func LeaseNamespace(c *config.Configuration) string {
 	if c.LeaderElection.ResourceNamespace != "" {
 		return c.LeaderElection.ResourceNamespace
@@ -212,8 +212,8 @@ func (r *rights) events(need, namespace string) {
 	r.optional(need, eventsv1.GroupName, "events", namespace, "", "create", "patch")
 }
 
-// inventory adds the rights to look nodes up, except those for a kind of machine that is configured by hand: the name of
-// its resource is found out later.
+// inventory adds the rights to look nodes up, except those for a kind of machine that is configured by hand: the name
+// of its resource is found out later.
 func (r *rights) inventory(c config.Approval) {
 	const need = "inventory"
 	if c.KubeletServing.Enabled {

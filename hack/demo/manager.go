@@ -15,8 +15,8 @@ func (d *demo) startManager(ctx context.Context, binary string, ended context.Ca
 	if err != nil {
 		return err
 	}
-	d.manager, err = d.cluster.StartProcess("manager", binary, "--kubeconfig", d.kubeconfig, "--signing-secret",
-		signingSecret,
+	d.manager, err = d.cluster.StartProcess("manager", binary, "--kubeconfig", d.kubeconfig,
+		"--signing-secret", signingSecret,
 		"--metrics-bind-address", "127.0.0.1:0", "--health-probe-bind-address", health, "-v", "1")
 	if err != nil {
 		return err

@@ -192,8 +192,10 @@ func (d *demo) checkServing(leaf *x509.Certificate) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(d.cluster.CA.CertPEM)
 	for _, name := range []string{nodeName, "127.0.0.1"} {
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name,
-			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
+		options := x509.VerifyOptions{
+			Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		}
+		if _, err := leaf.Verify(options); err != nil {
 			return fmt.Errorf("verify the serving certificate for %s: %w", name, err)
 		}
 	}

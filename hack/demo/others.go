@@ -148,8 +148,9 @@ func userRequest(user, signer string, usage certificatesv1.KeyUsage) (*request, 
 		return nil, err
 	}
 	return &request{
-		TypeMeta: metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(),
-			Kind: "CertificateSigningRequest"},
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest",
+		},
 		ObjectMeta: metav1.ObjectMeta{Name: user},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: signer, Request: payload, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage},

@@ -101,8 +101,9 @@ func mayCreateRequests(ctx context.Context, cfg *rest.Config, user string) (bool
 		return false, err
 	}
 	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Group: certificatesv1.GroupName,
-			Resource: "certificatesigningrequests", Verb: "create"},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Verb: "create",
+		},
 	}}
 	err = c.Create(ctx, review)
 	return review.Status.Allowed, err

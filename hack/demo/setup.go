@@ -57,8 +57,9 @@ func (d *demo) createSecrets(ctx context.Context) error {
 	token := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-" + tokenID},
 		Type:       corev1.SecretTypeBootstrapToken,
-		StringData: map[string]string{"token-id": tokenID, "token-secret": tokenSecret,
-			"usage-bootstrap-authentication": "true"},
+		StringData: map[string]string{
+			"token-id": tokenID, "token-secret": tokenSecret, "usage-bootstrap-authentication": "true",
+		},
 	}
 	for _, obj := range []*corev1.Secret{signer, token} {
 		if err := d.admin.Create(ctx, obj); err != nil {

@@ -31,8 +31,7 @@ const (
 //   - A call that can be repeated is repeated once, at once, after a 5xx without Retry-After or a broken connection.
 //   - client-go does not sleep because of a Retry-After header. The error carries it: see RetryAfter.
 //   - A watch that breaks off ends like a watch that timed out: the reflector opens it again at once, where it broke
-//     off.
-//     Opening a watch is tried four times.
+//     off. Opening a watch is tried four times.
 func Bound(cfg *rest.Config) {
 	pace := newPace(clock.RealClock{})
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{next: next, pace: pace} })

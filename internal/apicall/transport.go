@@ -87,8 +87,8 @@ func (t *transport) watch(request *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		asked := retryAfter(response)
-		if hung := errors.Is(err, context.DeadlineExceeded); try == openTries || ctx.Err() != nil || !hung &&
-			!transient(response, err) && asked == 0 {
+		hung := errors.Is(err, context.DeadlineExceeded)
+		if try == openTries || ctx.Err() != nil || !hung && !transient(response, err) && asked == 0 {
 			return withoutRetryAfter(request, response), err
 		}
 		discard(response)
@@ -168,16 +168,12 @@ func lists(request *http.Request) bool {
 	return len(path) == 1
 }
 
-// transient reports whether the same call may succeed at once.
+// transient reports whether the same call may succeed at once: a connection broke off, or the API server had an
+// internal error.
 func transient(response *http.Response, err error) bool {
-	if err != nil {
-		return broken(err)
+	if err == nil {
+		return response.StatusCode >= http.StatusInternalServerError && retryAfter(response) == 0
 	}
-	return response.StatusCode >= http.StatusInternalServerError && retryAfter(response) == 0
-}
-
-// broken reports whether a connection that had been made broke off.
-func broken(err error) bool {
 	var stream streamError
 	return utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err) ||
 		errors.As(err, &stream)
@@ -227,8 +223,8 @@ func discard(response *http.Response) {
 
 // retryAfter returns the wait of a Retry-After header to an answer that client-go repeats because of it.
 func retryAfter(response *http.Response) time.Duration {
-	if response == nil || response.StatusCode != http.StatusTooManyRequests &&
-		response.StatusCode < http.StatusInternalServerError {
+	if response == nil ||
+		response.StatusCode != http.StatusTooManyRequests && response.StatusCode < http.StatusInternalServerError {
 		return 0
 	}
 	seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
@@ -246,8 +242,8 @@ func withoutRetryAfter(request *http.Request, response *http.Response) *http.Res
 		return response
 	}
 	response.Header.Del("Retry-After")
-	if kind := response.Header.Get("Content-Type"); strings.HasPrefix(kind, "application/json") ||
-		strings.HasPrefix(kind, "application/vnd.kubernetes") {
+	kind := response.Header.Get("Content-Type")
+	if strings.HasPrefix(kind, "application/json") || strings.HasPrefix(kind, "application/vnd.kubernetes") {
 		return response // the API server took the header from the Status object
 	}
 	discard(response)

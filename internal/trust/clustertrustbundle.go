@@ -23,13 +23,13 @@ const (
 	managedBy, self = "app.kubernetes.io/managed-by", "csr-controller-manager"
 )
 
-// BundleName is that of the ClusterTrustBundle of a signer: it must begin with the signer's name
+// BundleName returns the name of the ClusterTrustBundle of a signer. It must begin with the signer's name
 // (k8s.io/kubernetes/pkg/apis/core/validation, ValidateClusterTrustBundleName).
 func BundleName(signerName, authority string) string {
 	return strings.ReplaceAll(signerName, "/", ":") + ":" + authority
 }
 
-// clusterTrustBundles are the targets: what signers have, and what is left of those that have gone.
+// clusterTrustBundles returns the targets: the bundles of all signers, and those that signers have left behind.
 func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]target, State) {
 	version, err := p.served()
 	if err != nil {
@@ -59,7 +59,7 @@ func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]t
 	return append(targets, left...), state
 }
 
-// served is the best version that the API server serves now, or empty.
+// served returns the best version that the API server serves now, or "".
 func (p *Publisher) served() (string, error) {
 	for _, version := range versions {
 		group := schema.GroupVersion{Group: certificatesv1.GroupName, Version: version}
@@ -104,7 +104,7 @@ func clusterTrustBundle(resource schema.GroupVersionResource, signer string, wan
 	}
 }
 
-// left are those of the authority, made here, for signers that it does not serve any more.
+// left returns the bundles of the authority, made here, for signers that it no longer serves.
 func (p *Publisher) left(ctx context.Context, resource schema.GroupVersionResource, wanted Wanted) ([]target, error) {
 	list, err := p.objects.Resource(resource).List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + self})
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 	ExtensionKey       = "client-ca-file"
 )
 
-// Holds says whether that ConfigMap has cert, or another certificate of the same CA.
+// Holds reports whether that ConfigMap has cert, or another certificate of the same CA.
 func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, error) {
 	certs, err := p.clientCAs(ctx)
 	return slices.ContainsFunc(certs, func(one *x509.Certificate) bool { return SameCA(one, cert) }), err
@@ -100,12 +100,12 @@ func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
 }
 
 func (p *Publisher) extension() dynamic.ResourceInterface {
-	return p.objects.Resource(schema.GroupVersionResource{Version: "v1",
-		Resource: "configmaps"}).Namespace(ExtensionNamespace)
+	configMaps := schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	return p.objects.Resource(configMaps).Namespace(ExtensionNamespace)
 }
 
-// without is data less the PEM blocks that hold a certificate of the CA of old. What is between blocks stays. It is an
-// error if no certificate would be left, which would have every client certificate refused.
+// without returns data without the PEM blocks that hold a certificate of the CA of old. Text between blocks stays. It
+// is an error if no certificate would be left, because API servers would then refuse every client certificate.
 func without(data []byte, old *x509.Certificate) ([]byte, error) {
 	var kept []byte
 	removed, left := 0, 0

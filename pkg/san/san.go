@@ -1,9 +1,9 @@
-// Package san has the rules about subject alternative names (SANs): how names and addresses are read and compared, which
-// DNS names a certificate may have, and which names no node can have. IPv4-mapped addresses, upper case and trailing dots
-// are handled here and nowhere else. It imports the standard library only and does no I/O.
+// Package san has the rules about subject alternative names (SANs): how names and addresses are read and compared,
+// which DNS names a certificate may have, and which names no node can have. IPv4-mapped addresses, upper case and
+// trailing dots are handled here and nowhere else. It imports the standard library only and does no I/O.
 //
-// Who owns a name is not known here: inventory/node knows the names and addresses of Services (such as SERVICE.NAMESPACE)
-// and Nodes, and inventory.Sources know what belongs to a node.
+// Who owns a name is not known here: inventory/node knows the names and addresses of Services (such as
+// SERVICE.NAMESPACE) and Nodes, and inventory.Sources know what belongs to a node.
 package san
 
 import (
@@ -27,8 +27,8 @@ func (s SAN) String() string {
 	return s.Address.String()
 }
 
-// Parse reads a name or an address. An address with a zone is a name: a zone has a meaning on one host only, and whatever
-// follows the percent sign would be left out of the comparison.
+// Parse reads a name or an address. An address with a zone is a name: a zone has a meaning on one host only, and
+// whatever follows the percent sign would be left out of the comparison.
 func Parse(text string) SAN {
 	if address, err := netip.ParseAddr(strings.TrimSuffix(text, ".")); err == nil && address.Zone() == "" {
 		return SAN{Address: address.Unmap()} // an IPv4-mapped address is the IPv4 address (RFC 4291 section 2.5.5.2)

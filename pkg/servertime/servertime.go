@@ -149,7 +149,10 @@ func (c *Clock) server(now instant) (time.Time, error) {
 		passed := now.mono - one.at.mono
 		if (now.wall.Sub(one.at.wall) - passed).Abs() > maxStep {
 			c.readings, c.err = nil, errors.New("the clock of this machine was set, or the machine was suspended")
-			c.measureAgain()
+			select {
+			case c.again <- struct{}{}:
+			default: // already on its way
+			}
 			break
 		}
 		if server := one.server.Add(passed); earliest.IsZero() || server.Before(earliest) {
@@ -160,13 +163,6 @@ func (c *Clock) server(now instant) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("the time of the API servers is not known: %w", cmp.Or(c.err, errUnknown))
 	}
 	return earliest, nil
-}
-
-func (c *Clock) measureAgain() {
-	select {
-	case c.again <- struct{}{}:
-	default: // already on its way
-	}
 }
 
 // Ready reports an unknown or a large skew. It is a readiness check.
@@ -222,8 +218,8 @@ func (c *Clock) Start(ctx context.Context) error {
 func (c *Clock) report(skew time.Duration, err error) {
 	if err != nil {
 		skewKnown.Set(0)
-		c.log.Info("The time of the API servers is not known: nothing is signed and nothing is deleted", "reason",
-			err.Error())
+		c.log.Info("The time of the API servers is not known: nothing is signed and nothing is deleted",
+			"reason", err.Error())
 		return
 	}
 	skewKnown.Set(1)
