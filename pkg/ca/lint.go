@@ -141,6 +141,17 @@ func valuesOf(name pkix.Name) [][]string {
 	return all
 }
 
+// otherAttributes returns the attributes of name other than common name and organization.
+func otherAttributes(name pkix.Name) []string {
+	var found []string
+	for i, values := range valuesOf(name) {
+		if attribute := subjectAttributes[i]; len(values) > 0 && attribute != "common name" && attribute != "organization" {
+			found = append(found, attribute)
+		}
+	}
+	return found
+}
+
 // foreignExtensions reports each extension that is not one of extensions, or whose critical bit is wrong.
 func foreignExtensions(cert *x509.Certificate) []string {
 	var found []string
@@ -168,9 +179,8 @@ func (c *Contents) exceeded(cert *x509.Certificate) []string {
 		fmt.Sprintf("common name %.64q", cert.Subject.CommonName))
 	permit(c.Organizations == nil || slices.Equal(cert.Subject.Organization, c.Organizations),
 		fmt.Sprintf("organization %.64q", few(cert.Subject.Organization)))
-	for i, values := range valuesOf(cert.Subject) {
-		attribute := subjectAttributes[i]
-		permit(c.OtherAttributes || len(values) == 0 || attribute == "common name" || attribute == "organization", attribute)
+	for _, name := range otherAttributes(cert.Subject) {
+		permit(c.OtherAttributes, name)
 	}
 	permit(c.DNSNames || len(cert.DNSNames) == 0, "a DNS name")
 	permit(c.EmailAddresses || len(cert.EmailAddresses) == 0, "an email address")
