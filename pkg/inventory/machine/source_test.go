@@ -342,3 +342,17 @@ func TestUnreadMachines(t *testing.T) {
 		}
 	}
 }
+
+// TestGrantedBy names the manifest that ships each role, for the message about a missing right.
+func TestGrantedBy(t *testing.T) {
+	for _, test := range []struct {
+		options Options
+		want    string
+	}{
+		{ClusterAPI(), "config/inventory-cluster-api"}, {OpenShift(), "config/inventory-openshift"}, {Options{Kind: "Host"}, ""},
+	} {
+		if got := sourceOf(t, test.options, nil).machines.GrantedBy; got != test.want {
+			t.Errorf("%s: %q, want %q", test.options.Group, got, test.want)
+		}
+	}
+}

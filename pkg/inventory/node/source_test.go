@@ -207,3 +207,18 @@ func TestWhatObjectsHave(t *testing.T) {
 		}
 	}
 }
+
+// TestGrantedBy names the manifest that ships each role, for the message about a missing right.
+func TestGrantedBy(t *testing.T) {
+	t.Parallel()
+	s := newSource(t)
+	for got, want := range map[string]string{
+		s.nodes.GrantedBy:     "config/kubelet-serving or config/node-identity",
+		s.services.GrantedBy:  "config/kubelet-serving",
+		s.endpoints.GrantedBy: "config/kubelet-serving",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
