@@ -27,6 +27,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // firstRetry and lastRetry bound the pause between attempts.
@@ -267,4 +269,34 @@ func (i *Informer[T]) Fake(err error, objects ...T) {
 		_ = store.Add(obj) // its key is that of an object's metadata
 	}
 	i.set(store, nil)
+}
+
+// FromCache returns the informer for the kind of obj from the manager's cache. It may not have synced yet. FromCache
+// tries until it can: the discovery before fails when a connection is reset, and while the kind is not installed. It
+// returns an error only when ctx ends. It calls failed, which may be nil, with each error before.
+func FromCache(
+	ctx context.Context, from cache.Informers, obj client.Object, log logr.Logger, failed func(error),
+) (cache.Informer, error) {
+	last := ""
+	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+		informer, err := from.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case err == nil:
+			return informer, nil
+		}
+		if failed != nil {
+			failed(err)
+		}
+		if err.Error() != last {
+			last = err.Error()
+			log.Error(err, "Waiting for a resource that can't be watched yet")
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
 }

@@ -5,9 +5,14 @@ package report
 import (
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -135,4 +140,28 @@ func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) 
 // Object writes an Event about something that is not a request, such as the signing Secret.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
 	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
+}
+
+// Warn logs message at the level WARN, which logr has no method for. keysAndValues are those of logr.
+func Warn(log logr.Logger, message string, keysAndValues ...any) {
+	slog.New(logr.ToSlogHandler(log)).Warn(message, keysAndValues...)
+}
+
+// LatencyBuckets are the bounds, in seconds, of what a node waits for: from a busy moment to the quarter of an hour
+// after which a kubelet makes another request (client-go util/certificate, certificateWaitTimeout), and beyond.
+var LatencyBuckets = []float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
+
+// errorReasons are those that ErrorReason tells apart.
+var errorReasons = []metav1.StatusReason{
+	metav1.StatusReasonConflict, metav1.StatusReasonForbidden, metav1.StatusReasonUnauthorized,
+	metav1.StatusReasonInternalError, metav1.StatusReasonServerTimeout, metav1.StatusReasonServiceUnavailable,
+	metav1.StatusReasonTimeout, metav1.StatusReasonTooManyRequests,
+}
+
+// ErrorReason is the API server's reason for err, if it is one that is worth an alert of its own, or Other: a label.
+func ErrorReason(err error) string {
+	if reason := apierrors.ReasonForError(err); slices.Contains(errorReasons, reason) {
+		return string(reason)
+	}
+	return "Other"
 }

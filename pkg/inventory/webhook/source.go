@@ -5,16 +5,24 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	strictjson "sigs.k8s.io/json"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -194,4 +202,138 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 		return nil, fmt.Errorf("answered more than %d KiB", maxAnswer>>10)
 	}
 	return answer, nil
+}
+
+// clients makes HTTP clients from files, a new one when their content has changed.
+type clients struct {
+	ca, cert, key string
+	timeout       time.Duration
+
+	mu      sync.Mutex
+	content [][]byte // of the files that current has been made from
+	current *http.Client
+}
+
+// get returns a client of the files as they are now. It reads them each time: they are small, and a CA that is removed
+// counts no more from the next lookup on.
+func (c *clients) get() (*http.Client, error) {
+	content := make([][]byte, 0, 3)
+	for _, name := range []string{c.ca, c.cert, c.key} {
+		var data []byte
+		if name != "" {
+			var err error
+			if data, err = os.ReadFile(name); err != nil {
+				return nil, err
+			}
+		}
+		content = append(content, data)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current != nil && slices.EqualFunc(content, c.content, bytes.Equal) {
+		return c.current, nil
+	}
+	client, err := c.make(content[0], content[1], content[2])
+	if err != nil {
+		return nil, err
+	}
+	if c.current != nil {
+		c.current.CloseIdleConnections()
+	}
+	c.current, c.content = client, content
+	return client, nil
+}
+
+// make returns a client of the content of the files.
+func (c *clients) make(ca, cert, key []byte) (*http.Client, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
+	if !config.RootCAs.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("%s holds no certificate", c.ca)
+	}
+	if c.cert != "" {
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("%s and %s: %w", c.cert, c.key, err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return &http.Client{
+		// HTTP/1.1, where a lookup that stalls holds up no other, and no proxy, whatever the environment says.
+		Transport: &http.Transport{
+			TLSClientConfig:        config,
+			DialContext:            (&net.Dialer{Timeout: c.timeout}).DialContext,
+			TLSHandshakeTimeout:    c.timeout, // a connection may be made for a lookup that has given up
+			MaxConnsPerHost:        maxLookups,
+			MaxIdleConnsPerHost:    maxLookups,
+			IdleConnTimeout:        90 * time.Second,
+			MaxResponseHeaderBytes: maxAnswer,
+			DisableCompression:     true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("answered with a redirect") },
+	}, nil
+}
+
+// nodeAnswer is the answer of the webhook.
+type nodeAnswer struct {
+	APIVersion string     `json:"apiVersion"`
+	Kind       string     `json:"kind"`
+	UID        types.UID  `json:"uid"`
+	Node       string     `json:"node"`
+	Known      *bool      `json:"known"`
+	Names      []string   `json:"names"`
+	Addresses  []string   `json:"addresses"`
+	Suffixes   []string   `json:"suffixes"`
+	Bound      string     `json:"bound"`
+	Created    *time.Time `json:"created"`
+}
+
+// readAnswer accepts nothing but a whole and valid answer to the question about node and the request uid.
+func readAnswer(data []byte, node string, uid types.UID) (*inventory.Entry, error) {
+	var answer nodeAnswer
+	strict, err := strictjson.UnmarshalStrict(data, &answer)
+	if err = errors.Join(append(strict, err)...); err != nil {
+		return nil, fmt.Errorf("read answer: %w", err)
+	}
+	switch {
+	case answer.APIVersion != lookupVersion || answer.Kind != lookupKind:
+		return nil, fmt.Errorf("the answer is no %s of %s", lookupKind, lookupVersion)
+	case answer.UID != uid:
+		return nil, fmt.Errorf("the answer is to another request: uid is not %s", uid)
+	case answer.Node != node: // one request may make us ask about several
+		return nil, fmt.Errorf("the answer is about another node: node is not %q", node)
+	case answer.Known == nil:
+		return nil, errors.New("the answer does not say whether the node is known")
+	case !*answer.Known:
+		if len(answer.Names)+len(answer.Addresses)+len(answer.Suffixes) > 0 || answer.Bound != "" || answer.Created != nil {
+			return nil, errors.New("the answer is about a node that is not known")
+		}
+		return nil, nil
+	}
+	return answer.entry(node)
+}
+
+// entry returns what the answer says of node.
+func (a *nodeAnswer) entry(node string) (*inventory.Entry, error) {
+	entry := &inventory.Entry{Source: "webhook", Bound: a.Bound}
+	if a.Created != nil {
+		entry.Created = *a.Created
+	}
+	var errs []error
+	add := func(field string, values []string, add func(string) error) {
+		for i, value := range values {
+			if err := add(value); err != nil {
+				errs = append(errs, fmt.Errorf("%s[%d] %q: %w", field, i, value, err))
+			}
+		}
+	}
+	add("names", a.Names, entry.AddName)
+	add("addresses", a.Addresses, entry.AddAddress)
+	add("suffixes", a.Suffixes, entry.AddSuffix)
+	if a.Bound != "" && len(validation.IsDNS1123Subdomain(a.Bound)) > 0 {
+		errs = append(errs, fmt.Errorf("bound %q: no Node can be called that", a.Bound))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("read answer: %w", err)
+	}
+	return entry.For(node), nil
 }
