@@ -10,15 +10,16 @@ import (
 
 // Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the
 // nodes of one requester. For one node the newest request goes first, because a kubelet waits for its last request
-// only. A requester with thousands of requests therefore delays another requester by one request at most. A request
-// that resumes goes before all others.
+// only. Every second request is one that resumes, if there is any; their requesters take turns, too. A requester with
+// thousands of requests therefore delays another requester by two requests at most.
 type Queue struct {
 	find func(name string) (Request, bool)
 
 	mu         sync.Mutex
 	requesters roundRobin[*roundRobin[*ordered]]
 	resumed    map[string]bool
-	front      []reconcile.Request // those of resumed that are in the Queue
+	resuming   roundRobin[*[]reconcile.Request] // those of resumed that are in the Queue, by requester
+	wasResumed bool                             // the last request that was popped
 	count      int
 }
 
@@ -28,8 +29,8 @@ var _ workqueue.Queue[reconcile.Request] = &Queue{}
 // that is not found has the zero Request's order.
 func NewQueue(find func(name string) (Request, bool)) *Queue { return &Queue{find: find} }
 
-// Resume lets the request of that name go before all others when it is pushed the next time. It has had its turn, and
-// was set aside for want of an answer.
+// Resume lets the request of that name go before those that do not resume when it is pushed the next time. It has had
+// its turn, and was set aside for want of an answer.
 func (q *Queue) Resume(name string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -44,14 +45,14 @@ func (q *Queue) Push(key reconcile.Request) {
 	r, _ := q.find(key.Name)
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.count++
 	if q.resumed[key.Name] {
-		q.front = append(q.front, key)
-		q.count++
+		resuming := q.resuming.get(r.Requester, func() *[]reconcile.Request { return new([]reconcile.Request) })
+		*resuming = append(*resuming, key)
 		return
 	}
 	nodes := q.requesters.get(r.Requester, func() *roundRobin[*ordered] { return &roundRobin[*ordered]{} })
 	nodes.get(r.Node, func() *ordered { return &ordered{} }).add(key.Name, r.Created)
-	q.count++
 }
 
 // Touch is called for an item that is in the Queue already. The item keeps its position.
@@ -69,12 +70,16 @@ func (q *Queue) Pop() reconcile.Request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.count--
-	if len(q.front) > 0 {
-		key := q.front[0]
-		q.front = q.front[1:]
+	if len(q.resuming.order) > 0 && (!q.wasResumed || len(q.requesters.order) == 0) {
+		q.wasResumed = true
+		resuming := q.resuming.first()
+		key := (*resuming)[0]
+		*resuming = (*resuming)[1:]
+		q.resuming.next(len(*resuming) > 0)
 		delete(q.resumed, key.Name)
 		return key
 	}
+	q.wasResumed = false
 	nodes := q.requesters.first()
 	requests := nodes.first()
 	name := requests.takeNewest()

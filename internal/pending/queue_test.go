@@ -3,6 +3,7 @@ package pending
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,7 +82,29 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
-// A request that resumes goes first once, and those that resume keep their order.
+// However many requests of one requester resume at once, a new one of another requester comes after two of them, and one
+// that resumes after three.
+func TestQueueResumesInTurns(t *testing.T) {
+	t.Parallel()
+	s := queueByName()
+	for i := range 2000 {
+		name := fmt.Sprintf("hostile/n/%d", i)
+		s.Resume(name)
+		s.Push(keyOf(name))
+	}
+	s.Push(keyOf("honest/n/1"))
+	s.Resume("patient/n/1")
+	s.Push(keyOf("patient/n/1"))
+	var first []string
+	for range 4 {
+		first = append(first, s.Pop().Name)
+	}
+	if !slices.Contains(first[:3], "honest/n/1") || !slices.Contains(first, "patient/n/1") {
+		t.Errorf("first come %q", first)
+	}
+}
+
+// A request that resumes goes first once, and those of one requester that resume keep their order.
 func TestQueueResumes(t *testing.T) {
 	t.Parallel()
 	s := queueByName()
@@ -92,7 +115,7 @@ func TestQueueResumes(t *testing.T) {
 		s.Resume(name)
 		s.Push(keyOf(name))
 	}
-	if got, want := popAll(s), "b/n/2 a/n/2 a/n/1 b/n/1"; got != want {
+	if got, want := popAll(s), "b/n/2 a/n/1 a/n/2 b/n/1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	for _, name := range []string{"a/n/1", "b/n/2", "b/n/1"} {
