@@ -215,6 +215,7 @@ func (c *Calls[V]) stale(sent *call[V]) {
 func (c *Calls[V]) finish(made *call[V], value V, err error) {
 	c.mu.Lock()
 	made.value, made.err, made.answered = value, err, c.Clock.Now()
+	made.Ask = nil // it may hold the request, which is larger than the answer
 	if c.fresh[made.Text] == made {
 		delete(c.fresh, made.Text)
 	}
