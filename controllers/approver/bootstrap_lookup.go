@@ -116,14 +116,13 @@ func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootst
 		if exists, err = live.HasNode(ctx, name); exists {
 			facts.node = nodeUnknown
 		}
-		if !facts.renewed.IsZero() { // its lease is left, and was dead
-			renewed, leaseErr := live.Renewed(ctx, name)
-			if leaseErr == nil && !renewed.Equal(facts.renewed) {
-				facts.node = nodeUnknown
-			}
-			if !apierrors.IsNotFound(leaseErr) {
-				err = errors.Join(err, leaseErr)
-			}
+		// Its Lease may be left of a dead node, or be that of a kubelet that lives on without a Node.
+		renewed, leaseErr := live.Renewed(ctx, name)
+		if leaseErr == nil && !renewed.Equal(facts.renewed) {
+			facts.node = nodeUnknown
+		}
+		if !apierrors.IsNotFound(leaseErr) {
+			err = errors.Join(err, leaseErr)
 		}
 	case nodeDead:
 		var renewed time.Time

@@ -41,6 +41,7 @@ func TestConfirm(t *testing.T) {
 	const token, sa = "system:bootstrap:abcdef", "system:serviceaccount:ns:joiner"
 	for name, test := range map[string]struct {
 		cached  nodeState
+		unseen  bool // its Lease
 		who     csr.Requester
 		objects []client.Object
 		down    bool
@@ -50,6 +51,7 @@ func TestConfirm(t *testing.T) {
 		"a Node that the cache does not have":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}, want: "NodeAlive not known to be dead"},
 		"a dead lease without a Node":          {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now)}},
 		"one that has moved unseen":            {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
+		"a kubelet that lives on":              {cached: nodeNone, unseen: true, who: by(token, ""), objects: []client.Object{good, lease(now)}, want: "NodeAlive not known to be dead"},
 		"a lease that has stood still":         {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now)}},
 		"a lease that has moved unseen":        {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
 		"a lease that is gone":                 {cached: nodeDead, who: by(token, ""), objects: []client.Object{good}, want: "InventoryUnavailable lease of a"},
@@ -79,6 +81,9 @@ func TestConfirm(t *testing.T) {
 			policy, req, facts := joining()
 			policy.Users, policy.Rejoin = nil, true
 			req.Requester, facts.node, facts.renewed = test.who, test.cached, now
+			if test.unseen {
+				facts.renewed = time.Time{}
+			}
 			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
 			b.readLive(t.Context(), req, facts)
 			got := b.Policy.judge(req, facts)

@@ -166,10 +166,13 @@ func (l *Leases) died() []string {
 }
 
 // Of reports whether node is alive, and when its Lease was last renewed, by the node's own clock. That is zero if the
-// Lease was never renewed, or does not exist.
+// Lease was never renewed, or does not exist. An error means that Leases can't be read.
 func (l *Leases) Of(node string) (Life, time.Time, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.leases.Err(); err != nil {
+		return Unknown, time.Time{}, fmt.Errorf("leases: %w", err)
+	}
 	if !l.synced {
 		return Unknown, time.Time{}, fmt.Errorf("leases: %w", informer.ErrNotRead)
 	}

@@ -280,7 +280,9 @@ func TestDeletedLeases(t *testing.T) {
 	renewed("d", true)
 	l.leases.Fake(errors.New("down"))
 	l.sync()
-	renewed("b", true) // the pulse knows that nothing was seen meanwhile
+	if _, _, err := l.Of("b"); err == nil || err.Error() != "leases: down" {
+		t.Errorf("while they can't be read: %v", err)
+	}
 	l.leases.Fake(nil, lease("c"))
 	l.sync()
 	renewed("b", false)
