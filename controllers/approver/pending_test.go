@@ -79,6 +79,7 @@ func TestNoWorkerWaitsForAReview(t *testing.T) {
 					<-slow
 					return p.review(ctx, who, what)
 				})
+				p.reconciler.queues(test.obj)
 				answered := p.reviewedBeside(t)
 				for range test.rounds {
 					for range 2 { // a change wakes it in vain

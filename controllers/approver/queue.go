@@ -128,6 +128,14 @@ func (p *pendingIndex) find(name string) (pending.Request, bool) {
 	return info.Request, found
 }
 
+// holds reports whether obj, and not another request of that name, is in the index.
+func (p *pendingIndex) holds(obj *certificatesv1.CertificateSigningRequest) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	info, found := p.requests[obj.Name]
+	return found && info.UID == obj.UID
+}
+
 // superseded reports whether a newer request has been seen of the same requester for the same node and signer. That
 // counts even if the newer one has been decided or deleted since: its requester no longer waits for an older one. The
 // API server stores creation in whole seconds, so of the requests of one second all but the newest few are superseded

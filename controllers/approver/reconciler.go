@@ -139,6 +139,9 @@ func (r *Reconciler) judge(
 ) (*csr.Request, Decision, error) {
 	req, decision, err := r.Decide(ctx, obj)
 	if waiting := (*pending.Waiting)(nil); errors.As(err, &waiting) {
+		if !r.index.holds(obj) { // deleted meanwhile, so nothing else would drop the question
+			r.forget(obj.UID)
+		}
 		return req, r.setAside(req, err, waiting.Since), nil
 	}
 	r.forget(obj.UID)

@@ -131,6 +131,12 @@ func (r *Reconciler) setupInventory(mgr manager.Manager, ctrl *builder.Builder, 
 // queued are the events that queue a request.
 func (r *Reconciler) queued() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
+	events.UpdateFunc = func(changed event.UpdateEvent) bool {
+		if old := changed.ObjectOld; old != nil && old.GetUID() != changed.ObjectNew.GetUID() { // made anew, unseen
+			r.forget(old.GetUID())
+		}
+		return r.queues(changed.ObjectNew)
+	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		queues := r.queues(gone.Object)
 		r.index.remove(gone.Object.GetName())
