@@ -82,6 +82,8 @@ func (w *secretWatch) run(ctx context.Context) error {
 
 // observe offers the Secret as it is now.
 func (w *secretWatch) observe() {
+	w.mu.Lock() // first, so that no older Secret is offered after a newer one
+	defer w.mu.Unlock()
 	secret, found, err := w.secret.Get(w.name.Namespace, w.name.Name)
 	if err != nil {
 		return // it will be read again
@@ -90,8 +92,6 @@ func (w *secretWatch) observe() {
 	if found {
 		reference.UID = secret.UID
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.pair.mu.Lock()
 	w.pair.object = reference
 	w.pair.mu.Unlock()
