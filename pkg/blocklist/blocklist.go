@@ -278,11 +278,7 @@ func (l *List) watch(configMaps informer.Resource) {
 		Resource: configMaps, Namespace: l.name.Namespace, Name: l.name.Name,
 		Log:    l.log.WithValues("configMap", l.name.String()),
 		OnSync: reload, OnChange: func(_, _ *corev1.ConfigMap) { reload() },
-		OnFailure: func(err error) {
-			if apierrors.IsForbidden(err) { // readiness checks report an API server that is away
-				l.refuse("BlockListMissing", fmt.Errorf("it can't be read: %w", err))
-			}
-		},
+		OnFailure: func(err error) { l.refuse("BlockListMissing", fmt.Errorf("it can't be read: %w", err)) },
 	}
 }
 
