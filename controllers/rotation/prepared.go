@@ -79,9 +79,10 @@ func (p *planner) continueRollback() bool {
 	return true
 }
 
-// rollbackNoted reports whether a rollback was noted that can still be done.
+// rollbackNoted reports whether a rollback was noted that can still be done: not to a CA that is gone, or has ended.
 func (p *planner) rollbackNoted() bool {
-	return p.status.Intent == string(SwapBack) && sameCA(p.facts.Secret.Retiring, p.status.Retiring)
+	return p.status.Intent == string(SwapBack) && sameCA(p.facts.Secret.Retiring, p.status.Retiring) &&
+		p.status.Retiring.NotAfter.After(p.facts.Now)
 }
 
 // preparedOperation answers an operation, and reports whether there was one.
