@@ -6,7 +6,7 @@
 // decision whether a node may have a certificate. An Informer drops its copy instead, and Err says why:
 //
 //   - a list or a watch has failed: a CRD is not installed, a right is missing, the API server is away;
-//   - there has been no watch for ten seconds;
+//   - there has been no watch for ten seconds, or one has not opened within 90 seconds;
 //   - watches have brought neither an event nor a bookmark for three minutes, however often they were opened again.
 //
 // It tries again by itself, after a second at first and after ten seconds at most. A user that goes on with what was
