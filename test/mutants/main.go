@@ -44,14 +44,16 @@ func run(ctx context.Context, only string, units bool, parallel int) (err error)
 	if err := lab.prepare(ctx, chosen); err != nil {
 		return err
 	}
-	verdicts := lab.judgeAll(ctx, chosen, parallel)
-	for i := range verdicts {
-		// A turn that only waited too long may have been slow: it had little patience, and company.
-		if verdicts[i].kind == slow {
-			verdicts[i] = lab.judge(ctx, verdicts[i].mutation, fullPatience)
-			verdicts[i].print()
+	verdicts := lab.judgeAll(ctx, chosen, parallel, shortPatience)
+	// A turn that only waited too long may have been slow: it had little patience, and company.
+	var again []mutation
+	verdicts = slices.DeleteFunc(verdicts, func(one verdict) bool {
+		if one.kind == slow {
+			again = append(again, one.mutation)
 		}
-	}
+		return one.kind == slow
+	})
+	verdicts = append(verdicts, lab.judgeAll(ctx, again, min(parallel, 2), fullPatience)...)
 	return errors.Join(ctx.Err(), summary(verdicts))
 }
 
@@ -70,15 +72,15 @@ func choose(only string, units bool) ([]mutation, error) {
 	return chosen, nil
 }
 
-// judgeAll judges several mutations at a time, with little patience.
-func (l *lab) judgeAll(ctx context.Context, chosen []mutation, parallel int) []verdict {
+// judgeAll judges several mutations at a time.
+func (l *lab) judgeAll(ctx context.Context, chosen []mutation, parallel int, patience string) []verdict {
 	queue := make(chan int)
 	verdicts := make([]verdict, len(chosen))
 	var workers sync.WaitGroup
 	for range max(1, parallel) {
 		workers.Go(func() {
 			for i := range queue {
-				verdicts[i] = l.judge(ctx, chosen[i], shortPatience)
+				verdicts[i] = l.judge(ctx, chosen[i], patience)
 				verdicts[i].print()
 			}
 		})
