@@ -67,7 +67,7 @@ func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, err
 }
 
 // lookUp returns what the caches hold. A fault becomes a fact. Nothing is looked up for a request that is refused for
-// its content. The error is that the request waits for an answer, or ctx's.
+// its content. lookUp returns an error if a source has not answered yet, or if ctx has ended.
 func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFacts, error) {
 	i, node := b.Inventory, req.NodeName()
 	if i.cluster == nil {

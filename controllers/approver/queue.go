@@ -269,8 +269,8 @@ func (w wakeUps) free(names []san.SAN) {
 	}
 }
 
-// enqueueAnswered enqueues requests that have been set aside for want of an answer. They go before those that have
-// not had their turn, so that an answer is used while it is fresh.
+// enqueueAnswered enqueues requests that were set aside until there is an answer. They resume (pending.Queue), so that
+// an answer is used while it is fresh.
 func (r *Reconciler) enqueueAnswered(queue workQueue, requests map[string]bool) {
 	for name := range requests {
 		if r.queue != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// startManager starts binary as anybody would on a plain control plane, waits until it is ready, and calls ended when
-// it ends.
+// startManager starts binary with the flags that a plain control plane needs, and waits until the manager is ready. It
+// calls ended when the manager ends.
 func (d *demo) startManager(ctx context.Context, binary string, ended context.CancelCauseFunc) error {
 	health, err := cluster.FreeAddress()
 	if err != nil {

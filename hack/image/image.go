@@ -20,8 +20,8 @@ import (
 // user is nobody's on any node, and needs no /etc/passwd.
 const user = "65532:65532"
 
-// compile builds the static binary for linux on arch. What could make two builds differ is fixed: paths, the
-// repository's state, and the level of the architecture.
+// compile builds the static binary for linux on arch. It fixes the paths, the state of the
+// repository and the level of the architecture, so that two builds give the same binary.
 func (s settings) compile(arch, out string) error {
 	absolute, err := filepath.Abs(out)
 	if err != nil {

@@ -213,7 +213,7 @@ func (t *transport) open(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// body is that of an answer.
+// body is the body of a response.
 type body struct {
 	io.ReadCloser
 	close func()
@@ -303,7 +303,7 @@ func repeat(request *http.Request) (again *http.Request, ok bool) {
 	return again, err == nil
 }
 
-// discard reads and closes the body of an answer that nobody needs, so that its connection can be used again.
+// discard reads and closes the body of a response that is not used, so that its connection can be used again.
 func discard(response *http.Response) {
 	if response != nil {
 		_, _ = io.CopyN(io.Discard, response.Body, 4096)

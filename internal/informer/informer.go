@@ -150,7 +150,7 @@ func (i *Informer[T]) watch(ctx context.Context) (synced bool, err error) {
 	return true, context.Cause(ctx)
 }
 
-// handler calls OnChange. What is read first is left to OnSync.
+// handler calls OnChange for each change after the first list. OnSync reports the first list.
 func (i *Informer[T]) handler() toolscache.ResourceEventHandler {
 	var none T
 	changed := func(before, after T) {

@@ -1,6 +1,7 @@
 // Package ledger keeps, in ConfigMaps, how much may have been issued by each signing key and until when it lives, so
-// that a key is destroyed only when nothing of it is left. What it says is never less than the truth: it is written
-// before the signing that it covers. It holds no key material and knows no controller.
+// that a key is destroyed only after its certificates have ended, or after the owner has accepted their loss. The
+// ledger never counts too few certificates, because it is written before the signing that it covers. It holds no key
+// material and knows no controller.
 package ledger
 
 import (
@@ -43,9 +44,9 @@ const (
 	reserveFor = 5 * time.Second
 )
 
-// QuietAfter is how long after Seal nothing is covered any more, by whatever Book: what they have reserved has ended,
-// and what was on its way has arrived. What was covered is signed and stored at once, unless the process stands still
-// in between.
+// QuietAfter is the time after Seal from which no Book covers a certificate any more. All reserves have ended by then,
+// and all writes that were under way have arrived. A covered certificate is signed and stored at once, unless the
+// process stands still in between.
 const QuietAfter = reserveFor + timeout + 5*time.Second
 
 // Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each
@@ -65,8 +66,8 @@ type Book struct {
 
 type entryKey struct{ keyID, signerName string }
 
-// reserve is what is stored at least for an entry, and how many certificates of it nobody has used yet: they may be
-// until the instant until.
+// reserve is the least that is stored for an entry. left counts the certificates of it that have not been signed yet.
+// They may be signed until the instant until.
 type reserve struct {
 	Entry
 	left   int
@@ -321,8 +322,8 @@ func encode(data map[string]string, key string, value any) error {
 // timeout bounds one change, with all its retries.
 const timeout = 10 * time.Second
 
-// store is one ConfigMap that is changed by compare-and-swap. It keeps what it saw last, so that a change costs one
-// request unless somebody else wrote meanwhile.
+// store is one ConfigMap that is changed by compare-and-swap. It keeps the version that it saw last, so that a change
+// costs one request unless another process wrote meanwhile.
 type store struct {
 	writer client.Client
 	reader client.Reader // past any cache
@@ -343,9 +344,9 @@ func (s *store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	return obj, nil
 }
 
-// update has change work on the data that is stored, and stores that, unless there is nothing to change. change is
-// called again with newer data when somebody else wrote, or when it failed or found nothing to do in data that may be
-// old.
+// update calls change with the stored data, and stores the result if change reports a change. It calls change again
+// with newer data if another process wrote meanwhile. It does so too if change failed or changed nothing, and the data
+// may have been old.
 func (s *store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
