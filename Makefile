@@ -107,7 +107,7 @@ e2e-root:
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
 
 .PHONY: e2e
-e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/e2e.md)
+e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/how-to/run-end-to-end-tests.md)
 	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly

@@ -280,11 +280,11 @@ func compareAuthorities(served controllers.GuardedSigner, authorities []v1alpha1
 	case len(names) == 0:
 		result.Evidence = fmt.Sprintf("no SigningAuthority has its Secret %s: it is never signed for (CANotProven)",
 			served.Secret)
-		result.NextStep = "make one for that Secret, which names the signer in spec.signers: docs/ca-rotation.md"
+		result.NextStep = "make one for that Secret, which names the signer in spec.signers: docs/reference/rotation.md"
 	default:
 		result.Evidence = fmt.Sprintf("SigningAuthority %s of Secret %s does not name it in spec.signers: "+
 			"it is never signed for (CANotProven)", strings.Join(names, ", "), served.Secret)
-		result.NextStep = "make an authority with a Secret of its own and spec.from, as docs/ca-rotation.md says, " +
+		result.NextStep = "make an authority with a Secret of its own and spec.from, as docs/reference/rotation.md says, " +
 			"or stop serving it"
 		switch served.Signer {
 		case certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName:

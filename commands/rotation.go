@@ -151,7 +151,7 @@ func (r *rotation) authorities(ctx context.Context) ([]v1alpha1.SigningAuthority
 	case err != nil:
 		return nil, fmt.Errorf("read SigningAuthorities: %w", err)
 	case len(list.Items) == 0:
-		return nil, errors.New("there is no SigningAuthority: docs/ca-rotation.md says how to make one")
+		return nil, errors.New("there is no SigningAuthority: docs/reference/rotation.md says how to make one")
 	}
 	slices.SortFunc(list.Items, func(a, b v1alpha1.SigningAuthority) int { return strings.Compare(a.Name, b.Name) })
 	return list.Items, nil

@@ -25,7 +25,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// SelfCheck configures what the manager checks while it runs, see docs/check.md.
+// SelfCheck configures what the manager checks while it runs, see docs/reference/check.md.
 type SelfCheck struct {
 	// Interval between two checks; what is not well is looked at again within a minute.
 	Interval time.Duration

@@ -1,5 +1,5 @@
 // Package csrenv gives an envtest suite what envtest lacks: the loop that approves, signs and cleans
-// CertificateSigningRequests, in process. docs/envtest.md shows it in fifteen lines.
+// CertificateSigningRequests, in process. docs/how-to/use-in-envtest.md shows it in fifteen lines.
 package csrenv
 
 import (

@@ -9,7 +9,7 @@ import (
 // TestArchitectureNamesEveryPackage wants each folder of controllers, internal, pkg and test in the tree of architecture.md.
 func TestArchitectureNamesEveryPackage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("architecture.md")
+	page, err := os.ReadFile("explanation/architecture.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestSecurityPage finds each test that docs/security.md names, and each page that it and its runbooks link to.
+// TestSecurityPage finds each test that docs/explanation/security.md names, and each page that it and its runbooks link to.
 func TestSecurityPage(t *testing.T) {
 	tests := map[string]bool{}
 	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
@@ -25,7 +25,7 @@ func TestSecurityPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile("security.md")
+	page, err := os.ReadFile("explanation/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestSecurityPage(t *testing.T) {
 	if err != nil || len(pages) == 0 {
 		t.Fatal("no runbooks", err)
 	}
-	for _, file := range append(pages, "security.md") {
+	for _, file := range append(pages, "explanation/security.md") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -52,8 +52,8 @@ func TestSecurityPage(t *testing.T) {
 				t.Errorf("%s: %v", file, err)
 			}
 		}
-		if file != "security.md" && !strings.Contains(string(page), "]("+file+")") {
-			t.Errorf("security.md does not link to %s", file)
+		if file != "explanation/security.md" && !strings.Contains(string(page), "](../"+file+")") {
+			t.Errorf("explanation/security.md does not link to %s", file)
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-var updateExplained = flag.Bool("update-explained", false, "rewrite testdata/explain and the rows of docs/reasons.md")
+var updateExplained = flag.Bool("update-explained", false, "rewrite testdata/explain and the rows of docs/reference/reasons.md")
 
 const (
 	apiServerClient = certificatesv1.KubeAPIServerClientSignerName
@@ -257,7 +257,7 @@ func goldenFile(t *testing.T, name, got string) {
 }
 
 // TestExplainKnowsEveryReason has a golden file, which names the reason and the advice, for every reason of
-// docs/reasons.md but those of explainedThere and notExplained, and no golden file that nothing makes.
+// docs/reference/reasons.md but those of explainedThere and notExplained, and no golden file that nothing makes.
 func TestExplainKnowsEveryReason(t *testing.T) {
 	made := map[string]bool{}
 	for folder, scenarios := range map[string]map[string]scenario{
@@ -316,13 +316,13 @@ func forbiddenChar(char rune) bool {
 	}
 }
 
-// TestExplainPage has the example of docs/explain.md as it is printed.
+// TestExplainPage has the example of docs/reference/explain.md as it is printed.
 func TestExplainPage(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "explain.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "explain.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := approverScenarios(t)["NotAuthorized"].explain(t); !bytes.Contains(page, []byte(want)) {
-		t.Errorf("docs/explain.md does not have:\n%s", want)
+		t.Errorf("docs/reference/explain.md does not have:\n%s", want)
 	}
 }

@@ -3,7 +3,7 @@ package explain
 // nothing is the todo of a success.
 const nothing = "Nothing."
 
-// advice is the row of docs/reasons.md about a reason.
+// advice is the row of docs/reference/reasons.md about a reason.
 type advice struct{ meaning, todo string }
 
 // write writes what the reason means and what to do about it, if there is anything to do.
@@ -14,7 +14,7 @@ func (a advice) write(p *page) {
 	}
 }
 
-// approverReasons holds the reasons of the approver. Their rows in docs/reasons.md are written from here:
+// approverReasons holds the reasons of the approver. Their rows in docs/reference/reasons.md are written from here:
 // go test ./commands/explain -update-explained
 var approverReasons = map[string]advice{
 	"AutoApproved": {
@@ -171,7 +171,7 @@ var approverReasons = map[string]advice{
 	},
 }
 
-// signerReasons holds the reasons of the signer. Their rows in docs/reasons.md are written from here:
+// signerReasons holds the reasons of the signer. Their rows in docs/reference/reasons.md are written from here:
 // go test ./commands/explain -update-explained
 var signerReasons = map[string]advice{
 	"SignerValidationFailure": {
@@ -310,7 +310,7 @@ var signerReasons = map[string]advice{
 		meaning: "Somebody else has stored the certificate of a request that this manager signs for. The Event " +
 			"names the field manager that the API server noted. It is written once in ten minutes for each of them.",
 		todo: "Switch one of the two off for that signer: `kube-controller-manager` " +
-			"([migrate-from-kcm.md](migrate-from-kcm.md)), or the other installation. A name like `kubectl-edit` is a " +
+			"([migrate-from-kcm.md](../how-to/migrate-from-kcm.md)), or the other installation. A name like `kubectl-edit` is a " +
 			"person.",
 	},
 	"CALoaded": {

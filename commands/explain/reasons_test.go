@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// reasonTables are the tables of reasons, by their section in docs/reasons.md.
+// reasonTables are the tables of reasons, by their section in docs/reference/reasons.md.
 var reasonTables = map[string]map[string]advice{"Approver": approverReasons, "Signer": signerReasons}
 
-var reasonsFile = filepath.Join("..", "..", "docs", "reasons.md")
+var reasonsFile = filepath.Join("..", "..", "docs", "reference", "reasons.md")
 
 func reasonsPage(t *testing.T) string {
 	t.Helper()
@@ -22,7 +22,7 @@ func reasonsPage(t *testing.T) string {
 	return string(page)
 }
 
-// TestReasonsPage wants each reason in docs/reasons.md, in its section and with its row, and no other reason there.
+// TestReasonsPage wants each reason in docs/reference/reasons.md, in its section and with its row, and no other reason there.
 // With -update-explained it corrects rows. A new reason needs a row for its name first, in the table that it belongs
 // in.
 func TestReasonsPage(t *testing.T) {
@@ -41,18 +41,18 @@ func TestReasonsPage(t *testing.T) {
 		name, _, _ = strings.Cut(name, "`")
 		row, known := table[name]
 		if !known {
-			t.Errorf("docs/reasons.md has %s in section %s, and the table of reasons has not", name, section)
+			t.Errorf("docs/reference/reasons.md has %s in section %s, and the table of reasons has not", name, section)
 			continue
 		}
 		found[section+name] = true
 		if lines[i] = fmt.Sprintf("| `%s` | %s | %s |", name, row.meaning, row.todo); lines[i] != line && !*updateExplained {
-			t.Errorf("docs/reasons.md has\n%s\nwant\n%s\ngo test ./commands/explain -update-explained corrects it", line, lines[i])
+			t.Errorf("docs/reference/reasons.md has\n%s\nwant\n%s\ngo test ./commands/explain -update-explained corrects it", line, lines[i])
 		}
 	}
 	for section, table := range reasonTables {
 		for name := range table {
 			if !found[section+name] {
-				t.Errorf("docs/reasons.md has no row for %s in section %s", name, section)
+				t.Errorf("docs/reference/reasons.md has no row for %s in section %s", name, section)
 			}
 		}
 	}

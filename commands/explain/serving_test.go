@@ -79,7 +79,7 @@ var notExplained = map[string]bool{
 
 const explainInventoryTest = "../../test/integration/explain_inventory_test.go"
 
-// TestExplainedThere looks for each reason in the test that is said to have it, and in docs/reasons.md.
+// TestExplainedThere looks for each reason in the test that is said to have it, and in docs/reference/reasons.md.
 func TestExplainedThere(t *testing.T) {
 	source, err := os.ReadFile(explainInventoryTest)
 	if err != nil {
@@ -93,7 +93,7 @@ func TestExplainedThere(t *testing.T) {
 	}
 	for reason := range notExplained {
 		if !strings.Contains(page, "| `"+reason+"` |") {
-			t.Errorf("%s is not in docs/reasons.md", reason)
+			t.Errorf("%s is not in docs/reference/reasons.md", reason)
 		}
 	}
 }

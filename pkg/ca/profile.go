@@ -142,7 +142,7 @@ func (p Profile) Within(longest time.Duration) Profile {
 // Lifetime returns the lifetime for a request that asks for none.
 func (p Profile) Lifetime() time.Duration { return p.config.Lifetime }
 
-// Violation is why a Request can never be issued under a Profile: a reason token of docs/reasons.md and a sentence.
+// Violation is why a Request can never be issued under a Profile: a reason token of docs/reference/reasons.md and a sentence.
 type Violation struct{ Reason, Message string }
 
 // Check returns why req can never be issued under p; none means that it can.

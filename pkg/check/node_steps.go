@@ -76,7 +76,7 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 		result.NextStep = n.bindRequester(obj)
 	default:
 		result.Evidence += opinion.Reason + ": " + opinion.Message
-		result.NextStep = "docs/reasons.md says what to do about " + opinion.Reason
+		result.NextStep = "docs/reference/reasons.md says what to do about " + opinion.Reason
 	}
 	result.Evidence += n.events(ctx, obj)
 	return result
@@ -126,7 +126,7 @@ func (n Node) notIssued(ctx context.Context, obj *request) Result {
 			"manager's own --config if this was not it"
 	default:
 		result.Evidence += opinion.Reason + ": " + opinion.Message
-		result.NextStep = "docs/reasons.md says what to do about " + opinion.Reason
+		result.NextStep = "docs/reference/reasons.md says what to do about " + opinion.Reason
 	}
 	result.Evidence += n.events(ctx, obj)
 	return result

@@ -8,7 +8,7 @@ import (
 	"iter"
 )
 
-// The reasons of a Refused request (docs/reasons.md).
+// The reasons of a Refused request (docs/reference/reasons.md).
 const (
 	ReasonMalformed       = "Malformed"
 	ReasonTooLarge        = "RequestTooLarge"
@@ -16,7 +16,7 @@ const (
 )
 
 // Refused is why a request can never be signed, whatever its signer: its immutable spec breaks a rule. Reason is a
-// token of docs/reasons.md.
+// token of docs/reference/reasons.md.
 type Refused struct{ Reason, Message string }
 
 // Error implements error.

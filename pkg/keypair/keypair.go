@@ -49,7 +49,7 @@ var (
 
 func init() { metrics.Registry.MustRegister(reloadsTotal, caRejected, caNotAfter) }
 
-// Unavailable is why there is no Authority to sign with: a reason token of docs/reasons.md and a sentence.
+// Unavailable is why there is no Authority to sign with: a reason token of docs/reference/reasons.md and a sentence.
 type Unavailable struct {
 	Reason, Message string
 	// Awaited says that a leader provides the CA: a replica has nothing to do but to wait for it.

@@ -22,7 +22,7 @@ func (v Verdict) String() string {
 	return [...]string{"Ignore", "Approve", "Wait", "Deny"}[v]
 }
 
-// Result is a Verdict with the reason token of docs/reasons.md and a sentence for people.
+// Result is a Verdict with the reason token of docs/reference/reasons.md and a sentence for people.
 type Result struct {
 	Verdict Verdict
 	Reason  string

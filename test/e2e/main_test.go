@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package e2e runs the manager as users do: as a Deployment on real nodes, with real kubelets that join through it. It
-// needs root, and what docs/e2e.md lists; nothing is pulled from a registry.
+// needs root, and what docs/how-to/run-end-to-end-tests.md lists; nothing is pulled from a registry.
 //
 // The test binary runs three times over. The outer process is the one that go test starts. It starts a guard, which cleans
 // up whatever happens to the others, and then itself again in namespaces of its own (processes, mounts, network), where

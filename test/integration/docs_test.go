@@ -12,10 +12,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// TestConfigurationPage loads every example of docs/configuration.md, and compares its flags with --help.
+// TestConfigurationPage loads every example of docs/reference/configuration.md, and compares its flags with --help.
 func TestConfigurationPage(t *testing.T) {
 	parallel(t)
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestConfigurationPage(t *testing.T) {
 // TestReasonsPage explains every reason that the code can give.
 func TestReasonsPage(t *testing.T) {
 	parallel(t)
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reasons.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "reasons.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestReasonsPage(t *testing.T) {
 	}
 	for name := range found {
 		if !strings.Contains(string(page), "| `"+name+"` |") {
-			t.Errorf("docs/reasons.md does not explain %s", name)
+			t.Errorf("docs/reference/reasons.md does not explain %s", name)
 		}
 	}
 	if len(found) < 11 {

@@ -73,7 +73,7 @@ func (l *ledger) config(of *rest.Config) *rest.Config {
 	return cfg
 }
 
-// readOnly is a ServiceAccount that may do what docs/dry-run.md says, and no more.
+// readOnly is a ServiceAccount that may do what docs/how-to/dry-run.md says, and no more.
 func readOnly(t *testing.T) *rest.Config {
 	t.Helper()
 	installRBAC(t)

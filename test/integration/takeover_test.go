@@ -20,7 +20,7 @@ import (
 // kubeadmControllers is what kubeadm gives kube-controller-manager.
 const kubeadmControllers = "--controllers=*,bootstrapsigner,tokencleaner"
 
-// TestTakeover goes through docs/migrate-from-kcm.md with the real kube-controller-manager, with all of its controllers:
+// TestTakeover goes through docs/how-to/migrate-from-kcm.md with the real kube-controller-manager, with all of its controllers:
 // side by side, taken over, and back.
 func TestTakeover(t *testing.T) {
 	parallel(t)

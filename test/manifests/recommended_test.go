@@ -10,11 +10,11 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestRecommendedInstallKeepsApprovalFromSigning: the first install that README and docs/deploy.md name is one command, and
+// TestRecommendedInstallKeepsApprovalFromSigning: the first install that README and docs/how-to/deploy.md name is one command, and
 // gives no identity the right to approve and the right to sign.
 func TestRecommendedInstallKeepsApprovalFromSigning(t *testing.T) {
 	t.Parallel()
-	for _, page := range []string{"README.md", "docs/deploy.md"} {
+	for _, page := range []string{"README.md", "docs/how-to/deploy.md"} {
 		text, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
 			t.Fatal(err)

@@ -76,10 +76,10 @@ func TestParity(t *testing.T) {
 	}
 }
 
-// testDocumented is that docs/kcm-parity.md has a row for each deviation, and no other.
+// testDocumented is that docs/reference/kcm-parity.md has a row for each deviation, and no other.
 func testDocumented(t *testing.T) {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/kcm-parity.md")
+	doc, err := os.ReadFile("../../docs/reference/kcm-parity.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func testDocumented(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(documented, listed); diff != "" {
-		t.Errorf("deviations (-in docs/kcm-parity.md +in the table):\n%s", diff)
+		t.Errorf("deviations (-in docs/reference/kcm-parity.md +in the table):\n%s", diff)
 	}
 }
 

@@ -62,7 +62,7 @@ type row struct {
 	use bool
 
 	want string
-	// deviation names what docs/kcm-parity.md says of a difference; ours is then what we make of the request, message
+	// deviation names what docs/reference/kcm-parity.md says of a difference; ours is then what we make of the request, message
 	// the reason and message of our Failed condition, and log what our log must say.
 	deviation, ours, message, log string
 }
