@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
@@ -32,10 +31,9 @@ import (
 // checkTimeout bounds all calls to the API server together.
 const checkTimeout = time.Minute
 
-// checkCommand returns the command that checks what the manager depends on, or where a node's certificate is stuck.
-func (p *program) checkCommand() *cobra.Command {
-	own, node := pflag.NewFlagSet("check", pflag.ContinueOnError), ""
-	own.StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
+// NewCheckCommand returns the command that checks what the manager depends on, or where a node's certificate is stuck.
+func NewCheckCommand(source Source) *cobra.Command {
+	node := ""
 	cmd := &cobra.Command{
 		Use:   "check [--node NAME]",
 		Short: "Look whether everything around the manager is as it must be",
@@ -44,24 +42,36 @@ in its CA, the authorities of its signers, and whether a manager runs;
 with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's
 configuration (--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
+		Args:              MaxArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
+			defer cancel()
+			setup, err := source.Setup(ctx, cmd)
+			if err != nil {
+				return err
+			}
+			configuration := setup.Configuration
+			if !cmd.Flags().Changed("audit-log-path") {
+				configuration.Audit.Path = "" // a running manager may have the file open, and rotates it
+			}
+			ctx = log.IntoContext(ctx, NewLogger(configuration.Verbosity, os.Stderr)) // it records every trust probe
+			server, err := connect(ctx, source, cmd)
+			if err != nil {
+				return err
+			}
+			c, err := newChecker(ctx, server, configuration)
+			if err != nil {
+				return err
+			}
+			if node != "" {
+				return c.node(ctx, node, cmd.OutOrStdout())
+			}
+			return c.all(ctx, cmd.OutOrStdout())
+		},
 	}
-	command := &config.Command{Flags: own}
-	return p.configured(cmd, command, func(cmd *cobra.Command, configuration *config.Configuration, _ []string) error {
-		if !cmd.Flags().Changed("audit-log-path") {
-			configuration.Audit.Path = "" // a running manager may have the file open, and rotates it
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
-		defer cancel()
-		ctx = log.IntoContext(ctx, NewLogger(configuration.Verbosity, os.Stderr)) // it records every trust probe
-		c, err := newChecker(ctx, configuration)
-		if err != nil {
-			return err
-		}
-		if node != "" {
-			return c.node(ctx, node, cmd.OutOrStdout())
-		}
-		return c.all(ctx, cmd.OutOrStdout())
-	})
+	cmd.Flags().StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
+	source.Bind(cmd, Configuration)
+	return cmd
 }
 
 // checker asks the API server with the rights of the user who runs the command.
@@ -75,11 +85,7 @@ type checker struct {
 	now           time.Time
 }
 
-func newChecker(ctx context.Context, configuration *config.Configuration) (*checker, error) {
-	server, err := connect(ctx, configuration)
-	if err != nil {
-		return nil, err
-	}
+func newChecker(ctx context.Context, server server, configuration *config.Configuration) (*checker, error) {
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -40,9 +41,9 @@ type server struct {
 	clock  clock.Clock
 }
 
-// connect returns the API server that c names.
-func connect(ctx context.Context, c *config.Configuration) (server, error) {
-	cluster, err := RESTConfig(c)
+// connect returns the API server that source names for cmd.
+func connect(ctx context.Context, source Source, cmd *cobra.Command) (server, error) {
+	cluster, err := source.REST(cmd)
 	if err != nil {
 		return server{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -52,8 +53,9 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 func execute(ctx context.Context, args []string, out io.Writer, log string) error {
 	p := &program{groups: map[*cobra.Command][]config.Group{}}
 	root := p.managerCommand()
-	root.AddCommand(p.checkCommand(), p.explainCommand(), bootstrapTokenCommand(clock.RealClock{}), rotationCommand(),
-		writeTrustCommand())
+	source := &managerSource{program: p}
+	root.AddCommand(NewCheckCommand(source), NewExplainCommand(source), NewRotationCommand(source),
+		bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
 	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
 	root.SetOut(out)
 	root.SetErr(ascii.LinesWriter(os.Stderr))
@@ -108,15 +110,16 @@ type program struct {
 func (p *program) configured(
 	cmd *cobra.Command, command *config.Command, run func(*cobra.Command, *config.Configuration, []string) error,
 ) *cobra.Command {
-	groups := config.NewFlags(config.Default()).Groups
+	groups, limit := config.NewFlags(config.Default()).Groups, cmd.Args
 	if command != nil {
+		command.MaxArgs = math.MaxInt // limit says how many
 		groups = append([]config.Group{{Title: "Of this command", Flags: command.Flags}}, groups...)
 	}
 	p.groups[cmd] = groups
 	for _, group := range groups {
 		cmd.Flags().AddFlagSet(group.Flags)
 	}
-	cmd.Args = cobra.ArbitraryArgs // Load counts them
+	cmd.Args = cobra.ArbitraryArgs // RunE checks them, to report every mistake together
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		_, args, err := cmd.Root().Find(p.args)
 		if err != nil {
@@ -129,33 +132,16 @@ func (p *program) configured(
 		case errors.Is(err, config.ErrVersion):
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), "csr-controller-manager", VersionOrBuild())
 			return err
-		case err != nil:
+		}
+		if limit != nil {
+			err = errors.Join(limit(cmd, args), err)
+		}
+		if err != nil {
 			return fmt.Errorf("bad configuration (%s lists the flags):\n%w", strings.TrimSpace(shortPath(cmd)+" --help"), err)
 		}
 		return run(cmd, configuration, args)
 	}
 	return cmd
-}
-
-// shortPath returns the names of cmd and those above it, without the program's.
-func shortPath(cmd *cobra.Command) string {
-	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()))
-}
-
-// usageError returns an error about a command line with problems, or nil if there are none.
-func usageError(cmd *cobra.Command, problems ...error) error {
-	if err := errors.Join(problems...); err != nil {
-		return fmt.Errorf("%s (--help lists the flags): %w", shortPath(cmd), err)
-	}
-	return nil
-}
-
-// atMost returns an error about the first of args that is too many.
-func atMost(most int, args []string) error {
-	if len(args) <= most {
-		return nil
-	}
-	return fmt.Errorf("unexpected argument %q", args[most])
 }
 
 // usage writes how to call cmd: its commands, and its flags by group.

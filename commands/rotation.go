@@ -23,15 +23,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
 // rotationOptions are the command line.
 type rotationOptions struct {
-	operation        v1alpha1.Operation // empty for status
-	name, kubeconfig string
-	timeout          time.Duration
-	wait, yes        bool
+	operation v1alpha1.Operation // empty for status
+	name      string
+	timeout   time.Duration
+	wait, yes bool
 }
 
 // rotation shows SigningAuthorities, and asks the manager for operations by their annotations.
@@ -58,8 +57,8 @@ var rotationVerbs = []struct {
 	{"attest", "Say that nothing is left of what others have issued from an adopted CA", v1alpha1.AdoptionAttested},
 }
 
-// rotationCommand returns the command that shows and steers the rotation of signing CAs.
-func rotationCommand() *cobra.Command {
+// NewRotationCommand returns the command that shows and steers the rotation of signing CAs.
+func NewRotationCommand(source Source) *cobra.Command {
 	o := rotationOptions{}
 	cmd := &cobra.Command{
 		Use:   "rotation VERB [NAME]",
@@ -82,7 +81,7 @@ The exit code is 1 unless what was asked for is done.`,
 					return usageError(cmd, problem)
 				}
 				o.operation, o.name = verb.operation, strings.Join(args, "")
-				if err := runRotation(cmd.Context(), o, cmd.OutOrStdout()); err != nil {
+				if err := runRotation(cmd, source, o); err != nil {
 					return fmt.Errorf("rotation %s: %w", verb.name, err)
 				}
 				return nil
@@ -96,22 +95,20 @@ The exit code is 1 unless what was asked for is done.`,
 		return usageError(cmd, fmt.Errorf("unknown subcommand %q: want one of %s", args[0], strings.Join(names, ", ")))
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
-		"`file` to reach the API server with (default as kubectl: $KUBECONFIG, ~/.kube/config)")
 	flags.DurationVar(&o.timeout, "timeout", 15*time.Minute, "`time` to wait, in all, until it is done")
 	flags.BoolVar(&o.wait, "wait", true, "wait until it is done; otherwise it is asked for, and that is all")
 	flags.BoolVar(&o.yes, "yes", false, "complete, accept, attest: you know what that means")
+	source.Bind(cmd, APIServer)
 	return cmd
 }
 
-func runRotation(ctx context.Context, options rotationOptions, out io.Writer) error {
-	c := config.Default()
-	c.Kubeconfig = options.kubeconfig
-	server, err := connect(ctx, c)
+func runRotation(cmd *cobra.Command, source Source, options rotationOptions) error {
+	ctx := cmd.Context()
+	server, err := connect(ctx, source, cmd)
 	if err != nil {
 		return err
 	}
-	r := &rotation{options, server.api, server.clock, out, time.Second, 5 * time.Second}
+	r := &rotation{options, server.api, server.clock, cmd.OutOrStdout(), time.Second, 5 * time.Second}
 	return r.run(ctx)
 }
 
