@@ -136,9 +136,9 @@ nightly: ## what takes too long for every change
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint
-lint: ## golangci-lint, of the image's module too
+lint: ## golangci-lint, of the modules in hack/image and hack/docs too
 	$(TOOL) golangci-lint run ./...
-	cd hack/image && go tool -modfile=../tools.mod golangci-lint run ./...
+	for module in hack/image hack/docs; do (cd $$module && go tool -modfile=../tools.mod golangci-lint run ./...); done
 
 .PHONY: generate
 generate: ## roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code
@@ -161,6 +161,10 @@ generate: ## roles in config/rbac, the API in config/crd, and their copies in th
 api: ## hack/api/*.txt, the exported API of the public packages; a reviewer sees there what changes for users of the module
 	go run ./hack/api
 
+.PHONY: docs-check
+docs-check: ## every link and anchor of the documentation leads somewhere
+	cd hack/docs && go test ./... && go run . links
+
 .PHONY: verify
-verify: ## generated files, modules, formatting and the list of the exported API are up to date
+verify: ## generated files, modules, formatting, the list of the exported API and the documentation are up to date
 	hack/verify.sh

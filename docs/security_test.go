@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestSecurityPage finds each test that docs/explanation/security.md names, and each page that it and its runbooks link to.
+// TestSecurityPage wants each test that docs/explanation/security.md names, and a link to each of the security runbooks.
 func TestSecurityPage(t *testing.T) {
 	tests := map[string]bool{}
 	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
@@ -42,17 +42,8 @@ func TestSecurityPage(t *testing.T) {
 	if err != nil || len(pages) == 0 {
 		t.Fatal("no runbooks", err)
 	}
-	for _, file := range append(pages, "explanation/security.md") {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, link := range regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`).FindAllSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(file), string(link[1]))); err != nil {
-				t.Errorf("%s: %v", file, err)
-			}
-		}
-		if file != "explanation/security.md" && !strings.Contains(string(page), "](../"+file+")") {
+	for _, file := range pages {
+		if !strings.Contains(string(page), "](../"+file+")") {
 			t.Errorf("explanation/security.md does not link to %s", file)
 		}
 	}

@@ -12,14 +12,15 @@ done | tar --null -T - -cf - | tar -xf - -C "$copy"
   make --no-print-directory generate >/dev/null
   go mod tidy
   (cd hack && go mod verify -modfile=tools.mod >/dev/null && go mod verify -modfile=helm.mod >/dev/null)
-  (cd hack/image && go mod tidy && go mod verify >/dev/null)
+  for module in hack/image hack/docs; do (cd $module && go mod tidy && go mod verify >/dev/null); done
   gofmt -l -w . >/dev/null
 )
 status=0
-for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files go.mod go.sum hack/image/go.mod hack/image/go.sum $(git ls-files '*.go'); do
+for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files go.mod go.sum hack/{image,docs}/go.{mod,sum} $(git ls-files '*.go'); do
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done
 [ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
 go run ./hack/api -verify || status=1
+make --no-print-directory docs-check || status=1
 exit $status

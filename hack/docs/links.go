@@ -1,0 +1,147 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// links returns an error with every link below root that leads nowhere.
+func links(root string) error {
+	pages, err := readPages(root)
+	if err != nil {
+		return err
+	}
+	tree := os.DirFS(root)
+	count, problems := 0, []error(nil)
+	for _, p := range sorted(pages) {
+		for _, l := range p.links {
+			count++
+			if err := resolve(tree, pages, p.path, l.target); err != nil {
+				problems = append(problems, fmt.Errorf("%s:%d: link to %q: %w", p.path, l.line, l.target, err))
+			}
+		}
+	}
+	mentions, more, err := mentioned(root, pages)
+	if err != nil {
+		return err
+	}
+	problems = append(problems, more...)
+	for _, name := range unlinked(pages) {
+		problems = append(problems, fmt.Errorf("%s: no page links to it", name))
+	}
+	if len(problems) > 0 {
+		return fmt.Errorf("%d problems\n%w", len(problems), errors.Join(problems...))
+	}
+	fmt.Printf("docs: %d links in %d pages, and %d mentions of pages elsewhere\n", count, len(pages), mentions)
+	return nil
+}
+
+// resolve returns why target, a link of the page from, leads nowhere. It does not check links to other sites.
+func resolve(tree fs.FS, pages map[string]*page, from, target string) error {
+	to, err := url.Parse(target)
+	switch {
+	case err != nil:
+		return err
+	case to.Scheme != "" || to.Host != "":
+		return nil
+	case target == "":
+		return errors.New("no target")
+	case strings.HasPrefix(to.Path, "/"):
+		return errors.New("is absolute: write a relative path")
+	}
+	name := from
+	if to.Path != "" {
+		name = path.Join(path.Dir(from), to.Path)
+	}
+	if !fs.ValidPath(name) {
+		return errors.New("leads out of the repository")
+	}
+	if _, err := fs.Stat(tree, name); err != nil {
+		return errors.New("no such file")
+	}
+	return anchor(pages, name, to.Fragment)
+}
+
+// anchor returns why the page called name has no such anchor.
+func anchor(pages map[string]*page, name, fragment string) error {
+	if fragment == "" {
+		return nil
+	}
+	p, known := pages[name]
+	if !known {
+		return fmt.Errorf("%s is no page with anchors", name)
+	}
+	if !p.anchors[fragment] {
+		return fmt.Errorf("%s has no heading #%s", name, fragment)
+	}
+	return nil
+}
+
+// mention finds the path of a page, with its anchor, in code, manifests and scripts.
+var mention = regexp.MustCompile(`\bdocs/[A-Za-z0-9/_-]+\.md(?:#[A-Za-z0-9_-]+)?`)
+
+// mentioned checks the paths of pages that are written in files which are no pages themselves: messages, comments, alerts.
+// It returns how many there are.
+func mentioned(root string, pages map[string]*page) (int, []error, error) {
+	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = root
+	names, err := list.Output()
+	if err != nil {
+		return 0, nil, fmt.Errorf("git ls-files: %w", err)
+	}
+	count, problems := 0, []error(nil)
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
+		if _, isPage := pages[name]; isPage || strings.HasPrefix(name, "hack/docs/") {
+			continue
+		}
+		source, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted, and not yet committed
+		}
+		if err != nil {
+			return 0, nil, err
+		}
+		for _, at := range mention.FindAllIndex(source, -1) {
+			count++
+			target := string(source[at[0]:at[1]])
+			file, fragment, _ := strings.Cut(target, "#")
+			err := anchor(pages, file, fragment)
+			if _, known := pages[file]; !known {
+				err = errors.New("no such page")
+			}
+			if err != nil {
+				line := 1 + strings.Count(string(source[:at[0]]), "\n")
+				problems = append(problems, fmt.Errorf("%s:%d: %s: %w", name, line, target, err))
+			}
+		}
+	}
+	return count, problems, nil
+}
+
+// unlinked returns the pages of docs that no other page links to.
+func unlinked(pages map[string]*page) []string {
+	linked := map[string]bool{}
+	for _, p := range pages {
+		for _, l := range p.links {
+			if to, err := url.Parse(l.target); err == nil && to.Scheme == "" && to.Path != "" {
+				linked[path.Join(path.Dir(p.path), to.Path)] = true
+			}
+		}
+	}
+	var alone []string
+	for _, p := range sorted(pages) {
+		inFolder := linked[path.Dir(p.path)] || linked[path.Dir(p.path)+"/"]
+		if strings.HasPrefix(p.path, "docs/") && !linked[p.path] && !inFolder {
+			alone = append(alone, p.path)
+		}
+	}
+	return alone
+}
