@@ -94,7 +94,7 @@ func requestLimits(c config.RequestLimits) csr.Limits {
 	}
 }
 
-// blockList returns the list that is configured, if what needs one is on.
+// blockList returns the configured block list, or nil if neither the approver nor the signer runs.
 func blockList(c *config.Configuration) *blocklist.List {
 	namespace, name := c.BlockListName()
 	if name == "" || !c.Enabled(config.ApproverController) && !c.Enabled(config.SignerController) {
@@ -103,8 +103,8 @@ func blockList(c *config.Configuration) *blocklist.List {
 	return blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
-// signersOf returns the signers to serve: Kubernetes' four with the CA for all, if there is one, and those that have
-// settings of their own.
+// signersOf returns the signers to serve. If signing has a CA of its own, they include Kubernetes' signers. Signers
+// with settings of their own are added to them.
 func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 	c := all.Signing
 	settings := map[string]config.Signer{}
@@ -117,7 +117,7 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		settings[one.Name] = one
 	}
 	signers := map[string]signer.Signer{}
-	pairs := map[config.CA]*keypair.KeyPair{} // a CA that several signers share is read once
+	pairs := map[config.CA]*keypair.KeyPair{} // signers with the same CA share a key pair, so its source is read once
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		one := settings[name]
@@ -140,9 +140,9 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
 		}
-		var others []string // forbidden on a CA that API servers trust for clients
+		var others []string // ForbiddenOnClientCA: nil means the default list
 		if one.ForbiddenSubjects != nil {
-			others = []string{} // its owner has listed what is
+			others = []string{} // forbiddenSubjects replaces both default lists
 		}
 		signers[name] = signer.Signer{
 			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
@@ -215,7 +215,7 @@ func duration(set *metav1.Duration, otherwise time.Duration) time.Duration {
 	return set.Duration
 }
 
-// approverOf returns the approver with the rules that are switched on.
+// approverOf returns the approver with the rules that c enables.
 func approverOf(c config.Approval) *approver.Reconciler {
 	r := &approver.Reconciler{Denial: approver.Denial(c.Denial), Limit: approver.Limit(c.Limit)}
 	if c.NodeClient.Bound() || c.KubeletServing.Enabled {
@@ -249,7 +249,8 @@ func reservedOf(c config.KubeletServing) san.Reserved {
 	return reserved
 }
 
-// inventoryOf returns the sources in order: the Machines of a preset first, unless others are configured.
+// inventoryOf returns the inventory with its sources in order. The Machines of a preset come first, unless c
+// configures a machine source.
 func inventoryOf(c config.Approval) *approver.Inventory {
 	i := &approver.Inventory{}
 	if options := presetMachines(c); options != nil {
@@ -261,7 +262,8 @@ func inventoryOf(c config.Approval) *approver.Inventory {
 	return i
 }
 
-// presetMachines are those that a preset asks first, unless others are configured.
+// presetMachines returns the options of the preset's machine source. It returns nil without a preset, or if c
+// configures a machine source.
 func presetMachines(c config.Approval) *machine.Options {
 	for _, source := range c.Inventory.Sources {
 		if source.Machine != nil {
@@ -303,8 +305,8 @@ func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 	}
 }
 
-// machineSource knows nodes by the machines of the cluster that kubeconfig leads to, or of the manager's if it is
-// empty.
+// machineSource returns a builder of a source that reads Machines. They are in the cluster of kubeconfig, or in the
+// manager's cluster if kubeconfig is empty.
 func machineSource(options machine.Options, kubeconfig string) approver.SourceBuilder {
 	return func(
 		mgr manager.Manager, _ *node.Source, changed func(string), freed func([]san.SAN),
@@ -325,7 +327,7 @@ func machineSource(options machine.Options, kubeconfig string) approver.SourceBu
 	}
 }
 
-// staticSource knows nodes by rows.
+// staticSource returns a builder of a source that reads rows.
 func staticSource(rows []static.Row) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
 		source, err := static.New(rows)
@@ -336,7 +338,7 @@ func staticSource(rows []static.Row) approver.SourceBuilder {
 	}
 }
 
-// configMapSource knows nodes by the rows of a ConfigMap of the manager's cluster.
+// configMapSource returns a builder of a source that reads the rows of a ConfigMap in the manager's cluster.
 func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 	return func(
 		mgr manager.Manager, _ *node.Source, changed func(string), _ func([]san.SAN),
@@ -350,8 +352,8 @@ func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 	}
 }
 
-// webhookSource knows nodes by asking a server. No change there wakes a request: it is asked about again within a
-// minute.
+// webhookSource returns a builder of a source that calls a server. A change at that server wakes no request, so
+// waiting requests are judged again within a minute.
 func webhookSource(options webhook.Options) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
 		source, err := webhook.New(options)
@@ -362,7 +364,7 @@ func webhookSource(options webhook.Options) approver.SourceBuilder {
 	}
 }
 
-// openshiftBootstrapper is the ServiceAccount by which OpenShift's machines join.
+// openshiftBootstrapper is the ServiceAccount with which OpenShift's machines join.
 const openshiftBootstrapper = "system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"
 
 func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
@@ -387,7 +389,8 @@ type GuardedSigner struct {
 	Secret types.NamespacedName
 }
 
-// GuardedSigners returns the signers of c that need a SigningAuthority, by name: none unless rotation is enabled.
+// GuardedSigners returns the signers of c that need a SigningAuthority, sorted by name. There are none unless rotation
+// is enabled.
 func GuardedSigners(c *config.Configuration) []GuardedSigner {
 	if !c.Rotation.Enabled || !c.Enabled(config.SignerController) {
 		return nil

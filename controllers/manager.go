@@ -1,5 +1,5 @@
-// Package controllers puts the approver, the signer and the cleaner on a manager. It is the library surface: importing
-// it registers metrics and does nothing else.
+// Package controllers sets up the approver, the signer, the cleaner and the rotation controller on a manager. It is
+// the library's public API: importing it registers metrics and does nothing else.
 package controllers
 
 import (
@@ -34,39 +34,38 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// Options is the whole configuration surface. A nil controller is left out. Fields of the controllers that are nil are
-// filled in from the manager, so a caller may bring a client, a clock or an authorizer of its own.
+// Options configures all controllers. A nil controller does not run. SetupWithManager sets nil fields of the
+// controllers from the manager, so a caller may provide a client, a clock or an authorizer.
 type Options struct {
 	Approver *approver.Reconciler
 	Signer   *signer.Reconciler
 	Cleaner  *cleaner.Reconciler
 	Rotation *rotation.Reconciler
 
-	// RequestLimits bound what the controllers read of a request, unless they have their own.
+	// RequestLimits bounds what the controllers read of a request, unless a controller has limits of its own.
 	RequestLimits csr.Limits
 
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
 
-	// BlockList, if set, is that of the approver and the signer, and runs with them.
+	// BlockList, if set, runs with the controllers. The approver and the signer use it, unless they have their own.
 	BlockList *blocklist.List
 
-	// Observer, if set, sees the calls of the manager's clients. The replica is then not ready while they do not get
-	// through, and asks for its own rights again as soon as one is refused.
+	// Observer, if set, observes the calls of the manager's clients. While calls fail, the replica is not ready. When an
+	// API server refuses a call, the self-check asks for the manager's own rights again.
 	Observer *apiuse.Observer
 
-	// SelfCheck, if set, has the manager look after its own rights, the kubelets' and the trust in its CA.
+	// SelfCheck, if set, checks the manager's own rights, the kubelets' rights and the trust in the CA.
 	SelfCheck *SelfCheck
 
-	// Concurrency is how many requests each controller works on at a time; zero is DefaultConcurrency's number.
+	// Concurrency is the number of requests that each controller works on at a time; zero means DefaultConcurrency.
 	Concurrency Concurrency
 
-	// Clock, if set, is the clock of every controller that has none and of their queues: with a fake one retention,
-	// expiry and retries follow its steps. A controller with a Clock of its own keeps it.
+	// Clock, if set, is the clock of the queues and of every controller without a clock of its own. With a fake clock,
+	// retention, expiry and retries follow its steps.
 	Clock clock.WithTicker
 
-	// WrapQueue, if set, replaces the work queue of each controller by a queue around it. csrenv uses it for its fake
-	// clock.
+	// WrapQueue, if set, wraps the work queue of each controller. csrenv uses it for its fake clock.
 	WrapQueue func(Queue) Queue
 }
 
@@ -76,23 +75,24 @@ type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 // Concurrency is the number of workers of each controller.
 type Concurrency struct{ Approver, Signer, Cleaner int }
 
-// DefaultConcurrency has more workers than kube-controller-manager, whose 5 spend a mass join on waiting for the API
-// server (cmd/kube-controller-manager/app/certificates.go); `make bench-quick` shows it. One cleaner is as there.
+// DefaultConcurrency has more workers than kube-controller-manager. Its 5 workers mostly wait for the API server while
+// many nodes join (cmd/kube-controller-manager/app/certificates.go); `make bench-quick` measures it. One cleaner is
+// kube-controller-manager's number too.
 var DefaultConcurrency = Concurrency{Approver: 20, Signer: 20, Cleaner: 1}
 
-// cacheSyncTimeout is a century: controller-runtime ends the process when it has passed. A missing CRD, a missing right
-// or an API server that is away is waited for.
+// cacheSyncTimeout is a century, because controller-runtime ends the process after it. The manager waits for a missing
+// CRD, a missing right or an unreachable API server.
 const cacheSyncTimeout = 100 * 365 * 24 * time.Hour
 
-// Errors are retried after 100 ms, then after a third longer each time, up to a minute. kube-controller-manager begins
-// with 200 ms and doubles: a request that meets eight faults in a row then waits for 50 s, here for 3 s.
+// Errors are retried after 100 ms. Each pause is a third longer than the last, up to a minute. kube-controller-manager
+// starts with 200 ms and doubles. After eight faults in a row its request has waited for 50 s, here for 3 s.
 const (
 	firstRetry, lastRetry = 100 * time.Millisecond, time.Minute
 	retryGrowth           = 4.0 / 3
 )
 
-// SetupWithManager registers what Options holds on mgr, and returns all that is wrong at once. Leader election, metrics
-// and probes are the manager's owner's.
+// SetupWithManager registers the controllers of Options with mgr, and returns all errors together. The caller
+// configures leader election, metrics and probes on mgr.
 func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil && o.Rotation == nil {
 		return errors.New("no controller to run")
@@ -116,7 +116,7 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
 }
 
-// setupObserver adds a readiness check that fails while calls to the API server do not get through.
+// setupObserver adds a readiness check that fails while calls to the API server fail.
 func (o Options) setupObserver(mgr manager.Manager) error {
 	if o.Observer == nil {
 		return nil
@@ -131,7 +131,7 @@ func (o Options) setupObserver(mgr manager.Manager) error {
 	return nil
 }
 
-// setupControllers sets up the block list and the controllers, and returns all that is wrong with any of them.
+// setupControllers sets up the block list and the controllers, and returns all errors together.
 func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Clock) error {
 	var errs []error
 	if o.BlockList != nil {
@@ -161,14 +161,14 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	if r := o.Rotation; r != nil {
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		options := o.controller(1, 1, nil)
-		options.MaxConcurrentReconciles = 1 // however long an item takes
+		options.MaxConcurrentReconciles = 1 // a slow item must not start a second worker
 		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr, options)))
 	}
 	return errors.Join(errs...)
 }
 
-// ReadBlockList reads the block list once and gives it to the approver and the signer, which SetupWithManager does for
-// a manager. The block list itself reports that it can't be read.
+// ReadBlockList reads the block list once and gives it to the approver and the signer. It is for a caller without a
+// manager. The block list itself reports a failed read.
 func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
 	if o.BlockList == nil {
 		return
@@ -182,7 +182,7 @@ func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
 	}
 }
 
-// signerNames returns the signers that a controller is configured for.
+// signerNames returns the signers that the approver or the signer is configured for.
 func (o Options) signerNames() map[string]bool {
 	names := map[string]bool{}
 	if o.Approver != nil {
@@ -198,7 +198,8 @@ func (o Options) signerNames() map[string]bool {
 	return names
 }
 
-// serverTime returns the time by which ages count. It is measured by a Runnable of mgr, unless there is a Clock.
+// serverTime returns the clock by which ages count. Without a Clock in o, a Runnable of mgr measures the API server's
+// time.
 func (o Options) serverTime(mgr manager.Manager) (*servertime.Clock, error) {
 	if o.Clock != nil {
 		return servertime.Of(o.Clock), nil
@@ -213,7 +214,8 @@ func (o Options) serverTime(mgr manager.Manager) (*servertime.Clock, error) {
 	return measured, mgr.Add(measured)
 }
 
-// timeOf returns the time by which a controller with a clock of its own, if any, counts ages.
+// timeOf returns the clock by which a controller counts ages: its ServerTime if it is set, else its own clock, else
+// shared.
 func timeOf(own clock.PassiveClock, set, shared *servertime.Clock) *servertime.Clock {
 	if own != nil && set == nil {
 		return servertime.Of(own)
@@ -235,8 +237,8 @@ func named(name string, err error) error {
 	return fmt.Errorf("set up %s: %w", name, err)
 }
 
-// controller returns the options of a controller with some workers. Its queue gives items out in order, first in first
-// out when that is nil.
+// controller returns the options of a controller with that many workers. Its queue returns items in order, or first
+// in, first out if order is nil.
 func (o Options) controller(
 	workers, otherwise int, order func() workqueue.Queue[reconcile.Request],
 ) controller.Options {
@@ -251,7 +253,7 @@ func (o Options) controller(
 		MaxConcurrentReconciles: workers * goroutinesPerWorker,
 		RateLimiter:             newRetries(firstRetry, lastRetry, retryGrowth),
 		CacheSyncTimeout:        cacheSyncTimeout,
-		// The queue of a standby would grow by every request ever seen. It is filled from the cache at the election.
+		// A standby's queue would grow with every new request. The cache fills it after the election.
 		EnableWarmup: &warmUp,
 		NewQueue: func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 			var ticks clock.WithTicker = clock.RealClock{}
@@ -267,19 +269,18 @@ func (o Options) controller(
 	}
 }
 
-// caches keeps the caches of the controllers filled on every replica: a controller that starts when its replica is
-// elected fills its queue from there. It waits for what is missing, such as a CRD, and a replica is not ready before
-// all is read.
+// caches fills the controllers' caches on every replica. An elected replica fills its queues from them. caches waits
+// for what is missing, such as a CRD. A replica is not ready until all caches are filled.
 type caches struct {
 	cache cache.Cache
 	kinds []client.Object
 	log   logr.Logger
 
 	mu    sync.Mutex
-	state map[string]error // by kind: why it is not read; no entry when it is
+	state map[string]error // by kind: why its cache is not filled; filled caches have no entry
 }
 
-// setupCaches adds the caches of what o runs to mgr, with a readiness check.
+// setupCaches adds the caches of the controllers in o to mgr, with a readiness check.
 func (o Options) setupCaches(mgr manager.Manager) error {
 	c := &caches{cache: mgr.GetCache(), log: mgr.GetLogger().WithName("caches"), state: map[string]error{}}
 	c.kinds = append(c.kinds, &certificatesv1.CertificateSigningRequest{})
@@ -299,10 +300,10 @@ var errNotReadYet = fmt.Errorf("not read yet")
 
 func kindName(obj client.Object) string { return fmt.Sprintf("%T", obj) }
 
-// NeedLeaderElection returns false: a standby is warm.
+// NeedLeaderElection returns false, because a standby fills its caches too.
 func (*caches) NeedLeaderElection() bool { return false }
 
-// Start makes the informers, and waits for each until ctx ends.
+// Start creates the informers, and waits for each until ctx ends.
 func (c *caches) Start(ctx context.Context) error {
 	var running sync.WaitGroup
 	for _, kind := range c.kinds {
@@ -338,7 +339,7 @@ func (c *caches) set(kind string, err error) {
 	c.state[kind] = err
 }
 
-// ready returns an error that names a kind that has not been read, and why.
+// ready returns an error that names the first cache that is not filled, and the cause.
 func (c *caches) ready(*http.Request) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -24,20 +24,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// Reviews that readers of the metrics may cause: each unknown token is one TokenReview, whoever sends it. A scraper's
-// own token is remembered for a minute, so that many scrapers need few.
+// metricsReviewsPerSecond and metricsReviewBurst bound the reviews that clients of the metrics can cause. Each unknown
+// token causes one TokenReview. The answer about a scraper's token is cached for a minute, so many scrapers need few
+// reviews.
 const (
 	metricsReviewsPerSecond = 5
 	metricsReviewBurst      = 10
 )
 
-// MetricsFilter serves the metrics only to users who may get /metrics. It asks the API server with a client, a rate
-// limit and a connection of its own. Any pod that reaches the port can cause such questions, and must not slow down the
-// manager's writes and its Lease.
+// MetricsFilter serves the metrics only to users who may get /metrics. Its reviews use a client, a rate limit and a
+// connection of their own. Any pod that reaches the port can cause reviews, and they must not delay the manager's
+// writes and its Lease.
 func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
 	reviewer := rest.CopyConfig(cluster)
 	reviewer.RateLimiter, reviewer.QPS, reviewer.Burst = nil, metricsReviewsPerSecond, metricsReviewBurst
-	// client-go shares a connection between configurations with the same dialer.
+	// client-go shares a connection between configurations with the same Dial function.
 	reviewer.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	reviews, err := rest.HTTPClientFor(reviewer)
 	if err != nil {
@@ -53,7 +54,7 @@ func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, 
 	}, nil
 }
 
-// seldomSink logs at most one error a minute: a client that is refused costs no line each.
+// seldomSink logs at most one error a minute, because every refused client causes an error.
 type seldomSink struct {
 	logr.LogSink
 	often *rate.Sometimes
@@ -71,13 +72,14 @@ func (s *seldomSink) WithName(name string) logr.LogSink {
 	return &seldomSink{s.LogSink.WithName(name), s.often}
 }
 
-// others is the label of signers that nothing is configured for.
+// others is the signer label of requests for signers that are not configured.
 const others = "other"
 
-// scrapeTimeout bounds how long a scrape waits for a cache that is not filled yet.
+// scrapeTimeout bounds how long a scrape waits for a cache that is not filled.
 const scrapeTimeout = time.Second
 
-// requestsCollector counts the requests in the caches of the managers that run, at scrape, so that no number can stick.
+// requestsCollector counts the requests in the caches of the running managers. It counts at each scrape, so no value
+// becomes stale.
 type requestsCollector struct {
 	count  *prometheus.Desc
 	oldest *prometheus.Desc
@@ -86,11 +88,11 @@ type requestsCollector struct {
 	managers map[*requestsSource]context.Context
 }
 
-// requestsSource is the cache of one manager. It is a Runnable of that manager, also of one that is not the leader.
+// requestsSource is the cache of one manager. It is a Runnable of that manager, and runs on standbys too.
 type requestsSource struct {
 	reader  client.Reader
 	clock   clock.PassiveClock
-	signers map[string]bool // that have a label of their own; the others share one
+	signers map[string]bool // signers with a label of their own; all other signers share a label
 }
 
 var requests = &requestsCollector{
@@ -105,10 +107,10 @@ var requests = &requestsCollector{
 
 func init() { metrics.Registry.MustRegister(requests) }
 
-// NeedLeaderElection returns false: the cache of a standby is as good.
+// NeedLeaderElection returns false, because a standby's cache is current too.
 func (*requestsSource) NeedLeaderElection() bool { return false }
 
-// Start counts the cache until ctx ends.
+// Start includes the cache in the metrics until ctx ends.
 func (s *requestsSource) Start(ctx context.Context) error {
 	requests.mu.Lock()
 	requests.managers[s] = ctx
@@ -133,7 +135,7 @@ type requestsLabels struct {
 
 type requestsTotal struct{ count, oldest float64 }
 
-// Collect implements prometheus.Collector. A cache that can't be read is left out: the rest of the metrics goes on.
+// Collect implements prometheus.Collector. It omits a cache that it cannot read, and still returns the other metrics.
 func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +181,7 @@ func (s *requestsSource) seed(totals map[requestsLabels]requestsTotal) {
 	for _, name := range append(slices.Collect(maps.Keys(s.signers)), others) {
 		for _, state := range csr.States() {
 			labels := requestsLabels{name, state}
-			if _, known := totals[labels]; !known { // from another manager
+			if _, known := totals[labels]; !known { // another manager may have counted it
 				totals[labels] = requestsTotal{}
 			}
 		}

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// slotTime is how long an item occupies one of the workers. A healthy API server answers all its calls within that.
+	// slotTime is how long an item occupies a worker. A healthy API server answers all calls of an item within that time.
 	slotTime = time.Second
-	// goroutinesPerWorker bounds how many items are under way at most, with those whose calls hang.
+	// goroutinesPerWorker bounds the items that are in progress, including items with calls that hang.
 	goroutinesPerWorker = 10
 )
 
-// slotQueue gives out as many items at a time as there are slots. An item whose calls take longer than slotTime frees
-// its slot, so a call that hangs holds up only its own request. The order stays that of the queue below: an item is
-// taken out only when a slot is free.
+// slotQueue returns at most as many items at a time as it has slots. An item that takes longer than slotTime releases
+// its slot, so a call that hangs delays only its own request. The underlying queue sets the order: slotQueue takes an
+// item only when a slot is free.
 type slotQueue struct {
 	Queue
 	slots   chan struct{}
@@ -27,7 +27,7 @@ type slotQueue struct {
 	stop    func()
 
 	mu      sync.Mutex
-	working map[reconcile.Request]func() // frees the item's slot
+	working map[reconcile.Request]func() // releases the item's slot
 }
 
 func newSlotQueue(items Queue, slots int) *slotQueue {
@@ -41,12 +41,12 @@ func newSlotQueue(items Queue, slots int) *slotQueue {
 	}
 }
 
-// Get blocks until there is a free slot and an item for it.
+// Get blocks until a slot is free and an item is queued.
 func (q *slotQueue) Get() (item reconcile.Request, shutdown bool) {
 	select {
 	case q.slots <- struct{}{}:
 	case <-q.stopped:
-		return q.Queue.Get() // what is left is worked on without
+		return q.Queue.Get() // the remaining items need no slot
 	}
 	item, shutdown = q.Queue.Get()
 	free := sync.OnceFunc(func() { <-q.slots })
@@ -64,7 +64,7 @@ func (q *slotQueue) Get() (item reconcile.Request, shutdown bool) {
 	return item, shutdown
 }
 
-// Done frees the slot of item.
+// Done releases the slot of item.
 func (q *slotQueue) Done(item reconcile.Request) {
 	q.mu.Lock()
 	free := q.working[item]
@@ -82,13 +82,13 @@ func (q *slotQueue) ShutDown() {
 	q.Queue.ShutDown()
 }
 
-// ShutDownWithDrain is ShutDown, and waits until all items are done.
+// ShutDownWithDrain shuts the queue down and waits until all items are done.
 func (q *slotQueue) ShutDownWithDrain() {
 	q.stop()
 	q.Queue.ShutDownWithDrain()
 }
 
-// retries is a rate limiter whose pause grows by a factor with each failure of an item.
+// retries is a rate limiter that multiplies an item's pause by growth after each failure.
 type retries struct {
 	first, last time.Duration
 	growth      float64
@@ -103,7 +103,7 @@ func newRetries(first, last time.Duration, growth float64) *retries {
 	return &retries{first: first, last: last, growth: growth, failures: map[reconcile.Request]int{}}
 }
 
-// When notes a failure of item and returns how long to wait before it is tried again.
+// When counts a failure of item and returns the pause before the retry.
 func (r *retries) When(item reconcile.Request) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,21 +112,21 @@ func (r *retries) When(item reconcile.Request) time.Duration {
 	return time.Duration(min(pause, float64(r.last)))
 }
 
-// NumRequeues returns the failures of item.
+// NumRequeues returns the number of failures of item.
 func (r *retries) NumRequeues(item reconcile.Request) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.failures[item]
 }
 
-// Forget ends the count of item.
+// Forget resets the failures of item.
 func (r *retries) Forget(item reconcile.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.failures, item)
 }
 
-// newQueue returns a rate limiting queue that gives items out in the order of storage.
+// newQueue returns a rate-limiting queue. storage sets the order of its items.
 func newQueue(
 	name string, limiter workqueue.TypedRateLimiter[reconcile.Request], ticks clock.WithTicker,
 	storage workqueue.Queue[reconcile.Request],

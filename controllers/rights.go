@@ -25,8 +25,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// Rights returns the rights that a manager with this configuration needs. A test compares them with config/rbac. The
-// Lease of the manager is in leaseNamespace.
+// Rights returns the rights that a manager with configuration c needs. The manager's Lease is in leaseNamespace. A
+// test compares the rights with config/rbac.
 func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
 	r := rights{manifest: "config/rbac"}
 	if c.Enabled(config.ApproverController) {
@@ -65,11 +65,11 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 	return r.all, nil
 }
 
-// namespaceFile is the Pod's namespace.
+// namespaceFile holds the Pod's namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// LeaseNamespace returns the namespace of the manager's Lease: the configured one, else the Pod's, and kube-system
-// outside of a cluster.
+// LeaseNamespace returns the namespace of the manager's Lease. It is the configured namespace or else the Pod's.
+// Outside a cluster it is kube-system.
 func LeaseNamespace(c *config.Configuration) string {
 	if c.LeaderElection.ResourceNamespace != "" {
 		return c.LeaderElection.ResourceNamespace
@@ -84,14 +84,14 @@ func LeaseNamespace(c *config.Configuration) string {
 
 const requestsResource = "certificatesigningrequests"
 
-// rights collects, each right once.
+// rights collects the rights, without duplicates.
 type rights struct {
 	all []check.Right
-	// manifest grants what is added.
+	// manifest is the directory whose roles grant the rights that are added.
 	manifest string
 }
 
-// granted calls add. The rights that add adds are granted by manifest.
+// granted calls add. It records manifest as the source of the rights that add adds.
 func (r *rights) granted(manifest string, add func()) {
 	before := r.manifest
 	r.manifest = manifest
@@ -102,7 +102,7 @@ func (r *rights) granted(manifest string, add func()) {
 // shippedCA is the Secret of the signing CA that the roles in config/ name.
 var shippedCA = types.NamespacedName{Namespace: "csr-controller-manager-system", Name: "csr-signer"}
 
-// ofSecret returns manifest if it grants rights to the Secret name in namespace, or to what is called after it.
+// ofSecret returns manifest if its roles name the Secret, and an empty string otherwise.
 func ofSecret(manifest, namespace, name string) string {
 	if (types.NamespacedName{Namespace: namespace, Name: name}) == shippedCA {
 		return manifest
@@ -110,7 +110,8 @@ func ofSecret(manifest, namespace, name string) string {
 	return ""
 }
 
-// ofSigner returns manifest for Kubernetes' own signers: the roles in config/ name no others.
+// ofSigner returns manifest for Kubernetes' own signers, and an empty string for others. The roles in config/ name no
+// other signers.
 func ofSigner(manifest, name string) string {
 	if slices.Contains(signer.KubernetesSignerNames(), name) {
 		return manifest
@@ -180,17 +181,17 @@ func (r *rights) signer(all *config.Configuration) error {
 				r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
 				r.events(need, namespace)
 			})
-			if source.CreateIfMissing { // which is needed once, if at all
+			if source.CreateIfMissing { // needed at most once
 				r.granted("config/create-ca", func() { r.optional("a new CA", "", "secrets", namespace, "", "create") })
 			}
-			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) { // the rotation makes the ledger
+			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) { // the rotation controller creates the ledger
 				r.granted(ofSecret("config/rotation", namespace, name), func() {
 					r.add("ledger", "", "configmaps", namespace, ledger.BookName(name), "get", "update")
 				})
 			}
 		}
 	}
-	// The signer lists the API servers to ask.
+	// To ask API servers about trust, the signer lists their endpoints.
 	if len(signers) > 0 && len(c.APIServers) == 0 && !all.DryRuns(config.SignerController) {
 		r.optional("the trust in its CAs", discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
 	}
@@ -207,13 +208,14 @@ func (r *rights) leaderElection(namespace, name string) {
 	r.optional(need, "", "events", namespace, "", "create", "patch")
 }
 
-// events adds the rights to write Events about objects in namespace. Events about cluster-scoped objects go to default.
+// events adds the rights to write Events about objects in namespace. Events about cluster-scoped objects are in
+// namespace default.
 func (r *rights) events(need, namespace string) {
 	r.optional(need, eventsv1.GroupName, "events", namespace, "", "create", "patch")
 }
 
-// inventory adds the rights to look nodes up, except those for a kind of machine that is configured by hand: the name
-// of its resource is found out later.
+// inventory adds the rights to read nodes and machines. It omits the rights for a machine source in the configuration,
+// because the name of its resource is discovered later.
 func (r *rights) inventory(c config.Approval) {
 	const need = "inventory"
 	if c.KubeletServing.Enabled {
@@ -232,7 +234,7 @@ func (r *rights) inventory(c config.Approval) {
 			r.add(need, "", "serviceaccounts", "", "", "get")
 		})
 	}
-	// The rights in another cluster are not ours to check.
+	// Rights in another cluster cannot be checked here.
 	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" {
 		r.granted("config/inventory-"+c.NodeClient.Inventory, func() {
 			r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
@@ -251,8 +253,8 @@ func (r *rights) inventory(c config.Approval) {
 	}
 }
 
-// rotation adds the rights to rotate the CAs that c names, except those to publish their trust: only a SigningAuthority
-// says where, and its condition Published reports what is missing.
+// rotation adds the rights to rotate the CAs that c names. It omits the rights to publish trust bundles, because only
+// a SigningAuthority names the targets. The condition Published reports missing rights.
 func (r *rights) rotation(c *config.Configuration) error {
 	const need = "rotation"
 	signers, err := signersOf(c)
@@ -288,7 +290,7 @@ func (r *rights) rotation(c *config.Configuration) error {
 	return nil
 }
 
-// writer returns the controller that needs right in order to write, or "".
+// writer returns the controller that needs right for its writes, or an empty string if right is for reads.
 func writer(right check.Right) config.Controller {
 	switch right.Resource + " " + right.Verb {
 	case requestsResource + "/approval update", "signers approve":
@@ -301,7 +303,7 @@ func writer(right check.Right) config.Controller {
 	return ""
 }
 
-// dryRun removes the rights to write that a dry run does not use. A cleaner in a dry run writes Events.
+// dryRun removes the write rights that a dry run does not use. It adds the Events that a cleaner writes in a dry run.
 func (r *rights) dryRun(c *config.Configuration) {
 	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool {
 		return writer(right) != "" && c.DryRuns(writer(right))

@@ -25,24 +25,25 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// SelfCheck configures what the manager checks while it runs, see docs/reference/check.md.
+// SelfCheck configures the checks that the manager repeats while it runs, see docs/reference/check.md.
 type SelfCheck struct {
-	// Interval between two checks; what is not well is looked at again within a minute.
+	// Interval is the time between two checks. A check that did not pass is repeated within a minute.
 	Interval time.Duration
 	// Rights are the rights that the manager needs.
 	Rights []check.Right
-	// Of BootstrapGroups, one must be able to join nodes. NodeGroups must all be able to renew.
+	// BootstrapGroups and NodeGroups are groups of kubelets. At least one of BootstrapGroups must be able to join nodes.
+	// All NodeGroups must be able to renew.
 	BootstrapGroups, NodeGroups []string
 }
 
 const (
-	// checkRetry is when what is not well is looked at again, and whether the CA is another one.
+	// checkRetry is the pause before a check that did not pass is repeated. It also bounds how late a new CA is noticed.
 	checkRetry = time.Minute
-	// refusalPause is the least time between two questions for our own rights because calls are refused.
+	// refusalPause is the minimum time between two checks of the manager's own rights that refused calls cause.
 	refusalPause = 5 * time.Second
-	// checkPatience bounds one check: an API server that does not answer leaves it unknown.
+	// checkPatience bounds one check. If an API server does not answer in that time, the result is unknown.
 	checkPatience = time.Minute
-	// caPatience bounds how long the first look at the CA waits for it to be read.
+	// caPatience bounds how long the trust check waits until the CA is read.
 	caPatience = 10 * time.Second
 )
 
@@ -60,26 +61,28 @@ var (
 
 func init() { metrics.Registry.MustRegister(checkResult, checkLastRun) }
 
-// selfCheck is a Runnable of the leader and the standbys, because each has rights of its own.
+// selfCheck is a Runnable of the leader and the standbys, because each replica has rights of its own.
 type selfCheck struct {
 	interval time.Duration
 	tasks    []*checkTask
 	elected  <-chan struct{}
-	refused  <-chan struct{} // yields when an API server has refused a call
+	refused  <-chan struct{} // receives when an API server has refused a call
 	clock    clock.WithTicker
 	log      logr.Logger
 
 	mu sync.Mutex
-	// asked reports that our own rights have been asked for. missing names those that are certainly missing.
+	// asked reports whether the manager's own rights have been checked. missing names the rights that an API server has
+	// denied.
 	asked   bool
 	missing error
 }
 
-// checkTask is one kind of check.
+// checkTask is one kind of check, with the results of its last run.
 type checkTask struct {
 	name string
 	run  func(ctx context.Context) []check.Result
-	// leader restricts it to the leader. before, if set, says what the answer depends on beside the API server.
+	// leader restricts the check to the leader. before, if set, returns a key. If the key changes, the check runs again
+	// at once.
 	leader bool
 	before func() string
 
@@ -88,7 +91,8 @@ type checkTask struct {
 	key  string
 }
 
-// setupSelfCheck adds what o.SelfCheck describes, if anything, to mgr, with a readiness check of our own rights.
+// setupSelfCheck adds the checks that o.SelfCheck configures to mgr. It also adds a readiness check of the manager's
+// own rights.
 func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if o.SelfCheck == nil {
 		return nil
@@ -112,7 +116,7 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
 		}})
 	}
-	if len(clientPairs(o.Signer)) > 0 && !o.Signer.DryRun { // which signs nothing at all, so no probe either
+	if len(clientPairs(o.Signer)) > 0 && !o.Signer.DryRun { // a dry run signs nothing, not even a probe
 		trust := check.Trust{Reader: mgr.GetAPIReader(), Cluster: mgr.GetConfig(), Audit: o.Signer.Audit}
 		authorities := func() []check.CA { return ClientCAs(o.Signer, s.clock.Now()) }
 		s.tasks = append(s.tasks, &checkTask{name: check.CATrusted, leader: true,
@@ -128,7 +132,7 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	return mgr.Add(s)
 }
 
-// awaitCA waits until every CA has been read, for a while.
+// awaitCA waits until every CA is read, for caPatience at most.
 func (s *selfCheck) awaitCA(ctx context.Context, authorities func() []check.CA) {
 	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, caPatience, true, func(context.Context) (bool, error) {
 		for _, one := range authorities() {
@@ -140,10 +144,10 @@ func (s *selfCheck) awaitCA(ctx context.Context, authorities func() []check.CA) 
 	})
 }
 
-// NeedLeaderElection returns false: a standby checks its own rights.
+// NeedLeaderElection returns false, because a standby checks its own rights.
 func (*selfCheck) NeedLeaderElection() bool { return false }
 
-// Start checks until ctx ends.
+// Start repeats the checks until ctx ends.
 func (s *selfCheck) Start(ctx context.Context) error {
 	ctx = log.IntoContext(ctx, s.log)
 	ticker := s.clock.NewTicker(s.pause())
@@ -162,7 +166,7 @@ func (s *selfCheck) Start(ctx context.Context) error {
 			return nil
 		case <-elected:
 			elected, leads = nil, true
-		case <-refused: // whoever causes refusals must not cause as many questions
+		case <-refused: // refused calls must not cause as many reviews
 			refused, heedAgain = nil, time.After(refusalPause)
 			s.rightsAreDue()
 		case <-heedAgain:
@@ -172,7 +176,7 @@ func (s *selfCheck) Start(ctx context.Context) error {
 	}
 }
 
-// rightsAreDue makes the next round ask for our own rights, whatever was answered before.
+// rightsAreDue marks the checks of the manager's own rights as due.
 func (s *selfCheck) rightsAreDue() {
 	for _, task := range s.tasks {
 		if task.name == check.OwnRights || task.name == check.OptionalRights {
@@ -181,10 +185,10 @@ func (s *selfCheck) rightsAreDue() {
 	}
 }
 
-// pause returns the time between two checks of what has failed.
+// pause returns the time before a check that did not pass is repeated.
 func (s *selfCheck) pause() time.Duration { return min(s.interval, checkRetry) }
 
-// look runs task if it is due, or if what it depends on has changed.
+// look runs task if it is due or its key has changed.
 func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 	key := ""
 	if task.before != nil {
@@ -198,7 +202,7 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 	defer cancel()
 	results := task.run(asking)
 	if ctx.Err() != nil {
-		return // what was interrupted says nothing
+		return // an interrupted check has no result
 	}
 	if task.before != nil {
 		key = task.before()
@@ -208,7 +212,7 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 	if worst != check.OK {
 		pause = s.pause()
 	}
-	task.key, task.due = key, now.Add(pause-s.pause()/2) // the tick that is nearest
+	task.key, task.due = key, now.Add(pause-s.pause()/2) // due at the nearest tick
 	for _, status := range check.Statuses() {
 		value := 0.0
 		if status == worst {
@@ -220,7 +224,7 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 	s.tell(task, worst, results)
 }
 
-// tell logs what has changed since the last look: all that is not well the first time.
+// tell logs results that changed since the last run. The first run logs every result that is not OK.
 func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Result) {
 	if task.last == nil {
 		s.log.Info("Self-check made", "check", task.name, "result", worst, "questions", len(results))
@@ -248,7 +252,7 @@ func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Re
 	task.last = last
 }
 
-// split separates the rights that the controllers need from the optional ones.
+// split separates the rights that the controllers need from the optional rights.
 func split(rights []check.Right) (needed, optional []check.Right) {
 	for _, right := range rights {
 		if right.Optional {
@@ -260,7 +264,8 @@ func split(rights []check.Right) (needed, optional []check.Right) {
 	return needed, optional
 }
 
-// ownRights asks for rights, and keeps for ready which are missing for certain. What could not be asked does not count.
+// ownRights returns a check of rights. It records for ready which rights are denied, and ignores results that are
+// unknown.
 func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
 	return func(ctx context.Context) []check.Result {
 		results := check.Rights(ctx, c, rights)
@@ -280,7 +285,7 @@ func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(contex
 	}
 }
 
-// ready returns an error while rights are missing, or before they have been asked for.
+// ready returns an error while rights are missing or not checked yet.
 func (s *selfCheck) ready(*http.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,12 +295,12 @@ func (s *selfCheck) ready(*http.Request) error {
 	return s.missing
 }
 
-// clientSigners issue certificates that the API server is to accept.
+// clientSigners issue certificates that the API server must accept.
 var clientSigners = []string{
 	certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
 }
 
-// clientPairs returns the signers whose certificates the API server must accept, in order.
+// clientPairs returns the configured signers whose certificates the API server must accept, in order.
 func clientPairs(r *signer.Reconciler) []string {
 	var names []string
 	for _, name := range clientSigners {
@@ -306,7 +311,7 @@ func clientPairs(r *signer.Reconciler) []string {
 	return names
 }
 
-// ClientCAs returns the CAs at now that the API server must trust, each once.
+// ClientCAs returns the CAs that the API server must trust at now, without duplicates.
 func ClientCAs(r *signer.Reconciler, now time.Time) []check.CA {
 	var all []check.CA
 	var pairs []*keypair.KeyPair
@@ -322,7 +327,7 @@ func ClientCAs(r *signer.Reconciler, now time.Time) []check.CA {
 	return all
 }
 
-// keyIDs identifies a set of CAs.
+// keyIDs returns a text that identifies a set of CAs.
 func keyIDs(all []check.CA) string {
 	var ids []string
 	for _, one := range all {
