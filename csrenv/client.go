@@ -24,13 +24,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// pollInterval is how often a request is looked at while it is on its way.
+// pollInterval is the time between two reads of a request that is not finished.
 const pollInterval = 10 * time.Millisecond
 
-// ConfigFor returns a client configuration that authenticates as user with groups. Its client certificate went through
-// the loop: requested, approved, signed. A node (system:node:… in system:nodes) asks the kubelet signer, and the
-// approver decides. For any other user it asks kubernetes.io/kube-apiserver-client and approves the request itself. It
-// fails if the request fails, if ctx ends, or if the API server does not trust the CA: see Prepare.
+// ConfigFor returns a client configuration that authenticates as user with groups. It requests a client certificate
+// and waits until the loop has signed it. For a node (system:node:… in system:nodes) it uses the kubelet signer, and
+// the approver decides. For any other user it uses kubernetes.io/kube-apiserver-client and approves the request
+// itself. It fails if the request fails, if ctx ends, or if the API server does not trust the CA: see Prepare.
 func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*rest.Config, error) {
 	key, keyPEM, err := newKey()
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*re
 	return cfg, nil
 }
 
-// request creates obj, has it approved, and returns its certificate.
+// request creates obj, approves it if the approver does not, and returns the certificate.
 func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) ([]byte, error) {
 	if err := e.client.Create(ctx, obj); err != nil {
 		return nil, fmt.Errorf("create request: %w", err)
@@ -88,7 +88,7 @@ func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSignin
 		return len(obj.Status.Certificate) > 0, nil
 	})
 	if ctx.Err() != nil {
-		err = ctx.Err() // whatever it interrupted
+		err = ctx.Err() // ctx may have ended in any call
 	}
 	if err != nil {
 		return nil, fmt.Errorf("request %s is %s: %w", obj.Name, csr.StateOf(obj), err)
@@ -96,7 +96,7 @@ func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSignin
 	return obj.Status.Certificate, nil
 }
 
-// checkTrust asks the API server who cfg is.
+// checkTrust asks the API server which user cfg authenticates as, and returns an error unless it is user.
 func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 	self, err := client.New(cfg, client.Options{})
 	if err != nil {
@@ -116,7 +116,7 @@ func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 	return nil
 }
 
-// whyRefused returns what to do about a certificate that the API server does not accept.
+// whyRefused returns why the API server may refuse certificate, and the fix.
 func whyRefused(certificate []byte) string {
 	certs, err := ca.ParseCertificates(certificate)
 	now := time.Now()

@@ -1,5 +1,5 @@
-// Package csrenv gives an envtest suite what envtest lacks: the loop that approves, signs and cleans
-// CertificateSigningRequests, in process. docs/how-to/use-in-envtest.md shows it in fifteen lines.
+// Package csrenv adds to an envtest suite the controllers that approve, sign and clean CertificateSigningRequests.
+// They run in process. docs/how-to/use-in-envtest.md shows it in fifteen lines.
 package csrenv
 
 import (
@@ -30,29 +30,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// Options change what Start does. The zero value is a loop that works.
+// Options configures Start. The zero value works.
 type Options struct {
-	// CA signs; nil is a new one. Use the one that Prepare returned for certificates that the API server accepts.
+	// CA is the signing CA; nil means a new one. If the API server must accept the certificates, use the CA that Prepare
+	// returned.
 	CA *CA
-	// Profile bounds what is issued; the zero value is kube-controller-manager's behaviour.
+	// Profile bounds the certificates; the zero value is kube-controller-manager's behaviour.
 	Profile ca.ProfileConfig
-	// Retention is when requests are deleted; the zero value is csr.DefaultRetention.
+	// Retention says when requests are deleted; the zero value is csr.DefaultRetention.
 	Retention csr.Retention
-	// Clock drives validity, retention and retries; nil is the real one. With a fake clock, stepping it is enough: what
-	// has become due is deleted then.
+	// Clock sets the time for validity, retention and retries; nil is the real clock. When a test steps a fake clock, the
+	// cleaner deletes the requests that have become due.
 	Clock clock.WithTicker
-	// SkipRBAC leaves out the ClusterRoleBindings that kubelets need.
+	// SkipRBAC omits the ClusterRoleBindings that kubelets need.
 	SkipRBAC bool
-	// Customize may change the controllers before they start: leave one out, bring an Authorizer or a Client that
-	// fails, add a Rule or a Signer.
+	// Customize may change the controllers before they start. It can remove a controller, set an Authorizer or a Client
+	// that fails, or add a Rule or a Signer.
 	Customize func(*controllers.Options)
 	// Logger receives the manager's log; the zero value discards it.
 	Logger logr.Logger
 }
 
-// Env is a running loop.
+// Env is a running approve-sign-clean loop.
 type Env struct {
-	// CA is the one that signs.
+	// CA is the signing CA.
 	CA *CA
 
 	config  *rest.Config
@@ -61,8 +62,8 @@ type Env struct {
 	stopped chan error
 }
 
-// Start runs the approver, the signer and the cleaner against the API server of cfg, whose user must be an
-// administrator, until ctx ends or Stop is called. It returns once they work.
+// Start runs the approver, the signer and the cleaner against the API server of cfg until ctx ends or Stop is called.
+// The user of cfg must be an administrator. Start returns when the controllers' cache is synced.
 func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	if opts.CA == nil {
 		made, err := NewCA()
@@ -85,7 +86,7 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A manager would try for minutes what the API server does not permit.
+	// If the user of cfg lacks this right, a manager would retry for minutes. This read fails at once.
 	if err := admin.List(ctx, &certificatesv1.CertificateSigningRequestList{}, client.Limit(1)); err != nil {
 		return nil, fmt.Errorf("list requests, as the administrator that csrenv needs: %w", err)
 	}
@@ -103,7 +104,8 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	return env, nil
 }
 
-// await returns once synced does, or with what went wrong when that or the manager ends first; all has ended then.
+// await returns nil when synced returns true. If synced fails or the manager ends first, await stops the manager and
+// returns an error.
 func (e *Env) await(ctx context.Context, synced func(context.Context) bool) error {
 	done := make(chan bool, 1)
 	go func() { done <- synced(ctx) }()
@@ -121,11 +123,11 @@ func (e *Env) await(ctx context.Context, synced func(context.Context) bool) erro
 	}
 }
 
-// Stop ends the loop and waits for it.
+// Stop stops the loop and waits until it has ended.
 func (e *Env) Stop() error {
 	e.stop()
 	err := <-e.stopped
-	e.stopped <- err // for whoever asks again
+	e.stopped <- err // for the next call
 	return err
 }
 
@@ -135,7 +137,7 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 		Scheme:                  clientgoscheme.Scheme,
 		Logger:                  opts.Logger,
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
-		Controller:              config.Controller{SkipNameValidation: &unnamed}, // several Envs in one process
+		Controller:              config.Controller{SkipNameValidation: &unnamed}, // several Envs may run in one process
 		GracefulShutdownTimeout: &grace,
 	})
 	if err != nil {
@@ -148,7 +150,7 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 	return mgr, errors.Join(err, options.SetupWithManager(mgr))
 }
 
-// controllerOptions returns the whole loop, and all that is wrong with opts.
+// controllerOptions returns the options of all three controllers, and an error that joins all defects of opts.
 func controllerOptions(opts Options) (*controllers.Options, error) {
 	profile, err := ca.NewProfile(opts.Profile)
 	if err != nil {
@@ -175,8 +177,8 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 	return options, err
 }
 
-// steppedQueue counts a delay from when its item was taken out, not from when the delay was asked for. If a test steps
-// the clock while a reconciler works, the item would otherwise be delayed by the whole step.
+// steppedQueue counts a delay from the moment when the reconciler received the item. If a test steps the clock during
+// a reconcile, a normal queue would delay the item by the whole step.
 type steppedQueue struct {
 	controllers.Queue
 	clock clock.PassiveClock
@@ -189,7 +191,7 @@ func newSteppedQueue(queue controllers.Queue, steps clock.PassiveClock) *stepped
 	return &steppedQueue{Queue: queue, clock: steps, taken: map[reconcile.Request]time.Time{}}
 }
 
-// Get blocks until there is an item.
+// Get blocks until an item is queued.
 func (q *steppedQueue) Get() (item reconcile.Request, shutdown bool) {
 	item, shutdown = q.Queue.Get()
 	q.mu.Lock()
@@ -200,7 +202,7 @@ func (q *steppedQueue) Get() (item reconcile.Request, shutdown bool) {
 	return item, shutdown
 }
 
-// AddAfter adds item once delay has passed.
+// AddAfter adds item after delay.
 func (q *steppedQueue) AddAfter(item reconcile.Request, delay time.Duration) {
 	q.mu.Lock()
 	since, working := q.taken[item]

@@ -28,7 +28,7 @@ import (
 // CA is a signing certificate and its key, in PEM.
 type CA struct{ CertPEM, KeyPEM []byte }
 
-// NewCA makes a self-signed CA.
+// NewCA creates a self-signed CA.
 func NewCA() (*CA, error) {
 	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
 	if err != nil {
@@ -37,7 +37,7 @@ func NewCA() (*CA, error) {
 	return &CA{CertPEM: authority.CertificatePEM(), KeyPEM: key}, nil
 }
 
-// check says why c can't sign by the given clock; nil is the real one.
+// check returns why c cannot sign at the time of the clock by, or nil; a nil clock is the real one.
 func (c *CA) check(by clock.PassiveClock) error {
 	authority, err := ca.Load(c.CertPEM, c.KeyPEM)
 	if err != nil {
@@ -49,8 +49,8 @@ func (c *CA) check(by clock.PassiveClock) error {
 	return authority.Usable(by.Now())
 }
 
-// Prepare makes a CA and has env's API server, which must not be running yet, trust client certificates of that CA
-// beside those of env.AddUser. It takes over the API server's Authn, so a suite can't bring one of its own.
+// Prepare creates a CA and configures env's API server to trust client certificates of that CA, beside those of
+// env.AddUser. The API server must not run yet. Prepare sets the API server's Authn, so a suite cannot set its own.
 func Prepare(env *envtest.Environment) (*CA, error) {
 	apiServer := env.ControlPlane.GetAPIServer()
 	if apiServer.Authn != nil {
@@ -125,11 +125,11 @@ func newKey() (*ecdsa.PrivateKey, []byte, error) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// kubeletBindings are what the TLS bootstrapping document has an administrator bind; the roles exist in every cluster
-// (Kubernetes plugin/pkg/auth/authorizer/rbac/bootstrappolicy).
+// kubeletBindings are the bindings that Kubernetes' TLS bootstrapping document tells an administrator to create. Every
+// cluster has the roles (Kubernetes plugin/pkg/auth/authorizer/rbac/bootstrappolicy).
 var kubeletBindings = []struct{ name, role, group string }{
 	{"csrenv:create-csrs-for-bootstrapping", "system:node-bootstrapper", "system:bootstrappers"},
-	{"csrenv:create-csrs-for-renewal", "system:node-bootstrapper", "system:nodes"}, // else the Node authorizer's part
+	{"csrenv:create-csrs-for-renewal", "system:node-bootstrapper", "system:nodes"}, // usually the Node authorizer permits
 	{"csrenv:approve-node-client",
 		"system:certificates.k8s.io:certificatesigningrequests:nodeclient", "system:bootstrappers"},
 	{"csrenv:approve-self-node-client",
