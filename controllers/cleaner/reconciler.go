@@ -1,4 +1,4 @@
-// Package cleaner deletes CertificateSigningRequests, of every signer, when they are due. It judges nothing else.
+// Package cleaner deletes CertificateSigningRequests of every signer when they are due. It approves and signs nothing.
 package cleaner
 
 import (
@@ -28,28 +28,29 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-cleaner"
 
-// DefaultDeletesPerSecond bounds how fast a backlog goes, so that a restart does not flood the API server.
+// DefaultDeletesPerSecond bounds the rate of deletions, so that a restart with a backlog does not flood the API
+// server.
 const DefaultDeletesPerSecond = 100
 
-// Reconciler deletes requests. Fields left nil are filled in from the manager by SetupWithManager.
+// Reconciler deletes requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
-	// Retention says when.
+	// Retention says when requests are due.
 	Retention csr.RetentionPolicy
-	// Limiter bounds the rate of deletions; nil is DefaultDeletesPerSecond.
+	// Limiter bounds the rate of deletions; nil means DefaultDeletesPerSecond.
 	Limiter flowcontrol.RateLimiter
-	// SupersededAfter is how long a pending request of a node is kept after the same requester has made a newer one that
-	// is pending too; zero is as long as any other.
+	// SupersededAfter is how long a node's pending request is kept after the same requester has made a newer pending
+	// request. Zero means as long as any other request.
 	SupersededAfter time.Duration
-	// RequestLimits bound what is read of a request.
+	// RequestLimits bounds what is read of a request.
 	RequestLimits csr.Limits
-	// DryRun deletes nothing and says what would be deleted.
+	// DryRun deletes nothing and reports what it would delete.
 	DryRun bool
 
 	Client client.Client
 	Clock  clock.PassiveClock
-	// ServerTime, if set, is the time by which ages count; it is Clock's when nil.
+	// ServerTime is the clock by which ages count; nil means Clock.
 	ServerTime *servertime.Clock
-	// Reporter is used by a dry run only.
+	// Reporter is used only in a dry run.
 	Reporter *report.Reporter
 
 	pending supersedable
@@ -57,7 +58,7 @@ type Reconciler struct {
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch;delete
 
-// SetupWithManager fills in what is nil and registers the controller.
+// SetupWithManager sets nil fields and registers the controller.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
@@ -91,7 +92,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		Complete(r)
 }
 
-// Reconcile deletes one request, or comes back when it is due.
+// Reconcile deletes a request, or requeues it until it is due.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
 	if err != nil {
@@ -102,14 +103,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 
 func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// The cache's own object: nothing of it is changed.
+	// This is the cache's own object, and must not be changed.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if obj.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	if _, err := r.serverTime().Skew(); err != nil { // nothing is deleted too early
+	if _, err := r.serverTime().Skew(); err != nil { // with a skewed clock a deletion could be too early
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	now := r.serverTime().Now()
@@ -118,13 +119,13 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, err
 	}
 	if left := next.at.Sub(now); left >= 0 {
-		// It is due once the instant has passed.
+		// A request is due after its deadline, not at it.
 		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestTimer)}, nil
 	}
 	return reconcile.Result{}, r.delete(ctx, obj, next)
 }
 
-// longestTimer bounds every wait. A deadline that was computed by a wrong clock is computed again.
+// longestTimer bounds every requeue, because a deadline that was computed with a wrong clock must be computed again.
 const longestTimer = 10 * time.Minute
 
 func (r *Reconciler) serverTime() *servertime.Clock {
@@ -134,7 +135,7 @@ func (r *Reconciler) serverTime() *servertime.Clock {
 	return r.ServerTime
 }
 
-// step is what is next for a request: at that instant, if it is not zero, it is due or to be looked at again.
+// step is the next step for a request: a deletion or another check, at an instant. A zero instant means no step.
 type step struct {
 	at     time.Time
 	reason string
@@ -146,7 +147,7 @@ const (
 	reasonSuperseded = "Superseded"
 )
 
-// next returns what comes first. An instant that has passed is that of a deletion.
+// next returns the earliest step. If its instant has passed, the step is a deletion.
 func (r *Reconciler) next(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (step, error) {
@@ -162,8 +163,8 @@ func (r *Reconciler) next(
 	return first, nil
 }
 
-// delete removes exactly what was judged: with another UID it is another request, with another resourceVersion it has
-// changed, and the watch brings it again.
+// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change,
+// which the watch brings to the queue.
 func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why step) error {
 	state := csr.StateOf(obj)
 	if r.DryRun {
@@ -186,7 +187,7 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 	return nil
 }
 
-// reportDue reports once that obj would be deleted.
+// reportDue reports, once, that obj would be deleted.
 func (r *Reconciler) reportDue(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, state csr.State, why step,
 ) {

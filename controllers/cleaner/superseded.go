@@ -18,9 +18,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// superseded returns when obj is due because a newer request supersedes it. If none does, it returns the instant at
-// which to check again. It returns zero for a request that can't be superseded. A newer request that is made from now
-// on makes nothing due before SupersededAfter has passed again, so nothing has to wake obj.
+// superseded returns when obj becomes due because a newer request supersedes it. If there is no newer request, it
+// returns when to check again. For a request that cannot be superseded it returns zero. A newer request that is made
+// later makes obj due only after another SupersededAfter, so it need not wake obj.
 func (r *Reconciler) superseded(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (time.Time, error) {
@@ -47,17 +47,17 @@ func (r *Reconciler) superseded(
 	if !now.After(due) {
 		return due, nil
 	}
-	// The cache may be ahead of the index.
+	// The cache may be newer than the index.
 	if current, err := r.stillPending(ctx, newer); err != nil || !current {
 		return soon, err
 	}
 	return due, nil
 }
 
-// stillPending reports whether the cache holds the request that the index knows as newer.
+// stillPending reports whether the cache still holds the pending request that the index returned as newer.
 func (r *Reconciler) stillPending(ctx context.Context, newer pending.Request) (bool, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// The cache's own object: nothing of it is changed.
+	// This is the cache's own object, and must not be changed.
 	if err := r.Client.Get(ctx, types.NamespacedName{Name: newer.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
 		if client.IgnoreNotFound(err) == nil {
 			return false, nil
@@ -71,10 +71,10 @@ func (r *Reconciler) stillPending(ctx context.Context, newer pending.Request) (b
 // supersedable indexes the requests that can supersede each other.
 type supersedable struct {
 	pending.Index
-	complete atomic.Bool // all requests of the cache have been observed
+	complete atomic.Bool // the index holds every request of the cache
 }
 
-// observe adds, keeps or removes obj, as its state says. It parses each request once.
+// observe adds, keeps or removes obj, according to its state. It parses each request once.
 func (s *supersedable) observe(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits) {
 	if known, found := s.Get(obj.Name); found && known.UID == obj.UID && csr.StateOf(obj) == csr.Pending {
 		return
@@ -86,18 +86,18 @@ func (s *supersedable) observe(obj *certificatesv1.CertificateSigningRequest, li
 	s.Remove(obj.Name)
 }
 
-// indexer keeps the index of a Reconciler in step with the cache. It runs on a standby too, so that a new leader has an
-// index.
+// indexer keeps the index of a Reconciler in step with the cache. It runs on standbys too, so a new leader has a
+// complete index.
 type indexer struct {
 	reconciler *Reconciler
 	cache      cache.Informers
 	log        logr.Logger
 }
 
-// NeedLeaderElection returns false.
+// NeedLeaderElection returns false, because a standby keeps an index too.
 func (*indexer) NeedLeaderElection() bool { return false }
 
-// Start follows the cache until ctx ends.
+// Start updates the index from the cache until ctx ends.
 func (i *indexer) Start(ctx context.Context) error {
 	requests, err := informer.FromCache(ctx, i.cache, &certificatesv1.CertificateSigningRequest{}, i.log, nil)
 	if err != nil {
@@ -119,7 +119,7 @@ func (i *indexer) Start(ctx context.Context) error {
 		},
 	})
 	if err != nil {
-		return nil // the informer has stopped, as ctx has ended
+		return nil // the informer has stopped because ctx has ended
 	}
 	if toolscache.WaitForCacheSync(ctx.Done(), events.HasSynced) {
 		index.complete.Store(true)
