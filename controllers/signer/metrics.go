@@ -8,40 +8,41 @@ import (
 )
 
 var (
-	// outcomesTotal counts what became of approved requests, a repeated outcome of the same request once. outcome is
-	// Issued, Failed, Wait or Ignore (not signed for good, but not marked either); reason is empty for Issued.
+	// outcomesTotal counts outcomes of approved requests, each distinct outcome of a request once. outcome is Issued,
+	// Failed, Wait or Ignore. Ignore means that the request is never signed and not marked as Failed. reason is empty for
+	// Issued.
 	outcomesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_outcomes_total",
 		Help: "What became of approved CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
-	// dryRunTotal counts as outcomesTotal does what would have become of them.
+	// dryRunTotal counts the outcomes that a dry run would have caused, as outcomesTotal counts real outcomes.
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_dry_run_total",
 		Help: "What would have become of approved CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
-	// lifetimeCutTotal counts certificates that end early because their CA does.
+	// lifetimeCutTotal counts certificates that end early because their CA ends.
 	lifetimeCutTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_lifetime_cut_total",
 		Help: "Certificates that were issued for less time than the profile gives because the CA ends before.",
 	}, []string{"signer"})
 
-	// discardedTotal rises when another signer is active.
+	// discardedTotal rises if another signer is active.
 	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_discarded_total",
 		Help: "Certificates that the API server did not take because the request had changed, " +
 			"was gone or may not be written: nobody has them.",
 	}, []string{"signer"})
 
-	// foreignTotal rises when another signer is active, or a person sets certificates by hand.
+	// foreignTotal rises if another signer is active, or if a person sets certificates by hand.
 	foreignTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_foreign_certificates_total",
 		Help: "Certificates that another program or person has stored for signers of this manager, " +
 			"while this replica was the leader.",
 	}, []string{"signer"})
 
-	// mismatchesTotal rises when a certificate is wrong; it must never rise.
+	// mismatchesTotal counts wrong certificates. It must stay zero.
 	mismatchesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_certificate_mismatches_total",
 		Help: "Finished certificates that were not what was judged, " +
@@ -70,8 +71,8 @@ var (
 		Help: "Configured lifetime of certificates, in seconds, for requests that ask for none.",
 	}, []string{"signer"})
 
-	// issuedLifetimeSeconds is of certificates that anybody would have got: what a requester asks for says nothing of
-	// others.
+	// issuedLifetimeSeconds shows only requests without a lifetime of their own. A lifetime that a requester chose says
+	// nothing about other certificates.
 	issuedLifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_issued_lifetime_seconds",
 		Help: "Lifetime of the last certificate that was issued to a request that asks for none: " +

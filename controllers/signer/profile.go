@@ -14,15 +14,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// shapes are the rules of Kubernetes' own signers for requests; nil is no rule.
+// shapes has the request rules of Kubernetes' own signers; nil is no rule.
 var shapes = map[string]func(*csr.Request) error{
 	certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,
 	certificatesv1.KubeAPIServerClientKubeletSignerName: csr.KubeletClientShape,
 	certificatesv1.KubeletServingSignerName:             csr.KubeletServingShape,
 }
 
-// KubernetesSignerNames returns the signers of kube-controller-manager, in order, less kubernetes.io/legacy-unknown,
-// which no request in certificates/v1 can name.
+// KubernetesSignerNames returns the signers of kube-controller-manager, in order. It omits
+// kubernetes.io/legacy-unknown, which no request in certificates/v1 can name.
 func KubernetesSignerNames() []string {
 	return []string{
 		certificatesv1.KubeAPIServerClientSignerName,
@@ -33,8 +33,8 @@ func KubernetesSignerNames() []string {
 
 const tlsKeyUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
 
-// contents bound the finished certificates of Kubernetes' own signers. The rules for requests (shapes) come before
-// them. They catch what gets past a rule that is wrong.
+// contents bounds the finished certificates of Kubernetes' own signers. The rules for requests (shapes) apply first.
+// contents catches what a defective rule lets through.
 var contents = map[string]ca.Contents{
 	certificatesv1.KubeAPIServerClientSignerName: {
 		OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
@@ -51,8 +51,8 @@ var contents = map[string]ca.Contents{
 	},
 }
 
-// contentsOf returns what a certificate of signerName may contain. A custom signer has the usages that it permits,
-// and any names.
+// contentsOf returns what a certificate of signerName may contain. A custom signer may issue the usages that it
+// permits, and any names.
 func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Contents {
 	of, kubernetes := contents[signerName]
 	if !kubernetes {
@@ -62,31 +62,34 @@ func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Content
 	return &of
 }
 
-// forbiddenByDefault are the subjects that a signer never issues unless it is configured otherwise. A member of
-// system:masters bypasses every authorizer, and admission (CertificateSubjectRestriction) guards one signer only.
+// forbiddenByDefault lists the subjects that a signer never issues unless it is configured otherwise. A member of
+// system:masters bypasses every authorizer. Admission (CertificateSubjectRestriction) guards only one signer.
 var forbiddenByDefault = []string{"O=system:masters"}
 
-// Signer says how requests for one signer name are signed.
+// Signer says how to sign requests for one signer name.
 type Signer struct {
-	// Profile bounds what is issued; the zero value is the default one. If its ForbiddenSubjects are nil, they are
+	// Profile bounds the certificates; the zero value is the default profile. Nil ForbiddenSubjects mean
 	// O=system:masters.
 	Profile ca.Profile
-	// Usages are those that a custom signer permits. Kubernetes' own signers have rules of their own and leave it nil.
+	// Usages are the usages that a custom signer permits. It is nil for Kubernetes' own signers, which have their own
+	// rules.
 	Usages []certificatesv1.KeyUsage
-	// AllowNoExtKeyUsage lets a custom signer issue certificates without an extended key usage, which are good for
-	// everything. A CA that API servers trust for clients never issues them.
+	// AllowNoExtKeyUsage permits a custom signer to issue certificates without an extended key usage, which are valid for
+	// every purpose. A CA that API servers trust for clients never issues them.
 	AllowNoExtKeyUsage bool
-	// ForbiddenOnClientCA are the subjects that a custom signer does not issue, beside those of Profile, from a CA that
-	// API servers trust for clients: patterns as those of Profile. Nil is ForbiddenOnClientCA(); empty forbids no more.
+	// ForbiddenOnClientCA lists more subjects that a custom signer does not issue if API servers trust its CA for
+	// clients. It has the same patterns as ForbiddenSubjects in Profile. Nil means ForbiddenOnClientCA(); an empty list
+	// adds none.
 	ForbiddenOnClientCA []string
-	// AllowedNames are the names in server certificates of a custom signer if API servers trust its CA for clients.
+	// AllowedNames are the names that server certificates of a custom signer may have if API servers trust its CA for
+	// clients.
 	AllowedNames ca.AllowedNames
-	// KeyPair is the CA.
+	// KeyPair is the signing CA.
 	KeyPair *keypair.KeyPair
 }
 
-// check returns why req can never be signed, as the reason and message of a Failed condition, or nil. The rules of
-// kube-controller-manager come first and keep its reason and its texts.
+// check returns why req can never be signed, or nil. The violation becomes the reason and message of a Failed
+// condition. The rules of kube-controller-manager come first and keep its reason and texts.
 func (s Signer) check(req *csr.Request) *ca.Violation {
 	shape, kubernetes := shapes[req.SignerName]
 	if shape != nil {
@@ -113,19 +116,19 @@ func (s Signer) check(req *csr.Request) *ca.Violation {
 	return nil
 }
 
-// caTrust is what API servers do with the certificates of a CA, as they last said.
+// caTrust is the last answer of the API servers about the certificates of a CA.
 type caTrust struct {
-	probe.Answer               // whether they accept its client certificates
-	front        frontProxy    // whether they accept its certificates for front proxies
+	probe.Answer               // whether API servers accept its client certificates
+	front        frontProxy    // whether API servers accept its certificates for front proxies
 	authority    *ca.Authority // the CA
-	at           time.Time     // of Answer
+	at           time.Time     // when Answer was given
 }
 
-// trustKept is how long a CA stays trusted while API servers do not answer.
+// trustKept is how long a CA counts as trusted while API servers do not answer.
 const trustKept = 3 * askKnown
 
-// with returns t after an answer. A trusted CA stays trusted for a while without a new answer. Distrust permits more,
-// so it ends with the first question without an answer.
+// with returns t after an answer. Without a new answer, a trusted CA counts as trusted for trustKept. Distrust permits
+// more, so it ends with the first unanswered question.
 func (t caTrust) with(answer probe.Answer, now time.Time) caTrust {
 	if answer.Trust == probe.Unknown && t.Trust == probe.Recognised && now.Sub(t.at) < trustKept {
 		return t
@@ -134,7 +137,7 @@ func (t caTrust) with(answer probe.Answer, now time.Time) caTrust {
 	return t
 }
 
-// withFront returns t after front proxies were read. An error does not change what is known.
+// withFront returns t after the front-proxy configuration was read. If the read failed, a known state stays.
 func (t caTrust) withFront(front frontProxy, err error) caTrust {
 	switch {
 	case err == nil:
@@ -145,18 +148,18 @@ func (t caTrust) withFront(front frontProxy, err error) caTrust {
 	return t
 }
 
-// frontProxy says whether API servers accept a CA for front proxies. The holder of such a certificate names any user
-// in a header, and the API server believes it. The zero value is a CA that they do not accept.
+// frontProxy says whether API servers accept a CA for front proxies. A client with such a certificate names any user
+// in a header, and the API server believes it. The zero value is a CA that API servers do not accept.
 type frontProxy struct {
-	unread  string // why that is not known yet
+	unread  string // why the state is not known
 	trusted bool
-	names   []string // the common names of front proxies; none means any
+	names   []string // the permitted common names of front proxies; empty means any
 }
 
-// checkTrust applies to req the rules of a custom signer that depend on whether API servers trust its CA for clients.
-// Kubernetes' own signers have kube-controller-manager's rules, which do not depend on it. A request that breaks a
-// rule only if the CA is trusted waits while that is unknown: unknown says what is not known. A CA for front proxies
-// counts as trusted.
+// checkTrust applies the rules of a custom signer that depend on whether API servers trust its CA for clients.
+// Kubernetes' own signers have kube-controller-manager's rules, which do not depend on it. While the trust is unknown,
+// a request that would break such a rule waits; unknown then says what is missing. A CA for front proxies counts as
+// trusted.
 func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Violation, unknown string) {
 	if _, kubernetes := shapes[req.SignerName]; kubernetes {
 		return nil, ""
@@ -186,8 +189,8 @@ func (f frontProxy) equal(other frontProxy) bool {
 	return f.unread == other.unread && f.trusted == other.trusted && slices.Equal(f.names, other.names)
 }
 
-// forbids returns why a custom signer must not issue req, or nil. While f is not known, it forbids every certificate
-// that is good for a client.
+// forbids returns why a custom signer must not issue req, or nil. While f is unknown, it forbids every certificate
+// that is valid for clients.
 func (f frontProxy) forbids(req *csr.Request) *ca.Violation {
 	usages := req.Cert.ExtKeyUsage
 	forClients := len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny) ||
@@ -202,8 +205,8 @@ func (f frontProxy) forbids(req *csr.Request) *ca.Violation {
 			req.SubjectText(), req.SignerName)}
 }
 
-// ForbiddenOnClientCA returns the subjects that a custom signer never issues from a CA that API servers trust for
-// clients, unless its owner lists others. They are Kubernetes' own users and groups, and those of kubeadm.
+// ForbiddenOnClientCA returns the subjects that a custom signer never issues if API servers trust its CA for clients.
+// The signer's configuration can replace the list. It holds the users and groups of Kubernetes and kubeadm.
 func ForbiddenOnClientCA() []string { return []string{"O=system:*", "O=kubeadm:*", "CN=system:*"} }
 
 // serverUsages are the extended key usages of server certificates.
@@ -212,7 +215,7 @@ var serverUsages = []x509.ExtKeyUsage{
 	x509.ExtKeyUsageMicrosoftServerGatedCrypto, x509.ExtKeyUsageNetscapeServerGatedCrypto,
 }
 
-// onClientCA returns why a custom signer must not issue req from a CA that API servers trust for clients, or nil.
+// onClientCA returns why a custom signer must not issue req if API servers trust its CA for clients, or nil.
 func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	if len(req.Cert.ExtKeyUsage) == 0 {
 		return &ca.Violation{Reason: "UsagesNotPermitted",

@@ -1,4 +1,4 @@
-// Package signer signs approved CertificateSigningRequests with a CA from a Secret or from files, and writes one
+// Package signer signs approved CertificateSigningRequests with a CA from a Secret or from files. It writes one
 // certificate or one Failed condition. It approves and deletes nothing.
 package signer
 
@@ -33,63 +33,64 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
 
-// maxObject bounds a request with its certificate, in bytes. It is the default limit of etcd for a write
+// maxObject bounds a request with its certificate, in bytes. It is etcd's default limit for a write
 // (--max-request-bytes), less some room for what the API server adds. The API server drops managed fields that do not
 // fit.
 const maxObject = 1536<<10 - 4<<10
 
-// Reconciler signs requests. Fields left nil are filled in from the manager by SetupWithManager.
+// Reconciler signs requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
-	// Signers say how to sign, by signer name. Requests of other signers are not touched.
+	// Signers says how to sign, by signer name. Requests for other signers are not changed.
 	Signers map[string]Signer
-	// Retention is the cleaner's. A request that is due for deletion is no longer signed, so that a backlog of stale
-	// approvals never turns into certificates.
+	// Retention is the cleaner's retention. A request that is due for deletion is not signed, so a backlog of stale
+	// approvals never becomes certificates.
 	Retention csr.RetentionPolicy
-	// RequestLimits bound what is read of a request. A larger one is Failed.
+	// RequestLimits bounds what is read of a request. A larger request is marked as Failed.
 	RequestLimits csr.Limits
 	// DryRun signs nothing and writes to no request. It reports what would become of each request.
 	DryRun bool
-	// BlockList, if set, names the nodes for which nothing is signed, whoever approved. Its owner runs it.
+	// BlockList, if set, names the nodes for which nothing is signed, even if a request is approved. The caller runs it.
 	BlockList *blocklist.List
 
 	Client client.Client
-	// Live reads past the cache: after a write without an answer it says what became of it.
+	// Live reads past the cache. After a write without an answer, it shows whether the write was stored.
 	Live     client.Reader
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
-	// ServerTime is the time by which ages count; it is Clock's when nil. Certificates are issued by Clock, and only while
-	// both agree.
+	// ServerTime is the clock by which ages count; nil means Clock. Certificates are issued by Clock, and only while both
+	// clocks agree.
 	ServerTime *servertime.Clock
-	// APIServers are asked whether they trust a CA for clients, host:port or https URL each. Empty is every endpoint of
-	// the Service kubernetes.
+	// APIServers lists the API servers to ask whether they trust a CA for clients: host:port or an https URL each. If it
+	// is empty, all endpoints of the Service kubernetes are asked.
 	APIServers []string
-	// Audit, if set, gets a record of each outcome, beside the log.
+	// Audit, if set, receives a record of each outcome, beside the log.
 	Audit *audit.Log
 
 	pending      pending.Index // requests that wait for a certificate
 	dryRunBegan  sync.Once
-	dryRunStart  time.Time // in whole seconds, as the API's times are
+	dryRunStart  time.Time // in whole seconds, like times in the API
 	certificates certificates
 	trust        trustCache
 
-	issued   unanswered.Writes[*issuance] // certificates that are not known to be stored
-	ended    unanswered.Writes[string]    // requests for which no other certificate is made, by versionOf
-	failures unanswered.Writes[Judgement] // requests that are not known to be marked as Failed
+	issued   unanswered.Writes[*issuance] // issued certificates whose write had no certain answer
+	ended    unanswered.Writes[string]    // requests that get no further certificate, by versionOf
+	failures unanswered.Writes[Judgement] // Failed conditions whose write had no certain answer
 }
 
-// Judgement is what the signer says of an approved request. Approve signs it with Authority, Deny marks it as Failed,
-// Wait judges it again later, and Ignore neither signs it nor marks it.
+// Judgement is the signer's decision about an approved request. Approve signs it with Authority, Deny marks it as
+// Failed, and Wait judges it again later. Ignore neither signs nor marks it.
 type Judgement struct {
 	verdict.Result
-	Request   *csr.Request // nil when it can't be parsed
+	Request   *csr.Request // nil if it cannot be parsed
 	Authority *ca.Authority
-	// LifetimeCap, if not zero, is the longest lifetime of its certificates now, whatever the profile says.
+	// LifetimeCap, if not zero, bounds the lifetime of the certificate, beside the profile.
 	LifetimeCap time.Duration
-	// IfTrusted is why it is refused if API servers turn out to trust the CA for clients, while that is unknown.
+	// IfTrusted is set while it is unknown whether API servers trust the CA for clients. It is why the request is refused
+	// if they do.
 	IfTrusted *ca.Violation
 }
 
-// Outcome returns the name of the verdict in metrics, records and explain.
+// Outcome returns the name of the verdict for metrics, audit records and explain.
 func (j Judgement) Outcome() string {
 	switch j.Verdict {
 	case verdict.Approve:
@@ -101,7 +102,7 @@ func (j Judgement) Outcome() string {
 	}
 }
 
-// Reconcile signs one request, or fails it, or says why it waits.
+// Reconcile signs a request, marks it as Failed, or reports why it waits.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
 	if err != nil {
@@ -112,11 +113,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 
 func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// The cache's own object: judging only reads, and what is written is a copy.
+	// This is the cache's own object: judging only reads it, and writes use a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if _, err := r.ServerTime.Skew(); err != nil { // a fresh approval could look too old
+	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	now := r.Clock.Now()
@@ -126,13 +127,13 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	r.settle(ctx, obj)
 	if !r.signable(obj) {
 		if judged, ok := r.failures.Of(obj); ok && hasFailedAs(obj, obj.UID, judged) {
-			r.failed(ctx, obj, judged) // its write had no answer
+			r.failed(ctx, obj, judged) // its write had no answer, but is stored
 		}
 		return reconcile.Result{}, r.reportForeign(ctx, obj)
 	}
 	judged := r.Judge(obj, now)
 	if judged.Authority != nil {
-		// Whole seconds, as in a certificate: its own times show then how they came about.
+		// Certificates have whole seconds. The same instant in the record explains the certificate's times.
 		return reconcile.Result{}, r.sign(ctx, obj, judged, now.Truncate(time.Second))
 	}
 	r.giveUp(ctx, obj)
@@ -143,7 +144,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	return r.requeue(obj, judged), nil
 }
 
-// requeue returns when obj is judged again. A new CA wakes it at once; this is the safety net.
+// requeue returns when to judge obj again. A new CA wakes the request at once; the requeue is the safety net.
 func (r *Reconciler) requeue(obj *certificatesv1.CertificateSigningRequest, judged Judgement) reconcile.Result {
 	if judged.Verdict != verdict.Wait {
 		return reconcile.Result{}
@@ -152,13 +153,13 @@ func (r *Reconciler) requeue(obj *certificatesv1.CertificateSigningRequest, judg
 	return reconcile.Result{RequeueAfter: csr.Pause(r.ServerTime.Since(obj.CreationTimestamp.Time)), Priority: &low}
 }
 
-// signable reports whether obj waits for a certificate of one of Signers.
+// signable reports whether obj waits for a certificate from one of Signers.
 func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) bool {
 	_, ours := r.Signers[obj.Spec.SignerName]
 	return ours && csr.StateOf(obj) == csr.Approved
 }
 
-// Judge decides what is to become of obj, an approved request for one of Signers, at now by Clock. It writes nothing.
+// Judge decides about obj, an approved request for one of Signers, at now by Clock. It writes nothing.
 func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
 	skew, skewErr := r.ServerTime.Skew()
 	if at, ok := r.Retention.Deadline(obj); ok && now.Add(-skew).After(at) && skewErr == nil {
@@ -173,7 +174,7 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 		return Judgement{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
-		// The node may be taken off the list.
+		// The request waits, because the node may be removed from the list.
 		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
 	}
 	signer := r.Signers[obj.Spec.SignerName]
@@ -189,7 +190,7 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	return r.judgeByCA(obj, req, signer, now)
 }
 
-// judgeByCA decides what is to become of a request that signer permits, by the CA as it is at now.
+// judgeByCA decides about a request that signer permits. The decision depends on the CA at now.
 func (r *Reconciler) judgeByCA(
 	obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer, now time.Time,
 ) Judgement {
@@ -226,12 +227,12 @@ func deny(why ca.Violation) verdict.Result {
 // fail marks obj as Failed, and reports why.
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {
 	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.ServerTime.Now())
-	// The API server refuses to mark a request that only etcd can hold, such as one without PKCS#10. It is reported, and
-	// left to the cleaner.
+	// The API server refuses to update a request that only etcd can hold, for example without PKCS#10. Such a request is
+	// reported, and the cleaner deletes it.
 	if err := r.Client.Status().Update(ctx, obj, client.FieldOwner(FieldManager)); err != nil && !final(err) {
 		stored, readErr := r.read(ctx, obj)
 		if readErr != nil || !hasFailedAs(stored, obj.UID, judged) {
-			r.failures.Keep(obj, judged) // it may be stored yet
+			r.failures.Keep(obj, judged) // the write may still be stored
 			return ignoreChanged(err)
 		}
 	}
@@ -250,8 +251,8 @@ func (r *Reconciler) failed(ctx context.Context, obj *certificatesv1.Certificate
 	r.report(ctx, obj, judged)
 }
 
-// Sentence returns the note of the Event about a request for signerName. The Failed condition has the Message alone,
-// which is kube-controller-manager's.
+// Sentence returns the note of the Event about a request for signerName. The Failed condition has only the Message,
+// which is kube-controller-manager's text.
 func (j Judgement) Sentence(signerName string) string {
 	if j.Verdict != verdict.Deny {
 		return j.Message
@@ -259,7 +260,7 @@ func (j Judgement) Sentence(signerName string) string {
 	return fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", signerName, j.Message)
 }
 
-// report reports an outcome other than a certificate, once, as Event, metric and record.
+// report reports an outcome other than a certificate as Event, metric and record, each distinct outcome once.
 func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
 	if !r.Reporter.Request(obj, obj.Spec.Username, "Sign", judged.Reason, judged.Message) {
 		return
@@ -270,7 +271,8 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }
 
-// ignoreChanged returns nil for a refused write that only means that the object has changed: the watch brings it.
+// ignoreChanged returns nil for an error that means that the object has changed. The watch brings the change to the
+// queue.
 func ignoreChanged(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -278,19 +280,20 @@ func ignoreChanged(err error) error {
 	return fmt.Errorf("update status: %w", err)
 }
 
-// approved reports whether obj has been approved for one of Signers. It may have been signed or failed since.
+// approved reports whether obj is approved for one of Signers. It may be signed or failed already.
 func (r *Reconciler) approved(obj *certificatesv1.CertificateSigningRequest) bool {
 	_, ours := r.Signers[obj.Spec.SignerName]
 	return ours && !csr.ApprovedAt(obj).IsZero()
 }
 
-// wouldReasons has the reason of a dry run for each verdict.
+// wouldReasons has the reason that a dry run reports for each verdict.
 var wouldReasons = map[verdict.Verdict]string{
 	verdict.Approve: "WouldIssue", verdict.Deny: "WouldFail", verdict.Wait: "WouldWait", verdict.Ignore: "WouldIgnore",
 }
 
-// dryRun reports, once, what would become of obj, and signs nothing. It also judges a request that another signer,
-// which is usually faster, has signed or failed, unless that was approved before the dry run began.
+// dryRun reports, once, what would become of obj, and signs nothing. It also judges requests that another signer has
+// already signed or failed, because that signer is usually faster. It omits such a request if it was approved before
+// the dry run began.
 func (r *Reconciler) dryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) reconcile.Result {

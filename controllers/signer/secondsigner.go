@@ -18,29 +18,29 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// FieldManager is the name under which the API server notes what the signer writes, whatever the program is called.
+// FieldManager is the field manager of the signer's writes, whatever the program is called.
 const FieldManager = "csr-controller-manager"
 
 const (
-	// handover is how long after an election the former leader may still store certificates, with the same FieldManager.
+	// handover is how long after an election the former leader, with the same FieldManager, may still store certificates.
 	handover = time.Minute
-	// secondSignerEvery is the time between two Events about the same field manager that signs for the same signer.
+	// secondSignerEvery is the minimum time between two Events about the same pair of signer and field manager.
 	secondSignerEvery = 10 * time.Minute
-	// secondSigners bounds the pairs of signer and field manager whose last Event is remembered.
+	// secondSigners bounds the pairs of signer and field manager whose last Event is cached.
 	secondSigners = 100
 )
 
-// certificates distinguishes the certificates of this process from those of others. The zero value is ready. It is
-// safe for concurrent use.
+// certificates distinguishes the certificates of this process from certificates of others. The zero value is ready. It
+// is safe for concurrent use.
 type certificates struct {
 	mu       sync.Mutex
 	elected  time.Time                                 // when this process was elected
-	own      map[string]map[[sha256.Size]byte]struct{} // name of a request → digests of the certificates issued for it
-	foreign  map[string]types.UID                      // name of a request with a certificate of others, not reported yet
+	own      map[string]map[[sha256.Size]byte]struct{} // request name → digests of the certificates issued for it
+	foreign  map[string]types.UID                      // request name → UID, if its foreign certificate is unreported
 	reported *lru.Cache                                // signer and field manager → time of the last Event
 }
 
-// add records a certificate before it is written into the request of that name.
+// add records a certificate before it is written to the named request.
 func (c *certificates) add(name string, pem []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *certificates) add(name string, pem []byte) {
 	c.own[name][sha256.Sum256(pem)] = struct{}{}
 }
 
-// remove forgets a certificate that is not stored, and never will be.
+// remove forgets a certificate that is not stored and never will be.
 func (c *certificates) remove(name string, pem []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +63,7 @@ func (c *certificates) remove(name string, pem []byte) {
 	}
 }
 
-// observe records the certificate that obj has got, and reports whether another program has issued it.
+// observe records the certificate in obj, and reports whether another program has issued it.
 func (c *certificates) observe(obj *certificatesv1.CertificateSigningRequest) (foreign bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,7 +79,7 @@ func (c *certificates) observe(obj *certificatesv1.CertificateSigningRequest) (f
 	return true
 }
 
-// unreported reports whether obj has a certificate of others that has not been reported.
+// unreported reports whether obj has a foreign certificate that is not reported yet.
 func (c *certificates) unreported(obj *certificatesv1.CertificateSigningRequest) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +87,7 @@ func (c *certificates) unreported(obj *certificatesv1.CertificateSigningRequest)
 	return found && uid == obj.UID
 }
 
-// drop forgets the certificates of the request of that name.
+// drop forgets the certificates of the named request.
 func (c *certificates) drop(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,14 +95,14 @@ func (c *certificates) drop(name string) {
 	delete(c.foreign, name)
 }
 
-// inHandover reports whether the former leader may have stored what is observed now.
+// inHandover reports whether the former leader may have stored a certificate that is observed now.
 func (c *certificates) inHandover(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.elected.IsZero() || now.Sub(c.elected) < handover
 }
 
-// eventDue reports whether an Event about manager as signerName's second signer is due, and records it.
+// eventDue reports whether an Event about manager as a second signer for signerName is due, and records it.
 func (c *certificates) eventDue(signerName, manager string, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +117,7 @@ func (c *certificates) eventDue(signerName, manager string, now time.Time) bool 
 	return true
 }
 
-// atElection records the time of the election, at which the sources of the controller start.
+// atElection returns a source that records the time of the election. The controller starts its sources then.
 func (r *Reconciler) atElection() source.Source {
 	return source.Func(func(context.Context, requestQueue) error {
 		r.certificates.mu.Lock()
@@ -127,8 +127,8 @@ func (r *Reconciler) atElection() source.Source {
 	})
 }
 
-// gotForeign reports whether an update of a request brought a certificate that this process has not issued. A
-// certificate that a request has when this process is elected is not reported.
+// gotForeign reports whether an update added a certificate that this process has not issued. It ignores a certificate
+// that the request had before the election.
 func (r *Reconciler) gotForeign(before, after client.Object) bool {
 	old, ok := before.(*certificatesv1.CertificateSigningRequest)
 	obj, okay := after.(*certificatesv1.CertificateSigningRequest)
@@ -139,13 +139,13 @@ func (r *Reconciler) gotForeign(before, after client.Object) bool {
 	return signed && !r.DryRun && r.certificates.observe(obj)
 }
 
-// reportForeign reports a certificate that another signer has stored for one of Signers. Two signers of one name race
-// for each request, and may sign with different CAs.
+// reportForeign reports a certificate that another signer has stored for one of Signers. Two signers with the same
+// name race for each request, and may use different CAs.
 func (r *Reconciler) reportForeign(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) error {
 	if !r.certificates.unreported(obj) {
 		return nil
 	}
-	// The cache holds no managedFields.
+	// The cache omits managedFields.
 	stored, err := r.read(ctx, obj)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read who has stored the certificate: %w", err)
@@ -181,8 +181,8 @@ func secondSignerSentence(signerName, manager string) string {
 		"only one of them may; switch that signer off in one, and check the issuer of this certificate", by, signerName)
 }
 
-// certificateManager returns the field manager that has set status.certificate, FieldManager if it is among several, or
-// nothing if the API server has not recorded it.
+// certificateManager returns the field manager that has set status.certificate. If there are several, it prefers
+// FieldManager. It returns an empty string if the API server recorded none.
 func certificateManager(obj *certificatesv1.CertificateSigningRequest) string {
 	var managers []string
 	for _, entry := range obj.ManagedFields {

@@ -35,8 +35,8 @@ import (
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=sign
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
-// SetupWithManager fills in nil fields and registers the controller, the sources of its key pairs, and a readiness
-// check. The check fails while a signer has no CA to sign with, unless a leader provides it.
+// SetupWithManager sets nil fields and registers the controller, the sources of its key pairs, and a readiness check.
+// The check fails while a signer has no CA to sign with, unless a leader provides it.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	if err := r.fillProfiles(); err != nil {
 		return err
@@ -84,7 +84,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return ctrl.Complete(r)
 }
 
-// fill fills in nil fields.
+// fill sets nil fields.
 func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
@@ -103,7 +103,7 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	}
 }
 
-// fillProfiles completes the profile of each signer, and returns which signers lack a KeyPair.
+// fillProfiles completes the profile of each signer. It returns an error that names the signers without a KeyPair.
 func (r *Reconciler) fillProfiles() error {
 	var errs []error
 	filled := make(map[string]Signer, len(r.Signers))
@@ -117,7 +117,7 @@ func (r *Reconciler) fillProfiles() error {
 		signer.Profile = profile.Containing(contentsOf(name, signer.Usages))
 		filled[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
-		// A counter that exists before its first event has a rate of that event.
+		// A counter needs a value before its first event, so that its rate includes that event.
 		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal} {
 			counter.WithLabelValues(name)
 		}
@@ -129,7 +129,7 @@ func (r *Reconciler) fillProfiles() error {
 	return errors.Join(errs...)
 }
 
-// keyPairs returns each KeyPair of Signers once, and sets the signers and lifetimes that it serves.
+// keyPairs returns the key pairs of Signers, each once. It sets the signers and lifetimes of each pair.
 func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	var pairs []*keypair.KeyPair
 	for name, signer := range r.Signers {
@@ -144,9 +144,9 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	return pairs
 }
 
-// ReadOnce prepares r for Judge without a manager: it reads the CAs of signerNames once, or of all signers if there
-// are no names. It returns, by signer, why a CA could not be read: what reader may not do, and nothing of the CA. r
-// needs its Clock.
+// ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames once, or all CAs if there are no
+// names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
+// because Judge reports it. r needs its Clock.
 func (r *Reconciler) ReadOnce(
 	ctx context.Context, reader client.Reader, signerNames ...string,
 ) (map[string]error, error) {
@@ -177,7 +177,7 @@ func (r *Reconciler) ReadOnce(
 
 type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// wakeAfter enqueues the requests that wait for pair each time that it has a new Authority.
+// wakeAfter returns a source that enqueues the requests that wait for pair whenever its Authority changes.
 func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
 	changed := pair.Subscribe()
 	return source.Func(func(ctx context.Context, queue requestQueue) error {
@@ -195,11 +195,11 @@ func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
 	})
 }
 
-// enqueueWaiting enqueues the requests that wait for a certificate by pair, or by any if that is nil.
+// enqueueWaiting enqueues the requests that wait for a certificate of pair, or of any pair if pair is nil.
 func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, queue requestQueue) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
-		// They are reconciled again within a minute.
+		// Waiting requests are requeued within a minute anyway.
 		log.FromContext(ctx).Error(err, "List requests that wait for a certificate")
 		return
 	}
@@ -211,12 +211,13 @@ func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, 
 	}
 }
 
-// NewQueue returns the storage of this controller's work queue, in which no requester delays the others.
+// NewQueue returns the storage of this controller's work queue. In that queue no requester delays the others.
 func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
 	return pending.NewQueue(r.pending.Get)
 }
 
-// queueEvents returns a predicate for the events that queue a request. It forgets requests that are deleted.
+// queueEvents returns a predicate that accepts the events that enqueue a request. It drops the state of deleted
+// requests.
 func (r *Reconciler) queueEvents() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
 	events.UpdateFunc = func(change event.UpdateEvent) bool {
@@ -236,8 +237,7 @@ func (r *Reconciler) queueEvents() predicate.Predicate {
 	return events
 }
 
-// queues reports whether obj is queued, and keeps its position in the queue while it may be. It parses each request
-// once.
+// queues reports whether to enqueue obj, and indexes its position in the queue. It parses each request once.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
 	if !ok || !r.signable(request) && (!r.DryRun || !r.approved(request)) {

@@ -21,15 +21,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// storeTimeout bounds the one write that goes on when the manager is told to stop. It is well within the time that
-// controller-runtime leaves to what is under way.
+// storeTimeout bounds the write of a certificate. The write continues when the manager stops. controller-runtime's
+// grace period is longer.
 const storeTimeout = 10 * time.Second
 
 // maxStores bounds how often the same certificate is written while the API server can read the request. With the
-// pauses of the queue that takes a quarter of an hour, after which a kubelet makes a new request.
+// queue's pauses this takes a quarter of an hour. After that time a kubelet makes a new request.
 const maxStores = 20
 
-// issuance is a certificate that was issued, and that is not known to be stored.
+// issuance is an issued certificate whose write had no certain answer yet.
 type issuance struct {
 	*ca.Issued
 	keyID           string
@@ -38,9 +38,8 @@ type issuance struct {
 	stores          int
 }
 
-// sign issues the certificate and stores it. If a ledger is kept, the certificate is recorded there before. A
-// certificate that was issued for the same request before, and that would be issued now, is stored instead of a new
-// one.
+// sign issues a certificate and stores it. If a ledger is kept, sign first records the certificate there. If the
+// earlier certificate of the request would still be issued now, sign writes that certificate instead of a new one.
 func (r *Reconciler) sign(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, now time.Time,
 ) error {
@@ -79,8 +78,8 @@ func (r *Reconciler) sign(
 	return r.store(ctx, obj.DeepCopy(), judged, issued)
 }
 
-// issue issues a new certificate. If the finished certificate is not the judged one, issue reports that, and returns a
-// terminal error: signing again is no use while the request and the configuration stay as they are.
+// issue issues a new certificate. If the finished certificate differs from the judged one, it reports that and returns
+// a terminal error. A retry is useless until the request or the configuration changes.
 func (r *Reconciler) issue(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
 	profile ca.Profile, now time.Time,
@@ -109,13 +108,13 @@ func (r *Reconciler) issue(
 	return nil, reconcile.TerminalError(err)
 }
 
-// versionOf returns what the outcome of signing depends on: the version of obj, and the CA.
+// versionOf identifies the inputs of signing: the version of obj and the CA.
 func versionOf(obj *certificatesv1.CertificateSigningRequest, judged Judgement) string {
 	return obj.ResourceVersion + " " + judged.Authority.KeyID()
 }
 
-// store writes the certificate. It is recorded before, so that no certificate exists without a record. A certificate
-// that may still be stored is kept: the next attempt writes the same one.
+// store writes the certificate to the audit log, and then to the request, so every certificate has a record. If the
+// result is uncertain, it keeps the certificate, and the next attempt writes the same certificate.
 func (r *Reconciler) store(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, issued *issuance,
 ) error {
@@ -126,7 +125,7 @@ func (r *Reconciler) store(
 	before := obj.DeepCopy()
 	obj.Status.Certificate = issued.PEM
 	r.certificates.add(obj.Name, issued.PEM)
-	// If it were given up half-way, the outcome would be unknown.
+	// A cancelled write would have an unknown outcome.
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
 	err := r.Client.Status().Update(writing, obj, client.FieldOwner(FieldManager))
@@ -162,7 +161,7 @@ func (r *Reconciler) store(
 	return fmt.Errorf("update status: %w", err)
 }
 
-// afterDiscard decides what becomes of a request whose certificate the API server did not take.
+// afterDiscard decides about a request whose certificate the API server did not store.
 func (r *Reconciler) afterDiscard(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, err error,
 ) error {
@@ -179,7 +178,7 @@ func (r *Reconciler) afterDiscard(
 	}
 }
 
-// settle ends the issuance for obj if obj has changed since. The certificate is stored then, or never will be.
+// settle ends the issuance for obj if obj has changed since. Its certificate is either stored now, or never will be.
 func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) {
 	issued, ok := r.issued.Of(obj)
 	switch {
@@ -206,7 +205,7 @@ func (r *Reconciler) giveUp(ctx context.Context, obj *certificatesv1.Certificate
 	}
 }
 
-// discarded reports a certificate that is not stored, and never will be.
+// discarded reports a certificate that is not stored and never will be.
 func (r *Reconciler) discarded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, issued *issuance) {
 	r.issued.Drop(obj.Name)
 	r.certificates.remove(obj.Name, issued.PEM)
@@ -214,7 +213,7 @@ func (r *Reconciler) discarded(ctx context.Context, obj *certificatesv1.Certific
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, issued.record)
 }
 
-// stored reports a certificate that is stored. It is recorded if that was in doubt.
+// stored reports a stored certificate. If its write had no certain answer, stored writes an audit record.
 func (r *Reconciler) stored(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, issued *issuance) {
 	r.issued.Drop(obj.Name)
 	if issued.record.Message != "" {
@@ -235,16 +234,16 @@ func (r *Reconciler) stored(ctx context.Context, obj *certificatesv1.Certificate
 	}
 }
 
-// CutShort returns the sentence of the Event about a certificate that ends early because its CA does.
+// CutShort returns the note of the Event about a certificate that ends early because its CA ends.
 func CutShort(issued *ca.Issued) string {
 	return fmt.Sprintf("the certificate ends %s early, at %s, because its CA ends then: replace the CA",
 		issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339))
 }
 
-// outcomeOf returns what became of a certificate whose write into obj failed with err. A conflict does not mean that
-// nothing was stored: the client repeats a write after a 5xx, and the first one may have been stored. So the API
-// server is asked for its object. counts reports that the API server can read the request, but does not store the
-// certificate.
+// outcomeOf returns what became of a certificate whose write to obj failed with err. A conflict does not prove that
+// nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored. So outcomeOf
+// reads the request from the API server. counts reports that the API server can read the request but does not store
+// the certificate.
 func (r *Reconciler) outcomeOf(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, certificate []byte, err error,
 ) (outcome audit.Event, counts bool) {
@@ -252,11 +251,11 @@ func (r *Reconciler) outcomeOf(
 	case final(err) || apierrors.IsNotFound(err):
 		return audit.Discarded, false
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err):
-		return audit.Uncertain, false // the next attempt shows whether an earlier one was stored
+		return audit.Uncertain, false // the next attempt shows whether an earlier write was stored
 	}
 	stored, readErr := r.read(ctx, obj)
 	switch {
-	case readErr != nil || stored.UID != obj.UID: // it may have been stored before it was deleted
+	case readErr != nil || stored.UID != obj.UID: // the certificate may have been stored before the deletion
 		return audit.Uncertain, false
 	case bytes.Equal(stored.Status.Certificate, certificate):
 		return audit.Stored, false
@@ -267,7 +266,7 @@ func (r *Reconciler) outcomeOf(
 	}
 }
 
-// read returns obj as the API server has it.
+// read reads obj from the API server, past the cache.
 func (r *Reconciler) read(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {
@@ -278,10 +277,11 @@ func (r *Reconciler) read(
 	return stored, err
 }
 
-// final reports whether another attempt is no use while the object stays as it is.
+// final reports whether a retry is useless while the object stays the same.
 func final(err error) bool { return apierrors.IsInvalid(err) || tooLarge(err) }
 
-// tooLarge reports whether an object is too large for the API server or for etcd, whose answers it passes on.
+// tooLarge reports whether an object is too large for the API server or for etcd. The API server passes on etcd's
+// error.
 func tooLarge(err error) bool {
 	return apierrors.IsRequestEntityTooLargeError(err) ||
 		err != nil && (strings.Contains(err.Error(), "etcdserver: request is too large") ||

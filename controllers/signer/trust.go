@@ -33,17 +33,17 @@ import (
 // +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
 
 const (
-	// askKnown is the pause after an answer about a CA. Without an answer the pause doubles from askUnknownMin to
+	// askKnown is the pause after an answer about a CA. Without an answer, the pause doubles from askUnknownMin to
 	// askUnknownMax.
 	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
-	// dialTimeout bounds the check whether an API server listens.
+	// dialTimeout bounds the check whether an API server accepts connections.
 	dialTimeout = 3 * time.Second
 )
 
-// trustCache holds what API servers have said of the CA of each KeyPair. The zero value is empty. It is safe for
+// trustCache holds the API servers' answers about the CA of each KeyPair. The zero value is empty. It is safe for
 // concurrent use.
 type trustCache struct {
-	asked bool // API servers are asked; it is set before the cache is used
+	asked bool // whether API servers are asked; set before the first use
 
 	mu    sync.Mutex
 	known map[*keypair.KeyPair]caTrust
@@ -51,7 +51,7 @@ type trustCache struct {
 
 const notAsked = "they have not been asked yet"
 
-// of returns what API servers do with the certificates of authority. It is Unknown before they have been asked.
+// of returns what API servers do with the certificates of authority. It is Unknown until they are asked.
 func (c *trustCache) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,8 +65,8 @@ func (c *trustCache) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust 
 	return unknown
 }
 
-// note records what API servers answer about authority, and whether they accept it for front proxies, or frontErr if
-// that could not be read. If anything differs from before, it wakes the requests that wait for pair.
+// note records the API servers' answer about authority, and whether they accept it for front proxies. frontErr reports
+// that the latter could not be read. If anything changed, note wakes the requests that wait for pair.
 func (c *trustCache) note(
 	pair *keypair.KeyPair, authority *ca.Authority, answer probe.Answer, front frontProxy, frontErr error, now time.Time,
 ) {
@@ -93,13 +93,14 @@ func (c *trustCache) note(
 	}
 }
 
-// trustAsker asks the API servers, in the background, which CAs they accept for clients: for the rules of custom
-// signers, and to warn of a CA whose client certificates they do not accept. It is a Runnable of the leader.
+// trustAsker asks the API servers, in the background, which CAs they accept for clients. The rules of custom signers
+// depend on the answers, and a CA whose client certificates are not accepted causes a warning. It is a Runnable of the
+// leader.
 type trustAsker struct {
 	cache   *trustCache
 	pairs   []*keypair.KeyPair
 	cluster *rest.Config
-	listed  []string // API servers to ask; empty is the endpoints of the Service kubernetes
+	listed  []string // API servers to ask; empty means the endpoints of the Service kubernetes
 	live    client.Reader
 	prober  *probe.Prober
 	clock   clock.Clock
@@ -107,8 +108,7 @@ type trustAsker struct {
 
 var _ manager.Runnable = &trustAsker{}
 
-// askTrust adds a trustAsker to mgr for the pairs for which the answer matters. A dry run issues nothing, not even a
-// probe.
+// askTrust adds a trustAsker to mgr for the pairs whose trust matters. A dry run issues nothing, not even a probe.
 func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) error {
 	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *keypair.KeyPair) bool {
 		return !servesCustom(pair) && len(pair.ClientSigners()) == 0
@@ -116,7 +116,7 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) err
 	if r.DryRun || len(asked) == 0 {
 		return nil
 	}
-	scheme := runtime.NewScheme() // the manager's own, which a caller may have set, need not know these types
+	scheme := runtime.NewScheme() // a caller may have set a manager scheme without these types
 	if err := errors.Join(discoveryv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("ask about trust: %w", err)
 	}
@@ -127,7 +127,7 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) err
 		return fmt.Errorf("ask about trust: %w", err)
 	}
 	r.trust.asked = true
-	// API servers verify certificates by the time of day, whatever clock is given to the controllers.
+	// API servers verify certificates by real time, whatever clock the controllers use.
 	wall := clock.RealClock{}
 	return mgr.Add(&trustAsker{
 		cache: &r.trust, pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live,
@@ -135,14 +135,14 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) err
 	})
 }
 
-// servesCustom reports whether pair signs for a signer that is not one of Kubernetes'.
+// servesCustom reports whether pair signs for a signer other than Kubernetes' own.
 func servesCustom(pair *keypair.KeyPair) bool {
 	return slices.ContainsFunc(pair.Signers(), func(name string) bool {
 		return !slices.Contains(KubernetesSignerNames(), name)
 	})
 }
 
-// Start asks until ctx ends, about each CA by itself.
+// Start asks about each CA, in parallel, until ctx ends.
 func (a *trustAsker) Start(ctx context.Context) error {
 	var group sync.WaitGroup
 	for _, pair := range a.pairs {
@@ -152,7 +152,7 @@ func (a *trustAsker) Start(ctx context.Context) error {
 	return nil
 }
 
-// follow asks about each new CA of pair at once, and about the one in use from time to time.
+// follow asks about a new CA of pair at once, and about the current CA from time to time.
 func (a *trustAsker) follow(ctx context.Context, pair *keypair.KeyPair) {
 	changed := pair.Subscribe()
 	var last *ca.Authority
@@ -164,7 +164,7 @@ func (a *trustAsker) follow(ctx context.Context, pair *keypair.KeyPair) {
 		if authority != last {
 			last, due, pause = authority, time.Time{}, askUnknownMin
 		}
-		next := askUnknownMax // a CA may begin or end in the meantime
+		next := askUnknownMax // a CA may become valid or expire meanwhile
 		if authority != nil {
 			if !a.clock.Now().Before(due) {
 				known := a.ask(ctx, pair, authority, &warned)
@@ -184,12 +184,12 @@ func (a *trustAsker) follow(ctx context.Context, pair *keypair.KeyPair) {
 	}
 }
 
-// ask asks about authority, records the answer and warns. It reports whether there was an answer to every question.
+// ask asks about authority, records the answer and warns. It reports whether every question was answered.
 func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *ca.Authority, warned *string) bool {
 	targets, missing := a.targets(ctx)
 	known := true
 	if servesCustom(pair) {
-		// The holder of a certificate can append what the configured chain leaves out.
+		// A certificate's holder can append CA certificates that the configured chain omits.
 		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
 		front, err := readFrontProxy(ctx, a.live, authority, a.clock.Now())
 		if ctx.Err() == nil {
@@ -207,8 +207,8 @@ func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *
 	return known
 }
 
-// targets returns the API servers to ask: the one that the manager talks to, and each behind the Service kubernetes,
-// because each has its own trust. An error says that some are missing.
+// targets returns the API servers to ask: the manager's own, and all endpoints of the Service kubernetes. Each has its
+// own trust. An error reports that some are missing.
 func (a *trustAsker) targets(ctx context.Context) ([]probe.Target, error) {
 	targets := []probe.Target{{Name: a.cluster.Host, Cluster: a.cluster}}
 	if len(a.listed) > 0 {
@@ -219,16 +219,16 @@ func (a *trustAsker) targets(ctx context.Context) ([]probe.Target, error) {
 	if errors.Is(err, probe.ErrNoEndpoints) { // there is no other API server
 		return targets, nil
 	}
-	// API servers of envtest publish addresses that they do not listen at. An API server that refuses connections while
-	// others accept them is restarting: it is asked, so that there is no verdict without its answer.
+	// API servers of envtest publish addresses without a listener. If all addresses refuse connections, they are omitted.
+	// If only some do, those API servers are restarting. They are asked too, so there is no verdict without their answer.
 	if !slices.ContainsFunc(addresses, func(address string) bool { return !refusesConnections(ctx, address) }) {
 		addresses = nil
 	}
 	return append(targets, probe.Direct(a.cluster, "", addresses)...), err
 }
 
-// refusesConnections reports whether nothing listens at address. An address that does not answer at all may be an API
-// server.
+// refusesConnections reports whether address refuses connections. An address that does not answer at all may still be
+// an API server.
 func refusesConnections(ctx context.Context, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -239,8 +239,8 @@ func refusesConnections(ctx context.Context, address string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// together returns what the answers of all API servers mean: a CA is trusted if any of them trusts it, and not
-// trusted if all of them say so.
+// together combines the answers of all API servers. A CA is trusted if any of them trusts it, and not trusted if all
+// of them say so.
 func together(round probe.Round, missing error) probe.Answer {
 	var refused, unknown []string
 	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
@@ -262,7 +262,7 @@ func together(round probe.Round, missing error) probe.Answer {
 	return probe.Answer{Trust: probe.Refused, Evidence: strings.Join(refused, "; ")}
 }
 
-// warnOfDistrust warns, once, that API servers do not accept what authority issues for names.
+// warnOfDistrust warns, once, that API servers do not accept certificates that authority issues for names.
 func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []string, round probe.Round, warned *string) {
 	var refusing, silent []string
 	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
@@ -280,7 +280,7 @@ func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []stri
 			"append this CA to the --client-ca-file of every API server, or sign with one that is in it",
 			authority.KeyID(), strings.Join(names, " and "), strings.Join(refusing, ", "))
 	}
-	if message == *warned || message == "" && len(silent) > 0 { // silence takes nothing back
+	if message == *warned || message == "" && len(silent) > 0 { // without an answer an earlier warning stands
 		return
 	}
 	*warned = message
@@ -293,7 +293,7 @@ func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []stri
 	pair.Warn("CANotTrusted", message)
 }
 
-// The keys of the ConfigMap extension-apiserver-authentication that API servers fill from
+// These are keys of the ConfigMap extension-apiserver-authentication. API servers fill them from
 // --requestheader-client-ca-file and --requestheader-allowed-names
 // (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
 const (
@@ -301,8 +301,8 @@ const (
 	frontProxyNames = "requestheader-allowed-names"
 )
 
-// readFrontProxy finds out whether API servers accept authority for front proxies: it has the key of one of their
-// CAs, or one of these CAs has issued it, directly or not.
+// readFrontProxy reads whether API servers accept authority for front proxies. They do if it has the key of one of
+// their front-proxy CAs, or chains to one of them.
 func readFrontProxy(
 	ctx context.Context, reader client.Reader, authority *ca.Authority, now time.Time,
 ) (frontProxy, error) {
@@ -331,7 +331,8 @@ func readFrontProxy(
 	return frontProxy{trusted: leadsTo(authority, accepted, now), names: names}, nil
 }
 
-// leadsTo reports whether a leaf of authority leads to one of roots, with any certificate that its holder may append.
+// leadsTo reports whether a leaf of authority chains to one of roots, with any certificates that the leaf's holder may
+// append.
 func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) bool {
 	cert := authority.Certificate()
 	if slices.ContainsFunc(roots, func(root *x509.Certificate) bool {
@@ -350,8 +351,8 @@ func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) 
 	if _, err := cert.Verify(options); err == nil {
 		return true
 	}
-	// A cross-certificate is another certificate of the same key.
-	given, _ := ca.ParseCertificates(authority.WithAllGiven().AppendedPEM()) // Load has read them
+	// A cross-certificate is another certificate for the same key.
+	given, _ := ca.ParseCertificates(authority.WithAllGiven().AppendedPEM()) // Load has parsed them before
 	return slices.ContainsFunc(given, func(other *x509.Certificate) bool {
 		if !bytes.Equal(other.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
 			return false
