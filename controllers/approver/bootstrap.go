@@ -11,30 +11,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// BootstrapPolicy says which requests for a node's first certificate may be approved. The zero value asks nothing but
-// that a token that is bound to a node asks for that node.
+// BootstrapPolicy says which requests for a node's first certificate may be approved. The zero value has one rule: a
+// token that is bound to a node requests only that node's certificate.
 type BootstrapPolicy struct {
-	// Expected wants a source to expect the node. What the node says of itself does not count.
+	// Expected requires that a source other than the Node expects the node.
 	Expected bool
-	// TokenBinding wants the requester to be bound to the node by a group.
+	// TokenBinding requires that a group binds the requester to the node.
 	TokenBinding bool
-	// Users, if any, are the only ones who may bootstrap.
+	// Users, if any, are the only users that may bootstrap nodes.
 	Users []string
-	// Rejoin lets an expected machine come back whose Node is dead or gone.
+	// Rejoin permits an expected machine to join again if its Node is dead or gone.
 	Rejoin bool
-	// MaxRequestAge is the age at which a request is left to the cleaner; zero is none.
+	// MaxRequestAge is the age above which a request is ignored; zero means no limit.
 	MaxRequestAge time.Duration
-	// Window is when a new machine asks, counted from its creation.
+	// Window is the time around a machine's creation in which a new machine may request its certificate.
 	Window JoinWindow
-	// CertificateLifetime is the longest that a kubelet's client certificate lives, whoever signed it. With Rejoin, a
-	// node is dead too when it has not been seen for longer than that. Zero is not known.
+	// CertificateLifetime is the longest lifetime of a kubelet's client certificate, whichever signer issued it. With
+	// Rejoin, a node also counts as dead if it was last seen longer ago than that. Zero means unknown.
 	CertificateLifetime time.Duration
 }
 
-// JoinWindow is from Before a machine's creation to After it. Without an After there is none.
+// JoinWindow is the time from Before a machine's creation to After it. If After is zero, there is no window.
 type JoinWindow struct{ Before, After time.Duration }
 
-// tokenBinding is what the requester's groups say about the node.
+// tokenBinding is the node to which the requester's groups bind it.
 type tokenBinding int
 
 const (
@@ -43,7 +43,8 @@ const (
 	boundToAnother
 )
 
-// bindingOf reads the groups that bind a token: one of them at least must be the node's.
+// bindingOf returns the binding of req's requester. If several groups bind it, one group of the requested node is
+// enough.
 func bindingOf(req *csr.Request) tokenBinding {
 	binding := notBound
 	own := csr.TokenGroup(req.NodeName())
@@ -58,20 +59,20 @@ func bindingOf(req *csr.Request) tokenBinding {
 	return binding
 }
 
-// nodeState is what is known of the Node of the name that is asked for.
+// nodeState is what the Node and the Lease with the requested name show.
 type nodeState int
 
 const (
-	nodeUnknown nodeState = iota // it or its lease exists, and nothing is proven
+	nodeUnknown nodeState = iota // a Node or a Lease exists, and neither life nor death is proven
 	nodeNone
 	nodeAlive
 	nodeDead
 )
 
-// stateOf returns the state of the node of req. A Lease that moves proves that the node is alive, even without a
-// Node. A Lease of which nothing is known, for example after startup, still counts as that of a live node. A node is
-// dead too if its last certificate, which was issued before it was last seen, expired before the request: both
-// instants come with objects, and our own clock has no part in it.
+// stateOf returns the state of the node of req. A Lease that is renewed proves that the node is alive, even without a
+// Node. An unobserved Lease, for example after startup, still counts as a live node. A node also counts as dead if its
+// last certificate expired before the request. It received that certificate before it was last seen. Both instants
+// come from objects, so this process's clock has no effect.
 func (p BootstrapPolicy) stateOf(exists bool, life nodeidentity.Life, renewed time.Time, req *csr.Request) nodeState {
 	expired := p.CertificateLifetime > 0 && !renewed.IsZero() && req.Created.Sub(renewed) > p.CertificateLifetime+skew
 	dead := life == nodeidentity.Dead || expired
@@ -86,31 +87,31 @@ func (p BootstrapPolicy) stateOf(exists bool, life nodeidentity.Life, renewed ti
 	return nodeUnknown
 }
 
-// skew is how far the clocks of a node and of the API server may be apart, and how long a node may have had a new
-// certificate without renewing its lease.
+// skew bounds the difference between the clocks of a node and of the API server. It also covers the time between a
+// node's new certificate and its next Lease renewal.
 const skew = time.Hour
 
-// bootstrapFacts holds what is known about a request for a first certificate beyond its content.
+// bootstrapFacts holds what is known about a request for a first certificate, beside its content.
 type bootstrapFacts struct {
 	age time.Duration
-	// unavailable says why something cannot be found out.
+	// unavailable is why facts are missing, or empty.
 	unavailable string
-	// entry is what a source other than the Node knows of the node, or nil.
+	// entry is what a source other than the Node knows about the node, or nil.
 	entry *inventory.Entry
 	node  nodeState
-	// renewed is when the node's Lease was renewed, by the node's clock.
+	// renewed is when the node's Lease was last renewed, by the node's clock.
 	renewed time.Time
-	// gone says why the requester does not exist any more.
+	// gone is why the requester no longer exists, or empty.
 	gone string
 }
 
-// comesBack reports whether the machine has had a Node of this name, which is dead or gone.
+// comesBack reports whether the machine had a Node of this name that is now dead or gone.
 func (f *bootstrapFacts) comesBack(node string) bool {
 	return f.node == nodeDead || f.node == nodeNone && f.entry != nil && f.entry.Bound == node
 }
 
-// judge returns the first violation of req, or a Decision without a reason. It checks the request itself first, as that
-// never changes. Then a check that refuses on missing data comes before one that permits on it.
+// judge returns the first violation of req, or a Decision without a reason. It first checks the request itself, which
+// never changes. Then a check that refuses if data is missing comes before a check that permits it.
 func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision {
 	if decision := p.checkRequest(req, facts.age); decision.Reason != "" {
 		return decision
@@ -140,7 +141,7 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 	return Decision{}
 }
 
-// checkRequest looks at nothing but req and its age.
+// checkRequest checks req and its age only.
 func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decision {
 	binding := bindingOf(req)
 	switch {
@@ -162,7 +163,7 @@ func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decis
 	return Decision{}
 }
 
-// checkExpected looks at what the machine's source says, if a source must expect the node.
+// checkExpected checks the machine's source, if a source must expect the node.
 func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry) Decision {
 	switch {
 	case !p.Expected:
@@ -180,7 +181,7 @@ func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry)
 	return Decision{}
 }
 
-// checkReturn looks at whether a machine that comes back may do so, and a new one asks in time.
+// checkReturn checks whether a returning machine may join again, and whether a new machine is within its window.
 func (p BootstrapPolicy) checkReturn(req *csr.Request, facts *bootstrapFacts) Decision {
 	comesBack := facts.comesBack(req.NodeName())
 	switch {
@@ -199,7 +200,7 @@ func (p BootstrapPolicy) checkReturn(req *csr.Request, facts *bootstrapFacts) De
 	return p.Window.check(req, facts.entry)
 }
 
-// check returns whether req was made outside of the window, as a Decision without a reason if not.
+// check returns a violation if req was made outside the window, or a Decision without a reason.
 func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
 	early, late := machine.Created.Sub(req.Created), req.Created.Sub(machine.Created)
 	switch {
@@ -220,14 +221,15 @@ func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
 	return Decision{}
 }
 
-// boundElsewhere returns the Decision about a token for another node: neither its groups nor the subject ever change.
+// boundElsewhere returns the Decision about a token for another node. It is final, because neither the groups nor the
+// subject of a request change.
 func boundElsewhere(req *csr.Request) Decision {
 	return refuseBootstrap(verdict.Deny, "NotAuthorized",
 		"user %q is bound to another node than %q, which it asks for and whose group is %s",
 		userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 }
 
-// refuseBootstrap returns a Decision whose message also says what comes next.
+// refuseBootstrap returns a Decision whose message also names the next step.
 func refuseBootstrap(v verdict.Verdict, reason, format string, args ...any) Decision {
 	advice := "; a new request is needed"
 	if v == verdict.Wait {

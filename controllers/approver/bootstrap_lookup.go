@@ -12,23 +12,23 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// Gate decides whether a recogniser is asked at all. A Decision without a reason lets the request pass; an error means
-// that it could not find out.
+// Gate decides before or after the permission of a recogniser is reviewed. A Decision without a reason lets the
+// request pass. An error means that Gate could not decide.
 type Gate func(context.Context, *csr.Request) (Decision, error)
 
-// Bootstrap is what BoundNodeClient asks.
+// Bootstrap configures BoundNodeClient.
 type Bootstrap struct {
-	// Inventory says who expects the node, and which nodes are alive.
+	// Inventory knows which nodes are expected, and which nodes are alive.
 	Inventory *Inventory
 	Policy    BootstrapPolicy
 }
 
-// confirmTimeout bounds the reads before an approval.
+// confirmTimeout bounds the API calls before an approval.
 const confirmTimeout = 10 * time.Second
 
-// BoundNodeClient is NodeClient with an identity behind each first certificate: a bootstrapper may ask only for a
-// node that is expected and not there yet. Renewals are judged by their own permission alone, and wait for nothing; a
-// node that may not renew is no new one. The permission is asked for last.
+// BoundNodeClient is NodeClient with an identity check for each first certificate. A bootstrapper may only request a
+// node that is expected and does not exist yet. Renewals need only their own permission and wait for nothing. A node
+// that may not renew is not treated as a new node. The permission is reviewed last.
 func BoundNodeClient(b Bootstrap) Rule {
 	rule := NodeClient()
 	rule.needsLeases = true
@@ -44,7 +44,7 @@ func BoundNodeClient(b Bootstrap) Rule {
 	return rule
 }
 
-// gate judges req by what the caches hold.
+// gate judges req by the caches.
 func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts, err := b.lookUp(ctx, req)
 	if err != nil {
@@ -53,7 +53,7 @@ func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error)
 	return b.Policy.judge(req, facts), nil
 }
 
-// confirm judges req by what the API server says at that moment.
+// confirm judges req by what the API server returns now.
 func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts, err := b.lookUp(ctx, req)
 	if err != nil {
@@ -66,14 +66,14 @@ func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, err
 	return b.Policy.judge(req, facts), nil
 }
 
-// lookUp returns what the caches hold. A fault becomes a fact. Nothing is looked up for a request that is refused for
-// its content. lookUp returns an error if a source has not answered yet, or if ctx has ended.
+// lookUp returns what the caches hold. A failed lookup becomes a fact. If the content of the request is refused,
+// lookUp looks nothing up. It returns an error if a source has not answered yet, or if ctx has ended.
 func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFacts, error) {
 	i, node := b.Inventory, req.NodeName()
 	if i.cluster == nil {
 		return &bootstrapFacts{unavailable: errNotRunning.Error()}, nil
 	}
-	if _, err := i.serverTime.Skew(); err != nil { // its age is not known
+	if _, err := i.serverTime.Skew(); err != nil { // the age is unknown
 		return &bootstrapFacts{unavailable: err.Error()}, nil
 	}
 	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created)}
@@ -103,8 +103,8 @@ func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFact
 	return facts, nil
 }
 
-// readLive asks the API server itself for what a cache that lags behind could have wrong, and whether the requester
-// still exists.
+// readLive reads from the API server the facts that a lagging cache could have wrong. It also checks whether the
+// requester still exists.
 func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootstrapFacts) {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
@@ -116,7 +116,7 @@ func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootst
 		if exists, err = live.HasNode(ctx, name); exists {
 			facts.node = nodeUnknown
 		}
-		// Its Lease may be left of a dead node, or be that of a kubelet that lives on without a Node.
+		// The Lease may be left from a dead node, or belong to a kubelet that still runs without a Node.
 		renewed, leaseErr := live.Renewed(ctx, name)
 		if leaseErr == nil && !renewed.Equal(facts.renewed) {
 			facts.node = nodeUnknown

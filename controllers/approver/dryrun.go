@@ -17,17 +17,17 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// ours reports whether there is a rule for obj, decided or not.
+// ours reports whether a rule exists for obj's signer, even if obj is decided.
 func (r *Reconciler) ours(obj *certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(r.Rules, func(rule Rule) bool { return rule.SignerName == obj.Spec.SignerName })
 }
 
-// reconcileDryRun judges obj, writes nothing to it, and compares its decision with that of another approver. If the
-// other approver was faster, it judges the request as it was before that decision.
+// reconcileDryRun judges obj without writing to it, and compares its decision with another approver's. If the other
+// approver has already decided, it judges the request as it was before that decision.
 func (r *Reconciler) reconcileDryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
 ) (reconcile.Result, error) {
-	if _, err := r.serverTime().Skew(); err != nil { // requests from before the dry run can't be told from newer ones
+	if _, err := r.serverTime().Skew(); err != nil { // older requests cannot be told from newer ones
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	last, decided := r.opinions.of(obj, r.serverTime().Now()), !csr.Undecided(obj)
@@ -50,7 +50,7 @@ func (r *Reconciler) reconcileDryRun(
 	return reconcile.Result{}, nil
 }
 
-// judgeDryRun judges obj, as it was made if it has been decided since. It reports the verdict and keeps it.
+// judgeDryRun judges obj. If obj is decided, it judges obj without its status. It reports the verdict and keeps it.
 func (r *Reconciler) judgeDryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decided bool,
 ) (opinion, error) {
@@ -76,13 +76,13 @@ func (r *Reconciler) judgeDryRun(
 	return r.opinions.note(obj, decision), nil
 }
 
-// compare counts whether another approver has decided obj as this one would: a certificate for it or none.
+// compare counts whether another approver has decided obj as this dry run would: approved or not.
 func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, last opinion) {
 	if !r.opinions.markCompared(obj) {
 		return
 	}
 	state := csr.StateOf(obj)
-	approved := state == csr.Approved || state == csr.Issued || !csr.ApprovedAt(obj).IsZero() // or failed since
+	approved := state == csr.Approved || state == csr.Issued || !csr.ApprovedAt(obj).IsZero() // or failed later
 	outcome := "agreed"
 	if approved != (last.Verdict == verdict.Approve) {
 		outcome = "disagreed"
@@ -102,32 +102,31 @@ func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.Certificat
 }
 
 const (
-	// maxOpinions bounds how many requests' verdicts a dry run keeps. They are dropped with their request.
+	// maxOpinions bounds the verdicts that a dry run keeps. A verdict is dropped when its request is deleted.
 	maxOpinions = 1 << 20
-	// longestOpinion bounds the sentence of each, in bytes.
+	// longestOpinion bounds the message of each verdict, in bytes.
 	longestOpinion = 512
 )
 
 // opinions holds the last verdict of a dry run about each request. The zero value is empty.
 type opinions struct {
 	mu    sync.Mutex
-	since time.Time  // of the first, in whole seconds, as creation times are
-	last  *lru.Cache // name → opinion
+	since time.Time  // of the first verdict, in whole seconds like creation times
+	last  *lru.Cache // request name → opinion
 }
 
-// opinion is the last verdict about one request. The zero value is none.
+// opinion is the last verdict about a request. The zero value is no verdict.
 type opinion struct {
 	Decision
 	uid    types.UID
 	signer string
-	// final reports that no other verdict would have followed.
+	// final reports that the verdict would have been written, so it cannot change.
 	final bool
-	// compared reports whether the comparison has been counted.
+	// compared reports that the comparison has been counted.
 	compared bool
 }
 
-// of returns the opinion about obj. Another request of the same name was deleted; it was undecided if it has not been
-// compared.
+// of returns the opinion about obj. If the kept opinion is about a deleted request of the same name, of drops it.
 func (o *opinions) of(obj *certificatesv1.CertificateSigningRequest, now time.Time) opinion {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -142,7 +141,7 @@ func (o *opinions) of(obj *certificatesv1.CertificateSigningRequest, now time.Ti
 	return last
 }
 
-// get returns the opinion about the request of that name. The caller holds mu.
+// get returns the opinion about the named request. The caller holds mu.
 func (o *opinions) get(name string) opinion {
 	if o.last == nil {
 		return opinion{}
@@ -152,8 +151,8 @@ func (o *opinions) get(name string) opinion {
 	return last
 }
 
-// drop drops the opinion about a request that was deleted, and counts it unless another approver had decided the
-// request. The caller holds mu.
+// drop drops the opinion about a deleted request. If the request was never compared, it counts as undecided. The
+// caller holds mu.
 func (o *opinions) drop(name string) {
 	last := o.get(name)
 	if last.uid == "" {
@@ -165,21 +164,21 @@ func (o *opinions) drop(name string) {
 	}
 }
 
-// countDeleted drops the opinion about the request of that name, which was deleted.
+// countDeleted drops the opinion about the named request, which was deleted.
 func (o *opinions) countDeleted(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.drop(name)
 }
 
-// before reports whether obj is older than the dry run: what was decided about it then was decided without us.
+// before reports whether obj is older than the dry run. The dry run does not compare such a request.
 func (o *opinions) before(obj *certificatesv1.CertificateSigningRequest) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return obj.CreationTimestamp.Time.Before(o.since)
 }
 
-// note keeps decision: one that would have been written is final.
+// note keeps decision, and returns it as an opinion. An Approve or a Deny is final.
 func (o *opinions) note(obj *certificatesv1.CertificateSigningRequest, decision Decision) opinion {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -192,7 +191,7 @@ func (o *opinions) note(obj *certificatesv1.CertificateSigningRequest, decision 
 	return last
 }
 
-// markCompared notes that obj has been compared, and reports whether that is new.
+// markCompared marks obj as compared, and reports whether it was not marked before.
 func (o *opinions) markCompared(obj *certificatesv1.CertificateSigningRequest) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -25,44 +25,45 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// SourceBuilder makes a source that runs in mgr. nodes is what the API server itself knows. The source calls changed
+// SourceBuilder builds a source that runs in mgr. nodes reads the API server's own objects. The source calls changed
 // with the name of each node whose entry has changed, or with an empty name for all nodes. It calls freed with names
-// and addresses that a node had before: others may wait for them.
+// and addresses that a node no longer has, because other nodes may wait for them.
 type SourceBuilder func(
 	mgr manager.Manager, nodes *node.Source, changed func(node string), freed func([]san.SAN),
 ) (inventory.Source, error)
 
-// NodeSource is the source that believes what nodes report of themselves.
+// NodeSource returns the source that trusts what nodes report about themselves.
 func NodeSource(
 	_ manager.Manager, nodes *node.Source, _ func(string), _ func([]san.SAN),
 ) (inventory.Source, error) {
 	return nodes, nil
 }
 
-// Inventory is what is known of nodes. Rules that ask it say InventoryUnavailable until a manager runs it.
+// Inventory holds what is known about nodes. Until a manager runs it, rules that need it return InventoryUnavailable.
 type Inventory struct {
-	// Sources in order, strongest first.
+	// Sources are in order of precedence, the strongest first.
 	Sources []SourceBuilder
-	// WatchSilence is how long watches of Nodes, Services and EndpointSlices may bring nothing; zero is three minutes.
+	// WatchSilence bounds how long a watch of Nodes, Services and EndpointSlices may stay without an event; zero means
+	// three minutes.
 	WatchSilence time.Duration
 
 	cluster    *node.Source
 	apiServers *node.APIServers // nil unless a rule needs Services
 	sources    inventory.Sources
-	expecting  inventory.Sources    // sources without what a node says of itself
+	expecting  inventory.Sources    // sources except what nodes report about themselves
 	leases     *nodeidentity.Leases // nil unless a rule needs Leases
 	live       nodeidentity.Live
 	serverTime *servertime.Clock
-	// background holds those of sources that are asked in the background.
+	// background holds the sources that are asked in the background.
 	background []*inventory.Background
-	// reading is true from the start of a controller until each source has read, or has said why it can't.
+	// reading is true from the controller's start until each source has been read or has failed.
 	reading atomic.Bool
 }
 
-// errNotRunning is the answer outside of a manager.
+// errNotRunning is the error of lookups without a manager.
 var errNotRunning = errors.New("no manager runs the inventory here")
 
-// setup makes the sources run in mgr, and what else rules need.
+// setup adds the sources, and whatever else rules need, to mgr.
 func (i *Inventory) setup(
 	mgr manager.Manager, rules []Rule, passed clock.PassiveClock, serverTime *servertime.Clock, wake wakeUps,
 ) error {
@@ -91,14 +92,14 @@ func (i *Inventory) setup(
 	return nil
 }
 
-// setupSources makes the sources that are configured run.
+// setupSources adds the configured sources to mgr.
 func (i *Inventory) setupSources(
 	mgr manager.Manager, cluster *node.Source, passed clock.PassiveClock, wake wakeUps,
 ) error {
-	// What a source says of a node may cost it its claim to what it reports.
+	// A change of a source's entry may end a node's claim to names and addresses that its Node reports.
 	changed := func(node string) {
 		wake.node(node)
-		if reported, err := cluster.Reported(node); err == nil { // once it can be read, all requests are woken
+		if reported, err := cluster.Reported(node); err == nil { // a source that recovers wakes all requests
 			wake.free(reported)
 		}
 	}
@@ -122,7 +123,7 @@ func (i *Inventory) setupSources(
 	return nil
 }
 
-// setupServing makes run what only requests for serving certificates need.
+// setupServing adds to mgr what only requests for serving certificates need.
 func (i *Inventory) setupServing(mgr manager.Manager, cluster *node.Source, wake wakeUps) error {
 	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
 		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report "+
@@ -142,7 +143,7 @@ func (i *Inventory) setupServing(mgr manager.Manager, cluster *node.Source, wake
 	return nil
 }
 
-// setupBootstrap makes run what only requests for first certificates need.
+// setupBootstrap adds to mgr what only requests for first certificates need.
 func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveClock, changed func(node string)) error {
 	log := mgr.GetLogger().WithName("inventory")
 	leases, err := nodeidentity.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed, log)
@@ -161,14 +162,14 @@ func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveCloc
 	return nil
 }
 
-// SetupInventory makes the Inventory run in mgr for a caller that only asks for decisions, and waits for slow sources.
+// SetupInventory adds the Inventory to mgr for a caller that only needs decisions. Lookups wait for slow sources.
 func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
 	wake := newWakeUps()
 	wake.answered = nil
 	return r.Inventory.setup(mgr, r.Rules, passed, servertime.Of(passed), wake)
 }
 
-// Tried reports whether each of the sources that run has read, or has said why it can't.
+// Tried reports whether each running source has been read or has failed.
 func (i *Inventory) Tried(ctx context.Context) bool {
 	err := errors.Join(i.cluster.Err(), i.apiServers.Ready())
 	if i.leases != nil {
@@ -177,7 +178,7 @@ func (i *Inventory) Tried(ctx context.Context) bool {
 	}
 	for _, source := range i.sources {
 		_, runs := source.(manager.Runnable)
-		if _, slow := source.(inventory.Slow); runs && !slow { // others have nothing to read before they are asked
+		if _, slow := source.(inventory.Slow); runs && !slow { // other sources have nothing to read in advance
 			_, sourceErr := source.Lookup(ctx, "", nil)
 			err = errors.Join(err, sourceErr)
 		}
@@ -185,12 +186,12 @@ func (i *Inventory) Tried(ctx context.Context) bool {
 	return !errors.Is(err, informer.ErrNotRead)
 }
 
-// firstReadTimeout bounds how long requests wait after a start until the inventory has been read. After that they are
-// told that it cannot be read.
+// firstReadTimeout bounds how long requests wait after a start until the inventory is read. After that they report
+// that it is unavailable.
 const firstReadTimeout = 10 * time.Second
 
-// firstRead returns a source that calls enqueue once each source of the inventory has been read, or has failed to be.
-// Lookups wait until then, so that a request is not told of a source that is only starting.
+// firstRead returns a source that calls enqueue once each source of the inventory has been read or has failed. Until
+// then lookups wait, so that a request does not report a source that is only starting.
 func (i *Inventory) firstRead(enqueue func(workQueue)) source.Source {
 	return source.Func(func(ctx context.Context, queue workQueue) error {
 		if i.Tried(ctx) {
@@ -215,7 +216,7 @@ func (i *Inventory) firstRead(enqueue func(workQueue)) source.Source {
 	})
 }
 
-// Unavailable returns why the sources can't say what belongs to the node of req, or nil.
+// Unavailable returns why the sources cannot say what belongs to the node of req, or nil.
 func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
 	if i.cluster == nil {
 		return errNotRunning
@@ -224,7 +225,8 @@ func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
 	return err
 }
 
-// Unwatched says whether node has a lease of which nothing is known: who runs for longer may know more.
+// Unwatched reports whether node has a Lease that has not been observed long enough. A process that has run longer may
+// know more.
 func (i *Inventory) Unwatched(node string) bool {
 	if i.leases == nil {
 		return false
@@ -233,26 +235,27 @@ func (i *Inventory) Unwatched(node string) bool {
 	return err == nil && life == nodeidentity.Unknown && !renewed.IsZero()
 }
 
-// How often all Nodes are compared, and how many of those that are left out get an Event.
+// compareEvery is the pause between two comparisons of all Nodes. mostReported bounds the Events about Nodes that a
+// comparison leaves out.
 const (
 	compareEvery = 10 * time.Second
 	mostReported = 20
 )
 
-// nodeComparison reports the Nodes that are left out of the comparison, whether or not they ask for anything.
+// nodeComparison reports the Nodes that are left out of the comparison, even if they request nothing.
 type nodeComparison struct {
 	inventory *Inventory
 	reporter  *report.Reporter
 	log       logr.Logger
 
-	told map[string]bool // of the last comparison
+	told map[string]bool // node names of the last comparison
 }
 
-// Start compares all Nodes again and again until ctx ends. Only the leader does.
+// Start compares all Nodes repeatedly until ctx ends. It runs only on the leader.
 func (c *nodeComparison) Start(ctx context.Context) error {
 	ticker := time.NewTicker(compareEvery)
 	defer ticker.Stop()
-	defer nodesLeftOut.Set(0) // the next leader counts them
+	defer nodesLeftOut.Set(0) // the next leader counts the Nodes
 	for {
 		c.compare(ctx)
 		select {
@@ -265,11 +268,11 @@ func (c *nodeComparison) Start(ctx context.Context) error {
 
 var _ manager.Runnable = &nodeComparison{}
 
-// compare counts the Nodes that are left out, and reports those that were not before.
+// compare counts the Nodes that are left out, and reports those that the last comparison did not leave out.
 func (c *nodeComparison) compare(ctx context.Context) {
 	found, err := c.inventory.leftOut(ctx)
 	if err != nil {
-		return // requests that need the same say why
+		return // requests that need the same data report the cause
 	}
 	nodesLeftOut.Set(float64(len(found)))
 	now := map[string]bool{}
@@ -290,7 +293,7 @@ func (c *nodeComparison) compare(ctx context.Context) {
 	c.told = now
 }
 
-// leftOut returns the Nodes that are left out of the comparison. Sources that may be slow to answer are not asked.
+// leftOut returns the Nodes that are left out of the comparison. It does not ask sources that may be slow.
 func (i *Inventory) leftOut(ctx context.Context) (map[string]*inventory.LeftOut, error) {
 	nodes, err := i.cluster.Nodes()
 	if err != nil {
@@ -306,7 +309,7 @@ func (i *Inventory) leftOut(ctx context.Context) (map[string]*inventory.LeftOut,
 	ownership := &inventory.Ownership{
 		Reported: i.cluster.Reported,
 		Holders: func(name san.SAN) ([]string, error) {
-			if few, found := many[name]; found { // all Nodes may report one address
+			if few, found := many[name]; found { // all Nodes may report the same address
 				return few, nil
 			}
 			holders, err := i.cluster.Holders(name)

@@ -14,15 +14,16 @@ import (
 )
 
 var (
-	// decisionsTotal counts decisions, a repeated one of the same request once. signer is a configured one; rule is the
-	// recogniser that approved or empty.
+	// decisionsTotal counts decisions, each distinct decision about a request once. signer is a configured signer. rule
+	// is the recogniser that approved, or empty.
 	decisionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_decisions_total",
 		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "rule", "verdict", "reason"})
 
-	// dryRunTotal counts requests, when another approver has decided them or nobody has. verdict and reason are ours;
-	// outcome is agreed (approved by both or by neither), disagreed, or undecided (deleted before anybody decided).
+	// dryRunTotal counts requests after another approver has decided them, or after their deletion. verdict and reason
+	// are of the dry run. outcome is agreed (both approved, or neither did), disagreed, or undecided (deleted without a
+	// decision).
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
 		Help: "CertificateSigningRequests that a dry run has judged, each once, by our verdict and whether another " +
@@ -57,10 +58,10 @@ func init() {
 	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, nodesLeftOut, errorsTotal)
 }
 
-// measured measures the reviews that are really sent.
+// measured records the duration of the reviews that are sent.
 type measured struct{ authz.Authorizer }
 
-// Allowed asks and measures.
+// Allowed sends a review and records its duration.
 func (m measured) Allowed(
 	ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes,
 ) (bool, error) {

@@ -27,39 +27,39 @@ func queueKey(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
-// mostWoken is how many requests of one requester for one node are woken, the newest, as a kubelet waits for its last
-// request only: a node that keeps thousands pending would otherwise have all of them judged, and logged, whenever it
-// reports something new. The others are judged within a minute.
+// mostWoken is how many requests of one requester for one node are woken, the newest first. A kubelet waits only for
+// its last request. A node may keep thousands pending; without this bound each change of the node would cause all of
+// them to be judged and logged. The others are judged within a minute.
 const mostWoken = 3
 
 const (
-	// rememberedKeys bounds for how many Keys the newest request is remembered, which outlives the request.
+	// rememberedKeys bounds the Keys whose newest request is cached. An entry outlives its request.
 	rememberedKeys = 50_000
-	// parsedRequests bounds how many parsed requests are kept, and parsedSize the size of the objects, in bytes.
+	// parsedRequests bounds the parsed requests in the cache, and parsedSize the size of their objects, in bytes.
 	parsedRequests, parsedSize = 256, 16 << 10
 )
 
-// requestInfo holds what the queue and wake-ups need of a request. A request's spec never changes, so it is read
-// once. It holds no text that a requester chose.
+// requestInfo holds what the queue and wake-ups need of a request. A request's spec never changes, so it is read once.
+// requestInfo holds no text that a requester chose.
 type requestInfo struct {
 	pending.Request
-	sans []uint64 // digests of the names and addresses that it asks for
+	sans []uint64 // digests of the requested names and addresses
 }
 
-// pendingIndex holds the requests that the work queue may hold, and which of them may be woken. A request leaves it
-// when it is deleted or needs no more work. The zero value is empty. It is safe for concurrent use.
+// pendingIndex holds the requests that the work queue may hold, and which of them may be woken. A request leaves the
+// index when it is deleted or needs no more work. The zero value is empty. It is safe for concurrent use.
 type pendingIndex struct {
-	// undecided holds the requests that may be woken, so that a wake-up costs nothing for decided requests, and for a
-	// node with thousands of requests no more than for a node with ten.
+	// undecided holds the requests that may be woken, so a wake-up costs nothing for decided requests. For a node with
+	// thousands of requests it costs no more than for a node with ten.
 	undecided pending.Index
 
 	mu       sync.Mutex
 	requests map[string]requestInfo
 	newest   *lru.Cache // pending.Key → creation of its newest request
-	parsed   *lru.Cache // UID → *csr.Request, so that a request that is queued and judged at once is parsed once
+	parsed   *lru.Cache // UID → *csr.Request, so that a request is parsed once
 }
 
-// add adds obj, and reads what it needs of it unless it has that.
+// add adds obj. It reads the spec of obj unless the index already holds it.
 func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits, undecided bool) {
 	p.mu.Lock()
 	info, known := p.requests[obj.Name]
@@ -89,7 +89,7 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 	}
 }
 
-// parse parses obj, and keeps the result for a while.
+// parse parses obj, and caches the result.
 func (p *pendingIndex) parse(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits) (*csr.Request, error) {
 	p.mu.Lock()
 	if p.parsed == nil {
@@ -107,7 +107,7 @@ func (p *pendingIndex) parse(obj *certificatesv1.CertificateSigningRequest, limi
 	return req, err
 }
 
-// remove removes the request of that name, so that it is not woken any more.
+// remove removes the named request, so that it is no longer woken.
 func (p *pendingIndex) remove(name string) {
 	p.undecided.Remove(name)
 	p.mu.Lock()
@@ -120,7 +120,8 @@ func (p *pendingIndex) remove(name string) {
 	}
 }
 
-// find returns what the order of the queue depends on. It reads nothing, because the queue holds its lock.
+// find returns what determines the request's position in the queue. It must not block, because the queue holds its
+// lock.
 func (p *pendingIndex) find(name string) (pending.Request, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +129,7 @@ func (p *pendingIndex) find(name string) (pending.Request, bool) {
 	return info.Request, found
 }
 
-// holds reports whether obj, and not another request of that name, is in the index.
+// holds reports whether the index holds obj itself, not another request with the same name.
 func (p *pendingIndex) holds(obj *certificatesv1.CertificateSigningRequest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,10 +137,9 @@ func (p *pendingIndex) holds(obj *certificatesv1.CertificateSigningRequest) bool
 	return found && info.UID == obj.UID
 }
 
-// superseded reports whether a newer request has been seen of the same requester for the same node and signer. That
-// counts even if the newer one has been decided or deleted since: its requester no longer waits for an older one. The
-// API server stores creation in whole seconds, so of the requests of one second all but the newest few are superseded
-// too.
+// superseded reports whether a newer request of the same requester for the same node and signer has been observed.
+// That holds even if the newer request is decided or deleted: its requester no longer waits for an older one. Creation
+// times are in whole seconds. So of the requests of one second, all but the newest few are superseded too.
 func (p *pendingIndex) superseded(name string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +153,8 @@ func (p *pendingIndex) superseded(name string) bool {
 	return p.undecided.Newer(name) >= mostWoken
 }
 
-// woken returns, of each requester for each node, those of its newest undecided requests for which waits returns true.
+// woken returns the newest undecided requests of each requester for each node, up to most each. It omits requests for
+// which waits returns false.
 func (p *pendingIndex) woken(most int, waits func(requestInfo) bool) []reconcile.Request {
 	newest := p.undecided.Newest(most)
 	p.mu.Lock()
@@ -169,20 +170,20 @@ func (p *pendingIndex) woken(most int, waits func(requestInfo) bool) []reconcile
 
 var digestSeed = maphash.MakeSeed()
 
-// digestOf returns a short stand-in for name, as a requester may ask for long names. Requests for two names of one
-// digest are woken together.
+// digestOf returns a short digest of name, because a requester may choose long names. Requests for two names with the
+// same digest are woken together.
 func digestOf(name san.SAN) uint64 { return maphash.Comparable(digestSeed, name) }
 
-// Changes are gathered for a while before requests that wait for them are looked for: not once for each node when a
-// thousand nodes join. Names and addresses that become free are gathered for longer, because any node may claim and
-// give up what others ask for, as often as it likes.
+// gatherNodes and gatherFreed are the delays of debouncers. When a thousand nodes join, their requests are looked up
+// once, not once per node. The delay for freed names and addresses is longer, because any node may claim and release
+// requested names as often as it likes.
 const (
 	gatherNodes = 100 * time.Millisecond
 	gatherFreed = 300 * time.Millisecond
 )
 
-// debouncer gathers changes, and passes them on together. It gathers nothing before its source runs: a standby would
-// gather for as long as it stands by, and a controller that starts looks at every request anyway.
+// debouncer collects changes, and passes them on together. It collects nothing before its source runs, because a
+// standby would collect without end. A controller that starts judges every request anyway.
 type debouncer[K comparable] struct {
 	delay time.Duration
 
@@ -196,7 +197,7 @@ func newDebouncer[K comparable](delay time.Duration) *debouncer[K] {
 	return &debouncer[K]{delay: delay, changes: map[K]bool{}, changed: make(chan struct{}, 1)}
 }
 
-// add notes that each of keys has changed.
+// add records that each of keys has changed.
 func (d *debouncer[K]) add(keys ...K) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -208,11 +209,11 @@ func (d *debouncer[K]) add(keys ...K) {
 	}
 	select {
 	case d.changed <- struct{}{}:
-	default: // the goroutine of source has been told already
+	default: // the goroutine of source is already notified
 	}
 }
 
-// take returns what has changed since the last time.
+// take returns the changes since the last call.
 func (d *debouncer[K]) take() map[K]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -221,7 +222,7 @@ func (d *debouncer[K]) take() map[K]bool {
 	return taken
 }
 
-// source calls enqueue with what has changed.
+// source returns a source that calls enqueue with the collected changes.
 func (d *debouncer[K]) source(enqueue func(workQueue, map[K]bool)) source.Source {
 	return source.Func(func(ctx context.Context, queue workQueue) error {
 		d.mu.Lock()
@@ -246,11 +247,11 @@ func (d *debouncer[K]) source(enqueue func(workQueue, map[K]bool)) source.Source
 	})
 }
 
-// wakeUps wakes the requests that wait for something.
+// wakeUps holds the debouncers that wake waiting requests.
 type wakeUps struct {
-	nodes    *debouncer[string] // names of nodes; an empty name stands for all of them
-	freed    *debouncer[uint64] // digests of names and addresses that nobody has any more
-	answered *debouncer[string] // names of requests that a slow source or a review has been answered for
+	nodes    *debouncer[string] // node names; an empty name means all nodes
+	freed    *debouncer[uint64] // digests of names and addresses that became free
+	answered *debouncer[string] // names of requests for which a slow source or a review has an answer
 }
 
 func newWakeUps() wakeUps {
@@ -269,8 +270,8 @@ func (w wakeUps) free(names []san.SAN) {
 	}
 }
 
-// enqueueAnswered enqueues requests that were set aside until there is an answer. They resume (pending.Queue), so that
-// an answer is used while it is fresh.
+// enqueueAnswered enqueues requests that waited for an answer. They resume (pending.Queue), so that the answer is used
+// while it is fresh.
 func (r *Reconciler) enqueueAnswered(queue workQueue, requests map[string]bool) {
 	for name := range requests {
 		if r.queue != nil {
@@ -280,7 +281,7 @@ func (r *Reconciler) enqueueAnswered(queue workQueue, requests map[string]bool) 
 	}
 }
 
-// enqueueNodes enqueues the undecided requests for nodes, of rules that look things up.
+// enqueueNodes enqueues the undecided requests for nodes, if their rule uses the inventory.
 func (r *Reconciler) enqueueNodes(queue workQueue, nodes map[string]bool) {
 	digests := map[pending.Digest]bool{}
 	for node := range nodes {
@@ -289,15 +290,15 @@ func (r *Reconciler) enqueueNodes(queue workQueue, nodes map[string]bool) {
 	r.enqueueWaiting(queue, mostWoken, func(info requestInfo) bool { return nodes[""] || digests[info.Node] })
 }
 
-// enqueueFreed enqueues the undecided requests that ask for one of freed.
+// enqueueFreed enqueues the undecided requests for any name or address in freed.
 func (r *Reconciler) enqueueFreed(queue workQueue, freed map[uint64]bool) {
 	r.enqueueWaiting(queue, mostWoken, func(info requestInfo) bool {
 		return slices.ContainsFunc(info.sans, func(san uint64) bool { return freed[san] })
 	})
 }
 
-// enqueueWaiting enqueues undecided requests of rules that look things up, if they wait for what has changed: of each
-// requester for each node so many, the newest.
+// enqueueWaiting enqueues undecided requests for which waits returns true, if their rule uses the inventory. It
+// enqueues the newest requests of each requester for each node, up to most each.
 func (r *Reconciler) enqueueWaiting(queue workQueue, most int, waits func(requestInfo) bool) {
 	looksUp := map[string]bool{}
 	for _, rule := range r.Rules {
@@ -312,7 +313,7 @@ func (r *Reconciler) enqueueWaiting(queue workQueue, most int, waits func(reques
 func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workQueue) {
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "List requests that wait for a change") // they are judged again within a minute
+		log.FromContext(ctx).Error(err, "List requests that wait for a change") // requests are judged again within a minute
 		return
 	}
 	for i := range requests.Items {

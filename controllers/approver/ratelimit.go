@@ -12,11 +12,11 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// countedKeys bounds for how many Keys approvals are counted. The count of one that was evicted starts anew.
+// countedKeys bounds the Keys whose approvals are counted. An evicted count starts again from zero.
 const countedKeys = 20_000
 
-// Limit bounds the approvals of one requester for one node and one signer: Burst at once, and PerHour after that. The
-// zero value is no limit.
+// Limit bounds the approvals of one requester for one node and one signer: Burst at once, then PerHour. The zero value
+// means no limit.
 type Limit struct{ Burst, PerHour int }
 
 // limiter counts approvals. It is safe for concurrent use.
@@ -31,14 +31,14 @@ type limiter struct {
 // allowance counts the approvals of one pending.Key.
 type allowance struct {
 	flowcontrol.PassiveRateLimiter
-	unused int // approvals that were taken and not written
+	unused int // approvals that were taken but not written
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
 	return &limiter{limit: limit, clock: clock, counted: lru.New(countedKeys)}
 }
 
-// take takes one approval of the requester's, or returns the decision to wait.
+// take takes an approval of req's requester and returns true. If none is left, it returns the Decision to wait.
 func (l *limiter) take(req *csr.Request) (Decision, bool) {
 	if l == nil || l.limit == (Limit{}) {
 		return Decision{}, true
@@ -60,7 +60,7 @@ func (l *limiter) take(req *csr.Request) (Decision, bool) {
 	return Decision{Result: limited}, false
 }
 
-// giveBack returns the approval that was taken for req, after its write failed.
+// giveBack returns req's approval after a failed write.
 func (l *limiter) giveBack(req *csr.Request) {
 	if l == nil || l.limit == (Limit{}) {
 		return
@@ -70,7 +70,7 @@ func (l *limiter) giveBack(req *csr.Request) {
 	l.allowance(req).unused++
 }
 
-// allowance returns what the requester of req has. The caller holds mu.
+// allowance returns the allowance of req's requester. The caller holds mu.
 func (l *limiter) allowance(req *csr.Request) *allowance {
 	key := pending.KeyOf(req)
 	if known, found := l.counted.Get(key); found {

@@ -1,5 +1,5 @@
-// Package approver approves CertificateSigningRequests: it decides by rules that are pure and by one question to the
-// API server for each, and writes one condition. It signs and deletes nothing.
+// Package approver approves CertificateSigningRequests. It decides by pure rules and by one SubjectAccessReview per
+// recogniser, and writes one condition. It signs and deletes nothing.
 package approver
 
 import (
@@ -38,57 +38,57 @@ const Name = "csr-approver"
 type Denial string
 
 const (
-	// DenialNever leaves what can never become valid alone, for other approvers, people and the cleaner. It is the
-	// default: a denied kubelet asks again every half minute, one that waits only every quarter of an hour.
+	// DenialNever leaves requests that can never become valid to other approvers, people and the cleaner. It is the
+	// default: a denied kubelet makes a new request every half minute, and a waiting kubelet every quarter of an hour.
 	DenialNever Denial = "Never"
-	// DenialPermanent denies what can never become valid.
+	// DenialPermanent denies requests that can never become valid.
 	DenialPermanent Denial = "Permanent"
 )
 
-// Reconciler approves requests. Fields left nil are filled in from the manager by SetupWithManager.
+// Reconciler approves requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
-	// Rules judge, each for its signer. Requests of other signers are not touched and cost no call.
+	// Rules judge requests, each for its signer. Requests for other signers are not changed and cost no API call.
 	Rules []Rule
-	// Denial is DenialNever when empty.
+	// Denial defaults to DenialNever.
 	Denial Denial
 
-	// RequestLimits bound what is read of a request. A larger one is ignored, or denied with DenialPermanent.
+	// RequestLimits bounds what is read of a request. A larger request is ignored, or denied with DenialPermanent.
 	RequestLimits csr.Limits
 
-	// DryRun writes to no request: what would be decided is told, and compared with what another approver does.
+	// DryRun writes to no request. It reports each decision and compares it with another approver's.
 	DryRun bool
 
-	// Inventory, if set, runs with the controller: what Rules ask.
+	// Inventory, if set, runs with the controller. Rules read it.
 	Inventory *Inventory
-	// BlockList, if set, names the nodes for which nothing is approved. Somebody else runs it.
+	// BlockList, if set, names the nodes for which nothing is approved. The caller runs it.
 	BlockList *blocklist.List
 	// Limit bounds the approvals of each requester for each node.
 	Limit Limit
-	// ReviewsAtOnce is how many reviews of each permission may be under way; zero is 10.
+	// ReviewsAtOnce bounds the reviews of each permission that are in progress; zero means 10.
 	ReviewsAtOnce int
 
 	Client     client.Client
 	Authorizer authz.Authorizer
 	Reporter   *report.Reporter
 	Clock      clock.PassiveClock
-	// ServerTime, if set, is the time by which ages count; it is Clock's when nil.
+	// ServerTime is the clock by which ages count; nil means Clock.
 	ServerTime *servertime.Clock
-	// Audit, if set, gets a record of each decision, beside the log.
+	// Audit, if set, receives a record of each decision, beside the log.
 	Audit *audit.Log
 
-	// Live reads past the cache: after a write without a certain answer it says what became of it.
+	// Live reads past the cache. After a write without a certain answer, it shows whether the write was stored.
 	Live client.Reader
 
 	index    pendingIndex
-	queue    *pending.Queue // of the controller
+	queue    *pending.Queue // the controller's queue
 	reviews  map[authorizationv1.ResourceAttributes]*pending.Calls[bool]
 	written  unanswered.Writes[outcome]
 	opinions opinions
 	limiter  *limiter
 }
 
-// rule returns the rule for obj, or nil when obj is not ours, already decided or being deleted. A requester
-// can keep a deleted request for good by a finalizer.
+// rule returns the rule for obj, or nil if obj has no rule, is decided or is being deleted. A requester can keep a
+// deleted request forever with a finalizer.
 func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 	if obj.DeletionTimestamp != nil {
 		return nil
@@ -101,7 +101,7 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 	return nil
 }
 
-// Reconcile decides about one request and writes at most one condition.
+// Reconcile decides about a request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 
 func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// The cache's own object: judging only reads, and apply writes a copy.
+	// This is the cache's own object: judging only reads it, and apply writes a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		if r.DryRun && apierrors.IsNotFound(err) {
 			r.opinions.countDeleted(key.Name)
@@ -133,13 +133,13 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	return r.apply(ctx, obj, req, decision)
 }
 
-// judge is Decide within the Limit. The Decision is Pending while an answer is missing.
+// judge calls Decide and applies the Limit. The Decision is Pending while an answer is missing.
 func (r *Reconciler) judge(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
 ) (*csr.Request, Decision, error) {
 	req, decision, err := r.Decide(ctx, obj)
 	if waiting := (*pending.Waiting)(nil); errors.As(err, &waiting) {
-		if !r.index.holds(obj) { // deleted meanwhile, so nothing else would drop the question
+		if !r.index.holds(obj) { // no other event would drop the question after a deletion
 			r.forget(obj.UID)
 		}
 		return req, r.setAside(req, err, waiting.Since), nil
@@ -153,11 +153,11 @@ func (r *Reconciler) judge(
 	return req, decision, err
 }
 
-// pendingAfter is how long a request waits for a source before it is told so. Most answers take less.
+// pendingAfter is how long a request waits for a source before it reports that. Most answers take less time.
 const pendingAfter = time.Second
 
-// setAside returns the Decision about a request that waits for an answer, because of err. It has no reason if there is
-// nothing to tell: reviews end by themselves, with an answer or an error.
+// setAside returns the Decision about a request that waits for an answer, because of err. Its reason is empty if the
+// wait is short or is for a review. A review ends by itself, with an answer or an error.
 func (r *Reconciler) setAside(req *csr.Request, err error, since time.Time) Decision {
 	decision := Decision{Result: verdict.Result{Verdict: verdict.Wait}, Pending: true}
 	source := (*inventory.Unavailable)(nil)
@@ -169,7 +169,7 @@ func (r *Reconciler) setAside(req *csr.Request, err error, since time.Time) Deci
 	return decision
 }
 
-// forget drops the answers about a request that has been decided or is to be judged anew.
+// forget drops the answers for a request that is decided or will be judged again.
 func (r *Reconciler) forget(request types.UID) {
 	for _, reviews := range r.reviews {
 		reviews.Forget(request)
@@ -181,9 +181,8 @@ func (r *Reconciler) forget(request types.UID) {
 	}
 }
 
-// Decide says what Reconcile would decide about obj, and writes nothing. The request is nil when it can't be read. The
-// Decision of what is not ours, or decided already, is the zero one. Its message is ASCII: it becomes a condition that
-// kubectl prints.
+// Decide returns what Reconcile would decide about obj, and writes nothing. The request is nil if it cannot be parsed.
+// If obj has no rule or is decided, the Decision is zero. The message is ASCII, because kubectl prints conditions.
 func (r *Reconciler) Decide(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
 ) (*csr.Request, Decision, error) {
@@ -207,19 +206,19 @@ func (r *Reconciler) decide(
 		return req, blocked, nil
 	}
 	decision, err := r.ask(ctx, rule, req)
-	if blocked, is := r.blocked(req); is { // the list may have changed meanwhile
+	if blocked, is := r.blocked(req); is { // the block list may have changed meanwhile
 		return req, blocked, nil
 	}
 	return req, decision, err
 }
 
-// blocked returns the Decision about a request for a node or of a node that is on the block list.
+// blocked returns the Decision about a request for a blocked node, or from a blocked node.
 func (r *Reconciler) blocked(req *csr.Request) (Decision, bool) {
 	reason, message := r.BlockList.Check(req)
 	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}, reason != ""
 }
 
-// apply writes decision to obj, if it is to be written.
+// apply writes decision to obj if it is an Approve, or a Deny that the configuration permits.
 func (r *Reconciler) apply(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
 ) (reconcile.Result, error) {
@@ -244,9 +243,9 @@ func (r *Reconciler) apply(
 	return reconcile.Result{}, nil
 }
 
-// refuse reports why obj stays as it is, and when to reconcile it again. After Wait the pause is the age of the
-// request, so it doubles, from a second to a minute. After any other verdict there is no retry, as the spec does not
-// change. A Deny that the configuration does not permit counts as Ignore.
+// refuse reports why obj is not decided, and returns when to reconcile it again. After Wait the pause is the age of
+// the request, so it doubles, from a second to a minute. After any other verdict there is no retry, because the spec
+// does not change. A Deny that the configuration does not permit counts as Ignore.
 func (r *Reconciler) refuse(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
 ) reconcile.Result {
@@ -262,7 +261,7 @@ func (r *Reconciler) refuse(
 	return r.again(obj)
 }
 
-// again returns when to judge obj again: after the longest pause if a newer request stands in for it.
+// again returns when to judge obj again. If a newer request supersedes obj, the pause is the longest one.
 func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
 	low, pause := handler.LowPriority, csr.Pause(r.serverTime().Since(obj.CreationTimestamp.Time))
 	if r.index.superseded(obj.Name) {
@@ -271,7 +270,7 @@ func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconc
 	return reconcile.Result{RequeueAfter: pause, Priority: &low}
 }
 
-// serverTime returns the time by which ages count.
+// serverTime returns the clock by which ages count.
 func (r *Reconciler) serverTime() *servertime.Clock {
 	if r.ServerTime == nil {
 		return servertime.Of(r.Clock)
@@ -279,7 +278,7 @@ func (r *Reconciler) serverTime() *servertime.Clock {
 	return r.ServerTime
 }
 
-// record counts and logs a decision.
+// record counts a decision and writes it to the audit log.
 func (r *Reconciler) record(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
 ) {
@@ -287,7 +286,7 @@ func (r *Reconciler) record(
 	r.audit(ctx, obj, req, decision.Verdict.String(), decision)
 }
 
-// audit writes decision to the audit log, under the name of a verdict.
+// audit writes decision to the audit log, with as for its verdict.
 func (r *Reconciler) audit(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, as string, decision Decision,
 ) {
@@ -296,7 +295,7 @@ func (r *Reconciler) audit(
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
 }
 
-// Judge decides about a request. An error means that it could not find out.
+// Judge decides about a request. An error means that it could not decide.
 type Judge func(context.Context, *csr.Request) (Decision, error)
 
 // ask judges req by rule.
@@ -316,7 +315,7 @@ func (r *Reconciler) ask(ctx context.Context, rule *Rule, req *csr.Request) (Dec
 	return notAuthorized(req, recognisers), nil
 }
 
-// askFor judges req by one recogniser. The Decision has no reason if the requester lacks the permission.
+// askFor judges req by one recogniser. If the requester lacks the permission, the Decision has no reason.
 func (r *Reconciler) askFor(ctx context.Context, recogniser Recogniser, req *csr.Request) (Decision, error) {
 	if recogniser.Gate != nil {
 		if decision, err := recogniser.Gate(ctx, req); err != nil || decision.Reason != "" {
@@ -339,18 +338,17 @@ func (r *Reconciler) askFor(ctx context.Context, recogniser Recogniser, req *csr
 }
 
 const (
-	// reviewTimeout bounds one review, and how long its answer is good for the requests that asked.
+	// reviewTimeout bounds one review. It also bounds how long the answer stays valid for the requests that asked.
 	reviewTimeout = 30 * time.Second
-	// reviewsPerRequester bounds the reviews of one requester and permission that are under way: one that hangs holds up
-	// no other requester.
+	// reviewsPerRequester bounds the reviews of one requester and permission that are in progress. So a review that hangs
+	// delays no other requester.
 	reviewsPerRequester = 2
-	// defaultReviewsAtOnce is the half of the approver's default number of workers.
+	// defaultReviewsAtOnce is half of the approver's default number of workers.
 	defaultReviewsAtOnce = 10
 )
 
-// allowed returns whether the requester of req has permission. In a controller no worker waits for the review, and
-// requests with the same question share one that has not been sent. No answer is kept beyond the decision about the
-// requests that asked.
+// allowed reports whether the requester of req has permission. In a controller no worker waits for the review, and
+// equal questions share a review that is not sent yet. The answer is used only for the requests that asked.
 func (r *Reconciler) allowed(
 	ctx context.Context, req *csr.Request, permission authorizationv1.ResourceAttributes,
 ) (bool, error) {
@@ -367,14 +365,14 @@ func (r *Reconciler) allowed(
 	})
 }
 
-// reviewText returns a text that differs for any two requesters between which an authorizer may tell: %#v quotes every
+// reviewText returns a text that differs for any two requesters that an authorizer could distinguish. %#v quotes every
 // string and sorts every map.
 func reviewText(requester csr.Requester) string { return fmt.Sprintf("%#v", requester) }
 
-// readTimeout bounds the one read after a write without a certain answer.
+// readTimeout bounds the read after a write without a certain answer.
 const readTimeout = 10 * time.Second
 
-// outcome is a decision that is written as a condition.
+// outcome is a decision and the condition in which it is written.
 type outcome struct {
 	req      *csr.Request
 	decision Decision
@@ -386,8 +384,8 @@ func (o outcome) in(obj *certificatesv1.CertificateSigningRequest) bool {
 }
 
 // landed reports whether the API server holds the decision, though its write failed with err. A conflict does not
-// mean that nothing was stored: the client repeats a write after a 5xx, and the first one may have been stored. An
-// error means that the decision is not known to be lost for good.
+// prove that nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored.
+// landed returns an error if the decision may still be stored later.
 func (r *Reconciler) landed(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err error,
 ) (bool, error) {
@@ -402,12 +400,12 @@ func (r *Reconciler) landed(
 		return false, client.IgnoreNotFound(err)
 	}
 	if stored.ResourceVersion == obj.ResourceVersion {
-		return false, errors.New("the request has not changed") // so no watch brings it again
+		return false, errors.New("the request has not changed") // no watch event will follow
 	}
 	return stored.UID == obj.UID && about.in(stored), nil
 }
 
-// unwritten handles a decision that is not known to be stored after its write failed with err.
+// unwritten handles a decision whose write failed with err and that is not known to be stored.
 func (r *Reconciler) unwritten(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err, unsettled error,
 ) (reconcile.Result, error) {
@@ -415,9 +413,9 @@ func (r *Reconciler) unwritten(
 		r.limiter.giveBack(about.req)
 	}
 	if unsettled == nil && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)) {
-		return reconcile.Result{}, nil // the watch brings what changed
+		return reconcile.Result{}, nil // the watch brings the change
 	}
-	if apierrors.IsInvalid(err) { // it stays so until the object changes
+	if apierrors.IsInvalid(err) { // a retry is useless until the object changes
 		return r.refuse(ctx, obj, about.req, Decision{Result: verdict.Deny.Because("Malformed",
 			"the API server takes no approval for this request: %v; a new request is needed", err)}), nil
 	}
@@ -425,7 +423,7 @@ func (r *Reconciler) unwritten(
 	return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
 }
 
-// settle records a decision that turns out to be stored, after its write had no certain answer.
+// settle records a decision that is stored although its write had no certain answer.
 func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) {
 	about, ok := r.written.Of(obj)
 	r.written.Drop(obj.Name)
@@ -433,12 +431,12 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 		return
 	}
 	if about.decision.Verdict == verdict.Approve {
-		r.limiter.take(about.req) // it was given back
+		r.limiter.take(about.req) // unwritten gave it back
 	}
 	r.decided(ctx, obj, about)
 }
 
-// decided reports a decision that is stored.
+// decided reports a stored decision.
 func (r *Reconciler) decided(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome) {
 	r.written.Drop(obj.Name)
 	if about.decision.Verdict == verdict.Deny {

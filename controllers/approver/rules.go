@@ -14,45 +14,45 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// Decision is what the approver says of a request. Rule names the recogniser that approved it, if any. Pending reports
-// that the request waits for an answer that is on its way: then nothing has been decided.
+// Decision is the approver's decision about a request. Rule names the recogniser that approved it, if any. Pending
+// reports that nothing is decided, because an answer is missing.
 type Decision struct {
 	verdict.Result
 	Rule    string
 	Pending bool
 }
 
-// Rule says how requests of one signer are judged: by their shape, then by asking for the permission of each
-// recogniser that knows them, in order; or by Judge, if that is set.
+// Rule says how to judge the requests for one signer. Shape checks the content. Then the permission of each matching
+// recogniser is reviewed, in order. Judge, if set, replaces both.
 type Rule struct {
 	SignerName  string
 	Shape       func(*csr.Request) error
 	Recognisers []Recogniser
 	Judge       Judge
 
-	// needsServices and needsLeases tell what else of an Inventory must run for Judge and the Gates.
+	// needsServices and needsLeases say what else the Inventory must watch for Judge and the Gates.
 	needsServices, needsLeases bool
 }
 
-// Recogniser matches one kind of requester, and names the permission that this requester needs.
+// Recogniser matches a kind of requester, and names the permission that this requester needs.
 type Recogniser struct {
 	Name       string
 	Matches    func(*csr.Request) bool
 	Permission authorizationv1.ResourceAttributes
-	// Gate, if set, comes before the question for the permission, and Confirm after it. Their decisions stand unless they
-	// have no reason.
+	// Gate, if set, runs before the review of the permission, and Confirm after it. A decision with a reason is final.
 	Gate, Confirm Gate
 	// Message is the message of the Approved condition.
 	Message string
 }
 
-// Asks is the permission in words.
+// Asks describes the permission in words.
 func (r Recogniser) Asks() string {
 	what := r.Permission
 	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
 }
 
-// review is the part of the judgement before anybody is asked: either a final decision or the recognisers to ask for.
+// review judges req before any SubjectAccessReview. It returns a final decision, or the recognisers whose permission
+// must be reviewed.
 func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 	if err := r.Shape(req); err != nil {
 		return nil, Decision{Result: verdict.Deny.Because("ShapeMismatch",
@@ -70,7 +70,7 @@ func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 	return recognisers, Decision{}
 }
 
-// looksUp says whether what is known of nodes matters.
+// looksUp reports whether the rule uses the inventory.
 func (r Rule) looksUp() bool {
 	return r.Judge != nil || slices.ContainsFunc(r.Recognisers, func(each Recogniser) bool { return each.Gate != nil })
 }
@@ -81,7 +81,7 @@ func approved(by Recogniser) Decision {
 	}
 }
 
-// notAuthorized is the decision when every review said no.
+// notAuthorized returns the Decision about a request for which every review was denied.
 func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	wanted := make([]string, len(asked))
 	for i, recogniser := range asked {
@@ -94,7 +94,7 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 		strings.Join(wanted, " or "))}
 }
 
-// unread is the Decision about a request that csr.Limits.Parse returns err for.
+// unread returns the Decision about a request for which csr.Limits.Parse returned err.
 func unread(err error) Decision {
 	refused := (*csr.Refused)(nil)
 	if !errors.As(err, &refused) {
@@ -107,22 +107,22 @@ func unread(err error) Decision {
 	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, remedy)}
 }
 
-// isWaiting reports whether err means that an answer is on its way.
+// isWaiting reports whether err means that an answer is not there yet.
 func isWaiting(err error) bool {
 	waiting := (*pending.Waiting)(nil)
 	return errors.As(err, &waiting)
 }
 
-// ByConfiguration reports whether a denial for reason depends on the configuration: another one may approve the same
-// request.
+// ByConfiguration reports whether a denial for reason depends on the configuration. With another configuration the
+// same request may be approved.
 func ByConfiguration(reason string) bool {
 	return reason == "SANReserved" || reason == "RequestTooLarge"
 }
 
-// NodeClient is the rule for kubelet client certificates, as KEP-266 and the TLS bootstrapping document describe it
-// and kube-controller-manager applies it (pkg/controller/certificates/approver/sarapprove.go): a node may renew its
-// own certificate, and whoever is trusted to bootstrap may ask for any node's. A node that may not renew is tried as
-// a bootstrapper too. Only a bootstrap token that is bound to a node is not good for another one.
+// NodeClient returns the rule for kubelet client certificates, as in KEP-266 and the TLS bootstrapping document.
+// kube-controller-manager applies the same rule (pkg/controller/certificates/approver/sarapprove.go). A node may renew
+// its own certificate, and a bootstrapper may request any node's. A node that may not renew is tried as a bootstrapper
+// too. There is one exception: a bootstrap token that is bound to a node is refused for any other node.
 func NodeClient() Rule {
 	return Rule{
 		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,

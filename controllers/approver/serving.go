@@ -13,30 +13,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// servingFacts holds what is known about a request for a serving certificate beyond its content.
+// servingFacts holds what is known about a request for a serving certificate, beside its content.
 type servingFacts struct {
-	// Found holds what the strongest source that knows the node says of it. Its Entry is nil if no source knows the node.
+	// Found is the entry of the strongest source that knows the node. Its Entry is nil if no source knows the node.
 	inventory.Found
-	// unavailable says why something cannot be found out.
+	// unavailable is why facts are missing, or empty.
 	unavailable string
 	names       []nameFacts // in the order of the request
 }
 
-// nameFacts holds what is known about one name or address of a request.
+// nameFacts holds what is known about a name or address in a request.
 type nameFacts struct {
 	san san.SAN
-	// reserved says why no node can ever have it. taken names the Service that has it at the moment. apiServer says what
-	// of the API servers it is.
+	// reserved is why no node can ever have it. taken names the Service that has it now. apiServer says what it is to the
+	// API servers, for example an endpoint.
 	reserved, taken, apiServer string
 
 	// contested describes the owner of a better claim: a machine or a row. contest holds the claims of other Nodes.
 	contested string
 	contest   inventory.Contest
-	// unpublished reports that several nodes may have it and that this one's Node does not report it.
+	// unpublished reports that several nodes may have it and that this node's Node does not report it.
 	unpublished bool
 }
 
-// fault notes that err keeps something from being found out. It returns err if the request waits for an answer.
+// fault records that err prevents a decision. It returns err if the request waits for an answer.
 func (f *servingFacts) fault(err error) error {
 	if isWaiting(err) {
 		return err
@@ -45,8 +45,8 @@ func (f *servingFacts) fault(err error) error {
 	return nil
 }
 
-// judgeServing judges req step by step, and ends at the first step that finds a violation. It calls lookUp after req
-// itself has passed, and compareClaims last, because that takes longest. Both add to the facts.
+// judgeServing judges req step by step, and stops at the first step with a violation. It calls lookUp after req itself
+// has passed. It calls compareClaims last, because that takes longest. Both functions add to the facts.
 func judgeServing(req *csr.Request, lookUp, compareClaims func(*servingFacts) error) (Decision, error) {
 	if violations := checkServing(req); len(violations) > 0 {
 		return refuse(req, violations), nil
@@ -71,8 +71,8 @@ func judgeServing(req *csr.Request, lookUp, compareClaims func(*servingFacts) er
 		"Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.Source)}, nil
 }
 
-// checkServing returns what stands against the content of req: the three rules of the TLS bootstrapping document for
-// kubernetes.io/kubelet-serving, each exactly.
+// checkServing returns the violations in the content of req. It checks the three rules of the TLS bootstrapping
+// document for kubernetes.io/kubelet-serving, each exactly.
 func checkServing(req *csr.Request) []verdict.Result {
 	var found []verdict.Result
 	deny := func(broken bool, reason, format string, args ...any) {
@@ -109,8 +109,8 @@ func checkServing(req *csr.Request) []verdict.Result {
 	return found
 }
 
-// isHostName reports whether name is an address or the name of a host (RFC 1123) that no program takes for an address.
-// A wildcard is left to what is reserved.
+// isHostName reports whether name is an address, or a host name (RFC 1123) that no program parses as an address.
+// checkReserved handles wildcards.
 func isHostName(name string) bool {
 	if name = san.Parse(strings.TrimPrefix(name, "*.")).Name; name == "" {
 		return true
@@ -119,7 +119,7 @@ func isHostName(name string) bool {
 	return len(validation.IsDNS1123Subdomain(name)) == 0 && strings.Trim(lastLabel, "0123456789") != ""
 }
 
-// checkReserved returns which names no node can have.
+// checkReserved returns the names that no node can have.
 func (f *servingFacts) checkReserved() []verdict.Result {
 	var reserved []verdict.Result
 	for _, each := range f.names {
@@ -140,7 +140,7 @@ func (f *servingFacts) checkReserved() []verdict.Result {
 	return reserved
 }
 
-// checkOwned returns why the names do not belong to node, as far as the source that knows it says.
+// checkOwned returns why the names do not belong to node, according to the source that knows the node.
 func (f *servingFacts) checkOwned(node string) []verdict.Result {
 	wait := func(reason, format string, args ...any) []verdict.Result {
 		return []verdict.Result{verdict.Wait.Because(reason, format, args...)}
@@ -168,13 +168,13 @@ func (f *servingFacts) checkOwned(node string) []verdict.Result {
 	return nil
 }
 
-// unknown returns that facts are missing.
+// unknown returns the violation that facts are missing.
 func (f *servingFacts) unknown(node string) []verdict.Result {
 	return []verdict.Result{verdict.Wait.Because("InventoryUnavailable",
 		"what belongs to node %q can't be found out: %s", csr.Shorten(node), f.unavailable)}
 }
 
-// checkClaims returns which names of a request of node others have a claim to.
+// checkClaims returns the names that other nodes claim too.
 func (f *servingFacts) checkClaims(node string) []verdict.Result {
 	if f.unavailable != "" {
 		return f.unknown(node)
@@ -201,7 +201,7 @@ func (f *servingFacts) checkClaims(node string) []verdict.Result {
 	return found
 }
 
-// disputed returns why no node gets name for now, and what to do about it.
+// disputed returns why no node gets name for now, and the fix.
 func disputed(node string, name san.SAN, contest inventory.Contest) string {
 	node = csr.Shorten(node)
 	switch {
@@ -214,7 +214,7 @@ func disputed(node string, name san.SAN, contest inventory.Contest) string {
 			"correct the source, or delete the Node of a machine that was replaced",
 			name, node, contest.Twice)
 	}
-	// The row lets all nodes have name.
+	// This row permits name for all nodes.
 	row := fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, name)
 	if name.Name != "" {
 		row = fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`,
@@ -231,8 +231,9 @@ func disputed(node string, name san.SAN, contest inventory.Contest) string {
 		name, node, contest.Equal[0], row)
 }
 
-// refuse returns the Decision for all violations of req together: the reason of the first one, and Deny if one of them
-// is for good. The advice names the configuration if that alone stands against the request.
+// refuse combines all violations of req in one Decision. Its reason is the first violation's. If a violation is a
+// Deny, the Decision is a Deny with that violation's reason. If only the configuration prevents the request, the
+// advice names the configuration.
 func refuse(req *csr.Request, violations []verdict.Result) Decision {
 	result := verdict.Result{Verdict: verdict.Wait, Reason: violations[0].Reason}
 	sentences := make([]string, len(violations))

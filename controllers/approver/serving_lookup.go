@@ -14,20 +14,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Serving is what KubeletServing asks.
+// Serving configures KubeletServing.
 type Serving struct {
-	// Inventory says what belongs to a node, and what Services, the API server and other Nodes have.
+	// Inventory knows what belongs to a node, and what belongs to Services, the API server and other Nodes.
 	Inventory *Inventory
-	// Reserved is what no node can have.
+	// Reserved holds the names and addresses that no node can have.
 	Reserved san.Reserved
-	// APIServerNodes are the nodes on which an API server runs, so that its endpoint is the node's own address: they hold
-	// the API server's key already. No source makes a node one of them.
+	// APIServerNodes are the nodes on which an API server runs. The API server's endpoint is such a node's own address,
+	// and the node already holds the API server's key. Sources cannot add to this list.
 	APIServerNodes []string
 }
 
-// KubeletServing is the rule for kubelet serving certificates, which kube-controller-manager does not approve: the
-// request is exactly a kubelet's, made by that very kubelet, and every name and address in it belongs to the node (TLS
-// bootstrapping, "Certificate rotation"; asks for a certificate of somebody else's are what it is about).
+// KubeletServing returns the rule for kubelet serving certificates, which kube-controller-manager does not approve.
+// The request must have exactly a kubelet's content, and its requester must be that kubelet. Every name and address in
+// it must belong to the node (TLS bootstrapping, "Certificate rotation"). The rule prevents certificates for names of
+// other nodes.
 func KubeletServing(s Serving) Rule {
 	return Rule{SignerName: certificatesv1.KubeletServingSignerName, Judge: s.judge, needsServices: true}
 }
@@ -38,7 +39,7 @@ func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) 
 		func(facts *servingFacts) error { return s.compareClaims(ctx, req, facts) })
 }
 
-// lookUp adds what is known of the node of req and of each name, but for the claims of others.
+// lookUp adds what is known about the node of req and about each name, except the claims of other nodes.
 func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFacts) error {
 	for _, name := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
 		facts.names = append(facts.names, nameFacts{san: name, reserved: s.Reserved.Why(name)})
@@ -69,9 +70,9 @@ func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFac
 	return nil
 }
 
-// lookUpName adds which Service has the name, and what of the API servers it is. The own addresses of a node on which
-// an API server runs do not count. Neither does a Service of the node's name: only pods in the namespace of that
-// Service mean it by this name alone.
+// lookUpName adds the Service and the API servers that have the name. It ignores the API servers if the name is an own
+// address of a node in APIServerNodes. It ignores a Service with the node's name, because only pods in that Service's
+// namespace use this name alone for it.
 func (s Serving) lookUpName(node string, entry *inventory.Entry, name *nameFacts) error {
 	service, apiServer, err := s.Inventory.cluster.Taken(name.san)
 	if err != nil {
@@ -89,7 +90,7 @@ func (s Serving) lookUpName(node string, entry *inventory.Entry, name *nameFacts
 	return nil
 }
 
-// compareClaims adds the claims that others have to what the node's source gives it.
+// compareClaims adds the claims of other nodes to the requested names.
 func (s Serving) compareClaims(ctx context.Context, req *csr.Request, facts *servingFacts) error {
 	c := claims{
 		ctx: ctx, sources: s.Inventory.sources, holders: s.Inventory.cluster.Holders, reported: s.Inventory.cluster.Reported,
@@ -104,23 +105,23 @@ func (s Serving) compareClaims(ctx context.Context, req *csr.Request, facts *ser
 	return nil
 }
 
-// maxLookups bounds how many other nodes are looked up for one request in sources that may be slow to answer.
+// maxLookups bounds the other nodes that are looked up for a request in sources that may be slow.
 const maxLookups = 4 * inventory.MaxRivals
 
-// claims compares the claims to what one request asks for.
+// claims compares all claims to the names in a request.
 type claims struct {
 	ctx      context.Context
 	sources  inventory.Sources
 	holders  func(san.SAN) ([]string, error)
 	reported func(node string) ([]san.SAN, error)
-	// barred reports whether node can have no claim to name, because it is the API server's.
+	// barred reports whether node cannot claim name because it is the API server's.
 	barred func(node string, name san.SAN) bool
 	req    *csr.Request
-	found  inventory.Found            // of the node that asks
-	others map[string]inventory.Found // by name, of other nodes that have been looked up
+	found  inventory.Found            // of the requesting node
+	others map[string]inventory.Found // other nodes that have been looked up, by name
 }
 
-// compare ends at the first name that others have a claim to.
+// compare stops at the first name to which another node has a claim.
 func (c claims) compare(names []nameFacts) error {
 	node := c.req.NodeName()
 	ownership := &inventory.Ownership{Holders: c.holders, Reported: c.reported, Claim: c.claim}
@@ -132,7 +133,7 @@ func (c claims) compare(names []nameFacts) error {
 		}
 		ours := c.found.Claim(each.san)
 		each.unpublished = c.found.Shares(each.san) && !slices.Contains(holders, node)
-		stronger := ours.Rank // the number of sources whose exclusive claim outranks ours
+		stronger := ours.Rank // stronger counts the sources whose exclusive claim outranks ours
 		if ours.Strength != inventory.Alone {
 			stronger++
 		}
@@ -140,7 +141,7 @@ func (c claims) compare(names []nameFacts) error {
 			return err
 		}
 		if ours.Strength == inventory.ForSeveral && c.sources.NamesOwners(stronger) {
-			continue // other nodes that report it may do so, and that may be every node there is
+			continue // other nodes may report it too, perhaps all of them
 		}
 		if each.contest, err = ownership.Contest(node, each.san); err != nil || each.contest.Contested() {
 			return err
@@ -149,8 +150,8 @@ func (c claims) compare(names []nameFacts) error {
 	return nil
 }
 
-// claim returns the claim of node to name. Sources weaker than the one that knows the node that asks could give no
-// better claim, and are not waited for.
+// claim returns the claim of node to name. It skips sources that are weaker than the source of the requesting node,
+// because they cannot give a better claim.
 func (c claims) claim(node string, name san.SAN) (inventory.Claim, error) {
 	if node == c.req.NodeName() {
 		return c.found.Claim(name), nil

@@ -30,13 +30,13 @@ import (
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
-// SetupWithManager fills in what is nil and registers the controller.
+// SetupWithManager sets nil fields and registers the controller.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	r.fill(mgr)
 	if err := r.check(); err != nil {
 		return err
 	}
-	for _, rule := range r.Rules { // there before its first event, so that the rate has it
+	for _, rule := range r.Rules { // a histogram needs to exist before its first event, for its rate
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
 	r.limiter = newLimiter(r.Limit, r.Clock)
@@ -50,7 +50,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return err
 	}
 	if r.BlockList != nil {
-		// It changes seldom: whatever may wait for it is judged again.
+		// The block list changes rarely, so all undecided requests are judged again.
 		ctrl.WatchesRawSource(r.BlockList.Source(r.enqueueUndecided))
 	}
 	if r.Inventory != nil {
@@ -61,7 +61,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return ctrl.Complete(r)
 }
 
-// fill fills in what is nil.
+// fill sets nil fields.
 func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Client == nil {
 		r.Client = mgr.GetClient()
@@ -86,8 +86,8 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	}
 }
 
-// setupReviews makes reviews run beside the workers, those of each permission for themselves: renewals, which need
-// one of their own, do not wait for the reviews of bootstrappers.
+// setupReviews adds a pool of reviews for each permission to mgr. Renewals have a permission of their own, so they do
+// not wait for the reviews of bootstrappers.
 func (r *Reconciler) setupReviews(mgr manager.Manager, wake wakeUps) error {
 	r.reviews = map[authorizationv1.ResourceAttributes]*pending.Calls[bool]{}
 	for _, rule := range r.Rules {
@@ -109,7 +109,7 @@ func (r *Reconciler) setupReviews(mgr manager.Manager, wake wakeUps) error {
 	return nil
 }
 
-// setupInventory makes the inventory run, and wake the requests that wait for it.
+// setupInventory runs the inventory, and wakes the requests that wait for it.
 func (r *Reconciler) setupInventory(mgr manager.Manager, ctrl *builder.Builder, wake wakeUps) error {
 	if err := r.Inventory.setup(mgr, r.Rules, r.Clock, r.ServerTime, wake); err != nil {
 		return err
@@ -128,11 +128,12 @@ func (r *Reconciler) setupInventory(mgr manager.Manager, ctrl *builder.Builder, 
 	return nil
 }
 
-// queued are the events that queue a request.
+// queued returns the predicate for the events that enqueue a request.
 func (r *Reconciler) queued() predicate.Predicate {
 	events := predicate.NewPredicateFuncs(r.queues)
 	events.UpdateFunc = func(changed event.UpdateEvent) bool {
-		if old := changed.ObjectOld; old != nil && old.GetUID() != changed.ObjectNew.GetUID() { // made anew, unseen
+		// The watch skipped a deletion: this is another request of the same name.
+		if old := changed.ObjectOld; old != nil && old.GetUID() != changed.ObjectNew.GetUID() {
 			r.forget(old.GetUID())
 		}
 		return r.queues(changed.ObjectNew)
@@ -148,8 +149,8 @@ func (r *Reconciler) queued() predicate.Predicate {
 	return events
 }
 
-// queues reports whether obj is queued, and reads what the order of the queue depends on: nothing may be read while
-// the queue is locked.
+// queues reports whether to enqueue obj. It also reads what determines the request's position, because nothing may be
+// read while the queue holds its lock.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
 	if !ok {
@@ -165,13 +166,13 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	return true
 }
 
-// NewQueue returns the storage of the work queue, in which no requester delays the others.
+// NewQueue returns the storage of the work queue. In that queue no requester delays the others.
 func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
 	r.queue = pending.NewQueue(r.index.find)
 	return r.queue
 }
 
-// check returns all that is wrong with what cannot be filled in.
+// check returns all errors in fields without a default.
 func (r *Reconciler) check() error {
 	var errs []error
 	if r.Denial != DenialNever && r.Denial != DenialPermanent {
