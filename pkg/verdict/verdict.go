@@ -1,28 +1,29 @@
-// Package verdict holds what a controller says of a request. It judges nothing itself.
+// Package verdict holds a controller's decision about a request. It decides nothing itself.
 package verdict
 
 import "fmt"
 
-// Verdict is one of the four answers about a request. The zero value is Ignore. No fault ever becomes Approve or Deny.
+// Verdict is one of the four decisions about a request. The zero value is Ignore. A fault never becomes Approve or
+// Deny.
 type Verdict int
 
 const (
-	// Ignore means that the request is not ours, or that there is no opinion about it.
+	// Ignore means that another controller owns the request, or that no rule applies to it.
 	Ignore Verdict = iota
-	// Approve means that nothing stands against the request.
+	// Approve means that no rule objects to the request.
 	Approve
-	// Wait means that the request cannot be decided yet. It is judged again.
+	// Wait means that the request cannot be decided yet. It is judged again later.
 	Wait
 	// Deny means that the request can never become valid.
 	Deny
 )
 
-// String returns the name of v, as it stands in metrics, logs and Events.
+// String returns the name of v, as used in metrics, logs and Events.
 func (v Verdict) String() string {
 	return [...]string{"Ignore", "Approve", "Wait", "Deny"}[v]
 }
 
-// Result is a Verdict with the reason token of docs/reference/reasons.md and a sentence for people.
+// Result is a Verdict with a reason token of docs/reference/reasons.md and a message for people.
 type Result struct {
 	Verdict Verdict
 	Reason  string
