@@ -11,12 +11,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// Authorizer answers whether who may do what. An error means "unknown, ask again", never "no".
+// Authorizer reports whether a requester may perform an action. An error means "unknown, ask again", never "no".
 type Authorizer interface {
 	Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error)
 }
 
-// Func lets a function be an Authorizer.
+// Func is a function that implements Authorizer.
 type Func func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error)
 
 // Allowed calls f.
@@ -24,8 +24,8 @@ func (f Func) Allowed(ctx context.Context, who csr.Requester, what authorization
 	return f(ctx, who, what)
 }
 
-// SubjectAccess asks with a SubjectAccessReview. Only status.allowed is read, as kube-controller-manager does
-// (pkg/controller/certificates/approver/sarapprove.go, authorize).
+// SubjectAccess asks the API server with a SubjectAccessReview. It reads only status.allowed, as
+// kube-controller-manager does (pkg/controller/certificates/approver/sarapprove.go, authorize).
 type SubjectAccess struct{ Client client.Client }
 
 // Allowed creates the SubjectAccessReview.
