@@ -7,24 +7,25 @@ import (
 	"strings"
 )
 
-// Reserved lists the names and addresses that no node can have, whatever a source of the inventory says. A node reports
-// its own addresses, so it must never get those of the API server or of a Service.
+// Reserved lists the names and addresses that no node can have, whatever a source of the inventory reports. A node
+// reports its own addresses, so it must never get an address of the API server or of a Service.
 type Reserved struct {
 	// ClusterDomain is the domain of Services, such as cluster.local.
 	ClusterDomain string
-	// Endpoints are further names and addresses, such as those of load balancers before the API servers.
+	// Endpoints are more names and addresses, such as those of load balancers in front of the API servers.
 	Endpoints []SAN
-	// Prefixes are further addresses, such as the Service CIDR.
+	// Prefixes are more addresses, such as the Service CIDR.
 	Prefixes []netip.Prefix
 }
 
-// loopbackNames are what hosts files call the loopback addresses beside localhost (Debian's and Fedora's /etc/hosts).
+// loopbackNames are the names of the loopback addresses in hosts files, besides localhost (Debian's and Fedora's
+// /etc/hosts).
 var loopbackNames = []string{
 	"localhost.localdomain", "localhost4", "localhost4.localdomain4", "localhost6", "localhost6.localdomain6",
 	"ip6-localhost", "ip6-loopback",
 }
 
-// Why returns why no node can ever have value, or "".
+// Why returns why value is reserved, or "".
 func (r Reserved) Why(value SAN) string {
 	if value.Name == "" {
 		return r.whyAddress(value.Address)

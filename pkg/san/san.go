@@ -1,9 +1,9 @@
-// Package san has the rules about subject alternative names (SANs): how names and addresses are read and compared,
-// which DNS names a certificate may have, and which names no node can have. IPv4-mapped addresses, upper case and
-// trailing dots are handled here and nowhere else. It imports the standard library only and does no I/O.
+// Package san has the rules for subject alternative names (SANs): how names and addresses are parsed and compared,
+// which DNS names a certificate may have, and which names no node can have. Only this package handles IPv4-mapped
+// addresses, upper case and trailing dots. It imports the standard library only and does no I/O.
 //
-// Who owns a name is not known here: inventory/node knows the names and addresses of Services (such as
-// SERVICE.NAMESPACE) and Nodes, and inventory.Sources know what belongs to a node.
+// The package does not know the owner of a name. inventory/node knows the names and addresses of Services (such as
+// SERVICE.NAMESPACE) and Nodes. inventory.Sources know which names belong to a node.
 package san
 
 import (
@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// SAN is a name or an address in the form in which it is compared: a name in lower case and without a trailing dot
-// (RFC 4343), an address by its value. A name that looks like an address is an address. The zero value is neither.
+// SAN is a name or an address in the form in which it is compared. A name is in lower case and without a trailing dot
+// (RFC 4343). A name that looks like an address is an address. The zero value is neither.
 type SAN struct {
 	Name    string // empty for an address
 	Address netip.Addr
@@ -28,8 +28,8 @@ func (s SAN) String() string {
 	return s.Address.String()
 }
 
-// Parse reads a name or an address. An address with a zone is a name: a zone has a meaning on one host only, and
-// whatever follows the percent sign would be left out of the comparison.
+// Parse parses a name or an address. An address with a zone is a name: a zone has a meaning on one host only, and a
+// comparison of addresses would ignore it.
 func Parse(text string) SAN {
 	if address, err := netip.ParseAddr(strings.TrimSuffix(text, ".")); err == nil && address.Zone() == "" {
 		return SAN{Address: address.Unmap()} // an IPv4-mapped address is the IPv4 address (RFC 4291 section 2.5.5.2)
@@ -86,8 +86,9 @@ func UnmapPrefix(prefix netip.Prefix) netip.Prefix {
 const maxDNSName = 253
 
 // CheckDNSName returns why a certificate can't have name as a dNSName, or nil. It permits names that crypto/x509 can
-// match with a host, and IP addresses as clients write them. Verifiers then read what was judged, up to the case of
-// letters and a trailing dot. A wildcard is permitted as the first label only, and only if wildcards is set.
+// match with a host, and IP addresses as clients write them. Verifiers then read the name that was judged, apart from
+// the case of letters and a trailing dot. A wildcard is permitted as the first label only, and only if wildcards is
+// set.
 func CheckDNSName(name string, wildcards bool) error {
 	if address, err := netip.ParseAddr(name); err == nil {
 		return checkAddressForm(name, address)
