@@ -15,16 +15,16 @@ const (
 	ReasonKeyNotPermitted = "KeyNotPermitted"
 )
 
-// Refused is why a request can never be signed, whatever its signer: its immutable spec breaks a rule. Reason is a
-// token of docs/reference/reasons.md.
+// Refused reports that no signer can ever sign a request, because its immutable spec breaks a rule. Reason is a token
+// of docs/reference/reasons.md.
 type Refused struct{ Reason, Message string }
 
 // Error implements error.
 func (r *Refused) Error() string { return r.Message }
 
-// Limits bound what is read of a request. They are checked before the request is parsed, verified, compared or
-// rendered: the requester pays a few bytes for each attribute and name, and every later step would pay more. A zero
-// field has the value of DefaultLimits.
+// Limits bound how much of a request is read. They are checked before the request is parsed, verified, compared or
+// rendered. An attribute or a name costs the requester a few bytes and costs every later step more. A zero field has
+// the value of DefaultLimits.
 type Limits struct {
 	// RequestBytes bounds spec.request.
 	RequestBytes int
@@ -34,12 +34,12 @@ type Limits struct {
 	SubjectAttributes int
 	// Names bounds the subjectAltNames of all kinds together.
 	Names int
-	// Extensions bounds the attributes of the request and the extensions that they ask for, together. A kubelet has one
-	// of each. Thousands of them take far longer to read than as many bytes of names.
+	// Extensions bounds the attributes of the request plus the extensions that they request. A kubelet sends one of
+	// each. Thousands of extensions take far longer to read than the same number of bytes in names.
 	Extensions int
 }
 
-// DefaultLimits leave room for a node with hundreds of network interfaces.
+// DefaultLimits are large enough for a node with hundreds of network interfaces.
 var DefaultLimits = Limits{
 	RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000, Extensions: 100,
 }
@@ -58,8 +58,8 @@ func tooLarge(what string, most int, unit, setting string) *Refused {
 	return &Refused{ReasonTooLarge, fmt.Sprintf("%s more than %d %s (requestLimits.%s)", what, most, unit, setting)}
 }
 
-// outline is a PKCS#10 request (RFC 2986 section 4), read no further than its limits need. It has the shape that
-// crypto/x509 reads first, so that both refuse the same DER with the same error.
+// outline is a PKCS#10 request (RFC 2986 section 4), decoded only as far as the limits need. It has the structure
+// that crypto/x509 decodes first, so both refuse the same DER with the same error.
 type outline struct {
 	Raw                asn1.RawContent
 	Info               outlineInfo
@@ -88,7 +88,7 @@ func readOutline(der []byte) (*outlineInfo, error) {
 	return &read.Info, err
 }
 
-// checkCounts returns why the request holds too many attributes or names, or nil. It counts no further than the limit.
+// checkCounts returns why info has too many attributes, extensions or names, or nil. It stops counting at the limit.
 func (l Limits) checkCounts(info *outlineInfo) *Refused {
 	if exceeds(subjectAttributes(info.Subject), l.SubjectAttributes) {
 		return tooLarge("the subject has", l.SubjectAttributes, "attributes", "maxSubjectAttributes")
@@ -112,7 +112,8 @@ func exceeds[T any](all iter.Seq[T], most int) bool {
 	return false
 }
 
-// subjectAttributes yields the attributes of subject, a sequence of sets of attributes. An empty set counts as one.
+// subjectAttributes yields the attributes of subject, a sequence of sets of attributes. An empty set counts as one
+// attribute.
 func subjectAttributes(subject asn1.RawValue) iter.Seq[asn1.RawValue] {
 	return func(yield func(asn1.RawValue) bool) {
 		for set := range elements(subject.Bytes) {
@@ -128,7 +129,7 @@ func subjectAttributes(subject asn1.RawValue) iter.Seq[asn1.RawValue] {
 	}
 }
 
-// attributesAndExtensions yields one value for each of attributes and for each extension that they ask for.
+// attributesAndExtensions yields one value for each attribute and one for each extension that an attribute requests.
 func attributesAndExtensions(attributes []asn1.RawValue) iter.Seq[struct{}] {
 	return func(yield func(struct{}) bool) {
 		for _, raw := range attributes {
@@ -198,7 +199,7 @@ func elements(der []byte) iter.Seq[asn1.RawValue] {
 	}
 }
 
-// Fault returns the message about a request for which Parse returned err, which is not a *Refused.
+// Fault returns the message for an error of Parse that is not a *Refused.
 func Fault(err error) string {
 	return fmt.Sprintf("%v; this is a defect of csr-controller-manager: report it with this request; "+
 		"it is read again within a minute", err)

@@ -21,7 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// Requester is who made a request, as the API server authenticated them.
+// Requester is the user that created a request, as the API server authenticated it.
 type Requester struct {
 	Username string
 	UID      string
@@ -29,36 +29,36 @@ type Requester struct {
 	Extra    map[string]certificatesv1.ExtraValue
 }
 
-// Request is a CertificateSigningRequest, read. Cert is the certificate as it would be issued, so that what a rule
-// approves is what a signer signs.
+// Request is a parsed CertificateSigningRequest. Cert is the certificate as it would be issued: rules judge the same
+// value that the signer signs.
 type Request struct {
 	Name       string
 	UID        types.UID
 	SignerName string
 	Requester  Requester
-	// Created is when the API server stored the request, by its clock.
+	// Created is the creation time, by the API server's clock.
 	Created time.Time
-	// Usages are the usages that were asked for, in the order of the request; Cert holds their X.509 form.
+	// Usages are the requested usages, in the order of the request. Cert holds their X.509 form.
 	Usages []certificatesv1.KeyUsage
-	// UnknownUsages are those of Usages that have no X.509 form. A request that has any can't be signed.
+	// UnknownUsages are the Usages without an X.509 form. A request with unknown usages can't be signed.
 	UnknownUsages []certificatesv1.KeyUsage
 	Cert          ca.Request
-	// Dropped names what the payload asks for and no certificate will hold: subject attributes, extensions and PKCS#10
-	// attributes by OID, other kinds of subjectAltName by kind.
+	// Dropped lists requested content that no certificate will hold: subject attributes, extensions and PKCS#10
+	// attributes by OID, and other kinds of subjectAltName by kind.
 	Dropped []string
 
 	payload *x509.CertificateRequest
 }
 
-// Parse reads obj within DefaultLimits, as Limits.Parse does.
+// Parse parses obj within DefaultLimits, see Limits.Parse.
 func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 	return Limits{}.Parse(obj)
 }
 
-// Parse reads obj. The first PEM block of spec.request must be a CERTIFICATE REQUEST (RFC 7468 section 7); what
-// follows it is ignored, as kube-controller-manager does (pkg/apis/certificates/helpers.go, ParseCSR). A *Refused is
-// final: it is about the object's immutable spec. Any other error is a fault of the parser, and no answer about obj. A
-// panic becomes such an error, since informers call Parse in goroutines that nothing recovers.
+// Parse parses obj. The first PEM block of spec.request must be a CERTIFICATE REQUEST (RFC 7468 section 7). Parse
+// ignores the rest, as kube-controller-manager does (pkg/apis/certificates/helpers.go, ParseCSR). A *Refused is
+// final, because the spec is immutable. Any other error is a fault of the parser and says nothing about obj. A panic
+// becomes such an error, because informers call Parse in goroutines that do not recover.
 func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Request, err error) {
 	defer func() {
 		if fault := recover(); fault != nil {
@@ -71,7 +71,7 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 	}
 	keyUsage, extKeyUsage, unknown := X509Usages(obj.Spec.Usages)
 	subject := payload.Subject
-	subject.Names, subject.ExtraNames = nil, nil // what crypto/x509 writes into no certificate
+	subject.Names, subject.ExtraNames = nil, nil // Names reach no certificate, and ExtraNames must not
 	return &Request{
 		Name:       obj.Name,
 		UID:        obj.UID,
@@ -101,10 +101,10 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 	}, nil
 }
 
-// parsePKCS10 is a variable for the test of a parser that panics.
+// parsePKCS10 is a variable so that a test can replace it with a parser that panics.
 var parsePKCS10 = x509.ParseCertificateRequest
 
-// parsePayload checks the limits and the key before it hands anything to crypto/x509.
+// parsePayload checks the limits and the key before it passes data to crypto/x509.
 func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, *Refused) {
 	if len(data) > l.RequestBytes {
 		return nil, tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
@@ -142,8 +142,8 @@ func malformed(err error) *Refused {
 	return &Refused{ReasonMalformed, fmt.Sprintf("spec.request holds no valid PKCS#10 request: %v", err)}
 }
 
-// requestedLifetime returns the lifetime that was asked for. Zero is none: for zero seconds, which the API server
-// refuses, it returns a nanosecond.
+// requestedLifetime returns the requested lifetime, or zero if the request sets none. For zero seconds, which the API
+// server refuses, it returns a nanosecond.
 func requestedLifetime(seconds *int32) time.Duration {
 	if seconds == nil {
 		return 0
@@ -151,8 +151,8 @@ func requestedLifetime(seconds *int32) time.Duration {
 	return cmp.Or(time.Duration(*seconds)*time.Second, 1)
 }
 
-// CheckSignature returns an error unless the request proves possession of its private key (RFC 2986 section 4.2). The
-// API server checks it at creation, so only what bypassed the API can fail.
+// CheckSignature returns an error unless the signature proves possession of the private key (RFC 2986 section 4.2).
+// The API server checks the signature at creation, so only an object that bypassed the API can fail.
 func (r *Request) CheckSignature() error {
 	if err := r.payload.CheckSignature(); err != nil {
 		return fmt.Errorf("the signature in spec.request does not match its public key: %w", err)
@@ -181,8 +181,9 @@ func (r *Request) NodeName() string {
 	return name
 }
 
-// IsNode reports whether w is a kubelet, as the API server's node authorizer sees it (Kubernetes
-// pkg/auth/nodeidentifier/default.go): a user with the prefix and a name after it, in the group of nodes.
+// IsNode reports whether w is a kubelet, by the rule of the API server's node authorizer (Kubernetes
+// pkg/auth/nodeidentifier/default.go). The user name must be NodeUserPrefix and a name, and NodeGroup must be among
+// the groups.
 func (w Requester) IsNode() bool {
 	name, found := strings.CutPrefix(w.Username, NodeUserPrefix)
 	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
@@ -258,7 +259,7 @@ func ExtendedUsage(usage certificatesv1.KeyUsage) bool {
 	return extended
 }
 
-// X509Usages returns the X.509 form of usages. Extended usages are sorted and without repetition. unknown has the
+// X509Usages returns the X.509 form of usages. Extended usages are sorted and without repetition. unknown holds the
 // usages without an X.509 form.
 func X509Usages(usages []certificatesv1.KeyUsage) (
 	key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage,
@@ -280,24 +281,24 @@ func X509Usages(usages []certificatesv1.KeyUsage) (
 // TokenGroupPrefix begins the groups that bind a bootstrap token to one node.
 const TokenGroupPrefix = "system:bootstrappers:node:"
 
-// TokenGroup returns the group whose members may request a first certificate for node and for no other node. It holds
-// the first 16 hex digits of the SHA-256 of the node's name, which can be longer than the API server permits for a
-// group.
+// TokenGroup returns the group whose members may request a first certificate for node and for no other node. It
+// contains the first 16 hex digits of the SHA-256 of the node's name. The name itself can be longer than the API
+// server permits for a group.
 func TokenGroup(node string) string {
 	sum := sha256.Sum256([]byte(node))
 	return TokenGroupPrefix + hex.EncodeToString(sum[:8])
 }
 
-// maxText bounds what a requester can make logs and messages hold, in bytes.
+// maxText is the longest text from a requester, in bytes, that a log line or a message holds.
 const maxText = 256
 
-// Shorten cuts text that a requester has chosen.
+// Shorten cuts text that a requester chose to at most 256 bytes.
 func Shorten(text string) string { return ShortenTo(text, maxText) }
 
-// ShortenTo cuts text to at most room bytes. A text that was cut ends in "...".
+// ShortenTo cuts text to at most room bytes. A shortened text ends in "...".
 func ShortenTo(text string, room int) string { return ca.Shorten(text, room) }
 
-// ShortenAll bounds the number and the length of texts that a requester has chosen, for a message.
+// ShortenAll bounds the number and the length of texts that a requester chose, for a message.
 func ShortenAll(all []string) []string {
 	const most = 8
 	shown := make([]string, 0, most+1)
@@ -313,8 +314,8 @@ func ShortenAll(all []string) []string {
 // SubjectText returns the subject as it would be issued, shortened, for logs and messages.
 func (r *Request) SubjectText() string { return ca.SubjectText(r.Cert.Subject, maxText) }
 
-// Pause returns after how long a request of that age is judged again if nothing wakes it: as long as it is old, between
-// a second and a minute. So the pause doubles without a counter, and a restart changes nothing.
+// Pause returns the time until a request of that age is judged again if no event wakes it. The pause equals the age,
+// but is at least a second and at most a minute. It doubles without a counter, and a restart does not change it.
 func Pause(age time.Duration) time.Duration {
 	return min(max(age, time.Second), time.Minute)
 }
@@ -325,19 +326,19 @@ var (
 	oidAttributePrefix  = asn1.ObjectIdentifier{2, 5, 4}                     // X.520
 )
 
-// repeatable and single are the X.520 attributes that crypto/x509 carries from a request into a certificate, by the
-// last arc of their OID: of the single ones it keeps only one value.
+// repeatable and single are the X.520 attributes that crypto/x509 copies from a request into a certificate, by the
+// last arc of their OID. It copies only one value of a single attribute.
 var (
 	repeatable = []int{6, 7, 8, 9, 10, 11, 17} // C, L, ST, STREET, O, OU, postalCode
 	single     = []int{3, 5}                   // CN, serialNumber
 )
 
-// generalNames names the kinds of subjectAltName by their tag (RFC 5280 section 4.2.1.6); the empty ones are carried
-// into the certificate.
+// generalNames names the kinds of subjectAltName by their tag (RFC 5280 section 4.2.1.6). Kinds with an empty name
+// are copied into the certificate.
 var generalNames = []string{"otherName", "", "", "x400Address", "directoryName", "ediPartyName", "", "", "registeredID"}
 
-// droppedContent lists what payload asks for beyond what its certificate will hold, sorted and without repetition. It
-// goes by type and OID and never by comparing bytes, as honest encoders differ in string types.
+// droppedContent lists the requested content that the certificate will not hold, sorted and without repetition. It
+// compares types and OIDs, never bytes, because honest encoders differ in string types.
 func droppedContent(payload *x509.CertificateRequest) []string {
 	dropped := droppedSubject(payload)
 	for _, extension := range payload.Extensions {
@@ -357,7 +358,7 @@ func droppedSubject(payload *x509.CertificateRequest) []string {
 	seen := map[int]bool{}
 	for _, attribute := range payload.Subject.Names {
 		id := attribute.Type
-		_, text := attribute.Value.(string) // crypto/x509 passes over all other values
+		_, text := attribute.Value.(string) // crypto/x509 ignores values of other types
 		known := text && len(id) == 4 && oidAttributePrefix.Equal(id[:3])
 		switch {
 		case known && slices.Contains(repeatable, id[3]):
@@ -387,7 +388,7 @@ func droppedNames(san []byte) []string {
 		if name.Class == asn1.ClassContextSpecific && name.Tag < len(generalNames) {
 			kind = generalNames[name.Tag]
 		}
-		if kind == "" && name.IsCompound { // those that are carried are primitive
+		if kind == "" && name.IsCompound { // the names that are copied are primitive
 			kind = fmt.Sprintf("tag %d", name.Tag)
 		}
 		if kind != "" {
@@ -397,9 +398,9 @@ func droppedNames(san []byte) []string {
 	return dropped
 }
 
-// droppedAttributes reads the PKCS#10 attributes (RFC 2986 section 4.1), of which only extensionRequest is used: the
-// first value of each that is well formed. The others crypto/x509 passes over, and so not even a malformed one is an
-// error.
+// droppedAttributes lists the PKCS#10 attributes (RFC 2986 section 4.1) that crypto/x509 does not use. It uses only
+// the first value of each well-formed extensionRequest. It ignores all other attributes, so even a malformed one is
+// not an error.
 func droppedAttributes(tbs []byte) []string {
 	var info struct {
 		Raw        asn1.RawContent

@@ -9,9 +9,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// Retention says how long a request is kept. Zero is DefaultRetention's duration, and a negative one keeps for ever.
+// Retention sets how long a request is kept. Zero means the duration in DefaultRetention. A negative duration keeps
+// the request for ever.
 type Retention struct {
-	// Approved counts from the approval, issued or not.
+	// Approved counts from the approval, whether or not a certificate was issued.
 	Approved time.Duration
 	// Denied counts from the denial.
 	Denied time.Duration
@@ -20,7 +21,7 @@ type Retention struct {
 	// Pending counts from creation, for a request that is neither approved, denied nor failed, whatever other
 	// conditions it has.
 	Pending time.Duration
-	// Expired counts from the end of the issued certificate; zero deletes at once.
+	// Expired counts from the expiry of the issued certificate. Zero deletes the request at once.
 	Expired time.Duration
 }
 
@@ -34,18 +35,19 @@ func (r Retention) withDefaults() Retention {
 	}
 }
 
-// DefaultRetention is kube-controller-manager's (pkg/controller/certificates/cleaner/cleaner.go), but for approved
-// requests that are not issued: they go after one hour and not after 24.
+// DefaultRetention is kube-controller-manager's (pkg/controller/certificates/cleaner/cleaner.go) with one difference:
+// approved requests without a certificate are deleted after one hour, not after 24.
 var DefaultRetention = Retention{Approved: time.Hour, Denied: time.Hour, Failed: time.Hour, Pending: 24 * time.Hour}
 
-// RetentionPolicy is the retention of every request: by signer name, or Default.
+// RetentionPolicy holds the retention of each signer name, and Default for all other signers.
 type RetentionPolicy struct {
 	Default Retention
 	Signers map[string]Retention
 }
 
-// Deadline returns when obj is due to be deleted: it is once that instant has passed. Of several rules that apply the
-// earliest counts; ok is false when none does, as for a condition without lastUpdateTime, which the API server fills.
+// Deadline returns the time after which obj is due for deletion. If several rules apply, the earliest deadline
+// counts. ok is false if no rule applies, for example to a condition without the lastUpdateTime that the API server
+// sets.
 func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest) (at time.Time, ok bool) {
 	keep, found := p.Signers[obj.Spec.SignerName]
 	if !found {
@@ -84,8 +86,8 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 	}
 }
 
-// certificateEnd returns NotAfter of the first PEM block in status, or zero if that holds no certificate. It ignores
-// what follows, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
+// certificateEnd returns NotAfter of the first PEM block in status, or zero if the block holds no certificate. It
+// ignores the rest, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
 func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {

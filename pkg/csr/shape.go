@@ -15,8 +15,9 @@ const (
 	NodeUserPrefix = "system:node:"
 )
 
-// The shapes below are Kubernetes' (pkg/apis/certificates/helpers.go and pkg/controller/certificates/signer/signer.go):
-// the same checks in the same order with the same texts, which become the message of a Failed condition.
+// The shapes below are Kubernetes' (pkg/apis/certificates/helpers.go and
+// pkg/controller/certificates/signer/signer.go). They make the same checks in the same order. Their texts are the
+// same too, because they become the messages of Failed conditions.
 
 // KubeletClientShape returns why req can't become a kubelet's client certificate, or nil.
 func KubeletClientShape(req *Request) error {
@@ -91,7 +92,7 @@ func checkNodeCommonName(req *Request) error {
 }
 
 // isUsageSet reports whether usages, as a set, are digital signature and purpose, with or without key encipherment. A
-// kubelet asks for key encipherment only with an RSA key.
+// kubelet requests key encipherment only with an RSA key.
 func isUsageSet(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) bool {
 	for _, usage := range usages {
 		switch usage {

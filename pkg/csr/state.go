@@ -8,11 +8,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// State is where a request stands, in the words of docs, metrics and configuration.
+// State is the state of a request, as named in docs, metrics and configuration.
 type State string
 
-// The states. A request with a certificate is Issued whatever its conditions; else Failed and Denied go before
-// Approved, since nothing can be signed any more.
+// The states. A request with a certificate is Issued, whatever its conditions. Otherwise Failed and Denied take
+// precedence over Approved, because such a request can't be signed any more.
 const (
 	Pending  State = "Pending"
 	Approved State = "Approved"
@@ -21,12 +21,12 @@ const (
 	Issued   State = "Issued"
 )
 
-// States are all of them.
+// States returns all states.
 func States() []State { return []State{Pending, Approved, Denied, Failed, Issued} }
 
-// StateOf returns the state of obj. Like kube-controller-manager it does not read the status of Approved and Denied
-// conditions, which the API server forces to True, and takes Failed for true when its status is True or empty
-// (pkg/controller/certificates/certificate_controller_utils.go).
+// StateOf returns the state of obj, by the rules of kube-controller-manager
+// (pkg/controller/certificates/certificate_controller_utils.go). It ignores the status of Approved and Denied
+// conditions, which the API server forces to True. A Failed condition counts if its status is True or empty.
 func StateOf(obj *certificatesv1.CertificateSigningRequest) State {
 	switch {
 	case len(obj.Status.Certificate) > 0:
@@ -42,15 +42,15 @@ func StateOf(obj *certificatesv1.CertificateSigningRequest) State {
 	}
 }
 
-// Undecided says whether obj still waits for an approver: neither Approved nor Denied nor issued. A Failed condition
-// does not decide (pkg/controller/certificates/approver/sarapprove.go).
+// Undecided reports whether obj is neither approved, denied nor issued. A Failed condition is not a decision
+// (pkg/controller/certificates/approver/sarapprove.go).
 func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
 	return len(obj.Status.Certificate) == 0 &&
 		condition(obj, certificatesv1.CertificateApproved) == nil &&
 		condition(obj, certificatesv1.CertificateDenied) == nil
 }
 
-// ApprovedAt is when obj was approved, or zero if it was not, or nobody noted when.
+// ApprovedAt returns when obj was approved. It returns zero if obj is not approved or its condition has no time.
 func ApprovedAt(obj *certificatesv1.CertificateSigningRequest) time.Time {
 	if approved := condition(obj, certificatesv1.CertificateApproved); approved != nil {
 		return approved.LastUpdateTime.Time
@@ -82,7 +82,7 @@ func HasCondition(
 	return has != nil && has.Status == corev1.ConditionTrue && has.Reason == reason && has.Message == message
 }
 
-// AddCondition appends a condition with status True. A zero now leaves the times to the API server.
+// AddCondition appends a condition with status True. If now is zero, the API server sets the times.
 func AddCondition(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 	reason, message string, now time.Time,
@@ -96,13 +96,13 @@ func AddCondition(
 	obj.Status.Conditions = append(obj.Status.Conditions, added)
 }
 
-// MinSupersededAfter is how long a kubelet waits for its request before it makes another request (client-go
-// util/certificate, certificateWaitTimeout). No request is deleted earlier.
+// MinSupersededAfter is how long a kubelet waits for a certificate before it creates another request (client-go
+// util/certificate, certificateWaitTimeout). No request is deleted as superseded earlier.
 const MinSupersededAfter = 15 * time.Minute
 
-// Supersedable parses obj within l and reports whether a newer request of the same requester, for the same node and
-// signer, can supersede it. Only pending requests for Kubernetes' two signers of node certificates can be superseded,
-// because users of other signers may have reasons to ask twice.
+// Supersedable parses obj within l and reports whether a newer request can supersede it. The newer request must have
+// the same requester, node and signer. Only pending requests for Kubernetes' two signers of node certificates
+// qualify, because users of other signers may have reasons to ask twice.
 func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req *Request, ok bool) {
 	switch obj.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
