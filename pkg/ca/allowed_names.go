@@ -9,15 +9,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// AllowedNames lists the names and addresses that server certificates may hold. The zero value allows none.
+// AllowedNames lists the names and addresses that server certificates may hold. The zero value allows no name.
 type AllowedNames struct {
 	dns      []string // lower case; a leading "*." allows every name below the rest
 	prefixes []netip.Prefix
-	others   []string // URIs and e-mail addresses; a trailing * allows any rest
+	others   []string // URIs and e-mail addresses; a trailing * matches any suffix
 }
 
-// NewAllowedNames parses entries: a DNS name, *.suffix for every name below suffix, an IP address, a CIDR, or a URI or
-// an e-mail address, which may end with *.
+// NewAllowedNames parses entries. An entry is a DNS name, *.suffix for every name below suffix, an IP address, a
+// CIDR, a URI or an e-mail address. A URI or an e-mail address may end with *.
 func NewAllowedNames(entries []string) (AllowedNames, error) {
 	var names AllowedNames
 	for _, entry := range entries {
@@ -41,11 +41,11 @@ func NewAllowedNames(entries []string) (AllowedNames, error) {
 	return names, nil
 }
 
-// Empty reports whether nothing is allowed.
+// Empty reports whether n allows no name.
 func (n AllowedNames) Empty() bool { return len(n.dns)+len(n.prefixes)+len(n.others) == 0 }
 
-// Refused returns the first name of req that is not allowed, or "". If req has no DNS name, its common name counts as
-// one, because old clients match it with the host.
+// Refused returns the first name of req that is not allowed, or "". If req has no DNS name, its common name is
+// checked as a DNS name, because old clients match it with the host.
 func (n AllowedNames) Refused(req Request) string {
 	dns := req.DNSNames
 	if len(dns) == 0 && req.Subject.CommonName != "" {
@@ -107,7 +107,7 @@ func parsePrefix(text string) (netip.Prefix, bool) {
 	return prefix.Masked(), err == nil && !prefix.Addr().Is4In6()
 }
 
-// isDNSPattern reports whether text is a DNS name, perhaps below *.
+// isDNSPattern reports whether text is a DNS name, or *. and a DNS name.
 func isDNSPattern(text string) bool {
 	labels := strings.Split(strings.TrimPrefix(san.CanonicalName(text), "*."), ".")
 	return len(text) <= 253 && !slices.ContainsFunc(labels, func(label string) bool {

@@ -1,5 +1,5 @@
-// Package ca issues X.509 leaf certificates. It knows the standard library and nothing of Kubernetes, does no
-// I/O and reads no clock: the instant is always an argument.
+// Package ca issues X.509 leaf certificates. It imports the standard library and pkg/san, and nothing of Kubernetes.
+// It does no I/O and reads no clock: the time is always an argument.
 package ca
 
 import (
@@ -16,28 +16,31 @@ import (
 	"time"
 )
 
-// ErrExpired is wrapped by the errors of Authority.Usable and Authority.Issue once the signing certificate has expired.
+// ErrExpired is wrapped by errors of Authority.Usable and Authority.Issue after the signing certificate has expired.
 var ErrExpired = errors.New("the signing certificate has expired")
 
-// Authority is a signing certificate with its private key. It is immutable and safe for concurrent use. Only Load makes
-// one, so an Authority can always sign.
+// Authority is a signing certificate with its private key. It is immutable and safe for concurrent use. Only Load
+// creates an Authority, so an Authority can always sign.
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// chain is cert and its issuers, as far as they are known; ends is the one of them that ends first.
+	// chain is cert and its known issuers. ends is the certificate of chain that expires first.
 	chain []*x509.Certificate
 	ends  *x509.Certificate
-	// appended is what Issue puts after a leaf, in PEM.
+	// appended is the PEM that Issue puts after a leaf.
 	appended []byte
-	// given are all certificates that Load was given, in PEM.
+	// given is the PEM of all certificates that Load was given.
 	given []byte
 }
 
-// Load builds an Authority from PEM. certPEM may hold several certificates in any order. The signing certificate has
-// the public key of keyPEM and may sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9); of several, the one that
-// ends last. Its chain is built from the others and from caPEM, the content of ca.crt. If caPEM holds certificates, the
-// chain must end in one of them. Blocks of other types are ignored. Load does not check the validity in time, so that
-// an expired CA can still be reported by name: see Usable. The Authority issues Intermediates, see WithChain.
+// Load builds an Authority from PEM. certPEM may hold several certificates in any order. The signing certificate must
+// have the public key of keyPEM and be permitted to sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9). If
+// several certificates qualify, Load takes the one that expires last.
+//
+// Load builds the chain from the other certificates and from caPEM, the content of ca.crt. If caPEM holds
+// certificates, the chain must end in one of them. Load ignores PEM blocks of other types. It does not check validity
+// periods, so that an expired CA can still be reported by name: see Usable. The Authority issues Intermediates, see
+// WithChain.
 func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	key, err := parsePrivateKey(keyPEM)
 	if err != nil {
@@ -70,7 +73,7 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	return (&Authority{cert: cert, key: key, chain: chain, ends: ends, given: given}).WithChain(Intermediates)
 }
 
-// ParseCertificates parses every CERTIFICATE block of data, in order, and passes over blocks of other types.
+// ParseCertificates parses every CERTIFICATE block of data, in order, and ignores blocks of other types.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for i := 1; ; {
@@ -154,10 +157,10 @@ func (a *Authority) Signed(cert *x509.Certificate) bool {
 	return cert.CheckSignatureFrom(a.cert) == nil
 }
 
-// NotAfter returns the earliest end of a certificate in the chain. No issued certificate lives longer.
+// NotAfter returns the earliest expiry of a certificate in the chain. No issued certificate is valid longer.
 func (a *Authority) NotAfter() time.Time { return a.ends.NotAfter }
 
-// KeyID names the signing key in logs and metrics. Two certificates for one key share it.
+// KeyID returns the name of the signing key in logs and metrics. Two certificates for one key have the same KeyID.
 func (a *Authority) KeyID() string { return KeyID(a.cert.RawSubjectPublicKeyInfo) }
 
 // KeyID returns the hex of the first eight bytes of the SHA-256 of a DER SubjectPublicKeyInfo.
@@ -172,27 +175,27 @@ func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 // CertificatePEM returns the signing certificate as one PEM block.
 func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
 
-// AppendedPEM returns what Issue puts after each leaf.
+// AppendedPEM returns the certificates that Issue puts after each leaf.
 func (a *Authority) AppendedPEM() []byte { return bytes.Clone(a.appended) }
 
-// Chain says which certificates Issue puts after the leaf.
+// Chain selects the certificates that Issue puts after the leaf.
 type Chain string
 
 // The chains. The zero value is Intermediates.
 const (
-	// Intermediates are the signing certificate and its issuers, as far as they are known, but never one that is
-	// self-signed: those who verify have that one already (RFC 8446 section 4.4.2).
+	// Intermediates are the signing certificate and its known issuers, without a self-signed certificate. Verifiers
+	// already have the self-signed one (RFC 8446 section 4.4.2).
 	Intermediates Chain = "Intermediates"
-	// None is the leaf alone, as of kube-controller-manager.
+	// None is the leaf alone, as kube-controller-manager issues it.
 	None Chain = "None"
-	// WithRoot is Intermediates and then the self-signed one, which must be known.
+	// WithRoot is Intermediates and then the self-signed certificate, which must be known.
 	WithRoot Chain = "WithRoot"
 )
 
-// Chains are all of them, the default first.
+// Chains returns all chains, the default first.
 func Chains() []Chain { return []Chain{Intermediates, None, WithRoot} }
 
-// WithChain returns an Authority like a that issues chain. It fails when chain wants a root that Load was not given.
+// WithChain returns a copy of a that issues chain. It fails if chain needs a root that Load was not given.
 func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 	end := len(a.chain)
 	last := a.chain[end-1]
@@ -219,30 +222,31 @@ func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 	return &with, nil
 }
 
-// WithAllGiven returns an Authority like a that puts every certificate that Load was given after a leaf. A verifier
-// that trusts any of them then finds its way, whichever chain is configured: the holder of a leaf can append them too.
+// WithAllGiven returns a copy of a that puts every certificate that Load was given after a leaf. A verifier that
+// trusts any of them can then build a chain, whatever chain is configured. The holder of a leaf can append the same
+// certificates.
 func (a *Authority) WithAllGiven() *Authority {
 	with := *a
 	with.appended = a.given
 	return &with
 }
 
-// path is a certificate on the way up from the signing one, with what is below it.
+// path is a certificate in a possible chain. below is the path to the certificate that it issued.
 type path struct {
 	cert  *x509.Certificate
 	below *path
 	depth int // certificates below
 }
 
-// chainOf returns the shortest way from cert up to one of anchors, over certs, each verified to have issued the one
-// before. Without anchors it is the way to a self-signed one, or else as far as it goes. What has no place in it is
-// passed over, but an issuer by name that has not signed is an error, unless another one has. Validity in time is not
-// looked at.
+// chainOf returns the shortest chain from cert to a certificate in anchors. It verifies that each certificate issued
+// the one before it. Without anchors the chain ends in a self-signed certificate, or in the last one whose issuer is
+// unknown. Certificates outside the chain are ignored. If a certificate has the name of an issuer but did not sign,
+// chainOf fails, unless another certificate with that name signed. chainOf does not check validity periods.
 func chainOf(cert *x509.Certificate, certs, anchors []*x509.Certificate) ([]*x509.Certificate, error) {
 	known := slices.Concat(certs, anchors)
 	seen := []*x509.Certificate{cert}
 	next := []*path{{cert: cert}}
-	for i := 0; i < len(next); i++ { // breadth first, so that the first way is a shortest
+	for i := 0; i < len(next); i++ { // breadth first, so that the first chain found is a shortest one
 		at := next[i]
 		if at.ends(anchors) {
 			return at.certs(), nil
@@ -277,8 +281,8 @@ func (p *path) ends(anchors []*x509.Certificate) bool {
 	})
 }
 
-// issuers returns those of known that have issued p.cert. It is an error if a certificate has the name of the issuer
-// but none has signed p.cert.
+// issuers returns the certificates in known that issued p.cert. It fails if a certificate has the issuer's name but
+// none of them signed p.cert.
 func (p *path) issuers(known []*x509.Certificate) ([]*x509.Certificate, error) {
 	if selfSigned(p.cert) {
 		return nil, nil
@@ -301,7 +305,7 @@ func (p *path) issuers(known []*x509.Certificate) ([]*x509.Certificate, error) {
 	return found, wrong
 }
 
-// issuedBy returns why issuer, whose name is right, can't be above p, or nil.
+// issuedBy returns why issuer, which has the right name, can't be above p in the chain, or nil.
 func (p *path) issuedBy(issuer *x509.Certificate) error {
 	if err := p.cert.CheckSignatureFrom(issuer); err != nil {
 		return fmt.Errorf("certificate %q is not signed by the given %q: %w", p.cert.Subject, issuer.Subject, err)
@@ -330,7 +334,7 @@ func selfSigned(cert *x509.Certificate) bool {
 }
 
 // parsePrivateKey returns the first private key in data: PKCS#1 (RFC 8017), SEC 1 (RFC 5915) or PKCS#8 (RFC 5958).
-// Other blocks, such as EC PARAMETERS or certificates, may stand before it. Key bytes never reach an error.
+// Other blocks, such as EC PARAMETERS or certificates, may come before it. Errors never contain bytes of the key.
 func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block
@@ -356,7 +360,7 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	}
 }
 
-// parseKeyBlock tries every encoding, as the label of the block is often wrong, or returns nil.
+// parseKeyBlock tries every encoding, because the block's label is often wrong. It returns nil if none fits.
 func parseKeyBlock(der []byte) any {
 	if key, err := x509.ParsePKCS8PrivateKey(der); err == nil {
 		return key

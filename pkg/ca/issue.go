@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Request is the certificate as it would be issued. Rules judge the same value that the signer signs, and nothing that
-// is not in it can reach a certificate.
+// Request is the certificate as it would be issued. Rules judge the same value that the signer signs. Nothing outside
+// of it can reach a certificate.
 type Request struct {
 	PublicKey      crypto.PublicKey
 	Subject        pkix.Name
@@ -28,11 +28,11 @@ type Request struct {
 	URIs           []*url.URL
 	KeyUsage       x509.KeyUsage
 	ExtKeyUsage    []x509.ExtKeyUsage
-	// Lifetime is the requested lifetime. Zero is none.
+	// Lifetime is the requested lifetime, or zero if the request sets none.
 	Lifetime time.Duration
 }
 
-// Issued is a certificate as Issue made it.
+// Issued is a certificate that Issue made.
 type Issued struct {
 	// PEM is the leaf and then its Chain, as CERTIFICATE blocks without headers.
 	PEM    []byte
@@ -41,13 +41,13 @@ type Issued struct {
 	SHA256    [sha256.Size]byte
 	NotBefore time.Time
 	NotAfter  time.Time
-	// Cut is how much earlier than the profile says the certificate ends because the Authority itself ends.
+	// Cut is the time by which the expiry of the Authority shortens the certificate.
 	Cut time.Duration
 }
 
-// Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. After a
-// *LintError it fails again. After any other error it may succeed later; the error wraps ErrExpired if the Authority
-// has expired.
+// Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. A retry
+// after a *LintError fails again. A retry after any other error may succeed. The error wraps ErrExpired if the
+// Authority has expired.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue with a Profile that NewProfile has not made")
@@ -91,14 +91,15 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 	return issued, nil
 }
 
-// NotAfterOf returns the end of the certificate that Issue would make with the same arguments.
+// NotAfterOf returns the expiry of the certificate that Issue would make with the same arguments.
 func (a *Authority) NotAfterOf(p Profile, req Request, now time.Time) time.Time {
 	_, notAfter, _ := a.validity(p.lifetime(req.Lifetime), now)
 	return notAfter
 }
 
-// validity returns when a certificate begins and ends, as Kubernetes pkg/controller/certificates/authority/policies.go
-// does. The backdating is part of a long lifetime and is added to a short one. Nothing outlives the Authority's chain.
+// validity returns when a certificate begins and ends, by the rule of Kubernetes
+// pkg/controller/certificates/authority/policies.go. The backdating is part of a long lifetime and is added to a
+// short one. No certificate outlives the Authority's chain: cut is the time by which the chain shortens it.
 func (a *Authority) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {
 	notBefore, notAfter = now.Add(-Backdate), now.Add(lifetime)
 	if lifetime >= shortLived {
@@ -123,16 +124,16 @@ func newSerial() (*big.Int, error) {
 	return serial, nil
 }
 
-// Room for what a certificate holds beside names, key and issuer: a signature by an RSA key of 8,192 bits, and the
-// fixed fields and extensions.
+// Room for the parts of a certificate other than names, key and issuer: a signature by an RSA key of 8,192 bits, and
+// the fixed fields and extensions.
 const (
 	signatureRoom = 1024
 	fixedRoom     = 1024
-	// nameRoom is room for the tag and the length of a subjectAltName.
+	// nameRoom is room for the tag and the length of one subjectAltName.
 	nameRoom = 6
 )
 
-// LongestPEM returns a number of bytes that the PEM of the certificate that Issue makes of req does not exceed.
+// LongestPEM returns an upper bound, in bytes, for the PEM that Issue makes of req.
 func (a *Authority) LongestPEM(req Request) int {
 	der := signatureRoom + fixedRoom + len(a.cert.RawSubject) + len(a.cert.SubjectKeyId)
 	if subject, err := asn1.Marshal(req.Subject.ToRDNSequence()); err == nil {

@@ -12,24 +12,24 @@ import (
 	"time"
 )
 
-// Contents says what the certificates of one profile may contain, whatever the judged Request says.
+// Contents limits what the certificates of one profile may contain, whatever the judged Request contains.
 type Contents struct {
 	// CommonNamePrefix is the start of each common name.
 	CommonNamePrefix string
-	// Organizations are all values of the organization. Nil permits any.
+	// Organizations are the exact values of the organization. Nil permits any.
 	Organizations []string
 	// OtherAttributes permits subject attributes other than common name and organization.
 	OtherAttributes bool
 	// DNSNames, EmailAddresses, IPAddresses and URIs permit subjectAltNames of that kind.
 	DNSNames, EmailAddresses, IPAddresses, URIs bool
-	// KeyUsage has a bit for each key usage that is permitted.
+	// KeyUsage has a bit for each permitted key usage.
 	KeyUsage x509.KeyUsage
-	// ExtKeyUsage are the extended key usages that are permitted.
+	// ExtKeyUsage lists the permitted extended key usages.
 	ExtKeyUsage []x509.ExtKeyUsage
 }
 
-// extensions are all that a leaf certificate may have, and whether they are critical. A subjectAltName is critical if
-// the subject is empty (RFC 5280 section 4.2.1.6).
+// extensions lists the extensions that a leaf certificate may have, and whether they are critical. A subjectAltName
+// is critical if the subject is empty (RFC 5280 section 4.2.1.6).
 var extensions = []extension{
 	{"keyUsage", asn1.ObjectIdentifier{2, 5, 29, 15}, func(*x509.Certificate) bool { return true }},
 	{"subjectAltName", asn1.ObjectIdentifier{2, 5, 29, 17}, func(cert *x509.Certificate) bool {
@@ -46,7 +46,7 @@ type extension struct {
 	critical func(*x509.Certificate) bool
 }
 
-// LintError reports that Issue made a certificate that differs from what was judged. Issue does not return this
+// LintError reports that Issue made a certificate that differs from the judged Request. Issue does not return this
 // certificate.
 type LintError struct {
 	Serial      *big.Int
@@ -57,8 +57,8 @@ func (e *LintError) Error() string {
 	return "the finished certificate is not the judged one: " + strings.Join(e.Differences, "; ")
 }
 
-// lint parses the finished certificate again, and compares it field by field with req, with what issued says of it, and
-// with the Contents of p. It returns all differences.
+// lint parses the finished certificate and compares each field with req, with issued and with the Contents of p. It
+// returns all differences.
 func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []string {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -94,7 +94,8 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	return found
 }
 
-// differInNames compares subject and subjectAltNames. In a certificate the values of one attribute are sorted.
+// differInNames compares subject and subjectAltNames. A certificate holds the values of one attribute in sorted
+// order.
 func differInNames(cert *x509.Certificate, req Request) []string {
 	var found []string
 	attributes := 0
@@ -152,7 +153,7 @@ func otherAttributes(name pkix.Name) []string {
 	return found
 }
 
-// foreignExtensions reports each extension that is not one of extensions, or whose critical bit is wrong.
+// foreignExtensions lists each extension that is missing from extensions or has the wrong critical bit.
 func foreignExtensions(cert *x509.Certificate) []string {
 	var found []string
 	for _, got := range cert.Extensions {
@@ -167,7 +168,7 @@ func foreignExtensions(cert *x509.Certificate) []string {
 	return found
 }
 
-// exceeded reports what cert contains beyond c.
+// exceeded lists the content of cert that c does not permit.
 func (c *Contents) exceeded(cert *x509.Certificate) []string {
 	var found []string
 	permit := func(permitted bool, what string) {

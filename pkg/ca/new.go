@@ -28,29 +28,29 @@ const (
 	ED25519   Algorithm = "ED25519"
 )
 
-// Algorithms are all of them, the default first.
+// Algorithms returns all algorithms, the default first.
 func Algorithms() []Algorithm { return []Algorithm{ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519} }
 
-// DefaultAuthorityLifetime is that of a CA that is made where nobody says otherwise: ten years, as kubeadm's.
+// DefaultAuthorityLifetime is the lifetime of a new CA if none is configured: ten years, as in kubeadm.
 const DefaultAuthorityLifetime = 10 * 365 * 24 * time.Hour
 
 // maxCommonName is X.520's bound, in letters (RFC 5280 appendix A.1, ub-common-name).
 const maxCommonName = 64
 
-// NewOptions say what New makes.
+// NewOptions configures New.
 type NewOptions struct {
 	// CommonName is the whole subject, of 1 to 64 letters.
 	CommonName string
-	// Algorithm is that of the key; empty is ECDSAP256.
+	// Algorithm is the algorithm of the key. Empty means ECDSAP256.
 	Algorithm Algorithm
 	// Lifetime counts from now.
 	Lifetime time.Duration
 }
 
-// New makes a root of its own that may issue leaf certificates and nothing else, and returns it with its key in PEM
-// (PKCS#8). It is valid from an hour before now, so that what it issues is never backdated before it. Its profile is
-// RFC 5280's: sections 4.1.2.2 (serial number), 4.2.1.2 (subject key identifier), 4.2.1.3 (key usage), 4.2.1.9 (basic
-// constraints).
+// New makes a self-signed CA that may issue leaf certificates and nothing else. It returns the CA and its key in PEM
+// (PKCS#8). The CA is valid from an hour before now, so that a backdated leaf never begins before its CA. The profile
+// follows RFC 5280: sections 4.1.2.2 (serial number), 4.2.1.2 (subject key identifier), 4.2.1.3 (key usage), 4.2.1.9
+// (basic constraints).
 func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte, err error) {
 	if letters := utf8.RuneCountInString(options.CommonName); letters < 1 || letters > maxCommonName {
 		return nil, nil, fmt.Errorf("the common name %q has %d letters: want 1 to %d",
@@ -105,7 +105,7 @@ func newKey(algorithm Algorithm) (crypto.Signer, error) {
 	}
 }
 
-// encode is one CERTIFICATE block.
+// encode returns der as one CERTIFICATE block.
 func encode(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

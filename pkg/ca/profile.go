@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// Backdate is how far NotBefore lies before the moment of issuance, against clocks that run late
-	// (Kubernetes pkg/controller/certificates/signer/signer.go).
+	// Backdate is the time between NotBefore and issuance, for clocks that run late (Kubernetes
+	// pkg/controller/certificates/signer/signer.go).
 	Backdate = 5 * time.Minute
 
-	// shortLived is the lifetime below which the backdating is added to a certificate's validity instead of taken
-	// from it (Kubernetes pkg/controller/certificates/authority/policies.go, PermissiveSigningPolicy.Short).
+	// shortLived is the lifetime below which the backdating extends the validity. From there on it is part of the
+	// validity (Kubernetes pkg/controller/certificates/authority/policies.go, PermissiveSigningPolicy.Short).
 	shortLived = 8 * time.Hour
 
-	// ShortestLifetime is what a certificate must outlive to be of use. A client renews as early as after 70 % of
-	// the validity (client-go util/certificate), of which Backdate has passed at issuance, so with
-	// 0.7 × (lifetime + Backdate) <= Backdate it would renew at once, for ever.
+	// ShortestLifetime is the lifetime that a useful certificate must exceed. A client renews as early as after 70 %
+	// of the validity (client-go util/certificate), and Backdate of it has passed at issuance. With 0.7 × (lifetime +
+	// Backdate) <= Backdate, the client would renew at once, for ever.
 	ShortestLifetime = Backdate * 3 / 7
 
 	// DefaultLifetime is kube-controller-manager's: one year.
@@ -36,36 +36,36 @@ const (
 	// DefaultMinLifetime is kube-controller-manager's: ten minutes.
 	DefaultMinLifetime = 10 * time.Minute
 
-	// DefaultMinRSABits is what NIST SP 800-57 part 1 calls the least for use after 2013.
+	// DefaultMinRSABits is the minimum of NIST SP 800-57 part 1 for use after 2013.
 	DefaultMinRSABits = 2048
 )
 
-// ProfileConfig says what an Authority may issue to one kind of requester. The zero value is kube-controller-manager's
-// behaviour with a signing duration of one year, and RSA keys of 2048 bits or more.
+// ProfileConfig sets what an Authority may issue to one kind of requester. The zero value is
+// kube-controller-manager's behaviour with a signing duration of one year, and RSA keys of 2048 bits or more.
 type ProfileConfig struct {
-	// Lifetime is for requests that ask for none. Without MaxLifetime it is also the longest. Zero is one year.
+	// Lifetime applies to requests that set none. Without MaxLifetime it is also the maximum. Zero means one year.
 	Lifetime time.Duration
-	// MinLifetime lengthens shorter requested lifetimes, up to MaxLifetime. Zero is ten minutes.
+	// MinLifetime raises shorter requested lifetimes, up to MaxLifetime. Zero means ten minutes.
 	MinLifetime time.Duration
-	// MaxLifetime shortens longer requested lifetimes. Zero is Lifetime.
+	// MaxLifetime lowers longer requested lifetimes. Zero means Lifetime.
 	MaxLifetime time.Duration
-	// MinRSABits refuses shorter RSA keys. Zero is 2048.
+	// MinRSABits is the length of the shortest permitted RSA key. Zero means 2048.
 	MinRSABits int
-	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any rest.
-	// Nil leaves it to whoever uses the profile, see OrForbidding; empty forbids nothing.
+	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any
+	// suffix. Nil means not set, see OrForbidding. An empty list forbids nothing.
 	ForbiddenSubjects []string
-	// Contents, if set, is all that a finished certificate may contain, see LintError.
+	// Contents, if set, limits what a finished certificate may contain, see LintError.
 	Contents *Contents
 	// ForbidWildcards refuses DNS names that begin with "*.".
 	ForbidWildcards bool
 }
 
-// Profile is a checked ProfileConfig. With the zero Profile nothing can be issued; OrForbidding makes it the default
-// one.
+// Profile is a checked ProfileConfig. The zero Profile can't be used to issue; OrForbidding turns it into the default
+// Profile.
 type Profile struct{ config ProfileConfig }
 
-// OrForbidding returns p, with patterns for its ForbiddenSubjects if those were left nil. The zero Profile becomes the
-// default one.
+// OrForbidding returns p with patterns as its ForbiddenSubjects if p has none set. The zero Profile becomes the
+// default Profile.
 func (p Profile) OrForbidding(patterns []string) (Profile, error) {
 	config := p.config
 	if config.ForbiddenSubjects == nil {
@@ -111,7 +111,7 @@ func NewProfile(config ProfileConfig) (Profile, error) {
 	return Profile{config: config}, nil
 }
 
-// CheckLifetime returns why certificates with this lifetime would be of no use, or nil.
+// CheckLifetime returns why certificates with this lifetime would be useless, or nil.
 func CheckLifetime(lifetime time.Duration) error {
 	if lifetime > ShortestLifetime {
 		return nil
@@ -121,7 +121,7 @@ func CheckLifetime(lifetime time.Duration) error {
 		lifetime, Backdate, ShortestLifetime.Round(time.Second))
 }
 
-// CheckSubjectPattern returns what is wrong with an entry of ProfileConfig.ForbiddenSubjects, or nil.
+// CheckSubjectPattern returns why pattern is not valid in ProfileConfig.ForbiddenSubjects, or nil.
 func CheckSubjectPattern(pattern string) error {
 	attribute, value, found := strings.Cut(pattern, "=")
 	if !found || (attribute != "O" && attribute != "CN") || value == "" ||
@@ -131,7 +131,7 @@ func CheckSubjectPattern(pattern string) error {
 	return nil
 }
 
-// Within returns p for lifetimes of at most longest, whatever it says itself; zero changes nothing.
+// Within returns p with its lifetimes limited to longest. If longest is zero, Within returns p unchanged.
 func (p Profile) Within(longest time.Duration) Profile {
 	if longest > 0 {
 		p.config.Lifetime, p.config.MaxLifetime = min(p.config.Lifetime, longest), min(p.config.MaxLifetime, longest)
@@ -139,13 +139,14 @@ func (p Profile) Within(longest time.Duration) Profile {
 	return p
 }
 
-// Lifetime returns the lifetime for a request that asks for none.
+// Lifetime returns the lifetime for a request that sets none.
 func (p Profile) Lifetime() time.Duration { return p.config.Lifetime }
 
-// Violation is why a Request can never be issued under a Profile: a reason token of docs/reference/reasons.md and a sentence.
+// Violation is a reason why a Request can never be issued under a Profile. Reason is a token of
+// docs/reference/reasons.md, and Message is a sentence.
 type Violation struct{ Reason, Message string }
 
-// Check returns why req can never be issued under p; none means that it can.
+// Check returns the reasons why req can never be issued under p. No reason means that it can.
 func (p Profile) Check(req Request) []Violation {
 	var found []Violation
 	if violation := p.checkKey(req.PublicKey); violation != nil {
@@ -179,8 +180,8 @@ func MatchesSubject(pattern string, subject pkix.Name) bool {
 	return slices.ContainsFunc(values, func(value string) bool { return matches(want, value) })
 }
 
-// lifetime bounds a requested lifetime, as kube-controller-manager does (pkg/controller/certificates/signer/signer.go,
-// duration). Zero gets the default. The maximum is applied last.
+// lifetime limits a requested lifetime as kube-controller-manager does (pkg/controller/certificates/signer/signer.go,
+// duration). Zero means the default. The maximum is applied last.
 func (p Profile) lifetime(requested time.Duration) time.Duration {
 	if requested == 0 {
 		return p.config.Lifetime
@@ -189,16 +190,16 @@ func (p Profile) lifetime(requested time.Duration) time.Duration {
 }
 
 const (
-	// MaxRSABits is the longest RSA key that is verified or signed: twice the length costs four times the time or more.
-	// crypto/tls refuses longer ones too.
+	// MaxRSABits is the length of the longest RSA key that is verified or signed. Twice the length costs at least
+	// four times the time. crypto/tls refuses longer keys too.
 	MaxRSABits = 8192
 
-	// PermittedKeys says which keys a certificate can be for.
+	// PermittedKeys lists the keys that a certificate can be for.
 	PermittedKeys = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
 )
 
-// CheckKey returns why nothing is ever signed for the public key, or nil. It does no arithmetic on the key, so that it
-// can run before a signature is verified with it.
+// CheckKey returns why no certificate is ever signed for the public key, or nil. It does no arithmetic on the key, so
+// it can run before a signature is verified with the key.
 func CheckKey(public crypto.PublicKey) *Violation {
 	refuse := func(format string, args ...any) *Violation {
 		return &Violation{Reason: "KeyNotPermitted", Message: fmt.Sprintf(format, args...) + "; " + PermittedKeys}
@@ -208,7 +209,7 @@ func CheckKey(public crypto.PublicKey) *Violation {
 		if bits := key.N.BitLen(); bits > MaxRSABits {
 			return refuse("RSA keys of %d bits are not permitted", bits)
 		}
-		// crypto/rsa accepts no others; 1 would leave every message as it is.
+		// crypto/rsa accepts no other exponents. The exponent 1 would leave every message unchanged.
 		if key.E < 3 || key.E%2 == 0 || key.E > math.MaxInt32 {
 			return refuse("RSA keys with the public exponent %d are not permitted", key.E)
 		}
@@ -225,7 +226,7 @@ func CheckKey(public crypto.PublicKey) *Violation {
 	return nil
 }
 
-// checkKey adds to CheckKey that RSA keys must not be shorter than p permits.
+// checkKey returns why p does not permit the public key, or nil. Beyond CheckKey it checks the length of RSA keys.
 func (p Profile) checkKey(public crypto.PublicKey) *Violation {
 	if violation := CheckKey(public); violation != nil {
 		return violation
@@ -248,9 +249,9 @@ const (
 	ellipsis = "..."
 )
 
-// SubjectText renders name as its String method does, but at most room bytes of it, of which the last ones then say
-// that text is missing. It takes time in proportion to room and to the number of attributes: pkix.RDNSequence.String
-// copies the whole text again for each attribute.
+// SubjectText renders name as its String method does, shortened to room bytes as in Shorten. It takes time in
+// proportion to room and to the number of attributes. pkix.RDNSequence.String copies the whole text again for each
+// attribute.
 func SubjectText(name pkix.Name, room int) string {
 	name.Names = nil // String adds the unknown attributes of a parsed name, which no certificate holds
 	rdns := name.ToRDNSequence()
@@ -275,7 +276,7 @@ func SubjectText(name pkix.Name, room int) string {
 	return Shorten(text.String(), room)
 }
 
-// Shorten cuts text to at most room bytes. A text that was cut ends in "...".
+// Shorten cuts text to at most room bytes. A shortened text ends in "...".
 func Shorten(text string, room int) string {
 	if len(text) <= room {
 		return text
