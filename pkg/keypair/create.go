@@ -29,28 +29,28 @@ type Creation struct {
 	Lifetime  time.Duration
 }
 
-// creation is the state that a KeyPair and its creator share.
+// creation is the state that a KeyPair shares with its creator.
 type creation struct {
-	missing chan struct{} // yields when the Secret is missing; nil without a creator
-	failure error         // of the last try
+	missing chan struct{} // receives a value when the Secret is missing; nil without a creator
+	failure error         // of the last attempt
 }
 
-// creator creates the CA of a Secret that does not exist, while no CA of that Secret is in use. It never touches a
-// Secret that exists, whatever it holds. It is a Runnable of the leader.
+// creator creates the CA of a Secret that does not exist, unless a CA of that Secret is still in use. It never
+// changes an existing Secret. It is a Runnable of the leader.
 type creator struct {
 	secret Secret
 	pair   *KeyPair
 	client client.Client
 	live   client.Reader
 
-	// made is to be stored.
+	// made is the Secret to store. It holds authority.
 	made      *corev1.Secret
 	authority *ca.Authority
 }
 
 var _ manager.Runnable = &creator{}
 
-// Start creates a CA whenever the Secret is found missing, until ctx ends.
+// Start creates a CA each time the Secret is missing, until ctx ends.
 func (c *creator) Start(ctx context.Context) error {
 	ctx = log.IntoContext(ctx, c.pair.Log)
 	for {
@@ -72,7 +72,7 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 			c.pair.notCreated(err)
 			return
 		}
-		c.record(ctx, now, audit.CACreated, "") // before it is stored, so that no CA exists without a record
+		c.record(ctx, now, audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
@@ -81,14 +81,14 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 	if apierrors.IsAlreadyExists(err) {
 		found := &corev1.Secret{}
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(c.made), found); err != nil {
-			return // it is gone, or the source reads it again
+			return // it was deleted again, or the source reads it again
 		}
 		if !slices.Equal(found.Data[corev1.TLSCertKey], made.Data[corev1.TLSCertKey]) { // another writer was faster
 			c.record(ctx, now, audit.Discarded, err.Error())
 			c.made = nil
 			return
 		}
-		made, err = found, nil // by a try that had no answer
+		made, err = found, nil // stored by an earlier attempt that got no response
 	}
 	if err != nil {
 		c.pair.notCreated(err)
@@ -98,7 +98,7 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 	c.pair.created(c.secret.reference(made.UID), c.authority)
 }
 
-// prepare makes a CA whose common name no other generation has.
+// prepare makes a CA. Its common name is random in part, so that no other generation has it.
 func (c *creator) prepare(now time.Time) error {
 	const namePart = 32 // of X.520's 64 letters
 	random := make([]byte, 4)
@@ -133,7 +133,7 @@ func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, 
 	})
 }
 
-// missing returns why there is no Secret to read. If the Secret is to be created, the creator is notified.
+// missing returns why there is no Secret to read. If the leader may create the Secret, missing notifies the creator.
 func (k *KeyPair) missing() *Unavailable {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -159,7 +159,7 @@ func (k *KeyPair) missing() *Unavailable {
 	return problem(" yet: the leader creates it").awaited()
 }
 
-// notCreated reports why the CA could not be created.
+// notCreated reports that the CA could not be created.
 func (k *KeyPair) notCreated(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -173,7 +173,7 @@ func (k *KeyPair) notCreated(err error) {
 	k.event("Create", corev1.EventTypeWarning, problem.Reason, problem.Message)
 }
 
-// created reports the CA that was created in object.
+// created reports the new CA. object is the Secret that holds it.
 func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// recheck is how often a source reads again without an event: an event may be missed, and a certificate may become
-// valid.
+// recheck is the interval at which a source reads again without an event. An event may be missed, and a certificate
+// may become valid.
 const recheck = 30 * time.Second
 
-// Files is a key pair in two files. It reads them at Start, when their folders change, and every half minute.
+// Files is a key pair in two files. It reads them at Start, after a change in their folders, and every half minute.
 type Files struct{ Cert, Key string }
 
 // Describe implements Source.
@@ -31,8 +31,8 @@ func (f Files) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	return mgr.Add(everywhere(func(ctx context.Context) error { return f.watch(ctx, pair) }))
 }
 
-// watch loads the files at its start, after a change in their folders, and every half minute, until ctx ends. If the
-// system can't watch files, they are only polled.
+// watch loads the files when it starts, after a change in their folders, and every half minute, until ctx ends. If
+// the system can't watch files, it only polls them.
 func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	var events <-chan fsnotify.Event
 	var failures <-chan error
@@ -41,7 +41,7 @@ func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	} else {
 		defer func() { _ = watcher.Close() }()
 		events, failures = watcher.Events, watcher.Errors
-		// Folders, not files: editors and the kubelet replace files, and a watch on one would follow the old one.
+		// Watch folders: editors and the kubelet replace files, and a watch on a file would follow the old file.
 		for _, folder := range []string{filepath.Dir(f.Cert), filepath.Dir(f.Key)} {
 			if err := watcher.Add(folder); err != nil {
 				pair.Log.Error(err, "Signing files are only polled", "folder", folder)
@@ -67,13 +67,13 @@ func (f Files) watch(ctx context.Context, pair *KeyPair) error {
 	}
 }
 
-// concerns reports whether an event may change the files. A write to another file, such as a log in the same folder,
-// does not. Any other change in the folder may, as a symlink may lead to it.
+// concerns reports whether an event may change the files. A write to another file in the folder, such as a log, does
+// not. Any other change in the folder may, because a symlink can lead to the files.
 func (f Files) concerns(event fsnotify.Event) bool {
 	return event.Op != fsnotify.Write || event.Name == filepath.Clean(f.Cert) || event.Name == filepath.Clean(f.Key)
 }
 
-// load offers the files as they are now.
+// load offers the current content of the files to pair.
 func (f Files) load(pair *KeyPair) {
 	cert, err := os.ReadFile(f.Cert)
 	key, keyErr := os.ReadFile(f.Key)
@@ -93,7 +93,8 @@ func (f Files) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error
 	return nil
 }
 
-// everywhere is a Runnable of the leader and the standbys. A standby is warm then, and knows whether it could sign.
+// everywhere is a Runnable of the leader and the standbys. A standby has then loaded the CA and knows whether it can
+// sign.
 type everywhere func(context.Context) error
 
 // Start implements manager.Runnable.

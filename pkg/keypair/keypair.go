@@ -1,5 +1,6 @@
-// Package keypair holds the signing CA of a moment: where its key pair comes from (a Secret, a Secret that is
-// rotated, files, memory), whether it can be used, how long it lasts, and the creation of a CA where there is none.
+// Package keypair holds the signing CA in use. It reads the key pair from a source (a Secret, a Secret that is
+// rotated, files, memory), and reports whether the CA is usable and when it expires. It creates a CA if the Secret is
+// missing.
 package keypair
 
 import (
@@ -28,13 +29,13 @@ import (
 )
 
 var (
-	// reloadsTotal counts candidates for a signing CA: accepted or rejected.
+	// reloadsTotal counts new signing CAs by result, accepted or rejected.
 	reloadsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_ca_reloads_total",
 		Help: "New signing CAs that were read, by result: accepted, or rejected (the last good one stays in use).",
 	}, []string{"result"})
 
-	// caRejected lasts as long as the state does, where reloadsTotal counts the moment.
+	// caRejected shows the current state, while reloadsTotal counts events.
 	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_ca_rejected",
 		Help: "1 while the newest candidate for the signing CA can't be used, whether or not there is a good one in use.",
@@ -49,10 +50,11 @@ var (
 
 func init() { metrics.Registry.MustRegister(reloadsTotal, caRejected, caNotAfter) }
 
-// Unavailable is why there is no Authority to sign with: a reason token of docs/reference/reasons.md and a sentence.
+// Unavailable reports why there is no Authority to sign with. Reason is a token of docs/reference/reasons.md, and
+// Message is a sentence.
 type Unavailable struct {
 	Reason, Message string
-	// Awaited says that a leader provides the CA: a replica has nothing to do but to wait for it.
+	// Awaited reports that a leader provides the CA: a replica can only wait for it.
 	Awaited bool
 }
 
@@ -72,10 +74,10 @@ func (u *Unavailable) awaited() *Unavailable {
 type Source interface {
 	// Describe returns the name of the source in messages, and the object that Events are about, or nil.
 	Describe() (name string, object client.Object)
-	// SetupWithManager adds to mgr what keeps pair up to date: it calls Load with each new key pair, and Refuse while
-	// there is none.
+	// SetupWithManager adds runnables to mgr that keep pair up to date. They call Load with each new key pair, and
+	// Refuse while there is none.
 	SetupWithManager(mgr manager.Manager, pair *KeyPair) error
-	// ReadOnce calls Load or Refuse without a manager. It returns an error if reader could not find out.
+	// ReadOnce calls Load or Refuse without a manager. It returns an error if it can't read the source with reader.
 	ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error
 }
 
@@ -86,17 +88,17 @@ var (
 	_ Source = Static{}
 )
 
-// KeyPair holds the Authority of the moment, fed by a Source. A candidate that can't be used leaves the last good one
-// in place and is reported; a good one notifies all subscribers. It is safe for concurrent use; New makes one. Its
-// fields are set before it is used. Signers that share a CA share a KeyPair.
+// KeyPair holds the Authority in use, which a Source provides. If a new candidate can't be used, KeyPair reports it
+// and keeps the last good Authority. A good candidate notifies all subscribers. KeyPair is safe for concurrent use.
+// Create it with New, and set its fields before its first use. Signers that share a CA share a KeyPair.
 type KeyPair struct {
-	// Chain says which certificates come with what is issued.
+	// Chain selects the certificates that come with an issued certificate.
 	Chain ca.Chain
-	// Create, if set, makes the leader create a CA if the source is a Secret that does not exist.
+	// Create, if set, describes the CA that the leader creates if the source is a Secret that does not exist.
 	Create *Creation
-	// Lifetimes are the lifetimes of certificates by default, by the names of the signers that it signs for.
+	// Lifetimes maps each signer that uses the CA to its default certificate lifetime.
 	Lifetimes map[string]time.Duration
-	// Clock is the clock by which the CA is valid.
+	// Clock is the clock that the CA's validity is compared with.
 	Clock clock.PassiveClock
 	// Reporter, if set, writes Events about the object of the source.
 	Reporter *report.Reporter
@@ -114,7 +116,7 @@ type KeyPair struct {
 	keyPEM      []byte
 	caPEM       []byte
 	authority   *ca.Authority
-	problem     *Unavailable // of the newest candidate; nil when it is the one in use
+	problem     *Unavailable // of the newest candidate; nil if that candidate is in use
 	subscribers []chan struct{}
 	warned      warned
 	creation    creation
@@ -131,7 +133,8 @@ func New(source Source) *KeyPair {
 	return k
 }
 
-// SetupWithManager adds to mgr what feeds k, and what creates a CA if that is configured. live reads past the cache.
+// SetupWithManager adds the source to mgr, and the creator of a CA if one is configured. live reads without the
+// cache.
 func (k *KeyPair) SetupWithManager(mgr manager.Manager, live client.Reader) error {
 	k.elected = mgr.Elected()
 	if secret, ok := k.source.(Secret); ok && k.Create != nil {
@@ -143,7 +146,8 @@ func (k *KeyPair) SetupWithManager(mgr manager.Manager, live client.Reader) erro
 	return k.source.SetupWithManager(mgr, k)
 }
 
-// ReadOnce reads the source once, without a manager. An error says what reader may not do, and nothing of the CA.
+// ReadOnce reads the source once, without a manager. An error means that reader could not read it, and says nothing
+// about the CA.
 func (k *KeyPair) ReadOnce(ctx context.Context, reader client.Reader) error {
 	return k.source.ReadOnce(ctx, reader, k)
 }
@@ -154,7 +158,7 @@ func (k *KeyPair) Name() string { return k.name }
 // Signers returns the names of the signers that k signs for, in order.
 func (k *KeyPair) Signers() []string { return slices.Sorted(maps.Keys(k.Lifetimes)) }
 
-// ClientSigners returns the signers of k whose certificates API servers are to accept, in order.
+// ClientSigners returns the signers of k whose certificates API servers must accept, in order.
 func (k *KeyPair) ClientSigners() []string {
 	return slices.DeleteFunc(k.Signers(), func(name string) bool {
 		return name != certificatesv1.KubeAPIServerClientSignerName &&
@@ -170,7 +174,7 @@ func (k *KeyPair) SharesServing() []string {
 	return k.ClientSigners()
 }
 
-// ReadRight returns, for messages, what it takes to read the source.
+// ReadRight returns, for messages, the right that is needed to read the source.
 func (k *KeyPair) ReadRight() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -187,8 +191,8 @@ func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
 	return k.authorityAt(now)
 }
 
-// AuthorityFor returns the CA to sign with for one signer, and the longest lifetime of its certificates now if that is
-// limited.
+// AuthorityFor returns the CA to sign with for one signer at now. It also returns the longest permitted lifetime of
+// its certificates, or zero if there is no limit.
 func (k *KeyPair) AuthorityFor(signerName string, now time.Time) (*ca.Authority, time.Duration, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -223,7 +227,7 @@ func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
 	}
 }
 
-// Ready returns why a replica is not ready to sign. Waiting for a CA that a leader provides does not count: a
+// Ready returns why a replica is not ready to sign, or nil. A replica that waits for a CA from the leader is ready: a
 // Deployment stops the old leader only once the new replica is ready.
 func (k *KeyPair) Ready(now time.Time) error {
 	_, err := k.Authority(now)
@@ -234,7 +238,7 @@ func (k *KeyPair) Ready(now time.Time) error {
 	return err
 }
 
-// Load offers a candidate; certPEM may hold several certificates, and caPEM is the content of ca.crt, see ca.Load.
+// Load offers a candidate. certPEM may hold several certificates, and caPEM is the content of ca.crt, see ca.Load.
 func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -258,7 +262,7 @@ func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
 		k.reject(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
 		return
 	}
-	if err := authority.Usable(now); err != nil { // one in use that has ended too
+	if err := authority.Usable(now); err != nil { // includes a CA in use that has expired
 		k.reject(k.unusable(err))
 		return
 	}
@@ -274,12 +278,12 @@ func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
 	k.notify()
 }
 
-// InUse returns the sentence of the Event about a CA that is in use.
+// InUse returns the Event message about a CA that is in use.
 func InUse(authority *ca.Authority) string {
 	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))
 }
 
-// Refuse reports that the source has no candidate, or none that can be used.
+// Refuse reports that the source has no candidate that can be used.
 func (k *KeyPair) Refuse(problem *Unavailable) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -295,7 +299,7 @@ func (k *KeyPair) unusable(err error) *Unavailable {
 	return unavailable(reason, "%s can't be used: %v", k.name, err)
 }
 
-// reject keeps what is in use, and reports a problem that differs from the last one. The caller holds mu.
+// reject keeps the Authority in use, and reports problem if it differs from the last one. The caller holds mu.
 func (k *KeyPair) reject(problem *Unavailable) {
 	if k.problem != nil && *k.problem == *problem {
 		return
@@ -326,7 +330,7 @@ func (k *KeyPair) Warn(reason, message string) {
 	k.event("Load", corev1.EventTypeWarning, reason, message)
 }
 
-// event writes an Event about an action. Within minutes another message for the same action and reason counts as the
+// event writes an Event about an action. Within minutes, another message for the same action and reason counts as the
 // same Event. The caller holds mu.
 func (k *KeyPair) event(action, eventType, reason, message string) {
 	if k.object != nil && k.Reporter != nil {
@@ -334,7 +338,7 @@ func (k *KeyPair) event(action, eventType, reason, message string) {
 	}
 }
 
-// Subscribe returns a channel that yields after each new Authority, and after Notify.
+// Subscribe returns a channel that receives a value after each new Authority, and after Notify.
 func (k *KeyPair) Subscribe() <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -355,22 +359,22 @@ func (k *KeyPair) notify() {
 	for _, subscriber := range k.subscribers {
 		select {
 		case subscriber <- struct{}{}:
-		default: // a notification is already on its way
+		default: // a notification is already pending
 		}
 	}
 }
 
 const day = 24 * time.Hour
 
-// expirySteps are the times before the end of a CA at which CAExpiring is reported, the last step first. The alerts
-// have the same steps.
+// expirySteps are the remaining lifetimes of a CA at which CAExpiring is reported, the last step first. The alerts
+// use the same steps.
 var expirySteps = []time.Duration{7 * day, 30 * day, 90 * day}
 
-// warned holds the reports of the leader about the CA in use, so that it reports each warning once.
+// warned holds the leader's warnings about the CA in use, so that each warning is reported once.
 type warned struct {
-	daysLeft time.Duration // the last of expirySteps; zero is none
-	cut      int           // signers
-	sharing  bool          // for as long as the process lives
+	daysLeft time.Duration // the last reported of expirySteps; zero if none was
+	cut      int           // number of signers
+	sharing  bool          // reported; never reset
 }
 
 // sameCertificate reports whether two authorities sign with the same certificate; old may be nil.
@@ -378,7 +382,7 @@ func sameCertificate(old, next *ca.Authority) bool {
 	return old != nil && bytes.Equal(old.CertificatePEM(), next.CertificatePEM()) && old.NotAfter().Equal(next.NotAfter())
 }
 
-// warnAhead reports what will go wrong with the CA in use, if this is the leader. The caller holds mu.
+// warnAhead reports upcoming problems of the CA in use, if this process is the leader. The caller holds mu.
 func (k *KeyPair) warnAhead() {
 	select {
 	case <-k.elected:
@@ -406,7 +410,7 @@ func (k *KeyPair) warnAhead() {
 			"and all that it has signed with it: replace it",
 			k.authority.KeyID(), expirySteps[step]/day, end.Format(time.RFC3339)))
 	}
-	// Short certificates live for the backdating longer.
+	// Short certificates end later than computed here, by the backdating.
 	cut := slices.DeleteFunc(k.Signers(), func(name string) bool {
 		return !now.Add(k.Lifetimes[name] - ca.Backdate).After(end)
 	})

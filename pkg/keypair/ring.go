@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// The keys of a Secret whose CA is rotated, whose type is kubernetes.io/tls, beside tls.crt and tls.key.
+// The keys of a Secret of type kubernetes.io/tls whose CA is rotated, in addition to tls.crt and tls.key.
 const (
 	signingCert, signingKey     = "signing.crt", "signing.key"
 	candidateCert, candidateKey = "candidate.crt", "candidate.key"
@@ -21,20 +21,20 @@ const (
 	permitKey                   = "authority.json"
 )
 
-// rootsKey may hold the CAs in which the chain of tls.crt ends. The owner of a CA may have put them there.
+// rootsKey may hold the CAs in which the chain of tls.crt ends. The owner of a CA may have stored them there.
 const rootsKey = "ca.crt"
 
-// Finalizer keeps a Secret with a CA that was made in the cluster when the Secret, or its namespace, is deleted: the
-// key exists nowhere else. Only a person removes it.
+// Finalizer protects a CA that was made in the cluster, because its key exists nowhere else. It blocks the deletion
+// of the Secret and of its namespace. Only an administrator removes it.
 const Finalizer = "csr-controller-manager.io/only-copy-of-a-ca-key"
 
-// Pair is a CA in PEM: certificates of which one belongs to the key, and the key.
+// Pair is a CA in PEM: a key, and certificates of which one belongs to the key.
 type Pair struct{ Cert, Key []byte }
 
 // Empty reports whether there is no pair.
 func (p Pair) Empty() bool { return len(p.Cert) == 0 && len(p.Key) == 0 }
 
-// Equal reports whether p and other are the same bytes.
+// Equal reports whether p and other hold the same bytes.
 func (p Pair) Equal(other Pair) bool {
 	return bytes.Equal(p.Cert, other.Cert) && bytes.Equal(p.Key, other.Key)
 }
@@ -42,9 +42,9 @@ func (p Pair) Equal(other Pair) bool {
 // Load returns p as an Authority, see ca.Load.
 func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
 
-// under returns p with the certificates of roots, the content of ca.crt, that its chain continues with, so that they
-// stay with it wherever it is stored. If the chain does not end in roots, they belong to a CA that was here before,
-// and p is returned as it is.
+// under returns p with the certificates of roots, the content of ca.crt, that continue its chain. They are then
+// stored with the pair. If the chain does not end in roots, they belong to an earlier CA, and under returns p
+// unchanged.
 func (p Pair) under(roots []byte) Pair {
 	if len(roots) == 0 {
 		return p
@@ -56,7 +56,7 @@ func (p Pair) under(roots []byte) Pair {
 	certs, _ := ca.ParseCertificates(p.Cert) // Load has parsed both
 	above, _ := ca.ParseCertificates(roots)
 	for _, cert := range above {
-		// Another certificate for the signing key could be taken for the signing certificate.
+		// A second certificate for the signing key could be mistaken for the signing certificate.
 		if bytes.Equal(cert.RawSubjectPublicKeyInfo, authority.Certificate().RawSubjectPublicKeyInfo) ||
 			slices.ContainsFunc(certs, cert.Equal) {
 			continue
@@ -71,9 +71,9 @@ func (p Pair) under(roots []byte) Pair {
 type Permit struct {
 	// Authority is the name of the SigningAuthority.
 	Authority string `json:"authority"`
-	// Signers are the signer names whose verifiers have been proven to trust the signing pair.
+	// Signers are the signer names whose verifiers are proven to trust the signing pair.
 	Signers []string `json:"signers"`
-	// LifetimeCap, if not zero, is the longest that certificates may live now, whatever their profile says.
+	// LifetimeCap, if not zero, is the maximum lifetime of new certificates, whatever their profile says.
 	LifetimeCap time.Duration `json:"lifetimeCap,omitempty"`
 }
 
@@ -82,23 +82,24 @@ func (p Permit) Equal(other Permit) bool {
 	return p.Authority == other.Authority && p.LifetimeCap == other.LifetimeCap && slices.Equal(p.Signers, other.Signers)
 }
 
-// Ring is the content of a Secret whose signing CA is rotated: which pair signs, which waits, and which retires. The
-// rotation writes it and the signer reads it, in one object, so that neither ever sees half of a change.
+// Ring is the content of a Secret whose signing CA is rotated: the signing pair, the candidate and the retiring pair.
+// The rotation writes it and the signer reads it. It is one object, so that neither sees a partial change.
 type Ring struct {
-	// TLS is for readers of any Secret of that type, and for an owner who brings a CA. Outside of a rotation it is the
-	// signing pair. Any other pair there is the owner's request to rotate to it.
+	// TLS is the pair for readers of any Secret of that type, and for an owner who supplies a CA. Outside of a
+	// rotation it is the signing pair. Any other pair there is the owner's request to rotate to it.
 	TLS Pair
-	// Signing is the pair that signs: its verifiers trust it.
+	// Signing is the pair that signs. Its verifiers trust it.
 	Signing Pair
-	// Candidate waits for its verifiers to trust it.
+	// Candidate is the pair that signs once its verifiers trust it.
 	Candidate Pair
-	// Retiring has signed before, and must be trusted until all its certificates have ended.
+	// Retiring is the pair that signed before. It must be trusted until all its certificates have expired.
 	Retiring Pair
-	// Permit is for Signing.
+	// Permit applies to Signing.
 	Permit Permit
 }
 
-// ParseRing reads the data of a Secret. What is missing stays empty. TLS has what its chain needs of ca.crt.
+// ParseRing parses the data of a Secret. Missing pairs stay empty. TLS contains the certificates of ca.crt that its
+// chain needs.
 func ParseRing(data map[string][]byte) (Ring, error) {
 	ring := Ring{
 		TLS:       Pair{data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]}.under(data[rootsKey]),
@@ -114,8 +115,8 @@ func ParseRing(data map[string][]byte) (Ring, error) {
 	return ring, nil
 }
 
-// WriteTo writes r to data, and leaves foreign keys. It removes a ca.crt in which the chain of TLS does not end: a
-// reader without a guard would refuse the pair because of it.
+// WriteTo writes r to data, and keeps foreign keys. It removes a ca.crt in which the chain of TLS does not end,
+// because a reader without a guard would refuse the pair.
 func (r Ring) WriteTo(data map[string][]byte) error {
 	permit, err := json.Marshal(r.Permit)
 	if err != nil {
@@ -136,7 +137,7 @@ func (r Ring) WriteTo(data map[string][]byte) error {
 			data[key] = value
 		}
 	}
-	// A Secret of this type must have both, if only empty, and not null.
+	// A Secret of this type must have both keys. They may be empty, but not null.
 	data[corev1.TLSCertKey] = append([]byte{}, r.TLS.Cert...)
 	data[corev1.TLSPrivateKeyKey] = append([]byte{}, r.TLS.Key...)
 	if roots := data[rootsKey]; len(roots) > 0 {

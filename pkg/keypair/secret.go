@@ -17,8 +17,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// Secret is a key pair in a Secret of type kubernetes.io/tls: tls.crt, which may hold several certificates, tls.key,
-// and perhaps ca.crt, which holds those that the chain ends in. It is watched by name, so that a role for that one
+// Secret is a key pair in a Secret of type kubernetes.io/tls. tls.crt may hold several certificates. ca.crt, if
+// present, holds the certificates in which the chain ends. The Secret is watched by name, so that a role for that one
 // Secret is enough.
 type Secret types.NamespacedName
 
@@ -47,8 +47,8 @@ func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	return mgr.Add(everywhere(w.run))
 }
 
-// secretWatch feeds a KeyPair from a Secret. What was read last counts while the Secret can't be read: a signer that
-// stopped with its API server would need one to start again.
+// secretWatch feeds a KeyPair from a Secret. While the Secret can't be read, its last content stays in use. A signer
+// that stopped together with its API server could not start again without it.
 type secretWatch struct {
 	name   Secret
 	secret *informer.Informer[*corev1.Secret]
@@ -59,7 +59,8 @@ type secretWatch struct {
 	last *corev1.Secret // nil if it does not exist
 }
 
-// run watches until ctx ends. It offers what was read last again from time to time: a certificate may become valid.
+// run watches the Secret until ctx ends. It offers the last content again at intervals, because a certificate may
+// become valid.
 func (w *secretWatch) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -80,13 +81,13 @@ func (w *secretWatch) run(ctx context.Context) error {
 	}
 }
 
-// observe offers the Secret as it is now.
+// observe offers the current Secret.
 func (w *secretWatch) observe() {
 	w.mu.Lock() // first, so that no older Secret is offered after a newer one
 	defer w.mu.Unlock()
 	secret, found, err := w.secret.Get(w.name.Namespace, w.name.Name)
 	if err != nil {
-		return // it will be read again
+		return // observe runs again after the next read
 	}
 	reference := w.name.reference("")
 	if found {
@@ -99,7 +100,7 @@ func (w *secretWatch) observe() {
 	w.pair.offer(secret)
 }
 
-// fail reports a right that has been missing from the start. A failure after the first read goes to the log alone.
+// fail reports a right that has been missing since the start. Failures after the first read are only logged.
 func (w *secretWatch) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,7 +123,7 @@ func (s Secret) ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPai
 	return nil
 }
 
-// offer loads the key pair in secret, which is nil if it does not exist.
+// offer loads the key pair in secret. A nil secret means that the Secret does not exist.
 func (k *KeyPair) offer(secret *corev1.Secret) {
 	switch {
 	case secret == nil:
@@ -136,11 +137,11 @@ func (k *KeyPair) offer(secret *corev1.Secret) {
 	}
 }
 
-// Guarded is a Secret whose CA is rotated, laid out as a Ring. Only the pair signs that its verifiers are proven to
-// trust, only for the signers that this is proven for, and only what its ledger knows of.
+// Guarded is a Secret whose CA is rotated, laid out as a Ring. Only a pair that its verifiers are proven to trust
+// signs, and only for the signers that this is proven for. Each certificate is recorded in the ledger first.
 type Guarded struct {
 	Secret
-	// Ledger records certificates before they are signed. Nil is the ledger beside the Secret.
+	// Ledger records certificates before they are signed. Nil means the ledger that is stored beside the Secret.
 	Ledger Ledger
 }
 
@@ -149,7 +150,7 @@ type Ledger interface {
 	Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error
 }
 
-// guard belongs to a KeyPair of a Guarded source. permit is for the Authority in use.
+// guard is the state of a KeyPair with a Guarded source. permit applies to the Authority in use.
 type guard struct {
 	ledger Ledger
 	permit Permit
@@ -163,7 +164,7 @@ func (g Guarded) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	return g.Secret.SetupWithManager(mgr, pair)
 }
 
-// offerRing loads the pair that signs. It ignores tls.crt and tls.key, which a person may have replaced.
+// offerRing loads the signing pair. It ignores tls.crt and tls.key, which the owner may have replaced.
 func (k *KeyPair) offerRing(data map[string][]byte) {
 	ring, err := ParseRing(data)
 	switch {
@@ -175,7 +176,7 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 			"kubectl get signingauthorities -o wide says what is waited for", k.name).awaited())
 		return
 	}
-	// What signs and what it may sign change at once, or neither does.
+	// The signing pair and its permit change together, or neither changes.
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.load(ring.Signing.Cert, ring.Signing.Key, nil)
@@ -188,7 +189,8 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 	k.notify()
 }
 
-// Cover records, if the source is Guarded, a certificate until notAfter. It must not be signed if that fails.
+// Cover records a certificate that is valid until notAfter, if the source is Guarded. If Cover fails, the certificate
+// must not be signed.
 func (k *KeyPair) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	if k.guard == nil {
 		return nil
