@@ -18,15 +18,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 )
 
-// checkEvery is how often Leases looks for nodes that have died: no event reports that.
+// checkEvery is the interval at which Leases checks for nodes that have died, because no event reports that.
 const checkEvery = time.Second
 
-// Leases watches the Leases of kubelets and reports which nodes are alive. Each process trusts nothing but what it has
-// seen itself, so for a minute after its start no node is dead. What was seen before a failure of the watch counts no
-// more, so an API server that is away kills no node.
+// Leases watches the Leases of kubelets and reports which nodes are alive. Each process trusts only its own
+// observations, so no node is dead in the first minute after a start. A failure of the watch discards earlier
+// observations, so no node is dead because the API server is unreachable.
 type Leases struct {
-	// Changed is called with the name of a node that has died or whose Lease is deleted, and with an empty name once all
-	// Leases are read.
+	// Changed is called with the name of a node that has died or whose Lease was deleted. It is called with an empty
+	// name once all Leases are read.
 	Changed func(node string)
 
 	leases *informer.Informer[*coordinationv1.Lease]
@@ -35,11 +35,11 @@ type Leases struct {
 	mu     sync.Mutex
 	pulse  pulse
 	synced bool
-	dead   map[string]bool // nodes that Changed has been called for
+	dead   map[string]bool // nodes that Changed was called for
 }
 
-// NewLeases returns Leases that Start fills. httpClient may be nil. passed must not jump: the real clock does not, as
-// Go measures by the monotonic one.
+// NewLeases returns Leases that Start fills. httpClient may be nil. passed must not jump. The real clock does not,
+// because Go measures with the monotonic clock.
 func NewLeases(
 	config *rest.Config, httpClient *http.Client, passed clock.PassiveClock, log logr.Logger,
 ) (*Leases, error) {
@@ -57,7 +57,7 @@ func NewLeases(
 	return l, nil
 }
 
-// stripLease keeps what is used of a Lease.
+// stripLease keeps the fields of a Lease that are used.
 func stripLease(obj runtime.Object) *coordinationv1.Lease {
 	lease := obj.(*coordinationv1.Lease)
 	lease.ObjectMeta = metav1.ObjectMeta{
@@ -69,7 +69,7 @@ func stripLease(obj runtime.Object) *coordinationv1.Lease {
 	return lease
 }
 
-// heartbeatOf returns what lease says.
+// heartbeatOf returns the times in lease.
 func heartbeatOf(lease *coordinationv1.Lease) heartbeat {
 	var says heartbeat
 	if lease.Spec.RenewTime != nil {
@@ -81,7 +81,7 @@ func heartbeatOf(lease *coordinationv1.Lease) heartbeat {
 	return says
 }
 
-// NeedLeaderElection returns false: a standby must have watched for a minute when it takes over.
+// NeedLeaderElection returns false: a standby must have watched for a minute before it takes over.
 func (*Leases) NeedLeaderElection() bool { return false }
 
 // Start watches until ctx ends, and calls Changed for nodes that have died.
@@ -103,13 +103,13 @@ func (l *Leases) Start(ctx context.Context) error {
 	}
 }
 
-// sync observes all Leases, after they were read at the start or after a failure.
+// sync observes all Leases after they were read, at the start or after a failure.
 func (l *Leases) sync() {
 	l.mu.Lock() // first, so that no older state is observed after a newer one
 	leases, err := l.leases.List()
 	if err != nil {
 		l.mu.Unlock()
-		return // they are read again
+		return // the informer reads them again
 	}
 	now, exists := l.clock.Now(), map[string]bool{}
 	for _, lease := range leases {
@@ -126,7 +126,7 @@ func (l *Leases) sync() {
 	l.Changed("")
 }
 
-// observe notes a change of one Lease.
+// observe records a change of one Lease.
 func (l *Leases) observe(before, after *coordinationv1.Lease) {
 	l.mu.Lock()
 	if after != nil {
@@ -139,14 +139,14 @@ func (l *Leases) observe(before, after *coordinationv1.Lease) {
 	l.Changed(before.Name)
 }
 
-// reset notes a possible gap in the watch.
+// reset records a possible gap in the watch.
 func (l *Leases) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pulse.reset()
 }
 
-// died returns the nodes that are dead, and were not at the last call.
+// died returns the nodes that have died since the last call.
 func (l *Leases) died() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,8 +165,8 @@ func (l *Leases) died() []string {
 	return fresh
 }
 
-// Of reports whether node is alive, and when its Lease was last renewed, by the node's own clock. That is zero if the
-// Lease was never renewed, or does not exist. An error means that Leases can't be read.
+// Of reports whether node is alive, and returns when its Lease was last renewed, by the node's own clock. The time is
+// zero if the Lease was never renewed or does not exist. An error means that Leases can't be read.
 func (l *Leases) Of(node string) (Life, time.Time, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,5 +1,6 @@
-// Package nodeidentity answers whether a node, and the requester of its first certificate, are alive: whether the
-// node's Lease is renewed, and whether the bootstrap token or ServiceAccount still exists. It decides nothing.
+// Package nodeidentity reports whether a node, and the requester of its first certificate, are alive. A node is alive
+// if its Lease is renewed. A requester is alive if its bootstrap token or ServiceAccount still exists. The package
+// decides nothing.
 package nodeidentity
 
 import (
@@ -26,18 +27,18 @@ import (
 
 const accountUserPrefix = "system:serviceaccount:"
 
-// clusterInfo is the ConfigMap that shows which bootstrap tokens exist: for each token with the usage signing,
-// kube-controller-manager's bootstrapsigner keeps a signature of the kubeconfig in it, and removes it with the token
-// (Kubernetes pkg/controller/bootstrap/bootstrapsigner.go, signConfigMap). Without a kubeconfig it removes nothing. The
-// Secrets of the tokens hold the tokens themselves, so they are not read.
+// clusterInfo is the ConfigMap that shows which bootstrap tokens exist. For each token with the usage signing,
+// kube-controller-manager's bootstrapsigner keeps a signature of the kubeconfig in it. It removes the signature with
+// the token (Kubernetes pkg/controller/bootstrap/bootstrapsigner.go, signConfigMap). Without a kubeconfig it removes
+// nothing. The Secrets of the tokens are not read, because they hold the tokens themselves.
 var clusterInfo = types.NamespacedName{Namespace: metav1.NamespacePublic, Name: bootstrapapi.ConfigMapClusterInfo}
 
-// Live asks the API server past every cache, for what must be true at the moment of an approval. An error says that it
-// could not find out.
+// Live reads from the API server without a cache, for facts that must be true at the moment of an approval. An error
+// means that the fact is unknown.
 type Live struct{ Reader client.Reader }
 
-// Gone returns why the requester does not exist any more, or an empty text. It knows bootstrap tokens and
-// ServiceAccounts. Other users are known to no API.
+// Gone returns why the requester no longer exists, or an empty text. It knows bootstrap tokens and ServiceAccounts.
+// No API knows other users.
 func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error) {
 	if id, found := strings.CutPrefix(requester.Username, bootstrapapi.BootstrapUserPrefix); found {
 		return l.goneToken(ctx, id)
@@ -104,8 +105,8 @@ func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
 	return heartbeatOf(lease).Renewed, nil
 }
 
-// NewTokens returns a Runnable that calls changed with an empty name when the bootstrap tokens have changed. Which
-// tokens exist, Live answers.
+// NewTokens returns a Runnable that calls changed with an empty name after the bootstrap tokens have changed. Live
+// reports which tokens exist.
 func NewTokens(config *rest.Config, log logr.Logger, changed func(node string)) (manager.Runnable, error) {
 	configMaps, err := informer.ConfigMaps(config, nil)
 	return &informer.Informer[*corev1.ConfigMap]{
