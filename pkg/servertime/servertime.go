@@ -1,5 +1,5 @@
-// Package servertime tells the time of the API servers, which stamp every object. Ages that are computed with another
-// clock are wrong by the difference of the two clocks.
+// Package servertime provides the time of the API servers, which stamp every object. An age that is computed with
+// another clock is wrong by the difference between the two clocks.
 package servertime
 
 import (
@@ -22,21 +22,21 @@ import (
 )
 
 const (
-	// MaxSkew is the difference that certificates bear: they are valid from five minutes before they are issued.
+	// MaxSkew is the skew that certificates tolerate: they are valid from five minutes before they are issued.
 	MaxSkew = 5 * time.Minute
 
-	// roundEvery is the pause between measurements, roundSkewed the pause while the skew stops signing, and roundRetry
-	// the pause while nothing is known.
+	// roundEvery is the pause between measurements. roundSkewed is the pause while the skew stops signing. roundRetry
+	// is the pause while the time is unknown.
 	roundEvery  = time.Minute
 	roundSkewed = 5 * time.Second
 	roundRetry  = time.Second
-	// perRound is the number of new connections of one measurement. A load balancer spreads them over the API servers.
+	// perRound is the number of new connections per measurement. A load balancer spreads them over the API servers.
 	perRound = 5
-	// rounds is the number of measurements that count. The earliest reading of all counts, so that an API server that
-	// one round missed still counts.
+	// rounds is the number of measurements that count. The earliest reading of all rounds counts, so that an API
+	// server that one round missed still counts.
 	rounds = 5
-	// maxStep is how far the wall clock and the monotonic clock may part before readings are useless: the clock was
-	// set, or the machine was suspended.
+	// maxStep is the largest accepted difference between the wall clock and the monotonic clock. Beyond it, readings
+	// are useless: the clock was set, or the machine was suspended.
 	maxStep = 5 * time.Second
 )
 
@@ -54,15 +54,15 @@ var (
 
 func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 
-// Clock tells the time of the API servers: the manager's clock plus the offset that Date headers show. Where API
-// servers differ, it follows the one that is most behind, so that no age is too high. The zero value knows no time. It
-// is safe for concurrent use.
+// Clock provides the time of the API servers: the manager's clock plus the offset that Date headers show. If API
+// servers differ, it follows the one that is most behind, so that no age is too high. The zero value knows no time.
+// Clock is safe for concurrent use.
 type Clock struct {
-	machine, shown clock.PassiveClock // if set, shown is the time, and nothing is measured
+	machine, shown clock.PassiveClock // if shown is set, it is the time, and nothing is measured
 	ask            func(context.Context) (time.Time, error)
 	now            func() instant
 	log            logr.Logger
-	again          chan struct{} // asks for a measurement at once
+	again          chan struct{} // requests a measurement at once
 
 	mu       sync.Mutex
 	round    int
@@ -70,26 +70,26 @@ type Clock struct {
 	err      error // why the last measurement failed
 }
 
-// instant is one moment by both clocks of the machine.
+// instant is one moment by the wall clock and by the monotonic clock of the machine.
 type instant struct {
 	wall time.Time
 	mono time.Duration
 }
 
-// reading is what an API server's clock showed at a moment, at least.
+// reading is a lower bound of an API server's clock at an instant.
 type reading struct {
 	server time.Time
 	at     instant
 	round  int
 }
 
-// errUnknown is the answer before the first measurement.
+// errUnknown is the error before the first measurement.
 var errUnknown = errors.New("it has not been measured yet")
 
-// Of returns a Clock that shows local, and measures nothing.
+// Of returns a Clock that shows local and measures nothing.
 func Of(local clock.PassiveClock) *Clock { return Apart(local, local) }
 
-// Apart returns a Clock that shows server on a machine whose clock is local, and measures nothing.
+// Apart returns a Clock that shows server, on a machine with the clock local. It measures nothing.
 func Apart(local, server clock.PassiveClock) *Clock { return &Clock{machine: local, shown: server} }
 
 // New returns a Clock that measures with requests to the API servers of cfg while it runs.
@@ -106,7 +106,7 @@ func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
 	}, nil
 }
 
-// Now returns the time of the API servers, or of the machine while that is not known.
+// Now returns the time of the API servers. While that is unknown, it returns the time of the machine.
 func (c *Clock) Now() time.Time {
 	if c.shown != nil {
 		return c.shown.Now()
@@ -118,11 +118,11 @@ func (c *Clock) Now() time.Time {
 	return now.wall
 }
 
-// Since returns the age of what an API server stamped with t.
+// Since returns the age of an object that an API server stamped with t.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// Skew returns how far the clock of the machine is ahead of the API servers, negative if it is behind, or why that is
-// not known.
+// Skew returns how far the machine's clock is ahead of the API servers' clocks. It is negative if the machine's clock
+// is behind. An error says why the skew is unknown.
 func (c *Clock) Skew() (time.Duration, error) {
 	if c.shown != nil {
 		return c.machine.Now().Sub(c.shown.Now()), nil
@@ -153,7 +153,7 @@ func (c *Clock) server(now instant) (time.Time, error) {
 			c.readings, c.err = nil, errors.New("the clock of this machine was set, or the machine was suspended")
 			select {
 			case c.again <- struct{}{}:
-			default: // already on its way
+			default: // already requested
 			}
 			break
 		}
@@ -167,7 +167,7 @@ func (c *Clock) server(now instant) (time.Time, error) {
 	return earliest, nil
 }
 
-// Ready reports an unknown or a large skew. It is a readiness check.
+// Ready returns an error if the skew is unknown or too large. It is a readiness check.
 func (c *Clock) Ready(*http.Request) error {
 	skew, err := c.Skew()
 	if err == nil && skew.Abs() > MaxSkew {
@@ -176,7 +176,7 @@ func (c *Clock) Ready(*http.Request) error {
 	return err
 }
 
-// Sentence says how far the clocks differ, and what to do.
+// Sentence describes the skew and says what to do.
 func Sentence(skew time.Duration) string {
 	direction := "ahead of"
 	if skew < 0 {
@@ -241,29 +241,29 @@ func (c *Clock) measure(ctx context.Context) {
 			lastErr = err
 			continue
 		}
-		// The API server wrote this before the answer arrived, and cut off the fraction of a second.
+		// The API server wrote this time before the response arrived, and cut off the fraction of a second.
 		fresh = append(fresh, reading{server: server, at: c.now(), round: c.round + 1})
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.err = lastErr
 	if len(fresh) == 0 {
-		return // what was known before still holds
+		return // earlier readings still hold
 	}
 	c.round++
 	c.readings = append(slices.DeleteFunc(c.readings, func(one reading) bool { return one.round <= c.round-rounds }),
 		fresh...)
 }
 
-// askTimeout bounds one question. A slow answer only makes ages too low.
+// askTimeout bounds one request. A slow response only makes ages too low.
 const askTimeout = 5 * time.Second
 
-// dateOf returns a function that asks an API server of cfg for its time, each time by a new connection.
+// dateOf returns a function that requests the time of an API server of cfg, each time over a new connection.
 func dateOf(cfg *rest.Config) (func(context.Context) (time.Time, error), error) {
 	own := rest.CopyConfig(cfg)
 	own.NextProtos = []string{"http/1.1"} // one request for each connection
 	if own.Dial == nil && own.Transport == nil {
-		own.Dial = (&net.Dialer{}).DialContext // client-go shares no transport that has a dialer of its own
+		own.Dial = (&net.Dialer{}).DialContext // client-go does not share a transport that has its own dialer
 	}
 	used, err := rest.HTTPClientFor(own)
 	if err != nil {
@@ -291,7 +291,7 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	}
 	_, _ = io.Copy(io.Discard, io.LimitReader(response.Body, 1<<16))
 	_ = response.Body.Close()
-	if response.StatusCode >= http.StatusInternalServerError { // perhaps by what stands before the API server
+	if response.StatusCode >= http.StatusInternalServerError { // perhaps from a proxy in front of the API server
 		return time.Time{}, fmt.Errorf("GET %s: status %s", address, response.Status)
 	}
 	text := response.Header.Get("Date")
@@ -306,13 +306,13 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	return shown, nil
 }
 
-// Shifted is the clock of the machine, moved by what an API server's clock differs from it.
+// Shifted is the machine's clock plus the offset of an API server's clock.
 type Shifted struct {
 	clock.RealClock
 	offset time.Duration
 }
 
-// Measure asks an API server of cfg for its time, once, for a command that soon ends.
+// Measure requests the time of an API server of cfg once, for a short-lived command.
 func Measure(ctx context.Context, cfg *rest.Config) (Shifted, error) {
 	ask, err := dateOf(cfg)
 	if err != nil {
@@ -324,7 +324,7 @@ func Measure(ctx context.Context, cfg *rest.Config) (Shifted, error) {
 	if err != nil {
 		return Shifted{}, err
 	}
-	// A Date header has whole seconds. What differs by less than the answer took, and a second, may not differ at all.
+	// A Date header has whole seconds. An offset below the response time plus one second may be no offset at all.
 	offset := shown.Sub(local)
 	if took := own.Since(local); offset > -time.Second && offset < took {
 		offset = 0
@@ -335,5 +335,5 @@ func Measure(ctx context.Context, cfg *rest.Config) (Shifted, error) {
 // Now returns the time of the API server.
 func (s Shifted) Now() time.Time { return s.RealClock.Now().Add(s.offset) }
 
-// Since returns the age of what an API server stamped with t.
+// Since returns the age of an object that an API server stamped with t.
 func (s Shifted) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
