@@ -1,5 +1,5 @@
-// Package report tells people about outcomes: as Events, once for each distinct outcome of a request, and fewer of them
-// when one requester causes many. Notes are ASCII, whatever a requester has chosen: kubectl writes them to a terminal.
+// Package report reports outcomes to people as Events: one for each distinct outcome of a request, and fewer if one
+// requester causes many. Notes are ASCII, whatever text a requester chose, because kubectl writes them to a terminal.
 package report
 
 import (
@@ -25,23 +25,22 @@ import (
 )
 
 const (
-	// told bounds how many requests' last outcomes are kept. They are forgotten with their request, so it bounds no
-	// more than what is left behind when a request is deleted while a worker looks at it.
+	// told is the number of requests whose last outcome is kept. Outcomes are dropped with their request. So the
+	// bound only concerns requests that are deleted while a worker handles them.
 	told = 1 << 20
-	// counted bounds of how many requesters Events are counted.
+	// counted is the number of requesters whose Events are counted.
 	counted = 20_000
 	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
 	burst     = 10
 	perSecond = 1.0 / 60
-	// successBurst and successesPerSecond bound the Events about what a dry run would have done, of all requesters
-	// together.
+	// successBurst and successesPerSecond bound the Events about successes of a dry run, of all requesters together.
 	successBurst       = 100
 	successesPerSecond = 1.0
 	// maxNote is the API server's limit for an Event's note (events.k8s.io/v1, Event.note), in bytes.
 	maxNote = 1024
 )
 
-// Reporter writes Events. It is safe for concurrent use; New makes one.
+// Reporter writes Events. It is safe for concurrent use. Create it with New.
 type Reporter struct {
 	recorder events.EventRecorder
 	clock    clock.PassiveClock
@@ -52,10 +51,10 @@ type Reporter struct {
 	successes  flowcontrol.PassiveRateLimiter
 }
 
-// digest stands for a text that a requester may make long.
+// digest replaces a text that a requester may make long.
 type digest [sha256.Size]byte
 
-// allowance is how many Events one requester may still cause, and how many were left out.
+// allowance is the number of Events that one requester may still cause, and the number that was left out.
 type allowance struct {
 	limit   flowcontrol.PassiveRateLimiter
 	leftOut int
@@ -72,28 +71,28 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 	}
 }
 
-// Object is what an Event can be about.
+// Object is an object that an Event can be about.
 type Object interface {
 	runtime.Object
 	GetUID() types.UID
 }
 
-// Forget drops what was told of a request that is gone. A nil Reporter has nothing to forget.
+// Forget drops the last outcome of a deleted request. It does nothing for a nil Reporter.
 func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
 	if r != nil {
 		r.outcomes.Remove(gone.GetUID())
 	}
 }
 
-// Request writes a Warning Event about a request, unless its last outcome was the same or its requester has caused too
-// many. action is what was tried ("Approve", "Sign"). It returns whether the outcome is a new one, so that a caller
-// logs and counts once too.
+// Request writes a Warning Event about a request, unless its last outcome was the same or its requester caused too
+// many Events. action is the attempted action ("Approve", "Sign"). Request reports whether the outcome is new, so
+// that a caller also logs and counts it once.
 func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
 }
 
-// Would writes a Normal Event about a success that a dry run has left undone. It is like Request, but since every
-// request may be one, all of them together are bounded too.
+// Would writes a Normal Event about an action that succeeded in a dry run and was not performed. It works like
+// Request. All requesters together have a limit too, because every request may cause such an Event.
 func (r *Reporter) Would(obj Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeNormal, action, reason, message)
 }
@@ -137,28 +136,29 @@ func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) 
 	return leftOut, true
 }
 
-// Object writes an Event about something that is not a request, such as the signing Secret.
+// Object writes an Event about an object other than a request, such as the signing Secret.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
 	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
 }
 
-// Warn logs message at the level WARN, which logr has no method for. keysAndValues are those of logr.
+// Warn logs message at the level WARN, for which logr has no method. keysAndValues are those of logr.
 func Warn(log logr.Logger, message string, keysAndValues ...any) {
 	slog.New(logr.ToSlogHandler(log)).Warn(message, keysAndValues...)
 }
 
-// LatencyBuckets are the bounds, in seconds, of what a node waits for: from a busy moment to the quarter of an hour
-// after which a kubelet makes another request (client-go util/certificate, certificateWaitTimeout), and beyond.
+// LatencyBuckets are the bounds, in seconds, of histograms of the time that a node waits. They extend beyond the
+// quarter of an hour after which a kubelet creates another request (client-go util/certificate,
+// certificateWaitTimeout).
 var LatencyBuckets = []float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
 
-// errorReasons are those that ErrorReason tells apart.
+// errorReasons are the reasons that ErrorReason distinguishes.
 var errorReasons = []metav1.StatusReason{
 	metav1.StatusReasonConflict, metav1.StatusReasonForbidden, metav1.StatusReasonUnauthorized,
 	metav1.StatusReasonInternalError, metav1.StatusReasonServerTimeout, metav1.StatusReasonServiceUnavailable,
 	metav1.StatusReasonTimeout, metav1.StatusReasonTooManyRequests,
 }
 
-// ErrorReason is the API server's reason for err, if it is one that is worth an alert of its own, or Other: a label.
+// ErrorReason returns the API server's reason for err if it deserves its own alert, or Other. The result is a label.
 func ErrorReason(err error) string {
 	if reason := apierrors.ReasonForError(err); slices.Contains(errorReasons, reason) {
 		return string(reason)
