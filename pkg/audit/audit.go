@@ -1,5 +1,5 @@
-// Package audit writes one record for each decision and each issuance: a line in the log, and the whole of it as a JSON
-// line in the audit log, if there is one.
+// Package audit writes one record for each decision and each issuance. The log gets a short line. The audit log, if
+// there is one, gets the complete record as a JSON line.
 package audit
 
 import (
@@ -25,13 +25,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// maxMessage bounds a message in the log, in bytes, as an Event's note is.
+// maxMessage bounds a message in the log, in bytes, like an Event's note.
 const maxMessage = 1024
 
 // maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
 const maxSubject = 2 * 64 << 10
 
-// errorsTotal counts what the audit log did not take.
+// errorsTotal counts records that could not be written to the audit log.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "csr_audit_errors_total",
 	Help: "Records that could not be written to the audit log file; the log has them in short.",
@@ -39,33 +39,35 @@ var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
 
 func init() { metrics.Registry.MustRegister(errorsTotal) }
 
-// Event is what happened.
+// Event is the kind of a record.
 type Event string
 
 // The events.
 const (
-	// Decided is a verdict of the approver; each distinct one of a request once.
+	// Decided is a verdict of the approver, recorded once for each distinct verdict about a request.
 	Decided Event = "Decided"
-	// NotSigned is an approved request that is failed, waits or is left alone; each distinct outcome of a request once.
+	// NotSigned is an approved request that failed, waits or is ignored, recorded once for each distinct outcome of a
+	// request.
 	NotSigned Event = "NotSigned"
-	// Signed is a certificate, recorded before it is written, so that none exists that no record names.
+	// Signed is a certificate. It is recorded before it is written, so that no certificate exists without a record.
 	Signed Event = "Signed"
-	// Discarded is a Signed one that the API server did not take: nobody has it.
+	// Discarded is a Signed certificate that the API server did not accept: no client has it.
 	Discarded Event = "Discarded"
-	// Stored is a Signed one for which there was no answer, and that was found to be stored.
+	// Stored is a Signed certificate whose write got no response, and that was found to be stored.
 	Stored Event = "Stored"
-	// Uncertain is a Signed one for which there was no answer, and that may still be stored.
+	// Uncertain is a Signed certificate whose write got no response, and that may still be stored.
 	Uncertain Event = "Uncertain"
-	// TrustProbe is a certificate without a request, for a subject without any rights, to see whether a CA is trusted.
+	// TrustProbe is a certificate without a request, for a subject without any rights. It tests whether a CA is
+	// trusted.
 	TrustProbe Event = "TrustProbe"
-	// CACreated is a signing CA that was made, recorded before it is written to its Secret; Discarded follows if somebody
-	// else's was there first.
+	// CACreated is a new signing CA. It is recorded before it is written to its Secret. Discarded follows if another
+	// writer stored a CA first.
 	CACreated Event = "CACreated"
-	// Rotation is a step of a CA's rotation, recorded once before it is taken.
+	// Rotation is a step of a CA's rotation. It is recorded once, before it is taken.
 	Rotation Event = "Rotation"
 )
 
-// Record is what an auditor needs. What does not apply is left out.
+// Record is one record for an auditor. Fields that do not apply are left out.
 type Record struct {
 	Time      time.Time  `json:"time"`
 	Event     Event      `json:"event"`
@@ -79,16 +81,16 @@ type Record struct {
 	Emails    []string   `json:"emailAddresses,omitempty"`
 	URIs      []string   `json:"uris,omitempty"`
 	Usages    []string   `json:"usages,omitempty"`
-	// KeySHA256 is the hex SHA-256 of the DER SubjectPublicKeyInfo that was asked for.
+	// KeySHA256 is the hex SHA-256 of the requested DER SubjectPublicKeyInfo.
 	KeySHA256 string `json:"keySHA256,omitempty"`
 
-	// Verdict, Rule, Reason and Message are those of a decision or an outcome.
+	// Verdict, Rule, Reason and Message describe a decision or an outcome.
 	Verdict string `json:"verdict,omitempty"`
 	Rule    string `json:"rule,omitempty"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 
-	// Serial is in hex; IssuerKeyID is that of ca.Authority.
+	// Serial is in hex. IssuerKeyID is the KeyID of ca.Authority.
 	Serial      string `json:"serial,omitempty"`
 	IssuerKeyID string `json:"issuerKeyID,omitempty"`
 	// CertificateSHA256 is the hex SHA-256 of the leaf certificate, in DER.
@@ -97,14 +99,14 @@ type Record struct {
 	NotAfter          *time.Time `json:"notAfter,omitempty"`
 }
 
-// Requester is who made the request.
+// Requester is the user that created the request.
 type Requester struct {
 	Username string   `json:"username"`
 	UID      string   `json:"uid,omitempty"`
 	Groups   []string `json:"groups,omitempty"`
 }
 
-// Of returns a Record about obj, which could be read as req, or not if that is nil.
+// Of returns a Record about obj. req is obj after parsing, or nil if obj can't be parsed.
 func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record {
 	record := Record{
 		Name: obj.Name, UID: obj.UID, Signer: obj.Spec.SignerName,
@@ -127,19 +129,19 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 	return record
 }
 
-// Log is the audit log. A nil one writes to the log only. It is safe for concurrent use.
+// Log is the audit log. A nil Log writes to the logger only. It is safe for concurrent use.
 type Log struct {
 	mu  sync.Mutex
 	out io.Writer
 }
 
-// Options say where and how long: see config.Audit.
+// Options set the file of the audit log and its rotation, see config.Audit.
 type Options struct {
 	Path                        string
 	MaxSize, MaxBackups, MaxAge int
 }
 
-// Open returns the Log that options describe, nil for an empty path, or an error when the file can't be written.
+// Open returns the Log that options describe, or nil for an empty path. It fails if the file can't be written.
 func Open(options Options) (*Log, error) {
 	switch options.Path {
 	case "":
@@ -147,7 +149,7 @@ func Open(options Options) (*Log, error) {
 	case "-":
 		return &Log{out: os.Stdout}, nil
 	}
-	// The Logger below moves aside what it can't open, be it a folder.
+	// The Logger below renames a path that it can't open, even a folder. Fail here instead.
 	file, err := os.OpenFile(options.Path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open audit log: %w", err)
@@ -160,8 +162,8 @@ func Open(options Options) (*Log, error) {
 	}}, nil
 }
 
-// Write writes record at now: in short as a line of ctx's logger, and as a whole as a JSON line. What the file does not
-// take is an error in the log and counted: nodes don't go without certificates because a disk is full.
+// Write writes record at now: a short line to ctx's logger, and the complete record as a JSON line. If the file can't
+// be written, Write logs and counts the error: a full disk must not leave nodes without certificates.
 func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
 	record.Time, record.Event = now.UTC(), event
 	record.NotBefore, record.NotAfter = utc(record.NotBefore), utc(record.NotAfter)
@@ -184,9 +186,9 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	}
 }
 
-// bounded cuts what a requester chose. The record of a certificate keeps all of its names, which csr.Limits bound. All
-// other records are cut: whoever may make requests could otherwise fill the file until the records of certificates are
-// rotated away.
+// bounded shortens the texts that a requester chose. The record of a certificate keeps all of its names, which
+// csr.Limits bound. All other records are shortened. Otherwise a requester could fill the file until the records of
+// certificates are rotated away.
 func (r Record) bounded(signed bool) Record {
 	if !signed {
 		r.Subject = csr.Shorten(r.Subject)
@@ -198,7 +200,7 @@ func (r Record) bounded(signed bool) Record {
 	return r
 }
 
-// bounded is what is kept of every requester: whoever runs an authenticator may make names and groups of any length.
+// bounded returns a shortened r: the operator of an authenticator may create names and groups of any length.
 func (r *Requester) bounded() *Requester {
 	if r == nil {
 		return nil
@@ -206,7 +208,7 @@ func (r *Requester) bounded() *Requester {
 	return &Requester{csr.Shorten(r.Username), csr.Shorten(r.UID), few(r.Groups)}
 }
 
-// few returns the first of all, each shortened: at most 20, and at most 1 KiB together.
+// few returns the first texts of all, each shortened: at most 20, and at most 1 KiB together.
 func few(all []string) []string {
 	const most, room = 20, 1024
 	var kept []string
@@ -229,7 +231,8 @@ func utc(at *time.Time) *time.Time {
 	return &universal
 }
 
-// keysAndValues is the record for the log: what a requester has chosen is shortened, and the rest of it left out.
+// keysAndValues returns the record for the log. It shortens the texts that a requester chose, and leaves out other
+// fields.
 func (r Record) keysAndValues() []any {
 	var all []any
 	add := func(key, value string) {
