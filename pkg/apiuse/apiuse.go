@@ -1,5 +1,5 @@
-// Package apiuse notes what becomes of the manager's own calls to API servers, as they happen: a manager that asked
-// once an hour whether all is well would say so for an hour after it no longer is.
+// Package apiuse observes the results of the manager's own calls to API servers as they happen. A periodic check
+// would report a healthy connection until its next run.
 package apiuse
 
 import (
@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	// longestSilence is how long a watch may bring nothing. An API server sends a bookmark each minute.
+	// longestSilence is how long a watch may deliver nothing. An API server sends a bookmark each minute.
 	longestSilence = 3 * time.Minute
-	// unreachableAfter is how long no call may get through before the replica is not ready. One lost connection is no
+	// unreachableAfter is how long all calls may fail before the replica is not ready. One lost connection is no
 	// outage.
 	unreachableAfter = 3 * time.Second
-	// staleAfter is how long there may be no watch of what the controllers work on. client-go tries again every half
+	// staleAfter is how long a collection that the controllers use may have no watch. client-go retries every half
 	// minute.
 	staleAfter = 45 * time.Second
 )
@@ -45,22 +45,22 @@ var (
 
 func init() { metrics.Registry.MustRegister(reachable, refusedTotal) }
 
-// Observer notes what becomes of calls. It also ends watches that are silent, so that they are opened anew. It is safe
+// Observer records the results of calls. It also ends silent watches, so that client-go opens them again. It is safe
 // for concurrent use.
 type Observer struct {
-	// Silence is how long a watch may bring nothing. New sets three minutes. It must be set before Wrap.
+	// Silence is how long a watch may deliver nothing. New sets three minutes. Set it before Wrap.
 	Silence time.Duration
 
 	clock   clock.PassiveClock
 	refused chan struct{}
 
 	mu      sync.Mutex
-	since   time.Time // of the first call without an answer after the last one that had one; zero is none
+	since   time.Time // of the first failed call after the last answered one; zero if none has failed
 	err     error
 	watches map[string]*watched // by path
 }
 
-// watched is what is known of the watches of one collection.
+// watched is the state of the watches of one collection.
 type watched struct {
 	open int
 	lost time.Time // when the last one ended
@@ -74,12 +74,12 @@ func New() *Observer {
 	}
 }
 
-// Wrap lets o see the calls of clients that are made of cfg from now on.
+// Wrap adds o to cfg: clients that are created from cfg afterwards report their calls to o.
 func (o *Observer) Wrap(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{next: next, observer: o} })
 }
 
-// Refused yields after calls that an API server refused.
+// Refused returns a channel that receives a value after calls that an API server refused.
 func (o *Observer) Refused() <-chan struct{} {
 	if o == nil {
 		return nil
@@ -87,8 +87,8 @@ func (o *Observer) Refused() <-chan struct{} {
 	return o.refused
 }
 
-// Ready reports API servers that do not answer, and watches of collections that are lost: what is in the cache is not
-// current. It is a readiness check, and no check of liveness: a restart would help nothing.
+// Ready returns a readiness check. It fails if API servers do not answer, or if the watch of one of collections is
+// lost, because the cache is stale then. It is no liveness check: a restart would not help.
 func (o *Observer) Ready(collections ...string) func(*http.Request) error {
 	return func(*http.Request) error {
 		o.mu.Lock()
@@ -110,7 +110,7 @@ func (o *Observer) Ready(collections ...string) func(*http.Request) error {
 	}
 }
 
-// answered notes that an API server has answered.
+// answered records that an API server has answered.
 func (o *Observer) answered() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -118,7 +118,7 @@ func (o *Observer) answered() {
 	reachable.Set(1)
 }
 
-// failed notes a call that has not got through.
+// failed records a call that has failed.
 func (o *Observer) failed(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,7 +133,7 @@ func (o *Observer) refuse() {
 	refusedTotal.Inc()
 	select {
 	case o.refused <- struct{}{}:
-	default: // already on its way
+	default: // already notified
 	}
 }
 
@@ -155,10 +155,10 @@ type transport struct {
 	observer *Observer
 }
 
-// WrappedRoundTripper lets client-go find what is wrapped.
+// WrappedRoundTripper returns the wrapped RoundTripper, for client-go.
 func (t *transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-// RoundTrip passes r on and notes what becomes of it.
+// RoundTrip forwards r and records the result.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if watch := r.URL.Query().Get("watch"); watch != "true" && watch != "1" {
 		return t.noted(r)
@@ -189,7 +189,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 func (t *transport) noted(r *http.Request) (*http.Response, error) {
 	response, err := t.next.RoundTrip(r)
 	switch {
-	case err != nil && errors.Is(r.Context().Err(), context.Canceled): // the manager gave up
+	case err != nil && errors.Is(r.Context().Err(), context.Canceled): // the manager canceled the call
 	case err != nil:
 		t.observer.failed(err)
 	case response.StatusCode == http.StatusUnauthorized:
@@ -204,7 +204,7 @@ func (t *transport) noted(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// stream is the answer to a watch.
+// stream is the response to a watch.
 type stream struct {
 	io.ReadCloser
 	limit  time.Duration
@@ -213,7 +213,7 @@ type stream struct {
 	end    func()
 }
 
-// Read ends as if the connection had been lost when nothing has come for too long.
+// Read returns the error of a lost connection if the watch was silent for too long.
 func (s *stream) Read(p []byte) (int, error) {
 	n, err := s.ReadCloser.Read(p)
 	if n > 0 && err == nil {
@@ -228,7 +228,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// closing calls end when it is closed.
+// closing is a ReadCloser that calls end when it is closed.
 type closing struct {
 	io.ReadCloser
 	end func()
