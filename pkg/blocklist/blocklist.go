@@ -1,5 +1,5 @@
-// Package blocklist holds the names of nodes for which nothing is approved and nothing is signed, read from a
-// ConfigMap.
+// Package blocklist reads the names of blocked nodes from a ConfigMap. For these nodes, nothing is approved and
+// nothing is signed.
 package blocklist
 
 import (
@@ -49,28 +49,28 @@ var (
 
 func init() { metrics.Registry.MustRegister(blockedNodes, blockListProblems) }
 
-// namesKey is the key of the ConfigMap that holds the names.
+// namesKey is the key in the ConfigMap that holds the names.
 const namesKey = "nodes"
 
-// List holds the names that were read last. They count until another version is read: a ConfigMap that is deleted
-// unblocks no node. Until the first version is read, requests of all nodes wait. A nil List blocks nothing.
+// List holds the names that were read last. They stay in use until another version is read: deleting the ConfigMap
+// unblocks no node. Until the first version is read, requests of all nodes wait. A nil List blocks no node.
 type List struct {
 	name      types.NamespacedName
 	configMap *informer.Informer[*corev1.ConfigMap]
 	log       logr.Logger
 	reporter  *report.Reporter // may be nil
 
-	loading sync.Mutex // held from reading a version until it is in use, so that no older one follows it
+	loading sync.Mutex // held from reading a version until it is in use, so that no older version follows it
 
 	mu       sync.Mutex
 	names    map[string]bool // nil before the first version
-	problem  string          // with the newest version; empty is none
+	problem  string          // with the newest version; empty if there is none
 	object   *corev1.ConfigMap
 	onChange []func()
 	settled  chan struct{} // closed once names or a problem are known
 }
 
-// New returns a List that was not read yet. SetupWithManager keeps it up to date, and ReadOnce reads it.
+// New returns a List that has not been read yet. SetupWithManager keeps it up to date, and ReadOnce reads it.
 func New(name types.NamespacedName) *List {
 	return &List{
 		name: name, log: logr.Discard(), settled: make(chan struct{}), problem: informer.ErrNotRead.Error(),
@@ -78,8 +78,8 @@ func New(name types.NamespacedName) *List {
 	}
 }
 
-// Check returns why req must wait because of the node that it is for or from. The reason is NodeBlocked, or
-// InventoryUnavailable while no list was read. It is empty if req need not wait.
+// Check returns why req must wait because of the node that it is for or comes from. The reason is NodeBlocked, or
+// InventoryUnavailable while no list was read. The reason is empty if req need not wait.
 func (l *List) Check(req *csr.Request) (reason, message string) {
 	if l == nil {
 		return "", ""
@@ -105,7 +105,7 @@ func (l *List) Check(req *csr.Request) (reason, message string) {
 	return "", ""
 }
 
-// nodesOf returns the names of the nodes that req is for and from, in lower case.
+// nodesOf returns the names of the nodes that req is for and comes from, in lower case.
 func nodesOf(req *csr.Request) []string {
 	var names []string
 	if name := req.NodeName(); name != "" {
@@ -117,7 +117,7 @@ func nodesOf(req *csr.Request) []string {
 	return names
 }
 
-// ready returns why no list was read yet.
+// ready returns an error until a list was read.
 func (l *List) ready() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +127,7 @@ func (l *List) ready() error {
 	return nil
 }
 
-// offer uses a version of the ConfigMap, which is nil if it does not exist.
+// offer applies a version of the ConfigMap. A nil obj means that the ConfigMap does not exist.
 func (l *List) offer(obj *corev1.ConfigMap) {
 	if obj == nil {
 		l.refuse("BlockListMissing",
@@ -152,7 +152,7 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 	}
 }
 
-// parse reads one name a line; # begins a comment. It leaves out a line that is wrong, and reports its number.
+// parse reads one name per line; # begins a comment. It skips an invalid line, and reports its number.
 func parse(text string) (names map[string]bool, problems []string) {
 	names = map[string]bool{}
 	for number, line := range strings.Split(text, "\n") {
@@ -172,7 +172,7 @@ func parse(text string) (names map[string]bool, problems []string) {
 	return names, problems
 }
 
-// refuse reports why there is no version to read. The names that were read last stay in use.
+// refuse reports why no version can be read. The names that were read last stay in use.
 func (l *List) refuse(reason string, problem error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,7 +190,7 @@ func (l *List) refuse(reason string, problem error) {
 	l.event(corev1.EventTypeWarning, reason, message)
 }
 
-// use puts names in use, and reports whether requests may have waited for that.
+// use applies names, and reports whether requests may have waited for this.
 func (l *List) use(names map[string]bool, problems []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +213,7 @@ func (l *List) use(names map[string]bool, problems []string) bool {
 	return true
 }
 
-// settle notes that names or a problem are known. The caller holds mu.
+// settle records that names or a problem are known. The caller holds mu.
 func (l *List) settle() {
 	select {
 	case <-l.settled:
@@ -228,7 +228,7 @@ func (l *List) event(eventType, reason, message string) {
 	}
 }
 
-// describe says which nodes are blocked.
+// describe lists the blocked nodes, for a message.
 func describe(names map[string]bool) string {
 	if len(names) == 0 {
 		return "no node is blocked"
@@ -245,12 +245,12 @@ func few(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-// settleTimeout bounds how long requests wait, at the start, for the first answer about the block list. After that they
-// are told that no list was read yet.
+// settleTimeout bounds how long the controller waits, at the start, for the first result of reading the block list.
+// After that, the message of waiting requests says that no list was read yet.
 const settleTimeout = 10 * time.Second
 
-// SetupWithManager makes mgr, a standby too, watch the ConfigMap by its name, so that a role for that name is enough.
-// The manager is not ready before a list was read.
+// SetupWithManager adds a watch of the ConfigMap to mgr. Standbys watch too. The watch is by name, so that a role for
+// that name is enough. The manager is not ready before a list was read.
 func (l *List) SetupWithManager(mgr manager.Manager) error {
 	l.log = mgr.GetLogger().WithName("block-list")
 	l.reporter = report.New(mgr.GetEventRecorder("csr-block-list"), clock.RealClock{})
@@ -265,7 +265,7 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 	return mgr.Add(l.configMap)
 }
 
-// watch makes the informer that keeps l up to date while it runs.
+// watch creates the informer that keeps l up to date while it runs.
 func (l *List) watch(configMaps informer.Resource) {
 	reload := func() {
 		l.loading.Lock()
@@ -301,8 +301,8 @@ func (l *List) ReadOnce(ctx context.Context, reader client.Reader) error {
 // requestQueue is the work queue of a controller.
 type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// Source returns a source for a controller. It calls enqueue each time that the list has changed. The controller does
-// not start before it is known whether a list exists.
+// Source returns a source for a controller. It calls enqueue after each change of the list. The controller does not
+// start before the list was read, or could not be read.
 func (l *List) Source(enqueue func(context.Context, requestQueue)) source.SyncingSource {
 	return listSource{list: l, enqueue: enqueue}
 }
@@ -324,7 +324,8 @@ func (s listSource) Start(ctx context.Context, queue requestQueue) error {
 	return nil
 }
 
-// WaitForSync implements source.SyncingSource. It gives up in time, as an error would end the manager.
+// WaitForSync implements source.SyncingSource. It returns nil after settleTimeout, because an error would end the
+// manager.
 func (s listSource) WaitForSync(ctx context.Context) error {
 	timer := time.NewTimer(settleTimeout)
 	defer timer.Stop()
@@ -336,5 +337,5 @@ func (s listSource) WaitForSync(ctx context.Context) error {
 	return nil
 }
 
-// String names the source in the controller's log.
+// String returns the name of the source in the controller's log.
 func (listSource) String() string { return "block list" }
