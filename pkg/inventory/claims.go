@@ -11,35 +11,35 @@ import (
 // MaxRivals bounds how many other Nodes are compared with one Node, each in sources that may be slow to answer.
 const MaxRivals = 50
 
-// Strength is how a source gives a name or an address to a node.
+// Strength is how firmly a source assigns a name or an address to a node.
 type Strength int
 
 // The strengths, the weakest first.
 const (
-	// NoClaim means that the source does not give it to the node.
+	// NoClaim means that the source does not assign the value to the node.
 	NoClaim Strength = iota
-	// OwnWord means that the node's own report decides: its source gives it a range, or believes whatever its Node
-	// reports.
+	// OwnWord means that the node's own report decides: its source assigns a range to the node, or trusts all that
+	// its Node reports.
 	OwnWord
-	// ForSeveral means that the source lists this very value for several nodes: each of them may have it.
+	// ForSeveral means that the source lists this exact value for several nodes: each of them may have it.
 	ForSeveral
-	// Alone means that the source lists this very value for this node alone.
+	// Alone means that the source lists this exact value for this node alone.
 	Alone
 )
 
 // Claim is the right of a node to a name or an address.
 type Claim struct {
 	Strength Strength
-	Rank     int // of the source that gives it: the lower, the stronger
+	Rank     int // of the source that assigns it: lower is stronger
 }
 
-// Claim returns the claim that f gives its node to value.
+// Claim returns the claim of f's node to value.
 func (f Found) Claim(value san.SAN) Claim {
 	claim := Claim{Rank: f.Rank}
 	switch {
 	case f.Entry == nil:
 	case f.OwnWord:
-		claim.Strength = OwnWord // asked of Nodes that report value only
+		claim.Strength = OwnWord // Claim is only called for Nodes that report value
 	case !f.Owns(value):
 	case !f.lists(value):
 		claim.Strength = OwnWord
@@ -51,17 +51,17 @@ func (f Found) Claim(value san.SAN) Claim {
 	return claim
 }
 
-// result is how one claim compares with another.
+// result is the result of comparing one claim with another.
 type result int
 
 const (
 	unopposed result = iota // the other claim is no obstacle
-	tied                    // neither of the two nodes may have it
-	weaker                  // the other node has the better claim
+	tied                    // neither of the two nodes may have the value
+	weaker                  // the other node has the stronger claim
 )
 
-// against compares c with the claim of another Node that reports the same value. Only the sources count: a node that
-// wants the value could choose to be older, or to be first.
+// against compares c with the claim of another Node that reports the same value. Only the sources count. Age and
+// order do not, because a node that wants the value could choose to be older, or to be first.
 func (c Claim) against(other Claim) result {
 	switch {
 	case other.Strength == NoClaim:
@@ -69,7 +69,7 @@ func (c Claim) against(other Claim) result {
 	case c.Strength == NoClaim:
 		return weaker
 	case c.Strength == ForSeveral && other.Strength != Alone:
-		return unopposed // an administrator has listed this very value for several nodes
+		return unopposed // an administrator listed this exact value for several nodes
 	case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:
 		return weaker
 	case other == c:
@@ -78,32 +78,32 @@ func (c Claim) against(other Claim) result {
 	return unopposed
 }
 
-// Ownership decides who may have a name or an address that several Nodes report. Its answers depend on what its
-// functions return and on nothing else: not on order, age or earlier answers. It remembers what it has found out, so
-// use one for one decision. It is not safe for concurrent use.
+// Ownership decides which node may have a name or an address that several Nodes report. Its answers depend only on
+// the results of its functions: not on order, age or earlier answers. It caches results, so create a new Ownership
+// for each decision. It is not safe for concurrent use.
 type Ownership struct {
 	// Holders returns the names of the Nodes that report value, in any order.
 	Holders func(value san.SAN) ([]string, error)
-	// Reported returns what the Node of that name reports. An error means that it is not known.
+	// Reported returns the names and addresses that a Node reports. An error means that they are unknown.
 	Reported func(node string) ([]san.SAN, error)
-	// Claim returns the claim of a Node that reports value, or of the node that asks for it.
+	// Claim returns the claim of a Node that reports value, or of the node that requests it.
 	Claim func(node string, value san.SAN) (Claim, error)
 
 	pairs map[string]map[string][]san.SAN
 	out   map[string]*LeftOut
 }
 
-// Contest says why a node may not have a name or an address. With the zero value it may.
+// Contest says why a node may not have a name or an address. The zero value means that it may.
 type Contest struct {
-	// Better is the Node that has the better claim.
+	// Better is the Node that has the stronger claim.
 	Better string
-	// Twice is another Node to which the same source gives it alone as well.
+	// Twice is another Node to which the same source assigns the value alone as well.
 	Twice string
-	// Equal are other Nodes with the same claim, so that none of them gets it, the first few in order. Reporters is the
-	// number of Nodes that report it.
+	// Equal are other Nodes with an equal claim, in order, so that none of them gets the value. If there are many,
+	// Equal holds only the first. Reporters is the number of Nodes that report the value.
 	Equal     []string
 	Reporters int
-	// LeftOut says why the node that asks is left out of the comparison.
+	// LeftOut says why the requesting node is left out of the comparison.
 	LeftOut *LeftOut
 }
 
@@ -112,8 +112,9 @@ func (c Contest) Contested() bool {
 	return c.Better != "" || c.Twice != "" || len(c.Equal) > 0 || c.LeftOut != nil
 }
 
-// LeftOut is the evidence that a Node reports what belongs to others: two values, each shared with one other Node
-// alone, where those two Nodes share nothing. Or it shares values with more other Nodes than are compared.
+// LeftOut is the evidence that a Node reports values that belong to others. The Node shares two values, each with
+// exactly one other Node, and those two Nodes share nothing. Or it shares values with more other Nodes than are
+// compared.
 type LeftOut struct {
 	Nodes [2]string
 	SANs  [2]san.SAN
@@ -128,7 +129,7 @@ func (l LeftOut) String() string {
 		l.SANs[0], l.Nodes[0], l.SANs[1], l.Nodes[1])
 }
 
-// Contest returns whether another Node keeps node from having value.
+// Contest returns why another Node prevents node from having value, or a zero Contest.
 func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
 	ours, err := o.Claim(node, value)
 	if err != nil {
@@ -142,7 +143,7 @@ func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
 		if out, err := o.LeftOut(node); err != nil || out != nil {
 			return Contest{LeftOut: out}, err
 		}
-		if len(reporters) > MaxRivals { // no Node has that alone
+		if len(reporters) > MaxRivals { // no Node can have it alone
 			return Contest{Equal: []string{slices.Min(others(reporters, node))}, Reporters: len(reporters)}, nil
 		}
 	}
@@ -152,7 +153,7 @@ func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
 	return o.compare(ours, value, others(reporters, node))
 }
 
-// compare compares ours with the claims of the others that report value.
+// compare compares ours with the claims of the other Nodes that report value.
 func (o *Ownership) compare(ours Claim, value san.SAN, reporters []string) (Contest, error) {
 	contest := Contest{Reporters: len(reporters) + 1}
 	for _, other := range slices.Sorted(slices.Values(reporters)) {
@@ -183,10 +184,10 @@ func others(nodes []string, node string) []string {
 	return slices.DeleteFunc(slices.Clone(nodes), func(each string) bool { return each == node })
 }
 
-// LeftOut returns why node is left out of the comparison, or nil. A Node collides with another one if just these two
-// report a value and neither of them may have it for certain. One that collides with two that do not collide with
-// each other is left out: a single lying node is that one, and can so hold up no more than one other. Values that
-// three or more Nodes report are no evidence, as they may be honestly shared.
+// LeftOut returns why node is left out of the comparison, or nil. A Node collides with another Node if exactly these
+// two report a value and neither of them has it for certain. A Node that collides with two Nodes that do not collide
+// with each other is left out. If a single node lies, it is that Node, so it can block at most one other node. Values
+// that three or more Nodes report are no evidence, because they may be shared honestly.
 func (o *Ownership) LeftOut(node string) (*LeftOut, error) {
 	if out, known := o.out[node]; known {
 		return out, nil
@@ -212,7 +213,7 @@ func (o *Ownership) leftOut(node string) (*LeftOut, error) {
 	}
 	var rivals []string
 	var values []san.SAN
-	var failed error // counts only if the others show nothing
+	var failed error // is returned only if the other Nodes are no evidence
 	for _, other := range slices.Sorted(maps.Keys(shared)) {
 		value, found, err := o.challenge(node, other, shared[other])
 		if err != nil {
@@ -234,8 +235,7 @@ func (o *Ownership) leftOut(node string) (*LeftOut, error) {
 	return nil, failed
 }
 
-// challenge returns a value that node has by its own word alone, and to which other has a claim that is as good or
-// better.
+// challenge returns a value that node has by its own report alone, and to which other has an equal or stronger claim.
 func (o *Ownership) challenge(node, other string, shared []san.SAN) (san.SAN, bool, error) {
 	for _, value := range shared {
 		ours, err := o.Claim(node, value)
@@ -267,7 +267,7 @@ func (o *Ownership) collide(a, b string) (bool, error) {
 	return false, nil
 }
 
-// sharedBy returns the values that node and just one other Node report, by that Node.
+// sharedBy returns the values that node shares with exactly one other Node, by the name of that Node.
 func (o *Ownership) sharedBy(node string) (map[string][]san.SAN, error) {
 	if pairs, known := o.pairs[node]; known {
 		return pairs, nil

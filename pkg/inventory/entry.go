@@ -12,31 +12,32 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Entry holds the knowledge of one source about one node.
+// Entry holds the facts that one source knows about one node.
 type Entry struct {
 	// Source names the origin in messages, such as `Machine default/a`.
 	Source string
 	// SANs are the names and addresses of the node.
 	SANs []san.SAN
-	// Suffixes are domains, without a leading dot, below which the node owns every name. Prefixes are the same for
+	// Suffixes are domains, without a leading dot. The node owns every name below them. Prefixes are the same for
 	// addresses.
 	Suffixes []string
 	Prefixes []netip.Prefix
-	// ShortNames makes the first label of each of the names the node's too.
+	// ShortNames reports that the node also owns the first label of each name.
 	ShortNames bool
 	// Shared reports that other nodes may own the same names and addresses.
 	Shared bool
-	// OwnWord reports that all this is the Node's own report of itself.
+	// OwnWord reports that the entry is the Node's own report of itself.
 	OwnWord bool
 
-	// Bound names the node that the machine has become, if it has.
+	// Bound names the node that the machine has become, or is empty.
 	Bound string
-	// Leaving reports that the machine is being deleted: its node keeps what the machine has to the end, but no new node
-	// is expected.
+	// Leaving reports that the machine is being deleted. Its node keeps the names and addresses of the machine to the
+	// end, but no new node is expected.
 	Leaving bool
-	// Created is when the machine was created or started: the join window counts from it. Zero is unknown.
+	// Created is when the machine was created or started. The join window counts from it. Zero means unknown.
 	Created time.Time
-	// AnyTime reports that the node is expected whenever it joins: there is nothing that a join window could count from.
+	// AnyTime reports that the node may join at any time, because there is no time from which a join window could
+	// count.
 	AnyTime bool
 }
 
@@ -58,8 +59,8 @@ func (e *Entry) Owns(value san.SAN) bool {
 	return false
 }
 
-// Shares reports whether other nodes may own value too, which the node owns: it is in a CIDR or below a suffix, or the
-// entry is shared. What their Nodes report decides then.
+// Shares reports whether other nodes may also own value, which the node owns. They may if it is in a CIDR or below a
+// suffix, or if the entry is shared. Then the reports of their Nodes decide.
 func (e *Entry) Shares(value san.SAN) bool { return e.Shared || !e.lists(value) }
 
 func (e *Entry) lists(value san.SAN) bool {
@@ -74,10 +75,10 @@ func (e *Entry) lists(value san.SAN) bool {
 	return false
 }
 
-// Empty reports whether the source knows the node, but no name and no address of it yet.
+// Empty reports whether the source knows the node, but none of its names and addresses yet.
 func (e *Entry) Empty() bool { return len(e.SANs) == 0 && len(e.Suffixes) == 0 && len(e.Prefixes) == 0 }
 
-// For returns e for node. If its machine has become another node, it leaves out what belongs to that node.
+// For returns e for node. If its machine has become another node, For removes the names and addresses of that node.
 func (e *Entry) For(node string) *Entry {
 	if e.Bound != "" && e.Bound != node {
 		e.SANs, e.Suffixes, e.Prefixes = nil, nil, nil
@@ -85,7 +86,7 @@ func (e *Entry) For(node string) *Entry {
 	return e
 }
 
-// String lists what the node has, for messages.
+// String lists the names and addresses of the node, for messages.
 func (e *Entry) String() string {
 	const most = 12
 	var all []string
@@ -104,7 +105,7 @@ func (e *Entry) String() string {
 	return fmt.Sprintf("%q", all)
 }
 
-// AddName adds a DNS name as a person writes it. An error says what text is instead.
+// AddName adds a DNS name as a person writes it. An error says why text is no DNS name.
 func (e *Entry) AddName(text string) error {
 	name, err := parseName(text)
 	if err == nil {
@@ -133,7 +134,7 @@ func parseName(text string) (san.SAN, error) {
 	return value, nil
 }
 
-// widest is the shortest prefix that one node may have: 10.0.0.0/8, or fd00::/8.
+// widest is the length of the shortest prefix that one node may have: 10.0.0.0/8, or fd00::/8.
 const widest = 8
 
 // AddAddress adds an IP address or a CIDR.

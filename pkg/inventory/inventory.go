@@ -1,10 +1,12 @@
-// Package inventory answers what is known of a node: which names and addresses belong to it, and whether it is
-// expected. Sources are asked in order, strongest first, and the first one that knows the node answers alone.
+// Package inventory knows nodes: the names and addresses that belong to a node, and whether the node is expected.
+// Sources are asked in order, strongest first. The first source that knows the node answers alone.
 //
-// This package holds what all sources have in common: Source, Entry, Background for sources that are slow, and who
-// owns a name that several Nodes report (Ownership). It does no I/O, and does not import the packages below it. They
-// hold the sources: node believes what Nodes report and knows what the API server itself has, machine reads the
-// Machines of Cluster API and others, static has rows that an administrator wrote, and webhook asks a server.
+// This package holds the parts that all sources share: Source, Entry, Background for slow sources, and Ownership,
+// which decides who owns a name that several Nodes report. It does no I/O, and does not import the packages below it.
+//
+// These packages hold the sources. node trusts the reports of Nodes, and knows the names of the API server itself.
+// machine reads the Machines of Cluster API and others. static has rows that an administrator wrote. webhook asks a
+// server.
 package inventory
 
 import (
@@ -24,37 +26,38 @@ import (
 type Source interface {
 	// Name returns the name of the source in metrics and messages.
 	Name() string
-	// Lookup returns what is known of node, or nil if nothing is. req is the request that needs it. An error means that
-	// the source can't answer, never that it knows nothing.
+	// Lookup returns the entry for node, or nil if the source does not know node. req is the request that needs it.
+	// An error means that the source can't answer, never that it does not know node.
 	Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error)
 }
 
-// Owner is a Source that knows the owner of a name or an address without being asked about a node.
+// Owner is a Source that knows the owner of a name or an address without a lookup of the node.
 type Owner interface {
 	Source
-	// Owner describes the node or the machine that alone has value, such as `Machine default/a`, or returns an empty text.
-	// What several may have, as an address in a CIDR, has no owner. An error means that the source can't answer.
+	// Owner describes the node or the machine that alone has value, such as `Machine default/a`, or returns an empty
+	// text. A value that several nodes may have, such as an address in a CIDR, has no owner. An error means that the
+	// source can't answer.
 	Owner(value san.SAN) (string, error)
 }
 
-// NodeReports is the Source that believes what Nodes report of themselves.
+// NodeReports is the Source that trusts the reports of Nodes about themselves.
 type NodeReports interface {
 	Source
-	// Reported returns what the Node of that name reports. An error means that the Nodes are not known.
+	// Reported returns the names and addresses that a Node reports. An error means that they are unknown.
 	Reported(node string) ([]san.SAN, error)
 }
 
 // Sources asks each Source in order, the strongest first.
 type Sources []Source
 
-// Found is an Entry with the place of its source in the order: the lower, the stronger.
+// Found is an Entry with the rank of its source. A lower rank is stronger.
 type Found struct {
 	*Entry
 	Rank int
 }
 
-// Unavailable says that a source can't answer. Answers of weaker sources do not count then: a node's own word must not
-// stand in for a Machine's.
+// Unavailable reports that a source can't answer. Answers of weaker sources do not count then: a node's own report
+// must not replace that of a Machine.
 type Unavailable struct {
 	Source string
 	Cause  error
@@ -65,8 +68,8 @@ func (u *Unavailable) Error() string { return fmt.Sprintf("ask %s: %v", u.Source
 // Unwrap returns the cause.
 func (u *Unavailable) Unwrap() error { return u.Cause }
 
-// Lookup returns the answer of the first source that knows node. The Entry is nil when none does. An error is always an
-// *Unavailable.
+// Lookup returns the answer of the first source that knows node. The Entry is nil if no source does. An error is
+// always an *Unavailable.
 func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Found, error) {
 	for rank, source := range s {
 		entry, err := source.Lookup(ctx, node, req)
@@ -80,8 +83,9 @@ func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Fou
 	return Found{}, nil
 }
 
-// Owner describes the node or machine to which one of the first stronger sources gives value, as far as they implement
-// Owner. Its Node need not exist yet. The text is empty if they know no owner. An error is always an *Unavailable.
+// Owner describes the node or machine to which one of the first stronger sources assigns value. Only sources that
+// implement Owner count. The Node of the owner need not exist yet. The text is empty if there is no owner. An error
+// is always an *Unavailable.
 func (s Sources) Owner(value san.SAN, stronger int) (string, error) {
 	for _, source := range s[:stronger] {
 		owner, can := source.(Owner)
@@ -99,8 +103,8 @@ func (s Sources) Owner(value san.SAN, stronger int) (string, error) {
 	return "", nil
 }
 
-// Claimant is Lookup in the first sources only, for a Node that reports a value that another node asks for. What the
-// Node reports itself is not repeated in the Entry: there may be tens of thousands of values.
+// Claimant is Lookup in the first sources only, for a Node that reports a value that another node requests. If the
+// Node itself is the source, the Entry does not repeat its report, which may have tens of thousands of values.
 func (s Sources) Claimant(ctx context.Context, node string, first int, req *csr.Request) (Found, error) {
 	for rank, source := range s[:first] {
 		if _, reports := source.(NodeReports); reports {
@@ -117,7 +121,7 @@ func (s Sources) Claimant(ctx context.Context, node string, first int, req *csr.
 	return Found{}, nil
 }
 
-// NamesOwners reports whether Owner knows everything that the first sources give to one node alone.
+// NamesOwners reports whether Owner knows every value that the first sources assign to one node alone.
 func (s Sources) NamesOwners(first int) bool {
 	for _, source := range s[:first] {
 		_, owner := source.(Owner)
@@ -128,7 +132,7 @@ func (s Sources) NamesOwners(first int) bool {
 	return true
 }
 
-// Keys returns the texts by which an index finds names and addresses.
+// Keys returns the keys of names and addresses in an index.
 func Keys(sans []san.SAN) []string {
 	all := make([]string, len(sans))
 	for i, each := range sans {
@@ -140,22 +144,22 @@ func Keys(sans []san.SAN) []string {
 // MaxLookupTime bounds how long one lookup in a Slow source may take.
 const MaxLookupTime = 30 * time.Second
 
-// Slow is a Source that waits for another server when it is asked. A controller asks it through a Background.
+// Slow is a Source that waits for another server. A controller asks it through a Background.
 type Slow interface {
 	Source
-	// Concurrency is how many lookups may be under way.
+	// Concurrency returns the maximum number of concurrent lookups.
 	Concurrency() int
 }
 
-// Background asks a Slow source in goroutines of its own, so that no worker of a controller waits for it. Requesters
-// take turns, and one requester has half of all lookups at most.
+// Background asks a Slow source in its own goroutines, so that no worker of a controller waits for the source.
+// Requesters take turns, and one requester uses at most half of all lookups.
 type Background struct {
 	Slow
 	calls pending.Calls[*Entry]
 }
 
-// NewBackground returns a Background that runs between Start and its end. It calls answered with the name of each
-// request whose lookup has returned: then Lookup has the answer for it.
+// NewBackground returns a Background that works while Start runs. It calls answered with the name of each request
+// whose lookup has returned. From then on, Lookup returns the answer.
 func NewBackground(source Slow, passed clock.PassiveClock, answered func(request string)) *Background {
 	return &Background{source, pending.Calls[*Entry]{
 		Limit: source.Concurrency(), PerRequester: max(1, source.Concurrency()/2),
@@ -163,17 +167,17 @@ func NewBackground(source Slow, passed clock.PassiveClock, answered func(request
 	}}
 }
 
-// Start looks up until ctx ends.
+// Start runs lookups until ctx ends.
 func (b *Background) Start(ctx context.Context) error { return b.calls.Start(ctx) }
 
 // Lookup implements Source. Its error is a *pending.Waiting until the source has answered.
 func (b *Background) Lookup(_ context.Context, node string, req *csr.Request) (*Entry, error) {
 	return b.calls.Answer(pending.Question[*Entry]{
 		Request: req.Name, UID: req.UID, Requester: pending.DigestOf(req.Requester.Username),
-		Text: fmt.Sprintf("%s %s", req.UID, node), // a source may answer each request as it likes
+		Text: fmt.Sprintf("%s %s", req.UID, node), // a source may answer each request differently
 		Ask:  func(ctx context.Context) (*Entry, error) { return b.Slow.Lookup(ctx, node, req) },
 	})
 }
 
-// Forget drops the answers for a request, which has been decided or is to be judged anew.
+// Forget drops the answers for a request that was decided or will be judged again.
 func (b *Background) Forget(request types.UID) { b.calls.Forget(request) }

@@ -25,12 +25,12 @@ type machine struct {
 
 // known holds the facts about a node that its machine shows.
 type known struct {
-	node    string   // that it has become
-	names   []string // that it may have
+	node    string   // that the machine has become
+	names   []string // that its node may have
 	sans    []san.SAN
 	created time.Time
 	leaving bool
-	problem string // what could not be read
+	problem string // why a field could not be read
 }
 
 // describe names the machine, for messages.
@@ -41,7 +41,7 @@ func (m *machine) describe(kind string) string {
 	return kind + " " + m.Namespace + "/" + m.Name
 }
 
-// entry returns what m says of node.
+// entry returns the entry for node that m describes.
 func (m *machine) entry(kind, node string) (*inventory.Entry, error) {
 	if m.problem != "" {
 		return nil, fmt.Errorf("%s: %s", m.describe(kind), m.problem)
@@ -51,7 +51,7 @@ func (m *machine) entry(kind, node string) (*inventory.Entry, error) {
 	}).For(node), nil
 }
 
-// paths are the paths of Options.
+// paths are the parsed paths of Options.
 type paths struct {
 	nodeRef, addresses, name, created path
 	nameTypes                         []string
@@ -77,8 +77,8 @@ func parsePaths(options Options) (paths, error) {
 	return p, errors.Join(errs...)
 }
 
-// read returns what is kept of a machine. It does not fail: what can't be read ends in the machine's problem, so that
-// the others are not held up.
+// read reduces a machine object to the fields that are used. It does not fail: a field that can't be read becomes the
+// problem of this machine, so that other machines are not blocked.
 func (p paths) read(object runtime.Object) *machine {
 	obj := object.(*unstructured.Unstructured)
 	m := &machine{ObjectMeta: metav1.ObjectMeta{
@@ -96,8 +96,8 @@ func (p paths) read(object runtime.Object) *machine {
 	return m
 }
 
-// start returns the time from which a join window counts. It is zero if CreatedPath leads to nothing: the machine has
-// not started.
+// start returns the time from which a join window counts. It is zero if CreatedPath leads to no value, because the
+// machine has not started.
 func (p paths) start(obj *unstructured.Unstructured) (time.Time, error) {
 	if p.created.expression == nil {
 		return obj.GetCreationTimestamp().Time, nil
@@ -131,7 +131,7 @@ func (m *machine) addName(text string) {
 	}
 }
 
-// readAddresses leaves out unknown types, and what is no address where an address should be.
+// readAddresses reads the addresses. It skips unknown types and invalid IP addresses.
 func (m *machine) readAddresses(p paths, obj *unstructured.Unstructured) error {
 	values, err := p.addresses.values(obj)
 	for _, value := range values {
@@ -169,13 +169,13 @@ func (m *machine) addSAN(value san.SAN) {
 	}
 }
 
-// path leads to values in an object. The zero value leads to none.
+// path leads to values in an object. The zero value leads to no value.
 type path struct {
 	source     string
 	expression *jsonpath.JSONPath
 }
 
-// parsePath reads a path such as .status.addresses, with or without braces around it.
+// parsePath parses a path such as .status.addresses, with or without braces around it.
 func parsePath(text string) (path, error) {
 	if text == "" {
 		return path{}, nil
@@ -188,7 +188,7 @@ func parsePath(text string) (path, error) {
 	if err != nil {
 		return path{}, fmt.Errorf("%q: %w", text, err)
 	}
-	// One path, and not several, text, or a range, which keeps state.
+	// It must be one path: no text, no second path, and no range, which keeps state.
 	one := (strings.HasPrefix(inner, ".") || strings.HasPrefix(inner, "[")) && !strings.ContainsAny(inner, "{}") &&
 		len(parser.Root.Nodes) == 1
 	if one {
@@ -204,7 +204,7 @@ func parsePath(text string) (path, error) {
 	return path{source: inner, expression: expression}, expression.Parse("{" + inner + "}")
 }
 
-// values returns what p leads to in obj, which may be nothing. It takes lists apart.
+// values returns the values to which p leads in obj, if any. It flattens lists.
 func (p path) values(obj *unstructured.Unstructured) ([]any, error) {
 	if p.expression == nil {
 		return nil, nil
@@ -231,7 +231,7 @@ func (p path) values(obj *unstructured.Unstructured) ([]any, error) {
 	return all, nil
 }
 
-// text returns the one text that p leads to, if any.
+// text returns the text to which p leads, or an empty text.
 func (p path) text(obj *unstructured.Unstructured) (string, error) {
 	values, err := p.values(obj)
 	if err != nil || len(values) == 0 {

@@ -1,5 +1,5 @@
-// Package machine knows nodes by the machines that become them: the Machines of Cluster API or OpenShift, or objects of
-// any kind that tell the names and addresses of a node.
+// Package machine is the inventory source that reads machines: the Machines of Cluster API or OpenShift, or objects
+// of any kind that hold the names and addresses of a node.
 package machine
 
 import (
@@ -26,15 +26,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Options say which objects are machines, and where they hold what is known of a node. Paths are those of
-// kubectl get -o jsonpath, such as .status.addresses.
+// Options select the objects that are machines, and their fields that describe a node. Paths are those of kubectl get
+// -o jsonpath, such as .status.addresses.
 type Options struct {
 	Group string
-	// Version may be empty: the source takes the version that the API server prefers.
+	// Version may be empty. Then the source uses the version that the API server prefers.
 	Version string
 	Kind    string
-	// Namespace and Selector narrow down which objects count. A cluster that manages others has the machines of all of
-	// them.
+	// Namespace and Selector select objects. A cluster that manages others has the machines of all of them.
 	Namespace string
 	Selector  string
 
@@ -42,32 +41,33 @@ type Options struct {
 	NodeRefPath string
 	// AddressesPath leads to {type, address} as in a Node's status, or to plain addresses and names.
 	AddressesPath string
-	// NamePath leads to the name that the node will have, if NameTypes, types of addresses, do not tell it.
+	// NamePath leads to the name that the node will have. Addresses of the types in NameTypes are such names too.
 	NamePath  string
 	NameTypes []string
-	// CreatedPath leads to the time from which a join window counts. If it is empty, the creation of the object counts.
+	// CreatedPath leads to the time from which a join window counts. If it is empty, the creation of the object
+	// counts.
 	CreatedPath string
 
-	// Retry is the longest wait between attempts to read a resource that can't be read; 0 is ten seconds.
+	// Retry is the longest wait between attempts to read a resource that can't be read. Zero means ten seconds.
 	Retry time.Duration
 }
 
-// ClusterNameLabel is on each Machine of Cluster API, which keeps it equal to spec.clusterName.
+// ClusterNameLabel is on each Machine of Cluster API. Cluster API keeps it equal to spec.clusterName.
 const ClusterNameLabel = "cluster.x-k8s.io/cluster-name"
 
-// ClusterAPI returns the options for cluster.x-k8s.io, in any version since v1alpha3: all have these fields. They
-// select the Machines of all clusters: narrow them down by ClusterNameLabel.
+// ClusterAPI returns the options for cluster.x-k8s.io, in any version since v1alpha3, because all have these fields.
+// They select the Machines of all clusters. Select those of one cluster by ClusterNameLabel.
 func ClusterAPI() Options {
 	return Options{
 		Group: "cluster.x-k8s.io", Kind: "Machine",
 		NodeRefPath: ".status.nodeRef.name", AddressesPath: ".status.addresses",
-		// Infrastructure providers call a node by its host's name or after their own machine.
+		// Infrastructure providers name a node after its host or after their own machine.
 		NamePath:  ".spec.infrastructureRef.name",
 		NameTypes: []string{string(corev1.NodeHostName), string(corev1.NodeInternalDNS)},
 	}
 }
 
-// OpenShift returns the options for machine.openshift.io: a node is called as one of its machine's internal DNS names.
+// OpenShift returns the options for machine.openshift.io. A node has one of its machine's internal DNS names.
 func OpenShift() Options {
 	return Options{
 		Group: "machine.openshift.io", Version: "v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
@@ -76,17 +76,18 @@ func OpenShift() Options {
 	}
 }
 
-// discoveryTimeout bounds each call that asks which resources the API server has.
+// discoveryTimeout bounds each discovery call.
 const discoveryTimeout = 10 * time.Second
 
 var _ inventory.Owner = &Source{}
 
-// Source knows nodes by the machines that become them.
+// Source is the inventory source that reads machines.
 type Source struct {
-	// Changed is called with the name of each node whose entry has changed, and with an empty name once all machines are
-	// read.
+	// Changed is called with the name of each node whose entry has changed. It is called with an empty name once all
+	// machines are read.
 	Changed func(node string)
-	// Freed is called, after a machine has changed, with what it had: requests of other nodes may wait for that.
+	// Freed is called after a machine has changed, with the values that it had. Requests of other nodes may wait for
+	// them.
 	Freed func([]san.SAN)
 
 	options   Options
@@ -102,7 +103,7 @@ const (
 	bySAN     = "san"
 )
 
-// New reads from the cluster of config, which may be another than that of the nodes.
+// New returns a Source that reads from the cluster of config. It may be another cluster than that of the nodes.
 func New(config *rest.Config, options Options, log logr.Logger) (*Source, error) {
 	if options.Kind == "" {
 		return nil, errors.New("kind: say of which kind machines are")
@@ -145,16 +146,16 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 	return s, nil
 }
 
-// Start follows the machines until ctx ends.
+// Start watches the machines until ctx ends.
 func (s *Source) Start(ctx context.Context) error { return s.machines.Start(ctx) }
 
-// NeedLeaderElection returns false: a standby is warm.
+// NeedLeaderElection returns false, so that the cache of a standby is current.
 func (*Source) NeedLeaderElection() bool { return false }
 
 // Name implements inventory.Source.
 func (*Source) Name() string { return "machine" }
 
-// find returns the machines' resource, which may not be installed yet, in the version that the API server prefers.
+// find returns the resource of the machines in the version that the API server prefers. It may not be installed yet.
 func (s *Source) find() (informer.Resource, error) {
 	versions, err := s.versions()
 	if err != nil {
@@ -178,7 +179,7 @@ func (s *Source) find() (informer.Resource, error) {
 	return informer.Resource{}, fmt.Errorf("%s is not installed yet", strings.TrimSpace(s.kind()+" "+s.options.Version))
 }
 
-// versions returns the versions of the group to look in, the preferred one first.
+// versions returns the versions of the group to search, the preferred version first.
 func (s *Source) versions() ([]string, error) {
 	if s.options.Version != "" {
 		return []string{s.options.Version}, nil
@@ -205,7 +206,7 @@ func (s *Source) versions() ([]string, error) {
 // kind returns the kind with its group, for messages.
 func (s *Source) kind() string { return strings.Trim(s.options.Kind+"."+s.options.Group, ".") }
 
-// observe reports all nodes that a machine was or is about.
+// observe reports all nodes that a machine described before or after a change.
 func (s *Source) observe(before, after *machine) {
 	if before != nil && after != nil && reflect.DeepEqual(before.known, after.known) {
 		return
@@ -227,9 +228,9 @@ func (s *Source) observe(before, after *machine) {
 	}
 }
 
-// Lookup implements inventory.Source: by the node that a machine has become, else by the name that its node will
-// have. It does not find a machine that has become another node if there is a machine that has become none: once a
-// machine has a nodeRef, that alone says which node it is.
+// Lookup implements inventory.Source. It returns the machine that has become the node, or else the machine whose node
+// will have that name. A machine that has become another node counts only if there is no machine without a node: once
+// a machine has a nodeRef, that alone says which node it is.
 func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
 	became, err := s.having(byNodeRef, node)
 	if err != nil {
@@ -242,7 +243,7 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 	unbound := slices.DeleteFunc(slices.Clone(named), func(m *machine) bool { return m.node != "" })
 	for _, found := range [][]*machine{became, unbound} {
 		if len(found) > 1 {
-			// A machine that is being deleted has a successor, if there is one that is not.
+			// A machine that is being deleted is replaced by a machine that is not.
 			if stay := slices.DeleteFunc(slices.Clone(found), func(m *machine) bool { return m.leaving }); len(stay) > 0 {
 				found = stay
 			}
@@ -250,7 +251,7 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 		switch {
 		case len(found) == 1:
 			return found[0].entry(s.options.Kind, node)
-		case len(found) > 1: // no source can guess which of them is right
+		case len(found) > 1: // no source can decide which of them is right
 			names := make([]string, len(found))
 			for i, m := range found {
 				names[i] = m.describe(s.options.Kind)
@@ -266,7 +267,7 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 }
 
 // Owner implements inventory.Owner. A machine has its addresses whether or not it has become a node. If some of its
-// fields can't be read, it has what the others say.
+// fields can't be read, the other fields count.
 func (s *Source) Owner(value san.SAN) (string, error) {
 	found, err := s.having(bySAN, value.String())
 	if err != nil || len(found) == 0 {
@@ -279,7 +280,7 @@ func (s *Source) Owner(value san.SAN) (string, error) {
 	return owner, nil
 }
 
-// having returns the machines for which an index has key, in order.
+// having returns the machines that have key in an index, in order.
 func (s *Source) having(index, key string) ([]*machine, error) {
 	found, err := s.machines.ByIndex(index, key)
 	if err != nil {

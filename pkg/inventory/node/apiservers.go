@@ -33,16 +33,16 @@ import (
 // The role is for an approver of serving certificates.
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=kube-public,resourceNames=cluster-info,verbs=list;watch
 
-// How often certificates of API servers are read, and for how long the names of an API server count that is not among
-// the endpoints any more: one that restarts is away for a while.
+// Intervals and limits of reading the certificates of API servers. After forgetAfter, the names of an API server that
+// is no longer an endpoint are dropped. A restarting API server is away for a while.
 const (
 	readEvery      = 5 * time.Minute
-	readUnread     = 30 * time.Second // while one can't be read
-	readFirst      = 2 * time.Second  // while none has been read
+	readUnread     = 30 * time.Second // while a certificate can't be read
+	readFirst      = 2 * time.Second  // while no certificate has been read
 	gatherRead     = 200 * time.Millisecond
 	forgetAfter    = time.Hour
 	maxAPIServers  = 32
-	maxHosts       = 8    // names that are asked for by SNI
+	maxHosts       = 8    // names that are requested by SNI
 	maxServerNames = 1000 // in one certificate
 	readAtOnce     = 8
 )
@@ -55,9 +55,9 @@ var unreadAPIServers = prometheus.NewGauge(prometheus.GaugeOpts{
 
 func init() { metrics.Registry.MustRegister(unreadAPIServers) }
 
-// APIServers knows the names and addresses by which clients reach the API servers: those in their serving certificates,
-// the host of the kubeconfig, and the servers in the ConfigMap cluster-info. It trusts a certificate for nothing but
-// reserving what is in it.
+// APIServers knows the names and addresses that clients use for the API servers. They come from the serving
+// certificates, from the host in the kubeconfig, and from the servers in the ConfigMap cluster-info. A certificate is
+// trusted only to reserve the names in it.
 type APIServers struct {
 	// Changed is called once the first certificate has been read.
 	Changed func()
@@ -75,7 +75,7 @@ type APIServers struct {
 	// Only the goroutine of Start uses these.
 	listing string // why endpoints can't be listed
 	servers map[string]*apiServer
-	hosts   map[san.SAN]string // of cluster-info, which stay when it can't be read
+	hosts   map[san.SAN]string // of cluster-info; they stay while it can't be read
 
 	mu    sync.RWMutex
 	names map[san.SAN]string
@@ -84,12 +84,12 @@ type APIServers struct {
 
 // apiServer is one endpoint, or the address in the kubeconfig.
 type apiServer struct {
-	shown  map[san.SAN]time.Time // what its certificate holds, and when that was read last
-	listed time.Time             // when it was an endpoint last
-	err    error                 // of the last reading
+	shown  map[san.SAN]time.Time // values in its certificate, and when each was last read
+	listed time.Time             // when it was last an endpoint
+	err    error                 // of the last attempt to read
 }
 
-// NewAPIServers reads from the API servers that config and the endpoints of source lead to. Start keeps that current.
+// NewAPIServers returns an APIServers for config and the endpoints of source. Start keeps it up to date.
 func NewAPIServers(config *rest.Config, source *Source, log logr.Logger) (*APIServers, error) {
 	configMaps, err := informer.ConfigMaps(config, nil)
 	if err != nil {
@@ -109,21 +109,21 @@ func NewAPIServers(config *rest.Config, source *Source, log logr.Logger) (*APISe
 	return a, nil
 }
 
-// clusterInfo is the ConfigMap by which clients that join find the API servers.
+// clusterInfo is the ConfigMap in which joining clients find the API servers.
 var clusterInfo = types.NamespacedName{Namespace: metav1.NamespacePublic, Name: bootstrapapi.ConfigMapClusterInfo}
 
-// again makes Start read soon.
+// again requests that Start reads soon.
 func (a *APIServers) again() {
 	select {
 	case a.wake <- struct{}{}:
-	default: // it is about to
+	default: // already requested
 	}
 }
 
-// NeedLeaderElection returns false: a standby is ready too.
+// NeedLeaderElection returns false, so that a standby is ready too.
 func (*APIServers) NeedLeaderElection() bool { return false }
 
-// Start reads until ctx ends.
+// Start reads certificates until ctx ends.
 func (a *APIServers) Start(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -134,7 +134,7 @@ func (a *APIServers) Start(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-timer.C():
 		case <-a.wake:
-			select { // endpoints change one after the other
+			select { // endpoints often change in series
 			case <-ctx.Done():
 			case <-a.clock.After(gatherRead):
 			}
@@ -144,7 +144,8 @@ func (a *APIServers) Start(ctx context.Context) error {
 	return nil
 }
 
-// Has returns what value is to the API servers, such as an endpoint. It is empty if no API server has value.
+// Has returns how the API servers use value, such as "an endpoint". It returns an empty text if no API server has
+// value.
 func (a *APIServers) Has(value san.SAN) string {
 	if a == nil {
 		return ""
@@ -154,7 +155,7 @@ func (a *APIServers) Has(value san.SAN) string {
 	return a.names[value]
 }
 
-// Ready returns why it is not known yet what belongs to the API servers.
+// Ready returns why the names of the API servers are not known yet, or nil.
 func (a *APIServers) Ready() error {
 	if a == nil {
 		return nil
@@ -164,10 +165,10 @@ func (a *APIServers) Ready() error {
 	return a.err
 }
 
-// kubeconfigHost is the name of the server in the kubeconfig among the servers.
+// kubeconfigHost is the key in servers of the server in the kubeconfig.
 const kubeconfigHost = "the kubeconfig's server"
 
-// round reads all certificates once, and returns when to do so again.
+// round reads all certificates once, and returns the pause until the next round.
 func (a *APIServers) round(ctx context.Context) time.Duration {
 	endpoints, err := a.endpoints()
 	if errors.Is(err, informer.ErrNotRead) {
@@ -203,10 +204,10 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 	return readEvery
 }
 
-// errNotIssued says why certificates that could be read do not count.
+// errNotIssued is the reason why certificates that were read do not count.
 var errNotIssued = errors.New("those that were read are of another CA, or for other names")
 
-// bounded returns the endpoints to ask. It logs once why it leaves out others.
+// bounded returns the endpoints to ask. It logs once why other endpoints are left out.
 func (a *APIServers) bounded(endpoints []string, err error) []string {
 	if len(endpoints) > maxAPIServers {
 		err = fmt.Errorf("there are %d, and only %d of them are asked", len(endpoints), maxAPIServers)
@@ -223,8 +224,8 @@ func (a *APIServers) bounded(endpoints []string, err error) []string {
 	return endpoints
 }
 
-// forget drops API servers that have not been among targets for a while. While endpoints can't be listed it drops
-// none: when they can be again, approvals go on before every certificate has been read anew.
+// forget drops API servers that have not been among targets for forgetAfter. While endpoints can't be listed, it
+// drops none. Once they can, approvals continue before every certificate has been read again.
 func (a *APIServers) forget(targets map[string][]*rest.Config, listed bool) {
 	now := a.clock.Now()
 	maps.DeleteFunc(a.servers, func(name string, server *apiServer) bool {
@@ -235,8 +236,8 @@ func (a *APIServers) forget(targets map[string][]*rest.Config, listed bool) {
 	})
 }
 
-// publish stores the names of the API servers. failed says why there is no answer, and counts until the first answer.
-// It reports whether there has been an answer.
+// publish stores the names of the API servers. failed is the reason why the names are incomplete. It counts until the
+// first complete result. publish reports whether there has been such a result.
 func (a *APIServers) publish(names map[san.SAN]string, failed error) bool {
 	a.mu.Lock()
 	before := a.names
@@ -257,8 +258,8 @@ func (a *APIServers) publish(names map[san.SAN]string, failed error) bool {
 	return ready
 }
 
-// readInfo reads the servers of cluster-info, and keeps the last ones if it can't. Without the right to read it, it has
-// no servers.
+// readInfo reads the servers of cluster-info. If it can't, it keeps the last servers. Without the right to read
+// cluster-info, there are no servers.
 func (a *APIServers) readInfo() error {
 	list, found, err := a.info.Get(clusterInfo.Namespace, clusterInfo.Name)
 	switch {
@@ -278,7 +279,7 @@ func (a *APIServers) readInfo() error {
 	return nil
 }
 
-// known returns the names and addresses that are known without a certificate.
+// known returns the names and addresses that are known without reading a certificate.
 func (a *APIServers) known(endpoints []string) map[san.SAN]string {
 	all := map[san.SAN]string{}
 	for _, endpoint := range endpoints {
@@ -296,8 +297,8 @@ func (a *APIServers) known(endpoints []string) map[san.SAN]string {
 	return all
 }
 
-// targets returns the ways to ask each API server: by its usual name, and by the names that clients use, as it may show
-// another certificate for them.
+// targets returns the ways to connect to each API server: with its usual name, and with the names that clients use.
+// An API server may present another certificate for each name.
 func (a *APIServers) targets(endpoints []string, hosts map[san.SAN]string) map[string][]*rest.Config {
 	names := []string{probe.ServerName}
 	byName := func(x, y san.SAN) int { return strings.Compare(x.Name, y.Name) }
@@ -315,8 +316,8 @@ func (a *APIServers) targets(endpoints []string, hosts map[san.SAN]string) map[s
 	return all
 }
 
-// readAll reads the certificates of all targets. It reports whether one of them could be verified, and why some could
-// not be read.
+// readAll reads the certificates of all targets. It reports whether one of them could be verified, and why others
+// could not be read.
 func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Config) (verified bool, failed error) {
 	var mu sync.Mutex
 	var reading sync.WaitGroup
@@ -352,8 +353,8 @@ func (a *APIServers) readAll(ctx context.Context, targets map[string][]*rest.Con
 	return verified, failed
 }
 
-// remember keeps of last, the reading before, what this one does not show: all if it failed, and what was shown in
-// the last hour behind a load balancer, which leads to another API server each time.
+// remember adds values of last, the previous read, to s. If this read failed, it adds all values. A load balancer
+// leads to another API server each time, so behind it remember adds the values of the last hour.
 func (s *apiServer) remember(last *apiServer, balanced bool, now time.Time) {
 	switch {
 	case last == nil:
@@ -368,18 +369,18 @@ func (s *apiServer) remember(last *apiServer, balanced bool, now time.Time) {
 	}
 }
 
-// readOne reads what one API server shows in each of the ways to ask it.
+// readOne reads the certificates that one API server presents in each way to connect to it.
 func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *apiServer, verified bool) {
 	server = &apiServer{shown: map[san.SAN]time.Time{}}
 	for _, way := range ways {
 		shown, err := a.read(ctx, way)
 		if err != nil {
 			server.err = err
-			return server, verified // the others would fail too
+			return server, verified // the other ways would fail too
 		}
 		verified = verified || shown.Verified
-		// A wildcard reserves nothing by itself: of the hosts that it stands for, those that clients use are known from
-		// elsewhere, and others may be nodes.
+		// A wildcard reserves nothing by itself. The hosts below it that clients use are known from elsewhere, and
+		// other hosts may be nodes.
 		names := slices.DeleteFunc(slices.Clone(shown.Certificate.DNSNames), func(name string) bool {
 			return strings.Contains(name, "*")
 		})
@@ -395,7 +396,7 @@ func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *
 	return server, verified
 }
 
-// serverList is the ConfigMap cluster-info, with the hosts of its servers.
+// serverList is the ConfigMap cluster-info, reduced to the hosts of its servers.
 type serverList struct {
 	metav1.ObjectMeta
 	servers []san.SAN

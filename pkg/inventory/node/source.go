@@ -1,5 +1,5 @@
-// Package node knows nodes by what they report of themselves, which is the weakest of sources. It also knows what
-// else the API server has: the names and addresses of Services, and of the API servers, which no node may have.
+// Package node is the inventory source that trusts the reports of Nodes about themselves, the weakest source. It also
+// knows the names and addresses of Services and of the API servers, which no node may have.
 package node
 
 import (
@@ -44,23 +44,25 @@ const mostRechecked = 20
 // apiServerService is the Service by which clients in the cluster reach the API server.
 const apiServerService = "kubernetes"
 
-// Options say what a Source reads.
+// Options configure a Source.
 type Options struct {
-	// Services makes it read Services and the API server's endpoints too. Without them, Taken has no answer.
+	// Services enables reading Services and the API server's endpoints. Without them, Taken returns an error.
 	Services bool
-	// Silence is how long watches of one resource may bring neither an event nor a bookmark before what was read is not
-	// believed until it has been read again. Zero is three minutes.
+	// Silence is how long the watches of one resource may deliver neither an event nor a bookmark. After that, its
+	// objects are not trusted until they have been read again. Zero means three minutes.
 	Silence time.Duration
 }
 
 var _ inventory.NodeReports = &Source{}
 
-// Source knows what is in the API server: Nodes, Services and its own endpoints. It answers only while its copy of
-// all of them is current.
+// Source knows the objects in the API server: Nodes, Services and the API server's own endpoints. It answers only
+// while its cache of all of them is current.
 type Source struct {
-	// Changed is called with the name of a Node that has changed in what it has, and with an empty name once all is read.
+	// Changed is called with the name of a Node whose names or addresses have changed. It is called with an empty
+	// name once everything is read.
 	Changed func(node string)
-	// Freed is called with what a Node, a Service or the API server has no more: others may wait for it.
+	// Freed is called with the values that a Node, a Service or the API server no longer has. Requests may wait for
+	// them.
 	Freed func([]san.SAN)
 
 	nodes     *informer.Informer[*corev1.Node]
@@ -116,22 +118,22 @@ func New(config *rest.Config, httpClient *http.Client, options Options, log logr
 	return s, nil
 }
 
-// indexBy returns an index by the names and addresses of objects.
+// indexBy returns an index of objects by their names and addresses.
 func indexBy[T any](sans func(T) []san.SAN) map[string]func(T) []string {
 	return map[string]func(T) []string{bySAN: func(obj T) []string { return inventory.Keys(sans(obj)) }}
 }
 
-// stripNode keeps what is used of a Node, which holds kilobytes of images and conditions.
+// stripNode keeps the fields of a Node that are used. A full Node holds kilobytes of images and conditions.
 func stripNode(obj runtime.Object) *corev1.Node {
 	node := obj.(*corev1.Node)
 	node.ManagedFields, node.Status = nil, corev1.NodeStatus{Addresses: node.Status.Addresses}
 	return node
 }
 
-// NeedLeaderElection returns false: a standby is warm.
+// NeedLeaderElection returns false, so that the cache of a standby is current.
 func (*Source) NeedLeaderElection() bool { return false }
 
-// reader is what the informers of all kinds have in common.
+// reader is the interface of the informers of all kinds.
 type reader interface {
 	Start(context.Context) error
 	Err() error
@@ -144,7 +146,7 @@ func (s *Source) readers() []reader {
 	return []reader{s.nodes, s.services, s.endpoints}
 }
 
-// Start reads until ctx ends.
+// Start runs the informers until ctx ends.
 func (s *Source) Start(ctx context.Context) error {
 	var running sync.WaitGroup
 	for _, each := range s.readers() {
@@ -154,8 +156,8 @@ func (s *Source) Start(ctx context.Context) error {
 	return nil
 }
 
-// Err returns why something is not known, or nil: then all that has been read is current. It prefers a missing right
-// to a resource that was not read yet.
+// Err returns why some resource is unknown, or nil if the cache of all resources is current. A missing right takes
+// precedence over a resource that was not read yet.
 func (s *Source) Err() error {
 	var first error
 	for _, each := range s.readers() {
@@ -166,7 +168,7 @@ func (s *Source) Err() error {
 	return first
 }
 
-// sync reports that all has been read.
+// sync reports that everything has been read.
 func (s *Source) sync() {
 	if s.Err() == nil {
 		s.Changed("")
@@ -174,18 +176,19 @@ func (s *Source) sync() {
 	}
 }
 
-// free reports what an object has no more. Until all is read it reports nothing, as sync reports all then.
+// free reports the values that an object no longer has. Before everything is read it reports nothing, because sync
+// reports everything then.
 func (s *Source) free(had, has []san.SAN) {
 	if gone := without(had, has); len(gone) > 0 && s.Err() == nil {
 		s.Freed(gone)
 	}
 }
 
-// nodeChanged reports a Node that was created, deleted, or got other addresses. With it, other Nodes may get or lose
-// what they share with it.
+// nodeChanged reports a Node that was created or deleted, or whose addresses changed. The values that it shares with
+// other Nodes may become free or contested.
 func (s *Source) nodeChanged(before, after *corev1.Node) {
 	if s.Err() != nil {
-		return // sync reports all
+		return // sync reports everything
 	}
 	name, had, has := cmp.Or(after, before).Name, nodeSANs(before), nodeSANs(after)
 	if before == nil || after == nil || !slices.Equal(had, has) {
@@ -197,20 +200,21 @@ func (s *Source) nodeChanged(before, after *corev1.Node) {
 	}
 }
 
-// recheck returns what those other Nodes report that share a value which node has got or given up. That change may show
-// which of two other Nodes is left out of the comparison, so requests for these values are judged again.
+// recheck returns the values that other Nodes report, if they share a value that node has got or given up. That
+// change may show which of two other Nodes is left out of the comparison, so requests for these values are judged
+// again.
 func (s *Source) recheck(node string, changed []san.SAN) []san.SAN {
 	var sans []san.SAN
 	seen := map[string]bool{node: true}
 	for _, value := range changed {
 		holders, err := s.Holders(value)
-		if err != nil || len(holders) > 3 { // such a value shows nothing
+		if err != nil || len(holders) > 3 { // such a value is no evidence
 			continue
 		}
 		for _, other := range holders {
 			if !seen[other] && len(seen) <= mostRechecked {
 				seen[other] = true
-				reported, _ := s.Reported(other) // if it is not known, sync reports all once it is
+				reported, _ := s.Reported(other) // if they are unknown, sync reports everything later
 				sans = append(sans, reported...)
 			}
 		}
@@ -221,7 +225,7 @@ func (s *Source) recheck(node string, changed []san.SAN) []san.SAN {
 // Name implements inventory.Source.
 func (*Source) Name() string { return "node" }
 
-// Lookup implements inventory.Source. It knows no node without a Node.
+// Lookup implements inventory.Source. It returns nil if no Node has that name.
 func (s *Source) Lookup(_ context.Context, name string, _ *csr.Request) (*inventory.Entry, error) {
 	node, err := s.Node(name)
 	if node == nil || err != nil {
@@ -233,8 +237,8 @@ func (s *Source) Lookup(_ context.Context, name string, _ *csr.Request) (*invent
 	}, nil
 }
 
-// Node returns the Node of that name, or nil if it does not exist. It is the cache's own, to be read only: a node may
-// report tens of thousands of addresses, and a copy for each lookup would cost seconds.
+// Node returns the Node of that name, or nil if it does not exist. Callers must not change the Node, because the
+// cache holds it. A node may report tens of thousands of addresses, and a copy for each lookup would cost seconds.
 func (s *Source) Node(name string) (*corev1.Node, error) {
 	if err := s.Err(); err != nil {
 		return nil, err
@@ -263,7 +267,7 @@ func (s *Source) Reported(name string) ([]san.SAN, error) {
 }
 
 // Holders returns the names of the Nodes that report value, in any order. It copies no Node and costs no more than a
-// lookup in a map: the values of one Node are compared with those of all others.
+// lookup in a map, because the values of one Node are compared with those of all others.
 func (s *Source) Holders(value san.SAN) ([]string, error) {
 	if err := s.Err(); err != nil {
 		return nil, err
@@ -271,7 +275,7 @@ func (s *Source) Holders(value san.SAN) ([]string, error) {
 	return s.nodes.KeysByIndex(bySAN, value.String())
 }
 
-// Taken returns which Service, or which endpoint of the API server, has value. Both are empty if none has.
+// Taken returns the Service or the endpoint of the API server that has value. Both are empty if neither has it.
 func (s *Source) Taken(value san.SAN) (service, endpoint string, err error) {
 	if s.services == nil {
 		return "", "", errors.New("no watch of Services is set up")
@@ -292,7 +296,7 @@ func (s *Source) Taken(value san.SAN) (service, endpoint string, err error) {
 	if err := errors.Join(err, endpointsErr); err != nil {
 		return "", "", err
 	}
-	for _, obj := range services { // always the same of several
+	for _, obj := range services { // the same result for any order
 		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(obj)); service == "" || name < service {
 			service = name
 		}
@@ -319,7 +323,7 @@ func (s *Source) apiServers() ([]string, error) {
 	return probe.EndpointsOf(all)
 }
 
-// parse returns the names and addresses in texts, without empty ones.
+// parse parses texts to names and addresses, and skips empty texts.
 func parse(texts ...string) []san.SAN {
 	var all []san.SAN
 	for _, text := range texts {
@@ -330,8 +334,8 @@ func parse(texts ...string) []san.SAN {
 	return all
 }
 
-// parseSloppy is inventory.ParseSAN for what the API server stores. It accepts 010.0.0.1 as an address, and it and
-// kube-proxy read that as 10.0.0.1 (k8s.io/utils/net, ParseIPSloppy).
+// parseSloppy is san.Parse for texts that the API server stores. The API server accepts 010.0.0.1 as an address. It
+// and kube-proxy read that as 10.0.0.1 (k8s.io/utils/net, ParseIPSloppy).
 func parseSloppy(text string) san.SAN {
 	if ip := netutils.ParseIPSloppy(text); ip != nil {
 		return san.FromIP(ip)
@@ -339,7 +343,7 @@ func parseSloppy(text string) san.SAN {
 	return san.Parse(text)
 }
 
-// nodeSANs returns what a Node, which may be nil, reports.
+// nodeSANs returns the names and addresses that a Node reports. node may be nil.
 func nodeSANs(node *corev1.Node) []san.SAN {
 	if node == nil {
 		return nil
@@ -351,10 +355,10 @@ func nodeSANs(node *corev1.Node) []san.SAN {
 	return all
 }
 
-// serviceSANs returns what a Service has, with the names by which pods find a Service of their own and of another
-// namespace, which the search path of their resolver completes (Kubernetes, "DNS for Services and Pods"). It leaves
-// out the target of an ExternalName and the requested address of a load balancer: a person who may create a Service
-// could block any node with them.
+// serviceSANs returns the names and addresses of a Service. They include the names by which pods of its own and of
+// another namespace find it, which the search path of their resolver completes (Kubernetes, "DNS for Services and
+// Pods"). They exclude the target of an ExternalName and the requested address of a load balancer: a user who may
+// create a Service could block any node with them.
 func serviceSANs(service *corev1.Service) []san.SAN {
 	if service == nil {
 		return nil
@@ -380,7 +384,7 @@ func sliceSANs(slice *discoveryv1.EndpointSlice) []san.SAN {
 	return all
 }
 
-// without returns those of had that are not in has: a node may report tens of thousands.
+// without returns the values of had that are not in has. It uses a map, because a node may report tens of thousands.
 func without(had, has []san.SAN) []san.SAN {
 	kept := make(map[san.SAN]bool, len(has))
 	for _, value := range has {

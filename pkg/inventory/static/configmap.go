@@ -26,8 +26,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// refusedRows is about all static sources together: their number is small, and each says by Event what is wrong with
-// it.
+// refusedRows counts the mistakes of all static sources together. There are few static sources, and each reports its
+// mistakes by Event.
 var refusedRows = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_static_rows_refused",
 	Help: "Mistakes in the rows of static lists of nodes, which are not in use then; " +
@@ -38,19 +38,19 @@ func init() { metrics.Registry.MustRegister(refusedRows) }
 
 var _ inventory.Owner = &ConfigMap{}
 
-// ConfigMap knows nodes by the rows under the key nodes.yaml of a ConfigMap. It is watched by name, so that a role
-// for that one ConfigMap is enough. A version with a mistake is not used: the last good one stays in use, while the
-// ConfigMap exists.
+// ConfigMap is the inventory source that reads the rows under the key nodes.yaml of a ConfigMap. The ConfigMap is
+// watched by name, so that a role for that one ConfigMap is enough. A version with a mistake is not used. The last
+// good version stays in use while the ConfigMap exists.
 type ConfigMap struct {
 	// Changed is called with an empty name after the rows have changed.
 	Changed func(node string)
-	// Reporter, if set, writes Events about the ConfigMap: what is wrong with a new version, and that it is good again.
+	// Reporter, if set, writes Events about the ConfigMap: the mistakes in a new version, and their correction.
 	Reporter *report.Reporter
 
 	name  types.NamespacedName
 	lists *informer.Informer[*nodeList]
 	log   logr.Logger
-	// good is the last good version. Only parse uses it, which is called for one object at a time.
+	// good is the last good version. Only parse uses it, and parse is called for one object at a time.
 	good *nodeList
 
 	mu       sync.Mutex
@@ -61,13 +61,13 @@ type ConfigMap struct {
 // nodeList is one version of the ConfigMap.
 type nodeList struct {
 	metav1.ObjectMeta
-	rows *Source // nil if there has been no good version
-	err  error   // what is wrong with this one
+	rows *Source // nil if no version was good
+	err  error   // the mistakes in this version
 }
 
 var errNoList = errors.New("does not exist")
 
-// NewConfigMap reads from the cluster of config.
+// NewConfigMap returns a source that reads from the cluster of config.
 func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logger) (*ConfigMap, error) {
 	resource, err := informer.ConfigMaps(config, nil)
 	if err != nil {
@@ -78,7 +78,7 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 		Resource: resource, Namespace: name.Namespace, Name: name.Name, Log: c.log, Convert: c.parse,
 		OnSync: c.observe, OnChange: func(_, _ *nodeList) { c.observe() },
 		OnFailure: func(err error) {
-			if apierrors.IsForbidden(err) { // readiness checks report an API server that is away
+			if apierrors.IsForbidden(err) { // readiness checks report an unreachable API server
 				c.report("StaticListMissing", "", fmt.Errorf("it can't be read: %w", err), false)
 			}
 		},
@@ -86,10 +86,10 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 	return c, nil
 }
 
-// Start follows the ConfigMap until ctx ends.
+// Start watches the ConfigMap until ctx ends.
 func (c *ConfigMap) Start(ctx context.Context) error { return c.lists.Start(ctx) }
 
-// NeedLeaderElection returns false: a standby is warm.
+// NeedLeaderElection returns false, so that the cache of a standby is current.
 func (*ConfigMap) NeedLeaderElection() bool { return false }
 
 // Name implements inventory.Source.
@@ -135,7 +135,7 @@ func (c *ConfigMap) list() (*nodeList, error) {
 	return list, nil
 }
 
-// parse reads a version of the ConfigMap.
+// parse parses a version of the ConfigMap.
 func (c *ConfigMap) parse(object runtime.Object) *nodeList {
 	obj := object.(*corev1.ConfigMap)
 	list := &nodeList{ObjectMeta: metav1.ObjectMeta{
@@ -159,7 +159,7 @@ func (c *ConfigMap) parse(object runtime.Object) *nodeList {
 	return list
 }
 
-// observe reports how the ConfigMap is now.
+// observe reports the current state of the ConfigMap.
 func (c *ConfigMap) observe() {
 	switch list, err := c.list(); {
 	case errors.Is(err, errNoList):
@@ -173,8 +173,8 @@ func (c *ConfigMap) observe() {
 	c.Changed("")
 }
 
-// report reports a problem with the newest version once, or that there is none any more. uid is empty if the ConfigMap
-// does not exist. kept says that the last good version stays in use.
+// report reports a problem with the newest version once, and later its end. uid is empty if the ConfigMap does not
+// exist. kept reports that the last good version stays in use.
 func (c *ConfigMap) report(reason string, uid types.UID, problem error, kept bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +182,7 @@ func (c *ConfigMap) report(reason string, uid types.UID, problem error, kept boo
 	if problem != nil {
 		mistakes := []error{problem}
 		var joined interface{ Unwrap() []error }
-		if errors.As(problem, &joined) { // by Parse
+		if errors.As(problem, &joined) { // from Parse
 			mistakes = joined.Unwrap()
 		}
 		count, eventType = len(mistakes), corev1.EventTypeWarning

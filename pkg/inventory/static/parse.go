@@ -11,10 +11,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// nodesKey is the key of a ConfigMap that holds rows.
+// nodesKey is the key in a ConfigMap that holds the rows.
 const nodesKey = "nodes.yaml"
 
-// Parse reads a YAML list of Rows. Its error joins a *RowError for each mistake.
+// Parse parses a YAML list of Rows. Its error joins a *RowError for each mistake.
 func Parse(data []byte) (*Source, error) {
 	list, err := document(data)
 	if err != nil {
@@ -30,7 +30,7 @@ func Parse(data []byte) (*Source, error) {
 	}
 	s, more := compile(rows)
 	for _, problem := range more {
-		// A field that could not be read has been reported.
+		// A field that could not be read was reported already.
 		if line, read := lines[problem.Row-1][problem.Field]; read {
 			problem.Line, problems = line, append(problems, problem)
 		}
@@ -42,7 +42,7 @@ func Parse(data []byte) (*Source, error) {
 	return s, nil
 }
 
-// document returns the list that data is.
+// document returns the list in data.
 func document(data []byte) (*yaml.Node, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, another yaml.Node
@@ -62,10 +62,10 @@ func document(data []byte) (*yaml.Node, error) {
 	return list, nil
 }
 
-// fieldLines are the lines of a row's fields, and of the row itself by the empty name.
+// fieldLines holds the lines of a row's fields, and the line of the row itself under the empty name.
 type fieldLines map[string]int
 
-// reader reads one row and remembers where its fields are.
+// reader reads one row and records the lines of its fields.
 type reader struct {
 	row      int
 	out      Row
@@ -79,7 +79,7 @@ func (r *reader) fail(node *yaml.Node, field, detail string) {
 
 func (r *reader) readRow(node *yaml.Node) {
 	if node.Kind != yaml.MappingNode {
-		delete(r.lines, "") // its having no name is the same mistake
+		delete(r.lines, "") // the missing name is the same mistake
 		r.fail(node, "", "want name or namePattern, and fields")
 		return
 	}
@@ -120,7 +120,7 @@ func (r *reader) text(field string, node *yaml.Node) string {
 	if node.Kind != yaml.ScalarNode || node.Tag != "!!str" || node.Value == "" {
 		r.fail(node, field, "is no text: quote what looks like a number")
 		if field == "name" || field == "namePattern" {
-			delete(r.lines, "") // its having none is the same mistake
+			delete(r.lines, "") // the missing name is the same mistake
 		}
 		return ""
 	}

@@ -1,4 +1,4 @@
-// Package static knows nodes by rows that an administrator wrote, in the configuration or in a ConfigMap.
+// Package static is the inventory source of rows that an administrator wrote, in the configuration or in a ConfigMap.
 package static
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Row describes one node, by Name, or several, by NamePattern. In DNSNames and Suffixes
-// ${node} stands for the node's name, and ${group} for what the pattern's group of that name matched.
+// Row describes one node, by Name, or several nodes, by NamePattern. In DNSNames and Suffixes, ${node} stands for the
+// node's name, and ${group} for the text that the pattern's group of that name matched.
 type Row struct {
 	Name        string   `json:"name,omitempty"`
 	NamePattern string   `json:"namePattern,omitempty"` // RE2, for the whole name
@@ -48,15 +48,15 @@ func (e *RowError) Error() string {
 
 var _ inventory.Owner = &Source{}
 
-// Source knows nodes by rows: by the row of that name, else by the first row whose pattern matches it.
+// Source knows nodes by rows. The row with the node's name counts, or else the first row whose pattern matches it.
 type Source struct {
 	from     string
 	exact    map[string]*row
 	patterns []*row
-	owners   map[san.SAN]string // by what exact rows list, the first of them
+	owners   map[san.SAN]string // the node of the first exact row that lists the value
 }
 
-// New returns an error that joins a *RowError for each mistake in rows.
+// New returns a Source. Its error joins a *RowError for each mistake in rows.
 func New(rows []Row) (*Source, error) {
 	s, problems := compile(rows)
 	return s, join(problems)
@@ -70,7 +70,7 @@ func join(problems []*RowError) error {
 	return errors.Join(errs...)
 }
 
-// compile returns a Source, or what is wrong with rows.
+// compile returns a Source, or the mistakes in rows.
 func compile(rows []Row) (*Source, []*RowError) {
 	s := &Source{from: "configuration", exact: map[string]*row{}, owners: map[san.SAN]string{}}
 	var problems []*RowError
@@ -98,15 +98,15 @@ func compile(rows []Row) (*Source, []*RowError) {
 	return s, nil
 }
 
-// Name implements Source.
+// Name implements inventory.Source.
 func (s *Source) Name() string { return "static" }
 
-// Lookup implements Source.
+// Lookup implements inventory.Source.
 func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
 	return s.lookup(node), nil
 }
 
-// Owner implements Owner, by the rows of just one node.
+// Owner implements inventory.Owner. Only rows for one node have an owner.
 func (s *Source) Owner(value san.SAN) (string, error) {
 	node := s.owners[value]
 	if node == "" {
@@ -115,7 +115,7 @@ func (s *Source) Owner(value san.SAN) (string, error) {
 	return fmt.Sprintf("%s (node %s)", s.lookup(node).Source, node), nil
 }
 
-// addOwner notes what the row of node gives it alone. The first row that lists a value counts.
+// addOwner records the values that the row of node assigns to it alone. The first row that lists a value counts.
 func (s *Source) addOwner(node string) {
 	own := func(value san.SAN) {
 		if s.owners[value] == "" {
@@ -135,7 +135,7 @@ func (s *Source) lookup(node string) *inventory.Entry {
 	if found := s.exact[node]; found != nil {
 		return found.entry(s.from, map[string]string{nodeGroup: node})
 	}
-	// A pattern may match what no Node can be called, such as a name in upper case.
+	// A pattern may match a text that can't be the name of a Node, such as a name in upper case.
 	if len(validation.IsDNS1123Subdomain(node)) > 0 {
 		return nil
 	}
@@ -155,18 +155,18 @@ func (s *Source) lookup(node string) *inventory.Entry {
 	return nil
 }
 
-// nodeGroup is the group that every template has: the node's name.
+// nodeGroup is the group that every template has. It stands for the node's name.
 const nodeGroup = "node"
 
 var reference = regexp.MustCompile(`\$\{([^{}]*)\}`)
 
-// row is a Row that has been read.
+// row is a parsed Row.
 type row struct {
 	number   int
 	pattern  *regexp.Regexp  // nil for a name
 	names    []string        // templates
 	suffixes []string        // templates
-	own      inventory.Entry // what needs no template
+	own      inventory.Entry // the parts without a template
 }
 
 // entry returns what the row says of a node, with groups in place of ${group}.
@@ -179,7 +179,7 @@ func (r *row) entry(from string, groups map[string]string) *inventory.Entry {
 	expand := func(template string) string {
 		return reference.ReplaceAllStringFunc(template, func(ref string) string { return groups[ref[2:len(ref)-1]] })
 	}
-	// What a group makes of a template may be no DNS name. No node owns that.
+	// An expanded template may be no DNS name. No node owns such a text.
 	for _, name := range r.names {
 		_ = entry.AddName(expand(name))
 	}
@@ -189,12 +189,12 @@ func (r *row) entry(from string, groups map[string]string) *inventory.Entry {
 	return entry
 }
 
-// problem returns a mistake in a field of the row.
+// problem returns a mistake in a field of r.
 func (r *row) problem(field, format string, args ...any) *RowError {
 	return &RowError{Row: r.number, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
-// read fills r from in, and returns what is wrong with it.
+// read fills r from in, and returns the mistakes in it.
 func (r *row) read(in Row) []*RowError {
 	problems := r.readName(in)
 	groups := []string{nodeGroup}
@@ -232,7 +232,8 @@ func (r *row) readName(in Row) []*RowError {
 		}
 		return nil
 	}
-	// By itself first, as a)|(b is no pattern; then for the whole name, whether or not it says so.
+	// First compile it alone, because a)|(b is no pattern. Then compile it for the whole name, with or without
+	// anchors.
 	pattern, err := regexp.Compile(in.NamePattern)
 	if err == nil {
 		pattern, err = regexp.Compile(`^(?:` + in.NamePattern + `)$`)
@@ -248,7 +249,7 @@ func (r *row) readName(in Row) []*RowError {
 	return nil
 }
 
-// checkTemplate checks that template uses no other groups, and that add accepts what they may make of it.
+// checkTemplate checks that template uses no other groups, and that add accepts the text in which they are replaced.
 func checkTemplate(template string, groups []string, add func(string) error) error {
 	for _, ref := range reference.FindAllStringSubmatch(template, -1) {
 		if ref[1] == "" || groups != nil && !slices.Contains(groups, ref[1]) {

@@ -1,4 +1,4 @@
-// Package webhook knows nodes by asking a server over HTTPS.
+// Package webhook is the inventory source that asks a server over HTTPS.
 package webhook
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// The API of questions and answers.
+// The API version and kind of requests and responses.
 const (
 	lookupVersion = "inventory.csr-controller-manager.io/v1alpha1"
 	lookupKind    = "NodeLookup"
@@ -42,29 +42,29 @@ const (
 	maxLookups     = 32
 )
 
-// Options say which server to ask.
+// Options configure the server to ask.
 type Options struct {
-	// URL is an https one.
+	// URL must begin with https.
 	URL string
-	// CAFile holds the CAs of the server's certificate. No others are trusted.
+	// CAFile holds the CAs of the server's certificate. No other CA is trusted.
 	CAFile string
-	// CertFile and KeyFile, if set, are shown to the server. All files may change at any time.
+	// CertFile and KeyFile, if set, hold the client certificate. All files may change at any time.
 	CertFile, KeyFile string
-	// Timeout bounds a lookup as a whole; 0 is DefaultTimeout.
+	// Timeout bounds a lookup as a whole. Zero means DefaultTimeout.
 	Timeout time.Duration
 }
 
 var _ inventory.Slow = &Source{}
 
-// Source knows nodes by asking a server.
+// Source is the inventory source that asks a server.
 type Source struct {
 	options Options
 	clients clients
-	// slots bounds how many lookups are under way, so that a server that stalls holds no more connections than that.
+	// slots bounds the number of concurrent lookups, so that a stalled server holds no more connections than that.
 	slots chan struct{}
 }
 
-// New returns an error that joins all mistakes in options. It does not read the files.
+// New returns a Source, or an error that joins all mistakes in options. It does not read the files.
 func New(options Options) (*Source, error) {
 	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
 	errs := []error{checkURL(options.URL)}
@@ -88,9 +88,9 @@ func New(options Options) (*Source, error) {
 	}, nil
 }
 
-// checkURL returns what is wrong with a URL.
+// checkURL returns why text is no valid URL for a webhook, or nil.
 func checkURL(text string) error {
-	// The error of url.Parse would show what may be a password.
+	// The error of url.Parse would show the text, which may hold a password.
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
@@ -135,7 +135,7 @@ func (s *Source) Lookup(ctx context.Context, node string, req *csr.Request) (*in
 	return entry, short(err)
 }
 
-// short cuts an error that a server may have made long.
+// short shortens an error that a server may have made long.
 func short(err error) error {
 	const most = 512
 	if err == nil || len(err.Error()) <= most {
@@ -144,7 +144,7 @@ func short(err error) error {
 	return errors.New(strings.ToValidUTF8(err.Error()[:most], "") + "...")
 }
 
-// nodeLookup is the question to the webhook.
+// nodeLookup is the request to the webhook.
 type nodeLookup struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"`
@@ -160,7 +160,7 @@ type requester struct {
 	UID      string   `json:"uid,omitempty"`
 }
 
-// post returns the body of the answer.
+// post returns the body of the response.
 func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) {
 	client, err := s.clients.get()
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "application/json")
-	// Asking twice does no harm. With this header, which is not sent without a value, net/http asks again if a kept
+	// A repeated lookup does no harm. With this header, which is not sent without a value, net/http retries if a kept
 	// connection was closed.
 	request.Header["Idempotency-Key"] = []string{}
 	response, err := client.Do(request)
@@ -193,7 +193,7 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	if err == nil {
-		err = ctx.Err() // a server that is hung up on may end its answer early
+		err = ctx.Err() // after a timeout, a server may end its response early
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read answer: %w", err)
@@ -204,18 +204,18 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	return answer, nil
 }
 
-// clients makes HTTP clients from files, a new one when their content has changed.
+// clients creates HTTP clients from files, and a new client after the files have changed.
 type clients struct {
 	ca, cert, key string
 	timeout       time.Duration
 
 	mu      sync.Mutex
-	content [][]byte // of the files that current has been made from
+	content [][]byte // of the files from which current was created
 	current *http.Client
 }
 
-// get returns a client of the files as they are now. It reads them each time: they are small, and a CA that is removed
-// counts no more from the next lookup on.
+// get returns a client for the current files. It reads them each time: they are small, and a CA that was removed is
+// not trusted in the next lookup.
 func (c *clients) get() (*http.Client, error) {
 	content := make([][]byte, 0, 3)
 	for _, name := range []string{c.ca, c.cert, c.key} {
@@ -244,7 +244,7 @@ func (c *clients) get() (*http.Client, error) {
 	return client, nil
 }
 
-// make returns a client of the content of the files.
+// make creates a client from the content of the files.
 func (c *clients) make(ca, cert, key []byte) (*http.Client, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
 	if !config.RootCAs.AppendCertsFromPEM(ca) {
@@ -258,11 +258,11 @@ func (c *clients) make(ca, cert, key []byte) (*http.Client, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return &http.Client{
-		// HTTP/1.1, where a lookup that stalls holds up no other, and no proxy, whatever the environment says.
+		// With HTTP/1.1, a stalled lookup does not block others. No proxy is used, whatever the environment says.
 		Transport: &http.Transport{
 			TLSClientConfig:        config,
 			DialContext:            (&net.Dialer{Timeout: c.timeout}).DialContext,
-			TLSHandshakeTimeout:    c.timeout, // a connection may be made for a lookup that has given up
+			TLSHandshakeTimeout:    c.timeout, // a connection may be opened for a lookup that was canceled
 			MaxConnsPerHost:        maxLookups,
 			MaxIdleConnsPerHost:    maxLookups,
 			IdleConnTimeout:        90 * time.Second,
@@ -273,7 +273,7 @@ func (c *clients) make(ca, cert, key []byte) (*http.Client, error) {
 	}, nil
 }
 
-// nodeAnswer is the answer of the webhook.
+// nodeAnswer is the response of the webhook.
 type nodeAnswer struct {
 	APIVersion string     `json:"apiVersion"`
 	Kind       string     `json:"kind"`
@@ -287,7 +287,7 @@ type nodeAnswer struct {
 	Created    *time.Time `json:"created"`
 }
 
-// readAnswer accepts nothing but a whole and valid answer to the question about node and the request uid.
+// readAnswer parses the response about node and the request uid. It accepts only a complete and valid response.
 func readAnswer(data []byte, node string, uid types.UID) (*inventory.Entry, error) {
 	var answer nodeAnswer
 	strict, err := strictjson.UnmarshalStrict(data, &answer)
@@ -299,7 +299,7 @@ func readAnswer(data []byte, node string, uid types.UID) (*inventory.Entry, erro
 		return nil, fmt.Errorf("the answer is no %s of %s", lookupKind, lookupVersion)
 	case answer.UID != uid:
 		return nil, fmt.Errorf("the answer is to another request: uid is not %s", uid)
-	case answer.Node != node: // one request may make us ask about several
+	case answer.Node != node: // one request may need lookups of several nodes
 		return nil, fmt.Errorf("the answer is about another node: node is not %q", node)
 	case answer.Known == nil:
 		return nil, errors.New("the answer does not say whether the node is known")
@@ -312,7 +312,7 @@ func readAnswer(data []byte, node string, uid types.UID) (*inventory.Entry, erro
 	return answer.entry(node)
 }
 
-// entry returns what the answer says of node.
+// entry returns the entry for node that the response describes.
 func (a *nodeAnswer) entry(node string) (*inventory.Entry, error) {
 	entry := &inventory.Entry{Source: "webhook", Bound: a.Bound}
 	if a.Created != nil {
