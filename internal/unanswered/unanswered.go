@@ -1,4 +1,4 @@
-// Package unanswered remembers writes that failed without telling whether the API server stored them.
+// Package unanswered remembers failed writes of which it is unknown whether the API server stored them.
 package unanswered
 
 import (
@@ -8,11 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// most bounds the writes that are remembered at a time. So many fail only while the API server stores nothing.
+// most bounds the writes that are remembered at a time. This many writes fail only while the API server stores
+// nothing.
 const most = 1000
 
-// Writes holds the last write to each object that had no certain answer. Each controller queues its objects again after
-// such a write, and drops what was deleted. The zero value is empty. It is safe for concurrent use.
+// Writes holds the last write to each object that got no certain answer. Each controller enqueues its objects again
+// after such a write, and drops the write of a deleted object. The zero value is empty. Writes is safe for concurrent
+// use.
 type Writes[T any] struct {
 	mu     sync.Mutex
 	writes map[string]write[T]
@@ -37,7 +39,7 @@ func (w *Writes[T]) Keep(obj metav1.Object, about T) bool {
 	return true
 }
 
-// Of returns the write to obj. It forgets a write to an older object of the same name.
+// Of returns the write to obj. It drops a write to an older object of the same name.
 func (w *Writes[T]) Of(obj metav1.Object) (about T, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -49,7 +51,7 @@ func (w *Writes[T]) Of(obj metav1.Object) (about T, ok bool) {
 	return last.about, known
 }
 
-// Drop forgets the write to the object of that name.
+// Drop drops the write to the object of that name.
 func (w *Writes[T]) Drop(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
