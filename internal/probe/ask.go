@@ -20,14 +20,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Trust is what an API server makes of a Certificate. The zero value is Unknown.
+// Trust reports whether an API server accepts a Certificate. The zero value is Unknown.
 type Trust int
 
-// The answers.
+// The values of Trust.
 const (
-	// Unknown is no answer, or one that proves nothing.
+	// Unknown means that there is no answer, or that the answer proves nothing.
 	Unknown Trust = iota
-	// Recognised means that the API server knows its holder by this very certificate.
+	// Recognised means that the API server identifies the holder by this exact certificate.
 	Recognised
 	// Refused means that the API server does not accept the certificate.
 	Refused
@@ -35,26 +35,26 @@ const (
 
 func (t Trust) String() string { return [...]string{"Unknown", "Recognised", "Refused"}[t] }
 
-// Answer is Trust with a sentence that says what was seen.
+// Answer is a Trust with a sentence about the evidence.
 type Answer struct {
 	Trust    Trust
 	Evidence string
 }
 
 // credentialID is the key in a user's extra that names the credential (k8s.io/apiserver/pkg/authentication/user,
-// CredentialIDKey); for a certificate it is X509SHA256= and the hex SHA-256 of its DER
+// CredentialIDKey). For a certificate, the value is X509SHA256= and the hex SHA-256 of its DER
 // (pkg/authentication/request/x509, CommonNameUserConversion).
 const credentialID = "authentication.kubernetes.io/credential-id"
 
-// anonymousUser is who shows nothing (k8s.io/apiserver/pkg/authentication/user, Anonymous). An API server that sees a
-// certificate that it does not trust answers 401, even when anonymous requests are allowed.
+// anonymousUser is the user of a request without credentials (k8s.io/apiserver/pkg/authentication/user, Anonymous).
+// An API server that gets a certificate that it does not trust answers 401, even if it allows anonymous requests.
 const anonymousUser = "system:anonymous"
 
-// timeout bounds one question.
+// timeout bounds one call to a server.
 const timeout = 10 * time.Second
 
-// Ask shows c to the API server of cluster. Of cluster it uses only the address and the CA, so that the answer can't be
-// about a token or another certificate. Each question has a connection of its own.
+// Ask presents c to the API server of cluster. It uses only the address and the CA of cluster, so that the answer
+// can't be about a token or another certificate. Each call has its own connection.
 func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	if cluster.Insecure {
 		return unverified(cluster)
@@ -77,7 +77,7 @@ func unverified(cluster *rest.Config) Answer {
 		"%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
 }
 
-// anonymous returns cluster without credentials: its address, and how to reach and to verify it.
+// anonymous returns cluster without credentials: its address, and the settings to reach and to verify it.
 func anonymous(cluster *rest.Config) *rest.Config {
 	only := rest.AnonymousClientConfig(cluster)
 	only.QPS, only.RateLimiter = -1, nil
@@ -85,7 +85,7 @@ func anonymous(cluster *rest.Config) *rest.Config {
 	return only
 }
 
-// review asks the API server who the holder of c is.
+// review asks the API server for the user that it identifies by c.
 func (c *Certificate) review(
 	ctx context.Context, cluster *rest.Config,
 ) (*authenticationv1.SelfSubjectReview, *heard, error) {
@@ -103,16 +103,16 @@ func (c *Certificate) review(
 	return review, heard, err
 }
 
-// heard is what a server said beside its answer.
+// heard is additional information from a server's response.
 type heard struct {
 	transport http.RoundTripper
-	// asked reports that the server asked for a client certificate, and so has seen c.
+	// asked reports that the server requested a client certificate, and so has received c.
 	asked bool
-	// date is the server's clock, or zero if it did not say.
+	// date is the server's clock, or zero if the response had none.
 	date time.Time
 }
 
-// RoundTrip notes the server's clock.
+// RoundTrip records the server's clock.
 func (h *heard) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := h.transport.RoundTrip(request)
 	if err == nil {
@@ -121,11 +121,11 @@ func (h *heard) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// CloseIdleConnections closes those of the transport; http.Client calls it.
+// CloseIdleConnections closes the idle connections of the transport. http.Client calls it.
 func (h *heard) CloseIdleConnections() { h.transport.(*http.Transport).CloseIdleConnections() }
 
-// refusal judges the 401 of a server. A certificate that the server has not seen, or that is not valid by the server's
-// clock, is refused by a server that trusts its CA too.
+// refusal judges the 401 of a server. It proves nothing if the server has not seen the certificate, or if the
+// certificate is not valid by the server's clock: a server that trusts the CA refuses it too.
 func (c *Certificate) refusal(name string, heard *heard) Answer {
 	evidence := fmt.Sprintf("%s answers 401 to a client certificate of this CA", name)
 	switch {
@@ -140,7 +140,7 @@ func (c *Certificate) refusal(name string, heard *heard) Answer {
 	}
 }
 
-// connection returns a client with a transport of its own, because client-go caches every transport that it makes. The
+// connection returns a client with its own transport, because client-go caches every transport that it makes. The
 // client follows no redirect.
 func connection(cluster *rest.Config) (*http.Client, *heard, error) {
 	tlsConfig, err := rest.TLSConfigFor(cluster)
@@ -207,8 +207,8 @@ func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
 	}
 }
 
-// askResource shows c to an aggregated API server, which has no SelfSubjectReview. When it forbids a request, it names
-// the user, but not the credential.
+// askResource presents c to an aggregated API server, which has no SelfSubjectReview. When such a server forbids a
+// request, it names the user, but not the credential.
 func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
 	if target.Cluster.Insecure {
 		return unverified(target.Cluster)
@@ -219,7 +219,7 @@ func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
 	shown.CertData, shown.KeyData = c.certPEM, c.keyPEM
 	err := get(ctx, shown, target.resource)
 	if err == nil || apierrors.IsNotFound(err) {
-		// It may let in everybody: then that says nothing about the certificate.
+		// The server may admit every client. Then this proves nothing about the certificate.
 		bare := get(ctx, anonymous(target.Cluster), target.resource)
 		if apierrors.IsUnauthorized(bare) || apierrors.IsForbidden(bare) {
 			return Answer{Recognised, fmt.Sprintf(
@@ -231,7 +231,7 @@ func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
 	return c.judgeResource(target.Name, err)
 }
 
-// judgeResource returns what err proves, the error of a request for a resource that nobody may have.
+// judgeResource returns what err proves. err is the error of a request for a resource that no user may read.
 func (c *Certificate) judgeResource(name string, err error) Answer {
 	quoted := func(user string) bool { return strings.Contains(err.Error(), fmt.Sprintf("User %q", user)) }
 	switch {
@@ -247,7 +247,7 @@ func (c *Certificate) judgeResource(name string, err error) Answer {
 	}
 }
 
-// get asks for path as the user of config, on a connection of its own.
+// get requests path as the user of config, over its own connection.
 func get(ctx context.Context, config *rest.Config, path string) error {
 	used, _, err := connection(config)
 	if err != nil {
@@ -262,15 +262,15 @@ func get(ctx context.Context, config *rest.Config, path string) error {
 	return asker.Get().AbsPath(path).Do(ctx).Error()
 }
 
-// Shown is the serving certificate that a server has shown.
+// Shown is the serving certificate that a server has presented.
 type Shown struct {
 	Certificate *x509.Certificate
-	// Verified reports that the certificate is good for the server by the rules of the *rest.Config that led to it.
+	// Verified reports that the certificate is valid for the server by the rules of the *rest.Config that led to it.
 	Verified bool
 }
 
-// ServingCertificate returns the certificate that the server of cluster shows, even if it is not to be trusted. It uses
-// cluster's address, proxy and CA, and no credential.
+// ServingCertificate returns the certificate that the server of cluster presents, even if it can't be trusted. It
+// uses cluster's address, proxy and CA, and no credential.
 func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -280,7 +280,7 @@ func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error
 		return Shown{}, err
 	}
 	if cluster.ServerName == "" && at.Scheme == "https" {
-		cluster.ServerName = at.Hostname() // client-go makes no TLS settings for a cluster that has none
+		cluster.ServerName = at.Hostname() // client-go makes no TLS settings if cluster has none
 	}
 	client, heard, err := connection(cluster)
 	if err != nil {
@@ -289,8 +289,8 @@ func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error
 	defer client.CloseIdleConnections()
 	config := heard.transport.(*http.Transport).TLSClientConfig
 	name, roots := config.ServerName, config.RootCAs
-	shown := make(chan Shown, 1) // a handshake goes on beside the request that has given it up
-	// A name in a certificate of unknown origin may be reserved, but is used for nothing else.
+	shown := make(chan Shown, 1) // a handshake may continue after its request has given up
+	// A name in a certificate of unknown origin may be reserved, but must not be used for anything else.
 	config.InsecureSkipVerify = true
 	config.VerifyConnection = func(state tls.ConnectionState) error {
 		select {
@@ -311,7 +311,7 @@ func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error
 		_ = response.Body.Close()
 	}
 	select {
-	case found := <-shown: // the answer, or the lack of one, does not matter
+	case found := <-shown: // the response, or the lack of a response, does not matter
 		return found, nil
 	default:
 		return Shown{}, fmt.Errorf("read the serving certificate of %s: %w", at.Host, err)

@@ -1,5 +1,5 @@
-// Package probe finds out whether an API server accepts the client certificates of a CA, by showing it one. It decides
-// nothing from errors: what could not be asked is Unknown.
+// Package probe finds out whether an API server accepts the client certificates of a CA, by presenting one. It
+// decides nothing from errors: if a server could not be asked, the answer is Unknown.
 package probe
 
 import (
@@ -26,24 +26,25 @@ import (
 const (
 	// atOnce bounds how many servers are asked at the same time.
 	atOnce = 16
-	// margin is how long before its end, by our clock, a certificate is not relied on any more. That clocks differ by more
-	// is what the certificate of the CA that signs is for, in Refuse.
+	// margin is the time before its expiry, by our clock, from which a certificate is no longer relied on. If clocks
+	// differ by more, the certificate of the signing CA in Refuse shows it.
 	margin = time.Minute
-	// renewBefore is how long before its end a certificate is replaced: time for two questions, and the margin.
+	// renewBefore is the time before its expiry at which a certificate is replaced: time for two calls, and the
+	// margin.
 	renewBefore = margin + 2*timeout
 )
 
-// Prober asks servers whether they accept client certificates of a CA. It keeps the certificates that it shows for as
-// long as they are certainly valid, so that a few minutes of questions are one issuance. It is safe for concurrent use.
+// Prober asks servers whether they accept client certificates of a CA. It reuses its certificates for as long as they
+// are certainly valid, so that a few minutes of calls need one issuance. It is safe for concurrent use.
 type Prober struct {
 	Audit *audit.Log // gets a record of each certificate
 	Clock clock.PassiveClock
 
 	mu     sync.Mutex
-	minted map[string]*Certificate // by the CA's certificate and what follows a leaf of it
+	minted map[string]*Certificate // by the CA's certificate and the certificates that follow a leaf
 }
 
-// Recognise asks each of targets, all at once, whether it accepts what authority issues.
+// Recognise asks all targets concurrently whether they accept certificates that authority issues.
 func (p *Prober) Recognise(ctx context.Context, authority *ca.Authority, targets []Target) Round {
 	shown, err := p.certificates(ctx, authority)
 	return p.round(targets, func(target Target) Answer {
@@ -54,9 +55,9 @@ func (p *Prober) Recognise(ctx context.Context, authority *ca.Authority, targets
 	})
 }
 
-// Refuse asks each of targets, all at once, whether it refuses what retiring issues. It counts as Refused only when the
-// same server then recognises a certificate of signing that is valid for no longer: it was not refused for its time,
-// nor because everything is.
+// Refuse asks all targets concurrently whether they refuse certificates that retiring issues. An answer counts as
+// Refused only if the same server then recognises a certificate of signing that expires no later. That proves that
+// the server refused neither the validity nor every certificate.
 func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, targets []Target) Round {
 	shown, err := p.certificates(ctx, retiring, signing)
 	return p.round(targets, func(target Target) Answer {
@@ -76,7 +77,7 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 	})
 }
 
-// ask shows one to target. Only an answer that was had while it was certainly valid counts.
+// ask presents one to target. Only an answer that arrived while one was certainly valid counts.
 func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answer {
 	answer := one.AskTarget(ctx, target)
 	if now := p.Clock.Now(); answer.Trust != Unknown && !one.validAt(now.Add(margin)) {
@@ -86,7 +87,7 @@ func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answe
 	return answer
 }
 
-// certificates are one of each of authorities, none of which is valid for longer than that of the first.
+// certificates returns one certificate of each of authorities. None is valid for longer than the first.
 func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority) ([]*Certificate, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,7 +118,7 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 	return kept, nil
 }
 
-// kindOf tells certificates of one authority, which come with the same chain, from others.
+// kindOf returns a key for the certificates of one authority that come with the same chain.
 func kindOf(authority *ca.Authority) string {
 	return string(authority.CertificatePEM()) + "\n" + string(authority.AppendedPEM())
 }
@@ -132,7 +133,7 @@ func (c *Certificate) within(other *Certificate) bool {
 	return !c.NotBefore.Before(other.NotBefore) && !c.NotAfter.After(other.NotAfter)
 }
 
-// round asks all targets.
+// round asks all targets concurrently, and collects the answers.
 func (p *Prober) round(targets []Target, ask func(Target) Answer) Round {
 	round := Round{Answers: make(map[string]Answer, len(targets))}
 	var mu sync.Mutex
@@ -153,25 +154,26 @@ func (p *Prober) round(targets []Target, ask func(Target) Answer) Round {
 	return round
 }
 
-// SubjectPrefix begins the common name of every probe. Nothing may be granted to such a user.
+// SubjectPrefix begins the common name of every probe certificate. No rights may be granted to such a user.
 const SubjectPrefix = "csr-controller-manager.io:trust-probe:"
 
-// lifetime and ca.Backdate together are the ten minutes that a probe is valid at most.
+// lifetime and ca.Backdate together are the maximum validity of a probe certificate, ten minutes.
 const lifetime = 10*time.Minute - ca.Backdate
 
-// Certificate is a client certificate for a subject of our own, without a group and without rights.
+// Certificate is a client certificate for a subject of this program, without a group and without rights.
 type Certificate struct {
-	// Subject is its common name, which no other certificate has.
+	// Subject is the common name. No other certificate has it.
 	Subject string
-	// ID is how the API server names it in a user's extra, under credentialID.
+	// ID identifies the certificate in a user's extra, under credentialID.
 	ID string
-	// NotBefore is from when on it can be used, and NotAfter when it can't be any more.
+	// NotBefore and NotAfter bound the validity.
 	NotBefore, NotAfter time.Time
 
 	certPEM, keyPEM []byte
 }
 
-// Mint issues a Certificate by authority, valid from ca.Backdate before now on, and writes it to log before it returns.
+// Mint issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
+// it returns.
 func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time) (*Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -181,7 +183,7 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 	if err != nil {
 		return nil, fmt.Errorf("encode key: %w", err)
 	}
-	random := make([]byte, 8) // a longer name would pass X.520's bound of 64 letters
+	random := make([]byte, 8) // with a longer name, the subject would exceed X.520's bound of 64 letters
 	_, _ = rand.Read(random)  // never fails
 	request := ca.Request{
 		PublicKey:   key.Public(),
@@ -193,7 +195,7 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 	if err != nil {
 		return nil, err
 	}
-	issued, err := authority.Issue(profile, request, now.Truncate(time.Second)) // as a certificate has it
+	issued, err := authority.Issue(profile, request, now.Truncate(time.Second)) // certificates hold whole seconds
 	if err != nil {
 		return nil, fmt.Errorf("issue a trust probe: %w", err)
 	}
@@ -205,7 +207,7 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 	return cert, nil
 }
 
-// record writes what was issued to log.
+// record writes the issued certificate to log.
 func record(
 	ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time, issued *ca.Issued,
 ) (*Certificate, error) {

@@ -21,21 +21,23 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// ServerName is in every API server's serving certificate.
+// ServerName is a name in every API server's serving certificate.
 const ServerName = "kubernetes.default.svc"
 
 // Target is a server to ask.
 type Target struct {
-	// Name tells it from others: an API server's host:port or URL; of an aggregated one with its Service before that.
+	// Name identifies the server: host:port or the URL of an API server. For an aggregated API server, its Service
+	// comes first.
 	Name string
-	// Cluster is how to reach it and to know it; no credential in it is used.
+	// Cluster holds the settings to reach and to verify the server. Credentials in it are not used.
 	Cluster *rest.Config
 
-	// resource, if not empty, is a path of an API that it serves: an aggregated API server has no SelfSubjectReview.
+	// resource, if not empty, is a path of an API that the server serves. An aggregated API server has no
+	// SelfSubjectReview.
 	resource string
 }
 
-// AskTarget shows c to target.
+// AskTarget presents c to target.
 func (c *Certificate) AskTarget(ctx context.Context, target Target) Answer {
 	if target.resource != "" {
 		return c.askResource(ctx, target)
@@ -44,7 +46,8 @@ func (c *Certificate) AskTarget(ctx context.Context, target Target) Answer {
 }
 
 // Direct returns the API servers at addresses, which Endpoints or Listed returned. They are verified by the CA of
-// cluster and serverName; empty is ServerName. Nothing else of cluster is used, so they are asked without a proxy.
+// cluster and by serverName. An empty serverName means ServerName. Nothing else of cluster is used, so the servers
+// are asked without a proxy.
 func Direct(cluster *rest.Config, serverName string, addresses []string) []Target {
 	if serverName == "" {
 		serverName = ServerName
@@ -66,18 +69,18 @@ func direct(host string, tls rest.TLSClientConfig) *rest.Config {
 	return &rest.Config{Host: host, TLSClientConfig: tls, Proxy: func(*http.Request) (*url.URL, error) { return nil, nil }}
 }
 
-// ErrNoEndpoints is what Endpoints returns when the API servers publish no address, as those of envtest.
+// ErrNoEndpoints is the error of Endpoints if the API servers publish no address, as in envtest.
 var ErrNoEndpoints = errors.New("the Service default/kubernetes has no endpoints, so there is nobody to ask")
 
-// Endpoints are the addresses of all API servers as they publish them: host:port of every endpoint of the Service
-// kubernetes, ready or not, sorted. None is an error, and so is a slice without the port: a proof must not miss one.
-// It needs list on endpointslices.discovery.k8s.io in namespace default.
+// Endpoints returns the addresses of all API servers as they publish them: host:port of every endpoint of the Service
+// kubernetes, ready or not, sorted. It fails if there is no endpoint, or if a slice lacks the port, because a proof
+// must not miss a server. It needs list on endpointslices.discovery.k8s.io in namespace default.
 func Endpoints(ctx context.Context, reader client.Reader) ([]string, error) {
 	addresses, err := endpoints(ctx, reader, client.ObjectKey{Namespace: "default", Name: "kubernetes"}, "https")
 	return some(addresses, err)
 }
 
-// EndpointsOf is Endpoints for the EndpointSlices of the Service kubernetes.
+// EndpointsOf is Endpoints for the given EndpointSlices of the Service kubernetes.
 func EndpointsOf(all []discoveryv1.EndpointSlice) ([]string, error) {
 	return some(addressesOf(all, "https"))
 }
@@ -89,7 +92,7 @@ func some(addresses []string, err error) ([]string, error) {
 	return addresses, err
 }
 
-// endpoints returns the addresses of a Service, at its port of that name.
+// endpoints returns the addresses of a Service with its port of that name.
 func endpoints(ctx context.Context, reader client.Reader, service client.ObjectKey, port string) ([]string, error) {
 	slicesOf := &discoveryv1.EndpointSliceList{}
 	ofService := client.MatchingLabels{discoveryv1.LabelServiceName: service.Name}
@@ -122,8 +125,8 @@ func addressesOf(all []discoveryv1.EndpointSlice, port string) ([]string, error)
 	return slices.Compact(addresses), nil
 }
 
-// Listed checks addresses that an owner has written down: host:port or an https URL each. None is an error. They are
-// returned sorted, each once.
+// Listed checks addresses that an owner has configured: each must be host:port or an https URL. An empty list is an
+// error. Listed returns the addresses sorted and without repetition.
 func Listed(addresses []string) ([]string, error) {
 	if len(addresses) == 0 {
 		return nil, fmt.Errorf("no API server is named, so there is nobody to ask")
@@ -143,12 +146,13 @@ func Listed(addresses []string) ([]string, error) {
 	return slices.Compact(sorted), nil
 }
 
-// resourceNobodyHas is asked for, so that a server that knows who asks says so when it forbids it.
+// resourceNobodyHas is a resource that no user may read. A server that identifies the user names it when it forbids
+// the request.
 const resourceNobodyHas = "csr-controller-manager-trust-probes"
 
 var apiServices = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIServiceList"}
 
-// aggregated is the part of an APIService that says where its API server is
+// aggregated is the part of an APIService that locates its API server
 // (k8s.io/kube-aggregator/pkg/apis/apiregistration/v1).
 type aggregated struct {
 	Group                 string `json:"group"`
@@ -162,11 +166,11 @@ type aggregated struct {
 	} `json:"service"`
 }
 
-// Aggregated are the aggregated API servers, which accept client certificates too: every endpoint of every Service that
-// an APIService names, each once. One that can't be found is in unknown, with the reason, by the name of the
-// APIService.
+// Aggregated returns the aggregated API servers, which accept client certificates too: every endpoint of every
+// Service that an APIService names, without repetition. If the servers of an APIService can't be found, unknown holds
+// the reason under its name.
 //
-// These rights are what Endpoints needs, too.
+// Endpoints needs these rights too.
 //
 // +kubebuilder:rbac:groups=apiregistration.k8s.io,resources=apiservices,verbs=list
 // +kubebuilder:rbac:groups="",resources=services,verbs=get
@@ -192,7 +196,7 @@ func Aggregated(ctx context.Context, reader client.Reader) (targets []Target, un
 	return targets, unknown, nil
 }
 
-// aggregatedTargets returns the targets of an APIService; none if the API server serves it itself.
+// aggregatedTargets returns the targets of an APIService. There are none if the API server serves it itself.
 func aggregatedTargets(ctx context.Context, reader client.Reader, obj unstructured.Unstructured) ([]Target, error) {
 	spec, _, err := unstructured.NestedMap(obj.Object, "spec")
 	if err != nil {
@@ -232,7 +236,7 @@ func aggregatedTargets(ctx context.Context, reader client.Reader, obj unstructur
 	return targets, nil
 }
 
-// behind returns the addresses behind a port of a Service: all its endpoints, because each has its own trust.
+// behind returns the addresses behind a port of a Service. It returns all endpoints, because each has its own trust.
 func behind(ctx context.Context, reader client.Reader, key client.ObjectKey, port int32) ([]string, error) {
 	service := &corev1.Service{}
 	if err := reader.Get(ctx, key, service); err != nil {

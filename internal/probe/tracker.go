@@ -7,23 +7,24 @@ import (
 	"time"
 )
 
-// Round is what all servers answered at about the same time.
+// Round holds the answers of all servers at about the same time.
 type Round struct {
-	// At is when the last of them had.
+	// At is the time of the last answer.
 	At time.Time
-	// Answers by Target.Name.
+	// Answers are by Target.Name.
 	Answers map[string]Answer
 }
 
 const (
-	// patience is for how many intervals a server may give no answer that counts without losing its streak.
+	// patience is the number of intervals for which a server may give no valid answer without losing its streak.
 	patience = 3
-	// leastAnswers make a streak: one alone may have come from a server that was about to end.
+	// leastAnswers is the number of answers that a streak needs. A single answer may come from a server that was
+	// about to stop.
 	leastAnswers = 2
 )
 
-// Tracker follows the answers of all servers until each has given the wanted one for long enough. It is pure, and not
-// safe for concurrent use.
+// Tracker follows the answers of all servers until each has given the wanted answer for long enough. It is pure, and
+// not safe for concurrent use.
 type Tracker struct {
 	want    Trust
 	every   time.Duration
@@ -31,26 +32,26 @@ type Tracker struct {
 	streaks map[string]*streak
 }
 
-// streak is a server's. It stands while it gives the wanted answer.
+// streak is an unbroken series of wanted answers from one server.
 type streak struct {
-	answer  Answer // the last one
+	answer  Answer // the last answer
 	since   time.Time
 	last    time.Time // when it last gave the wanted answer
 	answers int
-	// lasted is how long it has stood. Between two answers no more than the interval counts: a clock that is set, or a
+	// lasted is the length of the streak. Between two answers at most the interval counts: a clock that is set, or a
 	// machine that sleeps, must not prove anything.
 	lasted time.Duration
 }
 
-// NewTracker returns one for answers that are to be want, asked for at the given interval.
+// NewTracker returns a Tracker that wants the answer want, and gets a round at the given interval.
 func NewTracker(want Trust, every time.Duration) *Tracker {
 	return &Tracker{want: want, every: every, streaks: map[string]*streak{}}
 }
 
-// Add takes note of a round. A server that is not in it is forgotten, one that is new begins its own streak.
+// Add records a round. It drops servers that are not in the round. A new server begins its own streak.
 func (t *Tracker) Add(round Round) {
 	if round.At.Before(t.last) {
-		clear(t.streaks) // the clock has been set back: what was before can't be compared
+		clear(t.streaks) // the clock was set back: earlier answers can't be compared
 	}
 	t.last = round.At
 	maps.DeleteFunc(t.streaks, func(name string, _ *streak) bool { _, asked := round.Answers[name]; return !asked })
@@ -80,8 +81,8 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 	}
 }
 
-// Proven reports whether every server has given the wanted answer for at least settleFor, at least twice, and not too
-// long before now. Otherwise missing says what each server lacks. Without a server nothing is proven.
+// Proven reports whether every server has given the wanted answer for at least settleFor, at least twice, and
+// recently. Otherwise missing says what each server lacks. Without a server nothing is proven.
 func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, missing []string) {
 	switch age := now.Sub(t.last); {
 	case len(t.streaks) == 0:
@@ -104,7 +105,7 @@ func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, m
 	return len(missing) == 0, missing
 }
 
-// Settling reports whether every server gives the wanted answer, even if not for long enough yet.
+// Settling reports whether every server gives the wanted answer, even if not yet for long enough.
 func (t *Tracker) Settling() bool {
 	for _, one := range t.streaks {
 		if one.answer.Trust != t.want {
@@ -114,15 +115,16 @@ func (t *Tracker) Settling() bool {
 	return len(t.streaks) > 0
 }
 
-// Standing is what a server said last.
+// Standing is the last answer of a server.
 type Standing struct {
 	Name string
 	Answer
-	// Since is from when on it gives the wanted answer without a break; zero if it does not.
+	// Since is the time from which the server has given the wanted answer without a break. It is zero if the server
+	// does not give it.
 	Since time.Time
 }
 
-// Standings are those of all servers, by name.
+// Standings returns the Standing of every server, sorted by name.
 func (t *Tracker) Standings() []Standing {
 	standings := make([]Standing, 0, len(t.streaks))
 	for _, name := range slices.Sorted(maps.Keys(t.streaks)) {
