@@ -1,19 +1,19 @@
-// Package informer watches one named object, or all objects of one kind, and answers only while it can have missed
-// nothing.
+// Package informer watches one named object, or all objects of one kind, and answers only while it can't have missed
+// a change.
 //
-// An informer of client-go goes on answering while its API server is away, or after the right to watch was withdrawn:
-// from a copy of unknown age, in which deleted objects still exist. That suits a work queue. It does not suit the
-// decision whether a node may have a certificate. An Informer drops its copy instead, and Err says why:
+// An informer of client-go continues to answer while its API server is unreachable, or after the right to watch was
+// withdrawn. Its copy then has an unknown age and still holds deleted objects. That suits a work queue. It does not
+// suit the decision whether a node may have a certificate. An Informer drops its copy instead, and Err says why:
 //
-//   - a list or a watch has failed: a CRD is not installed, a right is missing, the API server is away;
-//   - there has been no watch for ten seconds, or one has not opened within 90 seconds;
-//   - watches have brought neither an event nor a bookmark for three minutes, however often they were opened again.
+//   - a list or a watch has failed: a CRD is not installed, a right is missing, the API server is unreachable;
+//   - there has been no watch for ten seconds, or a watch has not opened within 90 seconds;
+//   - watches have delivered neither an event nor a bookmark for three minutes, even if they were opened again.
 //
-// It tries again by itself, after a second at first and after ten seconds at most. A user that goes on with what was
-// read last, as the signer does with its CA, keeps that in OnSync and OnChange.
+// It retries by itself, after a second at first and after ten seconds at most. A caller that continues with the last
+// copy, as the signer does with its CA, keeps that copy in OnSync and OnChange.
 //
-// FromCache is for the informers of the manager's cache. Controllers share those, and work again when the API server is
-// back, so they may keep their copy.
+// FromCache is for the informers of the manager's cache. Controllers share these informers, and work again when the
+// API server is reachable again, so the informers may keep their copy.
 package informer
 
 import (
@@ -34,47 +34,48 @@ import (
 // firstRetry and lastRetry bound the pause between attempts.
 const firstRetry, lastRetry = time.Second, 10 * time.Second
 
-// ErrNotRead is the error of an Informer that has not tried yet to read anything.
+// ErrNotRead is the error of an Informer that has not tried to read anything yet.
 var ErrNotRead = errors.New("not read yet")
 
-// Informer holds a copy of the objects that it watches. T is what it keeps of an object. Set the fields before Start.
+// Informer holds a copy of the objects that it watches. T is the type of the copy of an object. Set the fields before
+// Start.
 type Informer[T metav1.Object] struct {
 	// Resource is the resource to watch. If Find is set, it returns the resource before each attempt, because a CRD may
 	// come and go.
 	Resource Resource
 	Find     func() (Resource, error)
-	// Namespace, Name and Selector, a label selector, narrow down the objects. To watch one object by its name, a role for
+	// Namespace, Name and Selector, a label selector, select the objects. To watch one object by its name, a role for
 	// that name is enough.
 	Namespace, Name, Selector string
 
-	// Convert, if set, returns what is kept of an object. It is called for one object at a time.
+	// Convert, if set, returns the copy that is kept of an object. It is called for one object at a time.
 	Convert func(runtime.Object) T
 	// Indexers return the keys by which ByIndex finds an object, by the name of the index.
 	Indexers map[string]func(T) []string
 
 	// OnSync, if set, is called after all objects have been read: at the start, and after each failure.
 	OnSync func()
-	// OnChange, if set, is called after an object has changed since then. before is zero for a new object, and after for
-	// a deleted one.
+	// OnChange, if set, is called after an object has changed since OnSync. before is zero for a new object, and
+	// after is zero for a deleted object.
 	OnChange func(before, after T)
 	// OnFailure, if set, is called with each new reason why nothing can be read.
 	OnFailure func(error)
 
 	// GrantedBy names the manifest with the role to read the resource, for messages.
 	GrantedBy string
-	// Retry is the longest pause between attempts; zero is ten seconds.
+	// Retry is the longest pause between attempts. Zero means ten seconds.
 	Retry time.Duration
-	// Silence is how long watches may bring neither an event nor a bookmark; zero is three minutes.
+	// Silence is how long watches may deliver neither an event nor a bookmark. Zero means three minutes.
 	Silence time.Duration
-	// Log has values that name what is watched.
+	// Log has values that name the watched objects.
 	Log logr.Logger
 
 	mu    sync.RWMutex
 	store toolscache.Indexer // nil while there is no copy
-	err   error              // why there is none; nil before the first attempt
+	err   error              // why there is no copy; nil before the first attempt
 }
 
-// NeedLeaderElection returns false: a standby reads too, so that it can answer when it takes over.
+// NeedLeaderElection returns false: a standby reads too, so that it can answer as soon as it becomes the leader.
 func (*Informer[T]) NeedLeaderElection() bool { return false }
 
 // Start watches until ctx ends.
@@ -98,7 +99,7 @@ func (i *Informer[T]) Start(ctx context.Context) error {
 	return nil
 }
 
-// watch returns when the first list or watch fails, and whether all objects had been read before.
+// watch runs until the first list or watch fails. It reports whether all objects had been read before.
 func (i *Informer[T]) watch(ctx context.Context) (synced bool, err error) {
 	resource := i.Resource
 	if i.Find != nil {
@@ -123,13 +124,13 @@ func (i *Informer[T]) watch(ctx context.Context) (synced bool, err error) {
 	registration, err := informer.AddEventHandler(i.handler())
 	err = errors.Join(err,
 		informer.SetTransform(func(obj any) (any, error) {
-			// A transformer may be called with what it once returned.
+			// A transformer may be called with its own result.
 			if object, ok := obj.(runtime.Object); ok && i.Convert != nil {
 				return i.Convert(object), nil
 			}
 			return obj, nil
 		}),
-		// Each failure ends this call, which returns it.
+		// Each failure ends this call, which returns the error.
 		informer.SetWatchErrorHandlerWithContext(func(context.Context, *toolscache.Reflector, error) {}),
 	)
 	if err != nil {
@@ -145,12 +146,13 @@ func (i *Informer[T]) watch(ctx context.Context) (synced bool, err error) {
 		i.OnSync()
 	}
 	<-ctx.Done()
-	// At once: the informer may take its time to end.
+	// At once, because the informer may take time to end.
 	i.set(nil, context.Cause(ctx))
 	return true, context.Cause(ctx)
 }
 
-// handler calls OnChange for each change after the first list. OnSync reports the first list.
+// handler returns an event handler that calls OnChange for each change after the first list. OnSync reports the first
+// list.
 func (i *Informer[T]) handler() toolscache.ResourceEventHandler {
 	var none T
 	changed := func(before, after T) {
@@ -174,7 +176,7 @@ func (i *Informer[T]) handler() toolscache.ResourceEventHandler {
 	}
 }
 
-// set replaces the copy, or drops it for a reason. It reports each new reason.
+// set replaces the copy, or drops it because of err. It reports each new err.
 func (i *Informer[T]) set(store toolscache.Indexer, err error) {
 	i.mu.Lock()
 	last := i.err
@@ -204,8 +206,8 @@ func (i *Informer[T]) Err() error {
 	return err
 }
 
-// Get returns an object, and whether it exists. The object belongs to the Informer: it must not be changed. So do those
-// that List and ByIndex return.
+// Get returns an object, and whether it exists. Callers must not change the object, because the Informer holds it.
+// The same applies to the results of List and ByIndex.
 func (i *Informer[T]) Get(namespace, name string) (obj T, found bool, err error) {
 	store, err := i.read()
 	if err != nil {
@@ -227,7 +229,7 @@ func (i *Informer[T]) List() ([]T, error) {
 	return typed[T](store.List()), nil
 }
 
-// ByIndex returns the objects for which an indexer has returned key, in any order.
+// ByIndex returns the objects for which an indexer returned key, in any order.
 func (i *Informer[T]) ByIndex(index, key string) ([]T, error) {
 	store, err := i.read()
 	if err != nil {
@@ -237,7 +239,7 @@ func (i *Informer[T]) ByIndex(index, key string) ([]T, error) {
 	return typed[T](found), err
 }
 
-// KeysByIndex is ByIndex for callers that need no more than the names (namespace/name) of the objects.
+// KeysByIndex is ByIndex for callers that need only the names (namespace/name) of the objects.
 func (i *Informer[T]) KeysByIndex(index, key string) ([]string, error) {
 	store, err := i.read()
 	if err != nil {
@@ -254,7 +256,7 @@ func typed[T any](objects []any) []T {
 	return all
 }
 
-// Fake makes i answer with objects, or with err, as if it had read them. It is for tests.
+// Fake sets the objects that i returns, or its error, as if i had read them. It is for tests.
 func (i *Informer[T]) Fake(err error, objects ...T) {
 	if err != nil {
 		i.set(nil, err)
@@ -271,9 +273,9 @@ func (i *Informer[T]) Fake(err error, objects ...T) {
 	i.set(store, nil)
 }
 
-// FromCache returns the informer for the kind of obj from the manager's cache. It may not have synced yet. FromCache
-// tries until it can: the discovery before fails when a connection is reset, and while the kind is not installed. It
-// returns an error only when ctx ends. It calls failed, which may be nil, with each error before.
+// FromCache returns the informer for the kind of obj from the manager's cache. The informer may not have synced yet.
+// FromCache retries until it succeeds: discovery fails when a connection is reset, and while the kind is not
+// installed. It returns an error only when ctx ends. It calls failed, which may be nil, with each earlier error.
 func FromCache(
 	ctx context.Context, from cache.Informers, obj client.Object, log logr.Logger, failed func(error),
 ) (cache.Informer, error) {

@@ -21,13 +21,13 @@ import (
 // Resource lists and watches one resource of an API server. Typed, Dynamic and Metadata return one.
 type Resource struct {
 	schema.GroupVersionResource
-	object runtime.Object // of the kind that it returns
+	object runtime.Object // of the kind of the items
 	list   func(ctx context.Context, namespace string, options metav1.ListOptions) (runtime.Object, error)
 	watch  func(ctx context.Context, namespace string, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// Typed returns a resource of Kubernetes' own kinds, which is read as protobuf. object and list are empty ones.
-// httpClient may be nil. Status 429 is an error at once: client-go would wait without a word.
+// Typed returns a resource of Kubernetes' own kinds, which is read as protobuf. object and list are empty objects of
+// its types. httpClient may be nil. Status 429 is an error at once, because client-go would wait without a message.
 func Typed(
 	config *rest.Config, httpClient *http.Client, resource schema.GroupVersionResource, object, list runtime.Object,
 ) (Resource, error) {
@@ -89,7 +89,7 @@ func Dynamic(client dynamic.Interface, resource schema.GroupVersionResource) Res
 	}
 }
 
-// Metadata returns a resource of which nothing but the metadata is read, as PartialObjectMetadata.
+// Metadata returns a resource of which only the metadata is read, as PartialObjectMetadata.
 func Metadata(client metadata.Interface, resource schema.GroupVersionResource) Resource {
 	return Resource{
 		GroupVersionResource: resource, object: &metav1.PartialObjectMetadata{},

@@ -15,22 +15,21 @@ import (
 )
 
 const (
-	// longestSilence is how long watches may bring nothing. An API server sends a bookmark each minute.
+	// longestSilence is how long watches may deliver nothing. An API server sends a bookmark each minute.
 	longestSilence = 3 * time.Minute
-	// longestGap is how long there may be no watch. client-go waits between attempts for up to half a minute, and does
-	// not report a refused connection or status 429.
+	// longestGap is how long there may be no watch. client-go waits between attempts for up to half a minute, and
+	// reports neither a refused connection nor status 429.
 	longestGap = 10 * time.Second
-	// openTimeout bounds how long a watch may take to open. Some proxies hold an answer back until it has a first
-	// event.
+	// openTimeout bounds how long a watch may take to open. Some proxies delay a response until its first event.
 	openTimeout = 90 * time.Second
 	// listTimeout bounds one page of a list.
 	listTimeout = time.Minute
 )
 
-// stream lists and watches one resource for as long as nothing can have been missed. It calls fail with the first
-// reason why something may have been: a list or a watch that fails, watches that are silent, or no watch at all. A
-// silent watch that ends and is opened anew stays silent: an API server, or a proxy before it, may accept watches and
-// send nothing.
+// stream lists and watches one resource as long as no change can have been missed. It calls fail with the first
+// reason why a change may have been missed: a failed list or watch, silent watches, or no watch at all. A silent
+// watch that ends and is opened again still counts as silent. An API server, or a proxy in front of it, may accept
+// watches and send nothing.
 type stream struct {
 	resource                  Resource
 	namespace, name, selector string
@@ -41,13 +40,13 @@ type stream struct {
 
 	mu      sync.Mutex
 	open    int         // watches
-	asked   int         // for watches, without an answer yet
+	asked   int         // requests for watches that have no response yet
 	waiting *time.Timer // for a watch
 	silent  *time.Timer // since the last list, event or bookmark
 	ended   bool
 }
 
-// heard notes that a list, an event or a bookmark has arrived.
+// heard records that a list, an event or a bookmark has arrived.
 func (s *stream) heard() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +61,7 @@ func (s *stream) heard() {
 	}
 }
 
-// end stops the timers. The stream fails no more.
+// end stops the timers. After it, the stream does not fail.
 func (s *stream) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +73,8 @@ func (s *stream) end() {
 	}
 }
 
-// watches adds to the number of watches that are open, and of those that are asked for. While none is open, one must be
-// open in time.
+// watches changes the number of open watches, and of watches that are requested. While no watch is open, a timer
+// limits the time until one is.
 func (s *stream) watches(open, asked int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,15 +94,15 @@ func (s *stream) watches(open, asked int) {
 	})
 }
 
-// check calls fail with an error that client-go would retry without a word.
+// check calls fail with an error that client-go would retry without a message.
 func (s *stream) check(verb string, err error) {
-	// After an expired version client-go lists again at once.
+	// After an expired version, client-go lists again at once.
 	if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 		s.fail(s.explain(verb, err))
 	}
 }
 
-// explain says what failed, and what to do about it.
+// explain returns an error that says what failed and what to do.
 func (s *stream) explain(verb string, err error) error {
 	resource := s.resource.GroupResource()
 	switch {
@@ -117,13 +116,13 @@ func (s *stream) explain(verb string, err error) error {
 	return fmt.Errorf("%s %s: %w", verb, resource, err)
 }
 
-// plainLists lists before it watches: a streamed list that fails holds an informer up when it is to stop.
+// plainLists lists before it watches, because a streamed list that fails delays the end of an informer.
 type plainLists struct{ *toolscache.ListWatch }
 
 // IsWatchListSemanticsUnSupported implements an interface of client-go's package watchlist.
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
-// listWatch returns what an informer reads from.
+// listWatch returns the ListWatch for an informer.
 func (s *stream) listWatch() *toolscache.ListWatch {
 	narrow := func(options *metav1.ListOptions) {
 		options.LabelSelector = s.selector
@@ -135,7 +134,7 @@ func (s *stream) listWatch() *toolscache.ListWatch {
 		ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			narrow(&options)
 			if options.ResourceVersion == "0" {
-				options.ResourceVersion = "" // the newest, not any: an old one may hold what was deleted since
+				options.ResourceVersion = "" // the newest version: an old one may hold objects that were deleted since
 			}
 			ctx, cancel := context.WithTimeout(s.ctx, listTimeout)
 			defer cancel()
@@ -162,7 +161,7 @@ func (s *stream) listWatch() *toolscache.ListWatch {
 	}
 }
 
-// pass returns a watch that passes on what watcher brings.
+// pass returns a watch that forwards the events of watcher.
 func (s *stream) pass(watcher watch.Interface) watch.Interface {
 	events := make(chan watch.Event)
 	passed := &passedWatch{Interface: watcher, events: events, stopped: make(chan struct{})}
@@ -180,7 +179,7 @@ func (s *stream) pass(watcher watch.Interface) watch.Interface {
 				if !open {
 					return
 				}
-				if event.Type != watch.Error { // an error says that nothing will arrive
+				if event.Type != watch.Error { // an error means that nothing will arrive
 					s.heard()
 				}
 				select {
