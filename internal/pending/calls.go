@@ -12,13 +12,13 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// nextCall bounds how long a question waits for an identical call that was sent before: a call that hangs holds up
+// nextCall bounds how long a question waits for an identical call that was sent before. A call that hangs then delays
 // only the requests that share it.
 const nextCall = 500 * time.Millisecond
 
-// Question is what a request needs to know.
+// Question is a question that a request needs answered.
 type Question[V any] struct {
-	// Request names the request, and UID tells it from others of that name.
+	// Request names the request, and UID distinguishes it from others of that name.
 	Request   string
 	UID       types.UID
 	Requester Digest
@@ -37,14 +37,14 @@ type Waiting struct {
 func (*Waiting) Error() string { return "there is no answer yet" }
 
 // Calls asks slow services on behalf of requests, so that no worker of a controller waits for them. A worker that
-// gets no answer sets its request aside; Answered enqueues the request once there is one. Requesters take turns. An
-// answer is never older than its question, and is kept for the requests that asked until Forget.
+// gets no answer stops handling its request. Answered enqueues the request again once there is an answer. Requesters
+// take turns. An answer is never older than its question. It is kept for the requests that asked, until Forget.
 type Calls[V any] struct {
-	// Limit bounds the calls that are under way, and PerRequester those of one requester among them.
+	// Limit bounds the concurrent calls, and PerRequester those of one requester among them.
 	Limit, PerRequester int
 	// Timeout bounds one call.
 	Timeout time.Duration
-	// MaxAge is the age at which an answer is asked for again; zero is no limit.
+	// MaxAge is the age at which an answer is requested again. Zero means no limit.
 	MaxAge time.Duration
 	Clock  clock.PassiveClock
 	// Answered is called with the name of each request whose question has been answered.
@@ -56,11 +56,11 @@ type Calls[V any] struct {
 	ctx        context.Context // of Start while it runs
 	asked      map[types.UID]map[string]*call[V]
 	unsent     map[string]*call[V]   // by question
-	fresh      map[string]*call[V]   // by question, those that were sent less than nextCall ago
-	requesters []Digest              // those that have unsent calls, in turn
+	fresh      map[string]*call[V]   // by question: calls that were sent less than nextCall ago
+	requesters []Digest              // with unsent calls, in turn
 	queues     map[Digest]*list.List // of *call[V]
 	underWay   map[Digest]int
-	count      int // of calls that are under way
+	count      int // of concurrent calls
 }
 
 // call is a call that one or more requests need.
@@ -83,7 +83,7 @@ func (c *Calls[V]) Start(ctx context.Context) error {
 	c.mu.Unlock()
 	<-ctx.Done()
 	c.mu.Lock()
-	c.ctx = nil // nothing is sent any more
+	c.ctx = nil // no more calls are sent
 	c.mu.Unlock()
 	c.running.Wait()
 	return nil
@@ -108,7 +108,7 @@ func (c *Calls[V]) Answer(q Question[V]) (V, error) {
 	return asked.value, asked.err
 }
 
-// Forget drops the questions of a request and their answers. A call that no other request needs is cancelled.
+// Forget drops the questions of a request and their answers. It cancels a call that no other request needs.
 func (c *Calls[V]) Forget(request types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,8 +125,8 @@ func (c *Calls[V]) Forget(request types.UID) {
 	delete(c.asked, request)
 }
 
-// ask notes that a request needs the answer to q, and queues a call unless one that has not been sent can be shared.
-// The caller holds mu.
+// ask records that a request needs the answer to q. It queues a call, unless an unsent call for the same question can
+// be shared. The caller holds mu.
 func (c *Calls[V]) ask(q Question[V]) *call[V] {
 	if c.asked == nil {
 		c.asked, c.queues, c.underWay = map[types.UID]map[string]*call[V]{}, map[Digest]*list.List{}, map[Digest]int{}
@@ -150,7 +150,7 @@ func (c *Calls[V]) ask(q Question[V]) *call[V] {
 	return next
 }
 
-// send makes as many calls as may be under way. The caller holds mu.
+// send sends as many calls as Limit allows. The caller holds mu.
 func (c *Calls[V]) send() {
 	for c.ctx != nil && c.count < c.Limit {
 		next := c.next()
@@ -173,7 +173,7 @@ func (c *Calls[V]) send() {
 	}
 }
 
-// next returns the call whose turn it is, or nil, and ends the turn of its requester. The caller holds mu.
+// next returns the call whose turn it is, or nil. It ends the turn of the call's requester. The caller holds mu.
 func (c *Calls[V]) next() *call[V] {
 	for i, requester := range c.requesters {
 		if c.underWay[requester] >= c.PerRequester {
@@ -189,7 +189,7 @@ func (c *Calls[V]) next() *call[V] {
 	return nil
 }
 
-// unqueue removes a call that has not been sent, so that it is shared no more. The caller holds mu.
+// unqueue removes an unsent call, so that no other request shares it. The caller holds mu.
 func (c *Calls[V]) unqueue(queued *call[V]) {
 	delete(c.unsent, queued.Text)
 	queue := c.queues[queued.Requester]
@@ -201,7 +201,7 @@ func (c *Calls[V]) unqueue(queued *call[V]) {
 	}
 }
 
-// stale lets an identical call follow sent, which has not returned.
+// stale permits an identical call after sent, which has not returned.
 func (c *Calls[V]) stale(sent *call[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *Calls[V]) stale(sent *call[V]) {
 	}
 }
 
-// finish notes the answer to a call, and passes on which requests have it.
+// finish records the answer to a call, and calls Answered for the requests that need it.
 func (c *Calls[V]) finish(made *call[V], value V, err error) {
 	c.mu.Lock()
 	made.value, made.err, made.answered = value, err, c.Clock.Now()
@@ -234,7 +234,7 @@ func (c *Calls[V]) finish(made *call[V], value V, err error) {
 	}
 }
 
-// make asks, and returns a panic as an error: nothing else could recover it in this goroutine.
+// make calls Ask, and returns a panic as an error, because this goroutine has no other recovery.
 func (c *call[V]) make(ctx context.Context) (value V, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

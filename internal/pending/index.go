@@ -1,5 +1,5 @@
-// Package pending keeps the requests that a controller still has to handle: their order of creation for each
-// requester and node, and a work queue in which no requester delays the others. It does no I/O.
+// Package pending holds the requests that a controller still has to handle. It keeps their order of creation for each
+// requester and node, and has a work queue in which no requester delays the others. It does no I/O.
 package pending
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// Digest stands for a text that a requester chose. It is short, whatever the length of the text.
+// Digest replaces a text that a requester chose. It is short, whatever the length of the text.
 type Digest uint64
 
 var seed = maphash.MakeSeed()
@@ -26,7 +26,7 @@ func DigestOf(text string) Digest {
 	return Digest(maphash.String(seed, text))
 }
 
-// Key identifies the requests that replace each other: those of one requester for one node and one signer.
+// Key identifies requests that supersede each other: those of one requester for one node and one signer.
 type Key struct {
 	Signer          string
 	Requester, Node Digest
@@ -37,7 +37,7 @@ func KeyOf(req *csr.Request) Key {
 	return Key{Signer: req.SignerName, Requester: DigestOf(req.Requester.Username), Node: DigestOf(req.NodeName())}
 }
 
-// Request is a request as Index and Queue keep it. It holds no text that a requester chose.
+// Request is a request as Index and Queue store it. It holds no text that a requester chose.
 type Request struct {
 	Name string
 	UID  types.UID
@@ -45,7 +45,7 @@ type Request struct {
 	Created time.Time
 }
 
-// Of returns the Request of obj, which req was parsed from. Without req it has no Node.
+// Of returns the Request of obj, from which req was parsed. If req is nil, the Request has no Node.
 func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Request {
 	key := Key{Signer: obj.Spec.SignerName, Requester: DigestOf(obj.Spec.Username)}
 	if req != nil {
@@ -54,16 +54,16 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Request
 	return Request{Name: obj.Name, UID: obj.UID, Key: key, Created: obj.CreationTimestamp.Time}
 }
 
-// Index holds requests by name, and those of each Key in the order of their creation. Its owner removes a request
-// that no longer waits, so it never holds more requests than there are. The zero value is empty. It is safe for
-// concurrent use.
+// Index holds requests by name, and the requests of each Key in the order of their creation. Its owner removes a
+// request that no longer waits, so the Index never holds more requests than exist. The zero value is empty. Index is
+// safe for concurrent use.
 type Index struct {
 	mu       sync.Mutex
 	requests map[string]Request
 	ordered  map[Key]*ordered
 }
 
-// Put adds r, and replaces a request of the same name.
+// Put adds r. It replaces a request of the same name.
 func (i *Index) Put(r Request) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -92,7 +92,7 @@ func (i *Index) Remove(name string) {
 	}
 }
 
-// remove removes r, which is there. The caller holds mu.
+// remove removes r, which must be present. The caller holds mu.
 func (i *Index) remove(r Request) {
 	delete(i.requests, r.Name)
 	i.ordered[r.Key].remove(r.Name, r.Created)
@@ -116,8 +116,8 @@ func (i *Index) Len() int {
 	return len(i.requests)
 }
 
-// Next returns the oldest request of key that is newer than created. The API server stores creation in whole seconds,
-// so neither of two requests of one second is newer.
+// Next returns the oldest request of key that is newer than created. The API server stores the creation in whole
+// seconds, so two requests of the same second are not newer than each other.
 func (i *Index) Next(key Key, created time.Time) (Request, bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -128,8 +128,8 @@ func (i *Index) Next(key Key, created time.Time) (Request, bool) {
 	return i.requests[name], found
 }
 
-// Newer returns how many requests of the same Key are newer than the one of that name. Of two requests of one second,
-// the one that was put later is newer.
+// Newer returns how many requests of the same Key are newer than the request of that name. Of two requests of the
+// same second, the one that was put later is newer.
 func (i *Index) Newer(name string) int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -141,7 +141,7 @@ func (i *Index) Newer(name string) int {
 	return all.count - 1 - all.index(name, r.Created)
 }
 
-// Newest returns the newest requests of each Key, at most n.
+// Newest returns the newest requests of each Key, at most n of each.
 func (i *Index) Newest(n int) []Request {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 // chunk bounds how many requests one addition or removal moves.
 const chunk = 512
 
-// ordered holds the names of requests in the order of their creation. Of two of one second, the one that was added
-// later counts as newer. Adding in any order is cheap: after a restart requests come in the order of their names. The
-// zero value is empty. It is not safe for concurrent use.
+// ordered holds the names of requests in the order of their creation. Of two requests of the same second, the one
+// that was added later is newer. An addition is cheap in any order: after a restart, requests arrive in the order of
+// their names. The zero value is empty. It is not safe for concurrent use.
 type ordered struct {
 	chunks [][]item // none is empty
 	count  int
@@ -38,7 +38,7 @@ func (o *ordered) add(name string, created time.Time) {
 	}
 }
 
-// remove removes a request, if it is there.
+// remove removes a request, if it is present.
 func (o *ordered) remove(name string, created time.Time) {
 	if c, at := o.find(name, created); c >= 0 {
 		o.removeAt(c, at)
@@ -52,7 +52,7 @@ func (o *ordered) removeAt(c, at int) {
 	}
 }
 
-// find returns the chunk of a request and its index there, or -1.
+// find returns the chunk of a request and its index in the chunk, or -1.
 func (o *ordered) find(name string, created time.Time) (c, at int) {
 	c = sort.Search(len(o.chunks), func(c int) bool { return !newest(o.chunks[c]).created.Before(created) })
 	for ; c < len(o.chunks); c++ {
@@ -70,7 +70,7 @@ func (o *ordered) find(name string, created time.Time) (c, at int) {
 	return -1, -1
 }
 
-// index returns how many requests are older than the one of that name, or -1 if it is not there.
+// index returns how many requests are older than the request of that name, or -1 if it is not present.
 func (o *ordered) index(name string, created time.Time) int {
 	c, at := o.find(name, created)
 	for i := range max(c, 0) {

@@ -9,28 +9,28 @@ import (
 )
 
 // Queue is the storage of a work queue of requests, which have no namespace. Requesters take turns, and so do the
-// nodes of one requester. For one node the newest request goes first, because a kubelet waits for its last request
-// only. Every second request is one that resumes, if there is any; their requesters take turns, too. A requester with
-// thousands of requests therefore delays another requester by two requests at most.
+// nodes of one requester. For one node the newest request goes first, because a kubelet waits only for its last
+// request. Every second request is one that was resumed, if there is any. The requesters of resumed requests take
+// turns too. So a requester with thousands of requests delays another requester by two requests at most.
 type Queue struct {
 	find func(name string) (Request, bool)
 
 	mu         sync.Mutex
 	requesters roundRobin[*roundRobin[*ordered]]
 	resumed    map[string]bool
-	resuming   roundRobin[*[]reconcile.Request] // those of resumed that are in the Queue, by requester
-	wasResumed bool                             // the last request that was popped
+	resuming   roundRobin[*[]reconcile.Request] // the resumed requests in the Queue, by requester
+	wasResumed bool                             // whether the last popped request was resumed
 	count      int
 }
 
 var _ workqueue.Queue[reconcile.Request] = &Queue{}
 
-// NewQueue returns an empty Queue. It calls find while the work queue is locked, so find must not block. A request
-// that is not found has the zero Request's order.
+// NewQueue returns an empty Queue. It calls find while the work queue is locked, so find must not block. If find does
+// not find a request, the zero Request determines its order.
 func NewQueue(find func(name string) (Request, bool)) *Queue { return &Queue{find: find} }
 
-// Resume lets the request of that name go before those that do not resume when it is pushed the next time. It has had
-// its turn, and was set aside for want of an answer.
+// Resume gives the request of that name precedence over requests that were not resumed, when it is pushed the next
+// time. The request had its turn, and had to wait for an answer.
 func (q *Queue) Resume(name string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -111,7 +111,7 @@ func (r *roundRobin[V]) get(key Digest, create func() V) V {
 // first returns the value whose turn it is.
 func (r *roundRobin[V]) first() V { return r.values[r.order[0]] }
 
-// next ends the turn of the first value: it becomes the last, or is dropped.
+// next ends the turn of the first value. The value becomes the last, or is dropped.
 func (r *roundRobin[V]) next(keep bool) {
 	key := r.order[0]
 	r.order = r.order[1:]
