@@ -1,7 +1,9 @@
-// Package ledger keeps, in ConfigMaps, how much may have been issued by each signing key and until when it lives, so
-// that a key is destroyed only after its certificates have ended, or after the owner has accepted their loss. The
-// ledger never counts too few certificates, because it is written before the signing that it covers. It holds no key
-// material and knows no controller.
+// Package ledger records, in ConfigMaps, an upper bound of the certificates that each signing key has issued, and of
+// their expiry. A key is then destroyed only after its certificates have expired, or after the owner has accepted
+// their loss.
+//
+// The ledger never counts too few certificates, because it is written before the certificates are signed. It holds no
+// key material and knows no controller.
 package ledger
 
 import (
@@ -25,34 +27,35 @@ import (
 )
 
 var (
-	// ErrSealed is what Cover returns, wrapped, for a key that nothing may be issued by any more.
+	// ErrSealed is wrapped by the error of Cover for a key whose account is closed.
 	ErrSealed = errors.New("its account is closed")
-	// ErrNoAccount is what is returned, wrapped, for a key without an account. If the key has signed, then the account is
-	// lost, and one that began anew would say that nothing else was issued: only who knows otherwise may Open it.
+	// ErrNoAccount is wrapped by errors about a key without an account. If the key has signed, its account is lost. A
+	// new account would claim that the key has issued no other certificates. So call Open only if the earlier
+	// certificates are recorded elsewhere.
 	ErrNoAccount = errors.New("there is none")
 )
 
 const (
-	// block is how many certificates are reserved at a time.
+	// block is the number of certificates that are reserved at a time.
 	block = 64
-	// The mark is written ahead by a part of the lifetime, so that it need not be written for each certificate, and a
+	// NotAfter is stored ahead by a part of the lifetime. It need not be written for each certificate then, and a
 	// completion waits only a little longer than it must.
 	strideOf             = 16
 	minStride, maxStride = time.Minute, 24 * time.Hour
-	// reserveFor is how long what is reserved may be used without another look at the account, which may be closed by
-	// then.
+	// reserveFor is how long a reserve may be used without reading the account again. The account may have been
+	// closed meanwhile.
 	reserveFor = 5 * time.Second
 )
 
-// QuietAfter is the time after Seal from which no Book covers a certificate any more. All reserves have ended by then,
-// and all writes that were under way have arrived. A covered certificate is signed and stored at once, unless the
-// process stands still in between.
+// QuietAfter is the time after Seal from which no Book covers a certificate any more. By then all reserves have
+// expired, and all concurrent writes have arrived. A covered certificate is signed and stored at once, unless the
+// process is suspended in between.
 const QuietAfter = reserveFor + timeout + 5*time.Second
 
-// Book is the ledger of one Secret with signing keys: a ConfigMap of its name and -ledger, with an Account for each
-// key. Only Open and Import make an account; whatever else changes one returns ErrNoAccount, wrapped, where there is
-// none, and writes nothing. Several may work on the same ConfigMap, in several processes. It is safe for concurrent
-// use; NewBook makes one.
+// Book is the ledger of one Secret with signing keys: a ConfigMap with an Account for each key. The name of the
+// ConfigMap is the name of the Secret and -ledger. Only Open and Import create an account. Other changes of a missing
+// account write nothing and return an error that wraps ErrNoAccount. Several Books, in several processes, may use the
+// same ConfigMap. Book is safe for concurrent use. Create it with NewBook.
 type Book struct {
 	store store
 	clock clock.PassiveClock
@@ -60,14 +63,14 @@ type Book struct {
 	mu      sync.Mutex
 	keyID   string // of the last Cover
 	entries map[entryKey]*reserve
-	waiting map[entryKey]*demand // who came while a write was under way
+	waiting map[entryKey]*demand // callers that arrived during a write
 	writing bool
 }
 
 type entryKey struct{ keyID, signerName string }
 
-// reserve is the least that is stored for an entry. left counts the certificates of it that have not been signed yet.
-// They may be signed until the instant until.
+// reserve is a lower bound of the stored entry. left counts its certificates that have not been signed yet. They may
+// be signed before the instant until.
 type reserve struct {
 	Entry
 	left   int
@@ -75,13 +78,13 @@ type reserve struct {
 	sealed bool
 }
 
-// covers reports whether count more certificates that live until notAfter can be signed at now without reading the
-// account.
+// covers reports whether count more certificates that are valid until notAfter can be signed at now without reading
+// the account.
 func (r *reserve) covers(count int, notAfter, now time.Time) bool {
 	return r != nil && !r.sealed && r.left >= count && !r.NotAfter.Before(notAfter) && now.Before(r.until)
 }
 
-// NewBook returns the ledger of the Secret secret. It writes with writer, and reads with reader, which must not be a
+// NewBook returns the ledger of the Secret secret. It writes with writer and reads with reader. reader must not be a
 // cache.
 func NewBook(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Book {
 	secret.Name = BookName(secret.Name)
@@ -94,15 +97,16 @@ func NewBook(writer client.Client, reader client.Reader, secret types.Namespaced
 // BookName returns the name of the ConfigMap with the ledger of a Secret.
 func BookName(secret string) string { return secret + "-ledger" }
 
-// Cover returns nil when it is stored that signerName may issue one more certificate by the key keyID that lives until
-// notAfter: then it may be signed. It returns an error that wraps ErrSealed when the key's account is closed. Those who
-// call it at the same time share one write, and ctx ends the waiting of its caller only. That an account is closed or
-// gone is seen within seconds: what was reserved is used until then, and what was stored is stored again once there is
-// an account.
+// Cover reserves one more certificate of signerName by the key keyID, valid until notAfter. When Cover returns nil,
+// the reservation is stored and the certificate may be signed. If the key's account is closed, the error wraps
+// ErrSealed. Concurrent callers share one write, and ctx ends only the waiting of its caller.
+//
+// Cover notices within seconds that an account was closed or lost. Until then reserves are used. What was stored in a
+// lost account is stored again once there is a new account.
 func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	key := entryKey{keyID, signerName}
 	b.mu.Lock()
-	if b.keyID != keyID { // an account that was removed meanwhile must not be trusted if that key ever comes back
+	if b.keyID != keyID { // an account that was removed meanwhile must not be trusted if that key ever returns
 		maps.DeleteFunc(b.entries, func(key entryKey, _ *reserve) bool { return key.keyID == b.keyID })
 		b.keyID = keyID
 	}
@@ -129,20 +133,20 @@ func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter tim
 	case <-wanted.done:
 		return wanted.err
 	case <-ctx.Done():
-		return ctx.Err() // what is reserved for it is left unused
+		return ctx.Err() // its reserved certificate remains unused
 	}
 }
 
-// Open makes an empty account for keyID: before it signs, so that from then on having none means that the ledger is
-// lost, or when it is lost, and what was issued is accounted for elsewhere. It changes no account that there is: one
-// that is closed stays so.
+// Open creates an empty account for keyID. Call it before the key signs: from then on, a missing account means that
+// the ledger is lost. Or call it when the ledger is lost and the issued certificates are recorded elsewhere. Open
+// changes no existing account: a closed account stays closed.
 func (b *Book) Open(ctx context.Context, keyID string) error {
 	return b.store.update(ctx, func(data map[string]string) (bool, error) { return openIn(data, keyID) })
 }
 
-// Seal closes the account of keyID, for good once the key is destroyed: by that a CA that has retired is known when it
-// comes back. What Read returns after it is all that will ever have been covered: a Book that has reserved before may
-// go on to cover, within those counts and ends, until QuietAfter.
+// Seal closes the account of keyID. The account of a destroyed key stays closed, so that a retired CA is recognized
+// if it returns. A Read after Seal returns an upper bound of all that is ever covered. A Book with reserves may
+// continue to cover, within that bound, until QuietAfter.
 func (b *Book) Seal(ctx context.Context, keyID string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		changed := !account.Sealed
@@ -151,7 +155,7 @@ func (b *Book) Seal(ctx context.Context, keyID string) error {
 	})
 }
 
-// Unseal takes back Seal.
+// Unseal reverts Seal.
 func (b *Book) Unseal(ctx context.Context, keyID string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		changed := account.Sealed
@@ -160,8 +164,8 @@ func (b *Book) Unseal(ctx context.Context, keyID string) error {
 	})
 }
 
-// Raise notes a certificate of keyID that was issued without Cover, for example by another signer. It changes a closed
-// account too. It writes only if the stored end is earlier, and reads it each time.
+// Raise records a certificate of keyID that was issued without Cover, for example by another signer. It changes a
+// closed account too. It reads the account each time, and writes only if the stored end is earlier.
 func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		stored := account.Signers[signerName]
@@ -170,8 +174,9 @@ func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter tim
 	})
 }
 
-// Import makes the account of keyID, if there is none, and has it say at least what from, of another ledger, says of
-// signerNames. The zero Account, which Read has of a key without one, is refused with ErrNoAccount, wrapped.
+// Import creates the account of keyID, if there is none. It raises the account to at least the entries of signerNames
+// in from, an account of another ledger. For the zero Account, which Read returns for a key without an account, the
+// error wraps ErrNoAccount.
 func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNames []string) error {
 	if from.Signers == nil {
 		return fmt.Errorf("take over the account of key %s: %w", keyID, ErrNoAccount)
@@ -194,7 +199,7 @@ func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNam
 	})
 }
 
-// Read returns the accounts by key id, as they are stored now.
+// Read returns the stored accounts by key ID.
 func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
 	obj, err := b.store.get(ctx)
 	if err != nil {
@@ -209,7 +214,7 @@ func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
 	return accounts, nil
 }
 
-// change changes the account of keyID and stores it, unless there is nothing to change.
+// change changes the account of keyID, and stores it if it has changed.
 func (b *Book) change(ctx context.Context, keyID string, change func(*Account) bool) error {
 	return b.store.update(ctx, func(data map[string]string) (bool, error) { return b.changeIn(data, keyID, change) })
 }
@@ -225,27 +230,27 @@ func (b *Book) changeIn(data map[string]string, keyID string, change func(*Accou
 	return true, encode(data, keyID, account)
 }
 
-// Entry is what one signer may have issued by one key.
+// Entry bounds the certificates that one signer has issued by one key.
 type Entry struct {
-	// Count is how many certificates were covered at most: those that have ended count on, and those that were reserved
-	// and not made. Of those that others issued, only some are in it.
+	// Count is an upper bound of the covered certificates. It includes expired certificates, and reserved
+	// certificates that were not issued. Of certificates by other issuers it includes only some.
 	Count int `json:"count"`
-	// NotAfter is the latest end of any of them, or later.
+	// NotAfter is at least the latest expiry of these certificates.
 	NotAfter time.Time `json:"notAfter"`
 }
 
-// Account is what may have been issued by one key.
+// Account bounds the certificates that one key has issued.
 type Account struct {
 	// Signers has an entry for each signer name.
 	Signers map[string]Entry `json:"signers"`
-	// Sealed means that nothing more is covered.
+	// Sealed reports that no more certificates are covered.
 	Sealed bool `json:"sealed,omitempty"`
 }
 
 // SignerNames returns the signer names that have an entry, sorted.
 func (a Account) SignerNames() []string { return slices.Sorted(maps.Keys(a.Signers)) }
 
-// raise makes the entry of signerName at least least, and reports whether it was less.
+// raise raises the entry of signerName to at least least, and reports whether that changed it.
 func (a Account) raise(signerName string, least Entry) bool {
 	entry, found := a.Signers[signerName]
 	raised := entry
@@ -257,7 +262,7 @@ func (a Account) raise(signerName string, least Entry) bool {
 	return !found || raised.Count != entry.Count || !raised.NotAfter.Equal(entry.NotAfter)
 }
 
-// wholeSecond rounds at up to a whole second, in UTC, as certificates have it.
+// wholeSecond rounds at up to a whole second, in UTC, because certificates hold whole seconds.
 func wholeSecond(at time.Time) time.Time {
 	whole := at.UTC().Truncate(time.Second)
 	if whole.Before(at) {
@@ -266,8 +271,8 @@ func wholeSecond(at time.Time) time.Time {
 	return whole
 }
 
-// accountIn reads the account of keyID from data, and refuses what it would not write back unchanged. A missing account
-// is unknown, not empty: ErrNoAccount.
+// accountIn parses the account of keyID in data. It fails if it could not write the text back unchanged. A missing
+// account is unknown, not empty: the error wraps ErrNoAccount.
 func accountIn(data map[string]string, keyID string) (Account, error) {
 	account := Account{}
 	text, found := data[keyID]
@@ -290,7 +295,7 @@ func accountIn(data map[string]string, keyID string) (Account, error) {
 	return account, nil
 }
 
-// openIn makes the account of keyID in data, unless there is one.
+// openIn creates the account of keyID in data, unless there is one.
 func openIn(data map[string]string, keyID string) (made bool, err error) {
 	if _, found := data[keyID]; found {
 		return false, nil
@@ -322,18 +327,18 @@ func encode(data map[string]string, key string, value any) error {
 // timeout bounds one change, with all its retries.
 const timeout = 10 * time.Second
 
-// store is one ConfigMap that is changed by compare-and-swap. It keeps the version that it saw last, so that a change
-// costs one request unless another process wrote meanwhile.
+// store is one ConfigMap that is changed by compare-and-swap. It remembers the last version, so that a change costs
+// one request, unless another process wrote meanwhile.
 type store struct {
 	writer client.Client
-	reader client.Reader // past any cache
+	reader client.Reader // without a cache
 	name   types.NamespacedName
 
 	mu   sync.Mutex // held during a change
 	last *corev1.ConfigMap
 }
 
-// get reads what is stored; a ConfigMap that does not exist is one without a resourceVersion.
+// get reads the ConfigMap. A missing ConfigMap is returned without a resourceVersion.
 func (s *store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	obj := &corev1.ConfigMap{}
 	if err := s.reader.Get(ctx, s.name, obj); client.IgnoreNotFound(err) != nil {
@@ -344,9 +349,9 @@ func (s *store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	return obj, nil
 }
 
-// update calls change with the stored data, and stores the result if change reports a change. It calls change again
-// with newer data if another process wrote meanwhile. It does so too if change failed or changed nothing, and the data
-// may have been old.
+// update calls change with the stored data, and stores the result if change reports a change. If another process
+// wrote meanwhile, update calls change again with newer data. It does the same if change failed or changed nothing
+// and the data may have been old.
 func (s *store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -357,7 +362,7 @@ func (s *store) update(ctx context.Context, change func(data map[string]string) 
 	err := wait.ExponentialBackoffWithContext(ctx, retries, func(ctx context.Context) (done bool, err error) {
 		remembered := s.last != nil
 		done, err = s.once(ctx, change)
-		if outdated(err) && remembered { // somebody else has written since
+		if outdated(err) && remembered { // another process has written since
 			done, err = s.once(ctx, change)
 		}
 		if outdated(err) {
@@ -371,7 +376,7 @@ func (s *store) update(ctx context.Context, change func(data map[string]string) 
 	return err
 }
 
-// outdated says whether a write was refused because something else is stored than was known.
+// outdated reports whether a write was refused because the stored version differs from the known version.
 func outdated(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// demand is what several callers want covered in one entry.
+// demand is the sum of the certificates that several callers want covered in one entry.
 type demand struct {
 	count    int
 	notAfter time.Time
@@ -15,7 +15,7 @@ type demand struct {
 	err      error
 }
 
-// write covers demands until none waits.
+// write covers demands until no demand waits.
 func (b *Book) write(ctx context.Context) {
 	for {
 		b.mu.Lock()
@@ -32,7 +32,8 @@ func (b *Book) write(ctx context.Context) {
 	}
 }
 
-// serve answers and removes the demands that have been reserved since they were made. The caller holds mu.
+// serve answers and removes the demands for which certificates were reserved after the demand was made. The caller
+// holds mu.
 func (b *Book) serve(wanted map[entryKey]*demand) {
 	for key, one := range wanted {
 		known := b.entries[key]
@@ -45,8 +46,9 @@ func (b *Book) serve(wanted map[entryKey]*demand) {
 	}
 }
 
-// claim is what must be stored at least for the entries of wanted, even if their account was lost and made anew, with
-// what is left of it, which nobody else uses meanwhile. The caller holds mu.
+// claim returns the reserves for the entries of wanted. commit must store at least these entries, even if their
+// account was lost and created again. claim takes the remaining certificates, so that no other caller uses them
+// meanwhile. The caller holds mu.
 func (b *Book) claim(wanted map[entryKey]*demand) map[entryKey]reserve {
 	claimed := map[entryKey]reserve{}
 	for key := range wanted {
@@ -58,7 +60,8 @@ func (b *Book) claim(wanted map[entryKey]*demand) map[entryKey]reserve {
 	return claimed
 }
 
-// commit stores what covers wanted, with one write, or without a write if what is left is enough. It answers wanted.
+// commit stores entries that cover wanted, with one write, or without a write if the reserves suffice. It answers
+// wanted.
 func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, claimed map[entryKey]reserve) {
 	now := b.clock.Now()
 	var stored map[entryKey]reserve
@@ -95,8 +98,8 @@ func (b *Book) commit(ctx context.Context, wanted map[entryKey]*demand, claimed 
 	}
 }
 
-// reserveIn has the entry of account cover what d wants, and says whether it is more now: then by some more than that,
-// for who comes next.
+// reserveIn raises the entry of account to cover d, and reports whether that changed it. It then adds more than d
+// needs, for later callers.
 func (d *demand) reserveIn(
 	account Account, signerName string, claimed reserve, now time.Time,
 ) (reserved reserve, changed bool) {
@@ -116,8 +119,8 @@ func (d *demand) reserveIn(
 	return reserve{Entry: entry, left: left - d.count, until: now.Add(reserveFor)}, changed
 }
 
-// answer answers the callers of one, and keeps what is left for the next callers. If nothing was stored, that is what
-// was claimed. The caller holds mu.
+// answer answers the callers of one, and keeps the remaining reserve for later callers. If nothing was stored, that
+// is the claimed reserve. The caller holds mu.
 func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, err error) {
 	defer close(one.done)
 	if err != nil {
@@ -125,7 +128,7 @@ func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, er
 		if errors.Is(err, ErrNoAccount) {
 			for other, known := range b.entries {
 				if other.keyID == key.keyID {
-					known.left = 0 // nothing of this key is taken without a write; what was stored once is remembered
+					known.left = 0 // no certificate of this key is covered without a write; the stored entries are remembered
 				}
 			}
 		}
@@ -143,7 +146,7 @@ func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, er
 	}
 }
 
-// entry returns the reserve of key, which it makes if there is none. The caller holds mu.
+// entry returns the reserve of key, and creates it if necessary. The caller holds mu.
 func (b *Book) entry(key entryKey) *reserve {
 	if b.entries[key] == nil {
 		b.entries[key] = &reserve{}

@@ -24,14 +24,16 @@ import (
 )
 
 const (
-	// shards is over how many ConfigMaps the nodes are spread, by name.
+	// shards is the number of ConfigMaps over which the nodes are spread, by name.
 	shards = 16
-	// maxPerShard keeps a shard below the 1 MiB of an object whatever nodes are called; those that end first go.
+	// maxPerShard keeps a shard below the 1 MiB of an object, whatever the names of nodes. Nodes whose certificates
+	// expire first are dropped.
 	maxPerShard = 1500
 )
 
-// Nodes keeps the newest certificate of each node and signer, for people to see who has moved to a new CA. Nothing is
-// decided by it: what is noted and not yet flushed may be lost. It is safe for concurrent use; NewNodes makes one.
+// Nodes holds the newest certificate of each node and signer, to show people which nodes have moved to a new CA. No
+// decision depends on it: notes that were not flushed may be lost. Nodes is safe for concurrent use. Create it with
+// NewNodes.
 type Nodes struct {
 	stores [shards]*store
 	clock  clock.PassiveClock
@@ -40,17 +42,17 @@ type Nodes struct {
 	pending [shards]map[string]newest // by node
 }
 
-// newest are certificates by signer name.
+// newest holds certificates by signer name.
 type newest map[string]issued
 
-// issued is a Certificate as it is stored.
+// issued is a Certificate in its stored form.
 type issued struct {
 	KeyID     string    `json:"keyID"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
 }
 
-// NewNodes returns the nodes of the Secret secret. Writer and reader are as for NewBook.
+// NewNodes returns the Nodes of the Secret secret. writer and reader are as for NewBook.
 func NewNodes(
 	writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock,
 ) *Nodes {
@@ -71,7 +73,7 @@ func NodesNames(secret string) []string {
 	return names
 }
 
-// Note keeps certificate for the next Flush, if it is a node's.
+// Note keeps certificate for the next Flush, if it belongs to a node.
 func (n *Nodes) Note(certificate Certificate) {
 	if certificate.Node == "" {
 		return
@@ -83,7 +85,7 @@ func (n *Nodes) Note(certificate Certificate) {
 	})
 }
 
-// note keeps what is newer. The caller holds mu.
+// note keeps the newer certificates. The caller holds mu.
 func (n *Nodes) note(node string, certificates newest) {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(node))
@@ -97,7 +99,7 @@ func (n *Nodes) note(node string, certificates newest) {
 	n.pending[shard][node].merge(certificates)
 }
 
-// merge takes over the newer certificates of other, and reports whether there were any.
+// merge takes the newer certificates of other, and reports whether there were any.
 func (n newest) merge(other newest) bool {
 	changed := false
 	for signerName, one := range other {
@@ -112,8 +114,8 @@ func (n newest) merge(other newest) bool {
 	return changed
 }
 
-// Flush stores what has been noted, with one write for each ConfigMap that it changes. What can't be stored is tried
-// again by the next Flush. A ConfigMap that can't be written does not hold up the others.
+// Flush stores the notes, with one write for each ConfigMap that changes. If a write fails, the next Flush retries
+// it. A ConfigMap that can't be written does not block the others.
 func (n *Nodes) Flush(ctx context.Context) error {
 	var errs []error
 	for shard := range shards {
@@ -164,7 +166,7 @@ func (n *Nodes) flush(ctx context.Context, shard int, noted map[string]newest) e
 	})
 }
 
-// prune removes the certificates that have ended. If there are too many nodes, it removes those that end first.
+// prune removes expired certificates. If there are too many nodes, it removes those whose certificates expire first.
 func prune(all map[string]newest, now time.Time) {
 	for node, certificates := range all {
 		maps.DeleteFunc(certificates, func(_ string, one issued) bool { return !one.NotAfter.After(now) })
@@ -203,8 +205,8 @@ func nodesIn(data map[string]string) (map[string]newest, error) {
 	return all, nil
 }
 
-// Read returns what is stored of certificates that are valid still, by node and signer name. A ConfigMap that can't be
-// read is left out, and named by the error: what the others hold is returned with it.
+// Read returns the stored certificates that are still valid, sorted by node and signer name. The error names the
+// ConfigMaps that can't be read. The certificates of the other ConfigMaps are returned with the error.
 func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
 	now := n.clock.Now()
 	var read []Certificate
@@ -235,24 +237,25 @@ func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
 	return read, errors.Join(errs...)
 }
 
-// Certificate is what is noted of an issued one.
+// Certificate is the record of an issued certificate.
 type Certificate struct {
-	// Node that its subject names; empty for anybody else's.
+	// Node is the node that the subject names. It is empty for other subjects.
 	Node string
-	// Signer is the signer name, and KeyID the key that has signed, see ca.KeyID.
+	// Signer is the signer name, and KeyID the key that signed, see ca.KeyID.
 	Signer, KeyID string
-	// NotBefore and NotAfter are the certificate's own.
+	// NotBefore and NotAfter are those of the certificate.
 	NotBefore, NotAfter time.Time
 }
 
-// Recognize returns the certificate that obj holds, and whether it was issued by one of authorities, whoever stored it.
-// The signature says so, and not the issuer's name, which two generations of a CA may share.
+// Recognize returns the certificate that obj holds, and reports whether one of authorities issued it. It does not
+// matter which controller stored it. The signature decides, not the issuer's name, which two generations of a CA may
+// share.
 func Recognize(obj *certificatesv1.CertificateSigningRequest, authorities []*x509.Certificate) (Certificate, bool) {
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)
 	if err != nil || len(certs) == 0 {
 		return Certificate{}, false
 	}
-	leaf := certs[0] // certificates.k8s.io/v1, CertificateSigningRequestStatus.certificate: the chain comes after it
+	leaf := certs[0] // certificates.k8s.io/v1, CertificateSigningRequestStatus.certificate: the chain follows the leaf
 	for _, authority := range authorities {
 		if leaf.CheckSignatureFrom(authority) != nil {
 			continue
@@ -265,7 +268,7 @@ func Recognize(obj *certificatesv1.CertificateSigningRequest, authorities []*x50
 	return Certificate{}, false
 }
 
-// nodeOf is the node that leaf names, if it can be one.
+// nodeOf returns the node that leaf names, or "" if the name is no valid node name.
 func nodeOf(leaf *x509.Certificate) string {
 	name, found := strings.CutPrefix(leaf.Subject.CommonName, csr.NodeUserPrefix)
 	if !found || len(validation.IsDNS1123Subdomain(name)) > 0 {
@@ -274,15 +277,15 @@ func nodeOf(leaf *x509.Certificate) string {
 	return name
 }
 
-// flushEvery is how long what was seen may wait to be stored.
+// flushEvery is the interval at which notes are stored.
 const flushEvery = 5 * time.Second
 
-// Recorder notes certificates that are found issued, by whomever, and stores them in batches.
+// Recorder notes certificates that were issued by any signer, and stores them in batches.
 type Recorder struct {
 	Book  *Book
 	Nodes *Nodes
 
-	flushing sync.Mutex // whoever waits for a Flush waits for the one under way too
+	flushing sync.Mutex // a Flush also waits for a concurrent Flush
 	mu       sync.Mutex
 	pending  map[entryKey]time.Time // the latest end
 }
@@ -295,7 +298,7 @@ func (r *Recorder) Note(certificate Certificate) {
 	r.noteEnd(entryKey{certificate.KeyID, certificate.Signer}, certificate.NotAfter)
 }
 
-// noteEnd keeps what is later. The caller holds mu.
+// noteEnd keeps the later end. The caller holds mu.
 func (r *Recorder) noteEnd(key entryKey, notAfter time.Time) {
 	if r.pending == nil {
 		r.pending = map[entryKey]time.Time{}
@@ -305,10 +308,9 @@ func (r *Recorder) noteEnd(key entryKey, notAfter time.Time) {
 	}
 }
 
-// Flush stores the ends that have been noted; what can't be stored is kept for the next one. After it, without an
-// error, Book.Read knows of all that was noted before. That a key has no account is no error: then what was noted of it
-// waits for one, and Read has none of it either. The Nodes, of which nothing is decided, keep nobody waiting: Run
-// stores them.
+// Flush stores the noted ends, and keeps those that it can't store for the next Flush. After a Flush without an
+// error, Book.Read includes all earlier notes. A key without an account is no error: its notes wait for an account,
+// and Read does not include them. Flush does not store the Nodes, on which no decision depends. Run stores them.
 func (r *Recorder) Flush(ctx context.Context) error {
 	r.flushing.Lock()
 	defer r.flushing.Unlock()
@@ -330,13 +332,12 @@ func (r *Recorder) Flush(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// store stores all that has been noted.
+// store stores all notes.
 func (r *Recorder) store(ctx context.Context) error {
 	return errors.Join(r.Flush(ctx), r.Nodes.Flush(ctx))
 }
 
-// Run stores what has been noted every few seconds until ctx ends, and then once more. tell is called with what could
-// not be stored.
+// Run stores the notes every few seconds until ctx ends, and then once more. It calls tell with each error.
 func (r *Recorder) Run(ctx context.Context, tell func(error)) {
 	ticker := time.NewTicker(flushEvery)
 	defer ticker.Stop()
