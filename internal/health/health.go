@@ -1,4 +1,4 @@
-// Package health serves the probes of a manager. Unlike controller-runtime's server, it says why a check has failed.
+// Package health serves the probes of a manager. Unlike controller-runtime's server, it says why a check failed.
 package health
 
 import (
@@ -19,20 +19,20 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 )
 
-// Off is the address at which nothing is served.
+// Off is the address that disables the server.
 const Off = "0"
 
-// longestReason bounds what a reason adds to an answer.
+// longestReason bounds the text of a reason in a response.
 const longestReason = 512
 
-// served is a manager whose checks a server of our own answers for.
+// served is a manager whose checks are answered by this package's server.
 type served struct {
 	manager.Manager
 	live, ready *probe
 }
 
-// Serve returns mgr with a server of /healthz and /readyz at address, for the checks that are added to what it returns.
-// The manager itself must have no address for probes.
+// Serve returns mgr with a server of /healthz and /readyz at address. The server answers for the checks that are
+// added to the returned manager. mgr itself must have no address for probes.
 func Serve(mgr manager.Manager, address string) (manager.Manager, error) {
 	if address == Off || address == "" {
 		return mgr, nil
@@ -66,14 +66,14 @@ func (s *served) AddReadyzCheck(name string, check healthz.Checker) error {
 	return s.ready.add(name, check)
 }
 
-// probe answers for a set of checks: for all at /name, for one of them at /name/check.
+// probe answers for a set of checks: for all at /name, and for a single check at /name/check.
 type probe struct {
 	name string
 	log  logr.Logger
 
 	mu      sync.Mutex
 	checks  map[string]healthz.Checker
-	failing string // the names that were last logged
+	failing string // the names of the failed checks that were last logged
 }
 
 func newProbe(name string, log logr.Logger) *probe {
@@ -90,8 +90,8 @@ func (p *probe) add(name string, check healthz.Checker) error {
 	return nil
 }
 
-// ServeHTTP names the checks that fail, and why, before those that do not. "verbose" and "exclude" are parameters as in
-// Kubernetes.
+// ServeHTTP lists the checks that fail, with the reason, before those that pass. "verbose" and "exclude" are
+// parameters as in Kubernetes.
 func (p *probe) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	checks, found := p.chosen(r)
 	if !found {
@@ -122,7 +122,7 @@ func (p *probe) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// chosen returns the checks that r asks for: one, or all but those that it excludes.
+// chosen returns the checks that r selects: a single check, or all but the excluded checks.
 func (p *probe) chosen(r *http.Request) (map[string]healthz.Checker, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +136,7 @@ func (p *probe) chosen(r *http.Request) (map[string]healthz.Checker, bool) {
 	return checks, true
 }
 
-// note logs which checks fail when that changes: a kubelet's Event has the status code and not the answer.
+// note logs the failed checks when they change, because a kubelet's Event has the status code and not the response.
 func (p *probe) note(failed string) {
 	names := failing(failed)
 	p.mu.Lock()
