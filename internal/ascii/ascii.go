@@ -1,6 +1,6 @@
-// Package ascii makes text that others have chosen visible and harmless: nothing but printable ASCII reaches a
-// terminal, a log or a file. Control characters steer terminals, U+202E turns the direction of text around, and letters
-// of other alphabets look like those of names that a reader trusts.
+// Package ascii makes untrusted text visible and harmless: only printable ASCII reaches a terminal, a log or a file.
+// Control characters steer terminals. U+202E reverses the direction of text. Letters of other alphabets look like
+// those of names that a reader trusts.
 package ascii
 
 import (
@@ -17,7 +17,7 @@ const firstPrintable, lastPrintable = ' ', '~'
 // stay.
 func Quote(text string) string { return quote(text, "") }
 
-// quote is Quote, and leaves the characters of keep.
+// quote is Quote, but does not escape the characters of keep.
 func quote(text, keep string) string {
 	var quoted strings.Builder
 	for len(text) > 0 {
@@ -35,10 +35,10 @@ func quote(text, keep string) string {
 	return quoted.String()
 }
 
-// Lines returns Quote of text, but for the ends of lines and tabs.
+// Lines is Quote, but does not escape newlines and tabs.
 func Lines(text string) string { return quote(text, "\n\t") }
 
-// JSON returns data, which is JSON, with everything but ASCII escaped. A reader of JSON gets the same text.
+// JSON escapes all characters of data, which must be JSON, other than ASCII. A reader of JSON gets the same text.
 func JSON(data []byte) []byte {
 	var escaped []byte
 	for rest := data; len(rest) > 0; {
@@ -57,7 +57,7 @@ func JSON(data []byte) []byte {
 	return escaped
 }
 
-// writer converts each Write, which must not end within a character.
+// writer converts the data of each Write, which must not end within a character.
 type writer struct {
 	out     io.Writer
 	convert func([]byte) []byte
