@@ -13,13 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// versions of ClusterTrustBundle (KEP-3257), the best first. Their fields are the same.
+// versions are the versions of ClusterTrustBundle (KEP-3257), the best first. Their fields are the same.
 var versions = []string{"v1", "v1beta1", "v1alpha1"}
 
 const (
 	bundleResource = "clustertrustbundles"
 	bundleKind     = "ClusterTrustBundle"
-	// managedBy is how those that we have written are found again when their signer has left.
+	// managedBy is the label by which our bundles are found again after their signer was removed.
 	managedBy, self = "app.kubernetes.io/managed-by", "csr-controller-manager"
 )
 
@@ -29,7 +29,7 @@ func BundleName(signerName, authority string) string {
 	return strings.ReplaceAll(signerName, "/", ":") + ":" + authority
 }
 
-// clusterTrustBundles returns the targets: the bundles of all signers, and those that signers have left behind.
+// clusterTrustBundles returns the targets: the bundles of all signers, and the bundles of signers that were removed.
 func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]target, State) {
 	version, err := p.served()
 	if err != nil {
@@ -46,7 +46,7 @@ func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]t
 	}
 	left, err := p.left(ctx, resource, wanted)
 	switch {
-	// where none are wanted, nothing needs to be granted
+	// if no bundles are wanted, no right is needed
 	case err == nil, apierrors.IsForbidden(err) && len(wanted.Signers) == 0:
 	case apierrors.IsForbidden(err):
 		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
@@ -104,7 +104,7 @@ func clusterTrustBundle(resource schema.GroupVersionResource, signer string, wan
 	}
 }
 
-// left returns the bundles of the authority, made here, for signers that it no longer serves.
+// left returns our bundles of the authority for signers that it no longer serves.
 func (p *Publisher) left(ctx context.Context, resource schema.GroupVersionResource, wanted Wanted) ([]target, error) {
 	list, err := p.objects.Resource(resource).List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + self})
 	if err != nil {
@@ -112,7 +112,7 @@ func (p *Publisher) left(ctx context.Context, resource schema.GroupVersionResour
 	}
 	var targets []target
 	for _, obj := range list.Items {
-		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // one without is none of ours
+		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // a bundle without a signer is not ours
 		if obj.GetName() == BundleName(signer, wanted.Authority) && !slices.Contains(wanted.Signers, signer) {
 			targets = append(targets, target{resource: resource, kind: bundleKind, name: obj.GetName(), gone: true,
 				grant: "delete on clustertrustbundles.certificates.k8s.io"})

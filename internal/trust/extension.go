@@ -19,8 +19,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// The ConfigMap in which API servers publish what they trust for client certificates, all of them together, and which
-// aggregated API servers go by. API servers only add to it: a CA stays there until it ends
+// The ConfigMap in which API servers publish all CAs that they trust for client certificates, and which aggregated
+// API servers use. API servers only add to it: a CA stays there until it expires
 // (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
 const (
 	ExtensionNamespace = "kube-system"
@@ -34,9 +34,9 @@ func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, er
 	return slices.ContainsFunc(certs, func(one *x509.Certificate) bool { return SameCA(one, cert) }), err
 }
 
-// Above returns those of the CAs in that ConfigMap, the CA of chain[0] itself left aside, by which chain[0] is accepted
-// at now: whoever trusts one of them can't refuse what chain[0] has signed. The rest of chain are the certificates that
-// its holders show with it.
+// Above returns the CAs in that ConfigMap by which chain[0] is accepted at now, without the CA of chain[0] itself. A
+// verifier that trusts one of them can't refuse certificates that chain[0] has signed. The rest of chain are the
+// certificates that clients present with it.
 func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
 	certs, err := p.clientCAs(ctx)
 	if err != nil {
@@ -71,8 +71,9 @@ func (p *Publisher) clientCAs(ctx context.Context) ([]*x509.Certificate, error) 
 	return certs, nil
 }
 
-// Prune takes every certificate of the CA of old out of that ConfigMap, and leaves all else as it is. An API server
-// whose own client CA file still has it puts it back within a minute: prune only what they all refuse.
+// Prune removes every certificate of the CA of old from that ConfigMap, and leaves the rest unchanged. An API server
+// whose own client CA file still has the CA adds it again within a minute. So prune only a CA that all API servers
+// refuse.
 func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
@@ -105,7 +106,7 @@ func (p *Publisher) extension() dynamic.ResourceInterface {
 }
 
 // without returns data without the PEM blocks that hold a certificate of the CA of old. Text between blocks stays. It
-// is an error if no certificate would be left, because API servers would then refuse every client certificate.
+// fails if no certificate would be left, because API servers would then refuse every client certificate.
 func without(data []byte, old *x509.Certificate) ([]byte, error) {
 	var kept []byte
 	removed, left := 0, 0

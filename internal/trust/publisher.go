@@ -1,9 +1,10 @@
-// Package trust publishes the CAs that verifiers must trust, and takes those away that they must not. It decides
-// nothing about which those are, and never reads from a cache.
+// Package trust publishes the CAs that verifiers must trust, and removes the CAs that they must not trust. It does
+// not decide which CAs these are, and never reads from a cache.
 //
-// It needs get, create and update on the ConfigMaps that it is told to write (create can't be limited to names), get
-// and update on extension-apiserver-authentication, and, where the API server serves ClusterTrustBundles, all of the
-// verbs below on them and attest on every signer (or on its domain, as example.com/*) that has one.
+// It needs get, create and update on the ConfigMaps that it writes (create can't be limited to names), and get and
+// update on extension-apiserver-authentication. If the API server serves ClusterTrustBundles, it needs all of the
+// verbs below on them. It also needs attest on every signer that has a bundle, or on the signer's domain, as
+// example.com/*.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=kube-system,resourceNames=extension-apiserver-authentication,verbs=get;update
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=clustertrustbundles,verbs=get;list;create;update;delete
@@ -34,28 +35,29 @@ import (
 // ConfigMapKey is one entry of a ConfigMap.
 type ConfigMapKey struct{ Namespace, Name, Key string }
 
-// Wanted is what is to be found where. It must name at least one certificate.
+// Wanted is the bundle to publish, and where. Bundle must hold at least one certificate.
 type Wanted struct {
-	// Bundle is that of Bundle.
+	// Bundle is the result of Bundle.
 	Bundle []byte
-	// ConfigMaps hold it. Nothing else in them is touched; one that does not exist is made.
+	// ConfigMaps are the entries that hold the bundle. Other entries stay unchanged. A missing ConfigMap is created.
 	ConfigMaps []ConfigMapKey
-	// Authority is whose bundle it is: the end of a ClusterTrustBundle's name.
+	// Authority owns the bundle. It is the end of a ClusterTrustBundle's name.
 	Authority string
-	// Signers have a ClusterTrustBundle each, if the API server serves them. Those of Authority for others are removed.
+	// Signers have a ClusterTrustBundle each, if the API server serves them. Bundles of Authority for other signers
+	// are removed.
 	Signers []string
-	// Current, if set, is asked by Publish between the reading and the writing of each object, whose write then fails if
-	// somebody else has written since: an error says that this is not what is wanted any more.
+	// Current, if set, is called by Publish between reading and writing each object. If another client wrote the
+	// object since, the write fails. An error of Current means that the bundle is no longer wanted.
 	Current func(context.Context) error
 }
 
-// Problem is why the bundle is not where it should be.
+// Problem says why the bundle is not published somewhere.
 type Problem struct {
 	// Where names the object.
 	Where string
-	// Why is a sentence that says what is wrong, and what to do if a person must.
+	// Why is a sentence that says what is wrong, and what a person must do, if anything.
 	Why string
-	// Cause is what it comes from, if that is an error.
+	// Cause is the underlying error, if there is one.
 	Cause error
 }
 
@@ -64,28 +66,28 @@ func (p Problem) Error() string { return p.Where + " " + p.Why }
 // Unwrap returns Cause.
 func (p Problem) Unwrap() error { return p.Cause }
 
-// State is what was found.
+// State is the published state.
 type State struct {
-	// Problems are none when everything is as wanted.
+	// Problems is empty if everything is published as wanted.
 	Problems []Problem
-	// Served is the version of ClusterTrustBundle that the API server serves, empty for none: then none are published,
-	// which is no Problem.
+	// Served is the version of ClusterTrustBundle that the API server serves. It is empty if none is served. Then no
+	// ClusterTrustBundles are published, which is no Problem.
 	Served string
 }
 
-// Published says whether everything is as wanted.
+// Published reports whether everything is published as wanted.
 func (s State) Published() bool { return len(s.Problems) == 0 }
 
-// Publisher reads and writes what is published. Nothing of it is cached, not even what the API server serves.
+// Publisher reads and writes published bundles. It caches nothing, not even the versions that the API server serves.
 type Publisher struct {
 	objects   dynamic.Interface
 	discovery discovery.ServerResourcesInterface
 }
 
-// NewPublisher returns one that acts as the user of config.
+// NewPublisher returns a Publisher that acts as the user of config.
 func NewPublisher(config *rest.Config) (*Publisher, error) {
 	config = rest.CopyConfig(config)
-	config.WarningHandler = rest.NoWarnings{} // of an old version that is all there is, at each look
+	config.WarningHandler = rest.NoWarnings{} // an old version, if it is the only one, would cause a warning at each read
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
@@ -102,27 +104,27 @@ func New(objects dynamic.Interface, served discovery.ServerResourcesInterface) *
 	return &Publisher{objects: objects, discovery: served}
 }
 
-// Publish makes everything as wanted, and writes nothing that is so already. What is left is in State, to be tried
-// again.
+// Publish publishes everything as wanted, and writes only objects that differ. State holds the remaining problems.
+// Call Publish again to retry them.
 func (p *Publisher) Publish(ctx context.Context, wanted Wanted) State {
 	return p.each(ctx, wanted, func(ctx context.Context, t target) error { return p.write(ctx, t, wanted.Current) })
 }
 
-// Published looks whether everything is as wanted, and changes nothing.
+// Published reports whether everything is published as wanted, and changes nothing.
 func (p *Publisher) Published(ctx context.Context, wanted Wanted) State {
 	return p.each(ctx, wanted, p.compare)
 }
 
-// target is one object that holds, or must not exist for, the bundle.
+// target is one object that must hold the bundle, or must not exist.
 type target struct {
 	resource        schema.GroupVersionResource
 	kind            string
 	namespace, name string
-	// set makes what is wanted of obj, and says whether that changed anything.
+	// set sets the wanted content of obj, and reports whether that changed obj.
 	set func(obj *unstructured.Unstructured) (changed bool, err error)
-	// gone says that it is not to exist.
+	// gone reports that the object must not exist.
 	gone bool
-	// grant is what must be granted to write it.
+	// grant is the right that is needed to write the object.
 	grant string
 }
 
@@ -133,7 +135,7 @@ func (t target) String() string {
 	return t.kind + " " + t.namespace + "/" + t.name
 }
 
-// errDiffers is what compare returns.
+// errDiffers is wrapped by the errors of compare.
 var errDiffers = errors.New("is not as it should be")
 
 func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Context, target) error) State {
@@ -154,7 +156,7 @@ func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Con
 	return state
 }
 
-// why is the sentence about err.
+// why returns the sentence about err.
 func (t target) why(err error) string {
 	switch {
 	case errors.Is(err, errDiffers):
@@ -166,7 +168,7 @@ func (t target) why(err error) string {
 	}
 }
 
-// compare returns errDiffers, wrapped, if t is not as wanted.
+// compare returns an error that wraps errDiffers if t is not as wanted.
 func (p *Publisher) compare(ctx context.Context, t target) error {
 	obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
 	switch {
@@ -185,9 +187,10 @@ func (p *Publisher) compare(ctx context.Context, t target) error {
 	return nil
 }
 
-// write makes t as wanted: it writes what it has read and changed, and reads it again if somebody else has been faster.
+// write updates t. It writes the object that it has read, and starts again if another client wrote the object
+// meanwhile.
 func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error) error {
-	var outdated error // for which trying again is of no use
+	var outdated error // if set, a retry is useless
 	err := retry.OnError(retry.DefaultRetry, raced, func() error {
 		obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
 		exists := err == nil
@@ -210,7 +213,7 @@ func (p *Publisher) write(ctx context.Context, t target, current func(context.Co
 	return err
 }
 
-// store writes obj, as it was read if it exists, with what t sets.
+// store writes obj with the content that t sets. If exists is true, obj is as it was read.
 func (p *Publisher) store(ctx context.Context, t target, obj *unstructured.Unstructured, exists bool) error {
 	if !exists {
 		obj = &unstructured.Unstructured{}
@@ -230,7 +233,7 @@ func (p *Publisher) store(ctx context.Context, t target, obj *unstructured.Unstr
 	return err
 }
 
-// remove deletes obj, as it was read, unless it is gone.
+// remove deletes obj as it was read. It succeeds if obj no longer exists.
 func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured) error {
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
 	err := p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid,
@@ -238,7 +241,7 @@ func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unst
 	return client.IgnoreNotFound(err)
 }
 
-// raced says whether somebody else has written between a read and a write.
+// raced reports whether another client wrote between a read and a write.
 func raced(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 
 func (p *Publisher) on(t target) dynamic.ResourceInterface {
@@ -248,7 +251,7 @@ func (p *Publisher) on(t target) dynamic.ResourceInterface {
 	return p.objects.Resource(t.resource).Namespace(t.namespace)
 }
 
-// configMap is the target that key names.
+// configMap returns the target for key.
 func configMap(key ConfigMapKey, bundle []byte) target {
 	return target{
 		resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, kind: "ConfigMap",
@@ -265,7 +268,7 @@ func configMap(key ConfigMapKey, bundle []byte) target {
 	}
 }
 
-// setText makes the field at path text, and says whether it was not.
+// setText sets the field at path to text, and reports whether that changed it.
 func setText(obj *unstructured.Unstructured, text string, path ...string) (changed bool, err error) {
 	if found, exists, err := unstructured.NestedString(obj.Object, path...); err == nil && exists && found == text {
 		return false, nil
@@ -273,19 +276,20 @@ func setText(obj *unstructured.Unstructured, text string, path ...string) (chang
 	return true, unstructured.SetNestedField(obj.Object, text, path...)
 }
 
-// Bundle is certs in PEM, in that order and without headers or text between, which is how a ClusterTrustBundle wants it
-// (k8s.io/api/certificates/v1beta1). What has ended by now, and what is there already, is left out.
+// Bundle returns certs in PEM, in that order and without headers or text in between, as a ClusterTrustBundle requires
+// (k8s.io/api/certificates/v1beta1). It skips certificates that have expired by now, and duplicates.
 func Bundle(now time.Time, certs ...*x509.Certificate) []byte {
 	var bundle bytes.Buffer
 	for i, cert := range certs {
 		if now.Before(cert.NotAfter) && !slices.ContainsFunc(certs[:i], cert.Equal) {
-			_ = pem.Encode(&bundle, &pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}) // a buffer takes everything
+			_ = pem.Encode(&bundle, &pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}) // a buffer accepts everything
 		}
 	}
 	return bundle.Bytes()
 }
 
-// SameCA says whether what one has signed the other could have signed: same name, same key.
+// SameCA reports whether one and other belong to the same CA, by name and key: each could have signed the other's
+// certificates.
 func SameCA(one, other *x509.Certificate) bool {
 	return bytes.Equal(one.RawSubject, other.RawSubject) &&
 		bytes.Equal(one.RawSubjectPublicKeyInfo, other.RawSubjectPublicKeyInfo)
