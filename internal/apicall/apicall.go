@@ -1,4 +1,4 @@
-// Package apicall bounds the calls of a client to an API server, so that no call holds up its caller for long.
+// Package apicall bounds the calls of a client to an API server, so that no call blocks its caller for long.
 package apicall
 
 import (
@@ -29,9 +29,9 @@ const (
 	// call within a second, or is overloaded (SLO of Kubernetes' sig-scalability).
 	shortest = 3 * time.Second
 	longest  = 30 * time.Second
-	// listDeadline is the deadline of a list, which the API server itself gives up after a minute.
+	// listDeadline is the deadline of a list. The API server itself gives up after a minute.
 	listDeadline = time.Minute
-	// longestWait bounds what an API server can ask for with Retry-After.
+	// longestWait bounds the wait that an API server can request with Retry-After.
 	longestWait = time.Minute
 )
 
@@ -48,7 +48,7 @@ func Bound(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{next: next, pace: pace} })
 }
 
-// RetryAfter returns how long the API server asked to wait before the call that failed with err is made again.
+// RetryAfter returns how long the API server asked to wait before a retry of the call that failed with err.
 func RetryAfter(err error) (wait time.Duration, asked bool) {
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
 		return min(time.Duration(seconds)*time.Second, longestWait), true
@@ -59,8 +59,8 @@ func RetryAfter(err error) (wait time.Duration, asked bool) {
 	return 0, false
 }
 
-// Requeue returns what Reconcile returns after result and err: where the API server asked to wait, the request comes
-// back after that, and no worker sleeps.
+// Requeue returns the results of Reconcile for result and err. If the API server asked to wait, the request is
+// requeued after that time, and no worker sleeps.
 func Requeue(ctx context.Context, result reconcile.Result, err error) (reconcile.Result, error) {
 	wait, asked := RetryAfter(err)
 	if !asked {
@@ -70,14 +70,14 @@ func Requeue(ctx context.Context, result reconcile.Result, err error) (reconcile
 	return reconcile.Result{RequeueAfter: wait}, nil
 }
 
-// pace is the deadline of calls. It follows the API server: a fixed deadline would end every call to an API server that
-// is slower than that, and nothing would ever be done.
+// pace is the deadline of calls. It adapts to the API server: a fixed deadline would end every call to a slower API
+// server, and no call would ever succeed.
 type pace struct {
 	clock clock.PassiveClock
 
 	mu       sync.Mutex
 	deadline time.Duration
-	answered time.Time // the last answer
+	answered time.Time // time of the last answer
 }
 
 func newPace(passive clock.PassiveClock) *pace { return &pace{clock: passive, deadline: shortest} }
@@ -89,8 +89,8 @@ func (p *pace) begin() (deadline time.Duration, start time.Time) {
 	return p.deadline, p.clock.Now()
 }
 
-// answer notes that a call from start was answered. The deadline becomes shorter, but not below twice what the call
-// took.
+// answer records that a call from start was answered. The deadline becomes shorter, but not shorter than twice the
+// duration of the call.
 func (p *pace) answer(start time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,29 +98,30 @@ func (p *pace) answer(start time.Time) {
 	p.deadline = min(max(p.deadline/2, 2*p.answered.Sub(start), shortest), longest)
 }
 
-// timeout notes that a call from start was not answered within deadline. If no other call was answered meanwhile, the
-// API server is slow, and the deadline becomes longer. If one was, this call hung.
+// timeout records that a call from start was not answered within deadline. If no other call was answered meanwhile,
+// the API server is slow, and the deadline becomes longer. Otherwise this call hung.
 func (p *pace) timeout(start time.Time, deadline time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.answered.After(start) && deadline == p.deadline { // many calls that started together count once
+	if !p.answered.After(start) && deadline == p.deadline { // concurrent calls that started together count once
 		p.deadline = min(2*p.deadline, longest)
 	}
 }
 
-// openTries is how often opening a watch is tried before the reflector, whose pauses double up to a minute, is told.
+// openTries is the number of attempts to open a watch before the reflector gets the error. The reflector's pauses
+// double up to a minute.
 const openTries = 4
 
-// pauses are those between the tries.
+// pauses are the pauses between these attempts.
 var pauses = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.5, Steps: openTries}
 
-// transport is what Bound wraps around the transport of each client.
+// transport is the transport that Bound puts around that of each client.
 type transport struct {
 	next http.RoundTripper
 	pace *pace
 }
 
-// WrappedRoundTripper returns the transport below.
+// WrappedRoundTripper returns the wrapped transport.
 func (t *transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // RoundTrip makes one call.
@@ -159,7 +160,7 @@ func (t *transport) call(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// ended returns the error of a call that failed with err, and notes whether that was because of its deadline.
+// ended returns the error of a call that failed with err. If the call exceeded its deadline, ended records that.
 func (t *transport) ended(request *http.Request, err error, late bool, start time.Time, deadline time.Duration) error {
 	if !late || request.Context().Err() != nil {
 		return err
@@ -192,7 +193,7 @@ func (t *transport) watch(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// open opens a watch once. Only the first answer has a deadline.
+// open opens a watch once. The deadline applies only until the response begins.
 func (t *transport) open(request *http.Request) (*http.Response, error) {
 	deadline, start := t.pace.begin()
 	ctx, cancel := context.WithCancel(request.Context())
@@ -217,7 +218,7 @@ func (t *transport) open(request *http.Request) (*http.Response, error) {
 type body struct {
 	io.ReadCloser
 	close func()
-	ended func(error) error // what an error becomes
+	ended func(error) error // converts an error
 }
 
 func (b *body) Read(into []byte) (int, error) {
@@ -258,7 +259,7 @@ func lists(request *http.Request) bool {
 	return len(path) == 1
 }
 
-// transient reports whether the same call may succeed at once: a connection broke off, or the API server had an
+// transient reports whether the same call may succeed at once: a connection was lost, or the API server had an
 // internal error.
 func transient(response *http.Response, err error) bool {
 	if err == nil {
@@ -269,8 +270,8 @@ func transient(response *http.Response, err error) bool {
 		errors.As(err, &stream)
 }
 
-// streamError has the fields of golang.org/x/net/http2.StreamError: the copy of that in net/http converts itself to any
-// type of this form.
+// streamError has the fields of golang.org/x/net/http2.StreamError. net/http's copy of that type converts itself to
+// any type of this form.
 type streamError struct {
 	StreamID uint32
 	Code     uint32
@@ -279,8 +280,9 @@ type streamError struct {
 
 func (e streamError) Error() string { return fmt.Sprintf("stream error %d", e.Code) }
 
-// repeat returns request to be sent again. It is not ok for requests that may do something else the second time. An
-// update or delete with preconditions fails with a Conflict or NotFound then, and the caller compares what is stored.
+// repeat returns a copy of request to send again. ok is false for requests that may have another effect the second
+// time. A repeated update or delete with preconditions fails with Conflict or NotFound, and the caller compares the
+// stored object.
 func repeat(request *http.Request) (again *http.Request, ok bool) {
 	switch request.Method {
 	case http.MethodGet, http.MethodPut, http.MethodDelete:
@@ -303,7 +305,7 @@ func repeat(request *http.Request) (again *http.Request, ok bool) {
 	return again, err == nil
 }
 
-// discard reads and closes the body of a response that is not used, so that its connection can be used again.
+// discard reads and closes the body of an unused response, so that its connection can be used again.
 func discard(response *http.Response) {
 	if response != nil {
 		_, _ = io.CopyN(io.Discard, response.Body, 4096)
@@ -311,7 +313,7 @@ func discard(response *http.Response) {
 	}
 }
 
-// retryAfter returns the wait of a Retry-After header to an answer that client-go repeats because of it.
+// retryAfter returns the wait of a Retry-After header in a response that client-go would retry because of it.
 func retryAfter(response *http.Response) time.Duration {
 	if response == nil ||
 		response.StatusCode != http.StatusTooManyRequests && response.StatusCode < http.StatusInternalServerError {
@@ -324,8 +326,8 @@ func retryAfter(response *http.Response) time.Duration {
 	return min(time.Duration(min(seconds, 3600))*time.Second, longestWait)
 }
 
-// withoutRetryAfter takes the header away, because of which client-go sleeps and repeats the call up to ten times, and
-// sees to it that the answer holds a Status object with the same wait.
+// withoutRetryAfter removes the Retry-After header, because client-go would sleep and repeat the call up to ten
+// times. It ensures that the response holds a Status object with the same wait.
 func withoutRetryAfter(request *http.Request, response *http.Response) *http.Response {
 	wait := retryAfter(response)
 	if wait == 0 {
