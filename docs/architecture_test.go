@@ -13,7 +13,7 @@ func TestArchitectureNamesEveryPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, tree, _ := strings.Cut(string(page), "```\n")
+	_, tree, _ := strings.Cut(string(page), "\n```\nmain.go ")
 	tree, _, _ = strings.Cut(tree, "```\n")
 	_, tests, found := strings.Cut(tree, "\ntest/ ")
 	if !found {
