@@ -14,11 +14,11 @@ import (
 // pageFile matches a file that a how-to page has its reader write, with its indentation, name and text.
 var pageFile = regexp.MustCompile(`(?ms)^( *)cat >my-cluster/([a-z]+\.yaml) <<EOF\n(.*?)^ *EOF$`)
 
-// TestKustomizationsOfPages renders each kustomization that a how-to page has its reader write beside config/, and loads its
+// TestKustomizationsOfPages renders each kustomization that a page has its reader write beside config/, and loads its
 // configuration, which must keep what the shipped one says.
 func TestKustomizationsOfPages(t *testing.T) {
 	t.Parallel()
-	pages, err := filepath.Glob(filepath.Join(root, "docs/how-to/*.md"))
+	pages, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,105 @@
+// Package tutorials runs the commands of docs/tutorials as a reader does.
+package tutorials
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// TestTutorials runs the shell blocks of the tutorials that use make run, in order, and finds each line of the text block
+// that follows in their output.
+func TestTutorials(t *testing.T) {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		t.Fatal("KUBEBUILDER_ASSETS is not set: run the tests with make test")
+	}
+	repository := t.TempDir() // stands for the repository's folder, with the binary that make build puts there
+	manager, err := cluster.Manager()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(manager, filepath.Join(repository, "csr-controller-manager")); err != nil {
+		t.Fatal(err)
+	}
+	exports := makeRun(t, filepath.Join(repository, "csr-controller-manager"))
+	for _, name := range []string{"first-certificate.md", "join-a-node.md"} {
+		page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const end = "end of the block"
+		script := "set -euo pipefail\nexec 2>&1\n" + exports
+		blocks := regexp.MustCompile("(?s)```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?").FindAllSubmatch(page, -1)
+		for _, block := range blocks {
+			script += string(block[1]) + "echo '" + end + "'\n"
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		shell := exec.CommandContext(ctx, "bash", "-c", script)
+		shell.Dir, shell.Env = repository, append(os.Environ(), "TMPDIR="+t.TempDir())
+		printed, err := shell.Output()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, printed)
+		}
+		outputs := bytes.Split(printed, []byte(end))
+		for i, block := range blocks {
+			output := stable(string(outputs[i]))
+			for line := range strings.Lines(string(block[2])) {
+				if !strings.Contains(output, stable(line)) {
+					t.Errorf("%s: block %d does not print\n%sbut\n%s", name, i+1, line, outputs[i])
+				}
+			}
+		}
+	}
+}
+
+// makeRun does what make run does, until the test ends. It returns the lines for another shell that make run prints.
+func makeRun(t *testing.T, manager string) (exports string) {
+	t.Helper()
+	demo := filepath.Join(t.TempDir(), "demo")
+	build := exec.Command("go", "build", "-o", demo, "../../hack/demo")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	command := exec.Command(demo, "-keep", "-manager", manager)
+	command.Stderr = os.Stderr
+	output, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := command.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		if err := command.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	for lines := bufio.NewScanner(output); lines.Scan() && !strings.HasPrefix(lines.Text(), "The manager's log: "); {
+		if line := strings.TrimSpace(lines.Text()); strings.HasPrefix(line, "export ") {
+			exports += line + "\n"
+		}
+	}
+	if strings.Count(exports, "\n") != 2 {
+		t.Fatalf("make run prints %q", exports)
+	}
+	return exports
+}
+
+// changing matches what differs from one run to the next: numbers, digests, tokens, months and the width of columns.
+var changing = regexp.MustCompile(`\b[0-9a-f]{16,}\b|\bbootstrap:[a-z0-9]{6}\b|[0-9]+|\b[A-Z][a-z]{2} +[0-9]+ | +`)
+
+func stable(text string) string { return changing.ReplaceAllString(text, "~") }
