@@ -3,12 +3,17 @@ package integration
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -20,10 +25,79 @@ import (
 // kubeadmControllers is what kubeadm gives kube-controller-manager.
 const kubeadmControllers = "--controllers=*,bootstrapsigner,tokencleaner"
 
-// TestTakeover goes through docs/how-to/migrate-from-kcm.md with the real kube-controller-manager, with all of its controllers:
-// side by side, taken over, and back.
+const theirs, ours = "kube-controller-manager", "csr-controller-manager"
+
+// TestTakeover follows docs/how-to/migrate-from-kcm.md with the real kube-controller-manager and all of its controllers: dry run,
+// both at once, taken over, and back with the same CA.
 func TestTakeover(t *testing.T) {
 	parallel(t)
+	w := newTakeover(t)
+
+	before := w.startTheirs(t, w.caFlags(t)...)
+	w.issuedBy(t, "before", theirs, theirs)
+
+	// The dry run agrees with kube-controller-manager, which does the work.
+	dry := w.startDryRun(t)
+	w.issuedBy(t, "dry-run", theirs, theirs)
+	dry.answers(t, dry.metrics, "/metrics", http.StatusOK, `csr_approver_dry_run_total{outcome="agreed",reason="AutoApproved",`+
+		`signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Approve"} 1`)
+	if err := dry.Stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	// With the same CA either one may approve and sign, and neither stumbles.
+	beside := w.startOurs(t, w.caFlags(t)...)
+	for i := range 20 {
+		w.issued(t, fmt.Sprintf("beside-%d", i))
+	}
+	end(t, before)
+
+	after := w.startTheirs(t, append(w.caFlags(t), patchedFlags(t, "")...)...)
+	w.issuedBy(t, "taken-over", ours, ours)
+
+	// Back with the same CA. Between the two, requests wait.
+	if err := beside.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	pending := w.create(t, "nobody")
+	w.staysPending(t, pending)
+	end(t, after)
+	w.startTheirs(t, w.caFlags(t)...)
+	w.reaches(t, pending, csr.Issued)
+}
+
+// TestTakeoverBackWithAnotherCA follows the way back of docs/how-to/migrate-from-kcm.md when the files of kube-controller-manager hold
+// an old CA: it gets the one in the Secret.
+func TestTakeoverBackWithAnotherCA(t *testing.T) {
+	parallel(t)
+	w := newTakeover(t)
+	rotated := newCA(t)
+	create(t, w.admin, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
+	create(t, w.admin, signingSecret(rotated.CertPEM, rotated.KeyPEM))
+	beside := w.startOurs(t, "--signing-secret="+systemNamespace+"/csr-signer")
+	issuedBy(t, w.issued(t, "rotated"), rotated)
+
+	w.runOnHost(t, "install -d")
+	flags := append(w.caFlags(t), patchedFlags(t, "other-ca")...)
+	for i := range flags {
+		flags[i] = w.onHost(flags[i])
+	}
+	w.startTheirs(t, flags...)
+	if err := beside.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.issuedBy(t, "back", theirs, theirs)
+	issuedBy(t, w.issued(t, "back-again"), rotated)
+}
+
+type takeover struct {
+	*cluster.Cluster
+	admin client.Client
+}
+
+// newTakeover starts a control plane without controllers.
+func newTakeover(t *testing.T) *takeover {
+	t.Helper()
 	own, err := cluster.Start()
 	if err != nil {
 		t.Fatal(err)
@@ -37,41 +111,13 @@ func TestTakeover(t *testing.T) {
 	if w.admin, err = client.New(own.Config, client.Options{Scheme: scheme.Scheme}); err != nil {
 		t.Fatal(err)
 	}
-	const theirs, ours = "kube-controller-manager", "csr-controller-manager"
-
-	before := w.startTheirs(t)
-	w.issuedBy(t, "before", theirs, theirs)
-
-	// Beside each other, with the same CA: either one is fine, and neither stumbles.
-	beside := w.startOurs(t)
-	for i := range 20 {
-		w.issued(t, fmt.Sprintf("beside-%d", i))
-	}
-	end(t, before)
-
-	after := w.startTheirs(t, patchedFlag(t))
-	w.issuedBy(t, "taken-over", ours, ours)
-
-	// Back: ours goes first or last, it does not matter.
-	if err := beside.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	pending := w.create(t, "nobody")
-	w.staysPending(t, pending)
-	end(t, after)
-	w.startTheirs(t)
-	w.reaches(t, pending, csr.Issued)
+	return w
 }
 
-type takeover struct {
-	*cluster.Cluster
-	admin client.Client
-}
-
-// patchedFlag is the one that config/kubeadm's patch adds.
-func patchedFlag(t *testing.T) string {
+// patchedFlags returns the flags that a patch in config/kubeadm adds.
+func patchedFlags(t *testing.T, folder string) (flags []string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "..", "config", "kubeadm", "kube-controller-manager0+json.yaml"))
+	data, err := os.ReadFile(filepath.Join("..", "..", "config", "kubeadm", folder, "kube-controller-manager0+json.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,10 +125,43 @@ func patchedFlag(t *testing.T) string {
 	if err := yaml.UnmarshalStrict(data, &patch); err != nil {
 		t.Fatal(err)
 	}
-	if len(patch) != 1 || patch[0].Op != "add" || patch[0].Path != "/spec/containers/0/command/-" {
-		t.Fatalf("patch: %+v", patch)
+	for _, each := range patch {
+		if each.Op != "add" || each.Path != "/spec/containers/0/command/-" {
+			t.Fatalf("patch: %+v", patch)
+		}
+		flags = append(flags, each.Value)
 	}
-	return patch[0].Value
+	if len(flags) == 0 {
+		t.Fatal("the patch adds no flag")
+	}
+	return flags
+}
+
+// onHost replaces the folder of the control-plane node by one of the test.
+func (w *takeover) onHost(text string) string {
+	return strings.ReplaceAll(text, "/etc/kubernetes/pki/csr-signer", filepath.Join(w.Dir, "csr-signer"))
+}
+
+// runOnHost runs the commands of the page that begin with start.
+func (w *takeover) runOnHost(t *testing.T, start string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/how-to/migrate-from-kcm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := regexp.MustCompile("(?s)```sh\n( *" + start + ".*?)```").FindStringSubmatch(string(page))
+	if block == nil {
+		t.Fatalf("the page has no commands that begin with %q", start)
+	}
+	kubeconfig, err := w.WriteKubeconfig("host", w.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := exec.CommandContext(t.Context(), "bash", "-ec", w.onHost(block[1]))
+	script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+os.Getenv("KUBEBUILDER_ASSETS")+":"+os.Getenv("PATH"))
+	if out, err := script.CombinedOutput(); err != nil || string(out) != "1\n" {
+		t.Fatalf("%s: %v\n%s", block[1], err, out)
+	}
 }
 
 // startTheirs starts kube-controller-manager as kubeadm does, and waits until its controllers work.
@@ -90,7 +169,6 @@ func (w *takeover) startTheirs(t *testing.T, flags ...string) *cluster.Process {
 	t.Helper()
 	p := w.start(t, "kcm", os.Getenv("KUBE_CONTROLLER_MANAGER"), append([]string{
 		kubeadmControllers, "--secure-port=0", "--use-service-account-credentials=false",
-		"--cluster-signing-cert-file", w.caFile(t, "ca.crt", w.CA.CertPEM), "--cluster-signing-key-file", w.caFile(t, "ca.key", w.CA.KeyPEM),
 	}, flags...)...)
 	namespace := &corev1.Namespace{}
 	namespace.GenerateName = "sign-of-life-"
@@ -103,14 +181,30 @@ func (w *takeover) startTheirs(t *testing.T, flags ...string) *cluster.Process {
 	return p
 }
 
-func (w *takeover) startOurs(t *testing.T) *cluster.Process {
+func (w *takeover) startOurs(t *testing.T, flags ...string) *cluster.Process {
 	t.Helper()
 	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return w.start(t, "ours", path, "--metrics-bind-address=0", "--health-probe-bind-address=0",
-		"--cluster-signing-cert-file", w.caFile(t, "ca.crt", w.CA.CertPEM), "--cluster-signing-key-file", w.caFile(t, "ca.key", w.CA.KeyPEM))
+	return w.start(t, "ours", path, append([]string{"--metrics-bind-address=0", "--health-probe-bind-address=0"}, flags...)...)
+}
+
+// startDryRun starts ours as a dry run, and waits until it is ready.
+func (w *takeover) startDryRun(t *testing.T) *process {
+	t.Helper()
+	p := &process{probes: freeAddress(t), metrics: freeAddress(t)}
+	p.Process = w.startOurs(t, append(w.caFlags(t), "--dry-run=*", "--metrics-bind-address="+p.metrics, "--health-probe-bind-address="+p.probes)...)
+	p.answers(t, p.probes, "/readyz", http.StatusOK)
+	return p
+}
+
+// caFlags name files with the CA of the control plane.
+func (w *takeover) caFlags(t *testing.T) []string {
+	t.Helper()
+	return []string{
+		"--cluster-signing-cert-file=" + w.caFile(t, "ca.crt", w.CA.CertPEM), "--cluster-signing-key-file=" + w.caFile(t, "ca.key", w.CA.KeyPEM),
+	}
 }
 
 func (w *takeover) caFile(t *testing.T, name string, data []byte) string {
