@@ -119,7 +119,7 @@ func TestCreateIfMissing(t *testing.T) {
 	}
 }
 
-// saveSecret saves a Secret as docs/how-to/deploy.md says.
+// saveSecret saves a Secret as docs/how-to/back-up-the-ca.md says.
 func saveSecret(t *testing.T, name client.ObjectKey) (kubeconfig, file string) {
 	t.Helper()
 	kubeconfig, err := controlPlane(t).WriteKubeconfig("saves", controlPlane(t).Config)
@@ -134,10 +134,10 @@ func saveSecret(t *testing.T, name client.ObjectKey) (kubeconfig, file string) {
 	return kubeconfig, file
 }
 
-// putBack runs the command of docs/how-to/deploy.md.
+// putBack runs the command of docs/how-to/back-up-the-ca.md.
 func putBack(t *testing.T, kubeconfig, file string) {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/how-to/deploy.md")
+	page, err := os.ReadFile("../../docs/how-to/back-up-the-ca.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func survivesDeletion(t *testing.T, secret *corev1.Secret, made *csrenv.CA) {
 	issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "deleted")), csr.Issued), made)
 }
 
-// release lets the Secret go, as docs/how-to/deploy.md says.
+// release lets the Secret go, as docs/how-to/back-up-the-ca.md says.
 func release(ctx context.Context, t *testing.T, name client.ObjectKey) error {
 	return admin(t).Patch(ctx, secretCalled(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
 }

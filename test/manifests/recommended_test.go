@@ -19,7 +19,7 @@ func TestRecommendedInstallKeepsApprovalFromSigning(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := regexp.MustCompile(`(?m)^kubectl apply -k config/(\S+)$`).FindSubmatch(text)
+		found := regexp.MustCompile(`(?m)^ *kubectl apply -k config/(\S+)$`).FindSubmatch(text)
 		if found == nil {
 			t.Fatalf("%s names no install", page)
 		}
