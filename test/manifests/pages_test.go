@@ -38,7 +38,7 @@ func TestKustomizationsOfPages(t *testing.T) {
 			accept(t, all)
 		}
 	}
-	if found < 2 {
+	if found < 5 {
 		t.Errorf("only %d kustomizations found", found)
 	}
 }
