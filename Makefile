@@ -141,7 +141,7 @@ lint: ## golangci-lint, of the modules in hack/image and hack/docs too
 	for module in hack/image hack/docs; do (cd $$module && go tool -modfile=../tools.mod golangci-lint run ./...); done
 
 .PHONY: generate
-generate: ## roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code
+generate: ## roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code, and docs/reference
 	$(TOOL) controller-gen object paths=./api/...
 	$(TOOL) controller-gen crd paths=./api/... output:crd:dir=config/crd
 	cp config/crd/csr-controller-manager.io_signingauthorities.yaml config/rotation/spec_policy.yaml config/rotation/cluster_role.yaml \
@@ -156,14 +156,20 @@ generate: ## roles in config/rbac, the API in config/crd, and their copies in th
 	for component in kubelet-serving node-identity inventory-cluster-api inventory-openshift; do \
 	  cp config/$$component/role.yaml charts/csr-controller-manager/files/components/$$component.yaml; \
 	done
+	$(MAKE) --no-print-directory docs
 
 .PHONY: api
 api: ## hack/api/*.txt, the exported API of the public packages; a reviewer sees there what changes for users of the module
 	go run ./hack/api
 
+.PHONY: docs
+docs: ## the generated parts of docs/reference, from the code
+	go run ./hack/reference
+	go test -count=1 -run '^TestReasonsPage$$' ./commands/explain -update-explained >/dev/null
+
 .PHONY: docs-check
-docs-check: ## every link and anchor of the documentation leads somewhere
-	cd hack/docs && go test ./... && go run . links
+docs-check: ## every link and anchor of the documentation leads somewhere, and every Mermaid diagram renders
+	cd hack/docs && go test ./... && go run . links && go run . diagrams
 
 .PHONY: verify
 verify: ## generated files, modules, formatting, the list of the exported API and the documentation are up to date

@@ -60,7 +60,7 @@ func TestLongFlagsMayHaveOneDash(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		err := execute(t.Context(), args, &out, "testdata/none")
-		if err == nil || !strings.HasSuffix(err.Error(), "lists the flags):\n--kube-api-burst: Invalid value: 0: is too low") {
+		if err == nil || !strings.HasSuffix(err.Error(), "lists the flags):\n--kube-api-burst: Invalid value: 0: must be 1 or more") {
 			t.Errorf("%v: error %v", args, err)
 		}
 	}
@@ -80,8 +80,8 @@ unknown flag: --nonsense
 unknown flag: --foo
 invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax
 unexpected argument "chek"
---kube-api-burst: Invalid value: 0: is too low
-signing: Required value: no CA to sign with: `
+--kube-api-burst: Invalid value: 0: must be 1 or more
+signing: Required value: no signing CA: `
 	if err == nil || !strings.HasPrefix(err.Error(), want) || out.Len() > 0 {
 		t.Errorf("error %v, printed %q", err, out.String())
 	}

@@ -26,7 +26,7 @@ func TestLoadCommand(t *testing.T) {
 		"nothing, and no CA":         {},
 		"flags around an argument":   {args: []string{"-f", "x", "name", "--kube-api-burst=7"}, file: "x", rest: []string{"name"}},
 		"too many arguments":         {args: []string{"a", "b"}, rest: []string{"a"}, want: `unexpected argument "b"`},
-		"a mistake in the manager's": {args: []string{"--kube-api-burst=0", "name"}, rest: []string{"name"}, want: "--kube-api-burst: Invalid value: 0: is too low"},
+		"a mistake in the manager's": {args: []string{"--kube-api-burst=0", "name"}, rest: []string{"name"}, want: "--kube-api-burst: Invalid value: 0: must be 1 or more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

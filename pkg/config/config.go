@@ -1,5 +1,7 @@
 // Package config is the versioned configuration: a file, and flags that override it. It reads the file, reports every
 // mistake at once by flag name or field path, and knows nothing of controllers.
+//
+// "make docs" copies the comments of the fields into docs/reference/configuration.md.
 package config
 
 import (
@@ -20,200 +22,251 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
 )
 
-// APIVersion and Kind are what a configuration file must say.
+// APIVersion and Kind must be in every configuration file.
 const (
 	APIVersion = "config.csr-controller-manager.io/v1alpha1"
 	Kind       = "ControllerManagerConfiguration"
 )
 
-// Configuration is all that can be configured. Default fills it in.
+// Configuration holds all settings. Default fills it in.
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's names for them; * is all, and
-	// a leading - leaves one out.
+	// Controllers lists the controllers to run: `approver`, `signer`, `cleaner`, `rotation`, or kube-controller-manager's
+	// names for them. `*` stands for all of them. A leading `-` excludes a controller.
 	Controllers []string `json:"controllers"`
-	// DryRun are the controllers, named as above, that only say what they would do, and write to no request.
+	// DryRun lists the controllers that only report what they would do, and write to no request. They have the same names.
 	DryRun []string `json:"dryRun,omitempty"`
-	// Kubeconfig is a file; empty means the usual places, then the Pod's ServiceAccount.
+	// Kubeconfig is the file to reach the API server with. If it is empty, the manager tries the file that KUBECONFIG
+	// names, then `~/.kube/config`, then the Pod's ServiceAccount.
 	Kubeconfig string `json:"kubeconfig"`
-	// KubeAPIQPS and KubeAPIBurst bound the requests to the API server; a negative QPS, the default, leaves that to
-	// the API server's priority and fairness.
-	KubeAPIQPS   float64 `json:"kubeAPIQPS"`
-	KubeAPIBurst int     `json:"kubeAPIBurst"`
-	// Concurrency is how many requests each controller works on at a time.
-	Concurrency    Concurrency    `json:"concurrency"`
+	// KubeAPIQPS limits the requests to the API server per second. A negative value sets no limit: the API server's
+	// priority and fairness decides.
+	KubeAPIQPS float64 `json:"kubeAPIQPS"`
+	// KubeAPIBurst limits the requests to the API server in a burst. It has an effect only with a positive `kubeAPIQPS`.
+	KubeAPIBurst int `json:"kubeAPIBurst"`
+	// Concurrency sets the number of workers of each controller.
+	Concurrency Concurrency `json:"concurrency"`
+	// LeaderElection configures the Lease.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// MetricsBindAddress and HealthProbeBindAddress are host:port; "0" switches them off.
-	MetricsBindAddress     string `json:"metricsBindAddress"`
+	// MetricsBindAddress is the `host:port` of `/metrics`. `0` switches the metrics off. Use an address that other hosts
+	// can reach only with `metricsSecure`.
+	MetricsBindAddress string `json:"metricsBindAddress"`
+	// HealthProbeBindAddress is the `host:port` of `/healthz` and `/readyz`. `0` switches them off.
 	HealthProbeBindAddress string `json:"healthProbeBindAddress"`
-	// MetricsSecure serves metrics by TLS, and only to who may get the path /metrics. MetricsCertDir holds tls.crt and
-	// tls.key for it; empty is a self-signed certificate.
-	MetricsSecure  bool   `json:"metricsSecure"`
+	// MetricsSecure serves the metrics by TLS, and only to users who may get the path `/metrics`.
+	MetricsSecure bool `json:"metricsSecure"`
+	// MetricsCertDir is the directory with `tls.crt` and `tls.key` for `metricsSecure`. If it is empty, the certificate is
+	// self-signed.
 	MetricsCertDir string `json:"metricsCertDir"`
-	// Verbosity of the log: 0 is every decision and certificate, more is for debugging.
-	Verbosity int       `json:"verbosity"`
-	Audit     Audit     `json:"audit"`
+	// Verbosity is the verbosity of the log: 0 logs every decision and every certificate, more is for debugging.
+	Verbosity int `json:"verbosity"`
+	// Audit configures the audit log.
+	Audit Audit `json:"audit"`
+	// SelfCheck configures the checks of rights and of trust.
 	SelfCheck SelfCheck `json:"selfCheck"`
-	// RequestLimits bound what is read of a request. A larger one is never approved or signed.
+	// RequestLimits limits the size of a request.
 	RequestLimits RequestLimits `json:"requestLimits"`
-	Approval      Approval      `json:"approval"`
-	// NodeBlockList is namespace/name of a ConfigMap with the names of nodes for which nothing is approved or signed.
-	NodeBlockList string   `json:"nodeBlockList,omitempty"`
-	Signing       Signing  `json:"signing"`
-	Rotation      Rotation `json:"rotation"`
-	Cleaning      Cleaning `json:"cleaning"`
+	// Approval configures the approver.
+	Approval Approval `json:"approval"`
+	// NodeBlockList is the `namespace/name` of a ConfigMap with names of nodes. Nothing is approved or signed for these
+	// nodes: see [Block a node](../how-to/block-a-node.md).
+	NodeBlockList string `json:"nodeBlockList,omitempty"`
+	// Signing configures the signer.
+	Signing Signing `json:"signing"`
+	// Rotation configures the rotation of the signing CAs.
+	Rotation Rotation `json:"rotation"`
+	// Cleaning configures the cleaner.
+	Cleaning Cleaning `json:"cleaning"`
 
-	// Retired are the flags that were given and do nothing.
+	// Retired lists the flags that were given and have no effect.
 	Retired []string `json:"-"`
 }
 
-// Audit is where decisions and issuances are written as JSON lines, beside the log.
+// Audit configures the audit log: a JSON line for each decision and each certificate, in addition to the log.
 type Audit struct {
-	// Path is a file, - for standard output, or empty for none.
+	// Path is a file, or `-` for standard output. If it is empty, there is no audit log.
 	Path string `json:"path"`
-	// MaxSize is in MiB, MaxAge in days; zero is no limit for MaxBackups and MaxAge.
-	MaxSize    int `json:"maxSize"`
+	// MaxSize is the size in MiB at which the file is rotated.
+	MaxSize int `json:"maxSize"`
+	// MaxBackups is the number of rotated files to keep. 0 keeps all of them.
 	MaxBackups int `json:"maxBackups"`
-	MaxAge     int `json:"maxAge"`
+	// MaxAge is the number of days to keep rotated files. 0 keeps them forever.
+	MaxAge int `json:"maxAge"`
 }
 
-// RequestLimits bound a request, before anything of it is parsed further, verified, compared or printed.
+// RequestLimits limits the size of a request. The manager checks it before it parses, verifies, compares or prints
+// anything else of the request. A larger request is `RequestTooLarge`: it is never approved, and Failed once approved.
+// A request with more than 100 extensions is too large with any limits.
 type RequestLimits struct {
-	// MaxRequestBytes bounds spec.request, and MaxDERBytes the PKCS#10 request in its first PEM block.
+	// MaxRequestBytes limits `spec.request`.
 	MaxRequestBytes int `json:"maxRequestBytes"`
-	MaxDERBytes     int `json:"maxDERBytes"`
-	// MaxSubjectAttributes bounds the attributes of the subject, and MaxNames the subjectAltNames of all kinds together.
+	// MaxDERBytes limits the PKCS#10 request in the first PEM block of `spec.request`.
+	MaxDERBytes int `json:"maxDERBytes"`
+	// MaxSubjectAttributes limits the attributes of the subject.
 	MaxSubjectAttributes int `json:"maxSubjectAttributes"`
-	MaxNames             int `json:"maxNames"`
-	// MaxExtensions bounds the attributes of the request and the extensions that they ask for, together.
+	// MaxNames limits the subjectAltNames of all types together.
+	MaxNames int `json:"maxNames"`
+	// MaxExtensions limits the attributes of the request and the extensions that they ask for, together.
 	MaxExtensions int `json:"maxExtensions"`
 }
 
-// SelfCheck is what the manager asks the API server about its own ground: its rights, the kubelets', and whether its CA
-// is trusted.
+// SelfCheck configures what the manager asks the API server about itself: its rights, the kubelets' rights, and whether
+// the API server trusts the signing CA.
 type SelfCheck struct {
-	// Interval between checks; zero is never.
+	// Interval is the time between two checks. 0 switches them off.
 	Interval metav1.Duration `json:"interval"`
-	// BootstrapGroups are those of which one at least must be able to join nodes; NodeGroups must all be able to renew.
+	// BootstrapGroups lists groups of users. At least one of the groups must be able to join nodes.
 	BootstrapGroups []string `json:"bootstrapGroups"`
-	NodeGroups      []string `json:"nodeGroups"`
+	// NodeGroups lists groups of nodes. Every one of the groups must be able to renew certificates.
+	NodeGroups []string `json:"nodeGroups"`
 }
 
-// Concurrency is the number of workers of each controller.
+// Concurrency sets how many requests each controller works on at a time.
 type Concurrency struct {
+	// Approver is the number of workers of the approver.
 	Approver int `json:"approver"`
-	Signer   int `json:"signer"`
-	Cleaner  int `json:"cleaner"`
+	// Signer is the number of workers of the signer.
+	Signer int `json:"signer"`
+	// Cleaner is the number of workers of the cleaner.
+	Cleaner int `json:"cleaner"`
 }
 
-// LeaderElection is by a Lease.
+// LeaderElection configures the Lease that selects one of several replicas.
 type LeaderElection struct {
-	Enabled       bool            `json:"enabled"`
+	// Enabled makes the manager work only while it holds the Lease.
+	Enabled bool `json:"enabled"`
+	// LeaseDuration is how long a standby waits before it takes the Lease over.
 	LeaseDuration metav1.Duration `json:"leaseDuration"`
+	// RenewDeadline is how long the leader tries to renew the Lease before it gives up. It must be less than
+	// `leaseDuration`.
 	RenewDeadline metav1.Duration `json:"renewDeadline"`
-	RetryPeriod   metav1.Duration `json:"retryPeriod"`
-	ResourceName  string          `json:"resourceName"`
-	// ResourceNamespace is the Pod's when empty, and kube-system outside of a cluster.
+	// RetryPeriod is the pause between two attempts.
+	RetryPeriod metav1.Duration `json:"retryPeriod"`
+	// ResourceName is the name of the Lease.
+	ResourceName string `json:"resourceName"`
+	// ResourceNamespace is the namespace of the Lease. If it is empty, it is the Pod's, or kube-system outside of a
+	// cluster.
 	ResourceNamespace string `json:"resourceNamespace"`
 }
 
-// Rotation is of the signing CAs, each with a SigningAuthority.
+// Rotation configures the [rotation of the signing CAs](rotation.md). Each CA has a SigningAuthority.
 type Rotation struct {
-	// Enabled has every signing Secret guarded: no CA signs that is not proven to be trusted.
+	// Enabled switches the rotation on for every signing CA in a Secret. A CA then signs only after it is proven to be
+	// trusted.
 	Enabled bool `json:"enabled"`
-	// OldLifetimeCap is the longest that certificates live which a CA issues while its successor waits to be trusted.
+	// OldLifetimeCap is the longest lifetime of certificates that the old CA issues while the new CA waits to be trusted.
 	OldLifetimeCap metav1.Duration `json:"oldLifetimeCap"`
-	// SettleFor is how long every API server must trust a CA, or refuse it, before that is believed.
+	// SettleFor is how long every API server must give the same answer, that it trusts a CA or rejects it, before the
+	// manager relies on it.
 	SettleFor metav1.Duration `json:"settleFor"`
 }
 
-// Signing configures the signer: either one CA for Kubernetes' three signers, or one for each that is to be served.
+// Signing configures the signer. It needs one CA for all of Kubernetes' signers, or one for each signer to serve.
 type Signing struct {
 	CA `json:",inline"`
-	// Duration of certificates, unless the request asks for less or a signer has its own.
+	// Duration is the longest lifetime of a certificate, and the lifetime if the request asks for none. It must be more
+	// than 2m9s. A signer can have its own.
 	Duration metav1.Duration `json:"duration"`
-	// MinRSABits refuses shorter RSA keys.
+	// MinRSABits is the smallest size of an RSA key, at least 1024. Larger keys than 8192 bits are never permitted.
 	MinRSABits int `json:"minRSABits"`
-	// ForbiddenSubjects refuses subjects, for every signer that has none of its own: O=value or CN=value, with at most
-	// one *, at the end. Unset is O=system:masters.
+	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
+	// `CN=value`, with at most one `*`, at the end. If it is not set, it is `O=system:masters`.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
-	// APIServers are those that are asked whether they trust a CA for clients, host:port or https URL each, where the
-	// manager can't reach the endpoints of the Service kubernetes.
+	// APIServers lists the API servers to ask whether they trust a CA for clients, each as `host:port` or as an https
+	// URL. Set it if the manager can't reach the endpoints of the Service `kubernetes`.
 	APIServers []string `json:"apiServers,omitempty"`
-	// Signers with settings of their own, Kubernetes' or custom ones.
+	// Signers lists the signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`
 }
 
-// CA is where a signing certificate and its key come from: a Secret of type kubernetes.io/tls, or two files. Values can
-// be compared.
+// CA names the source of a signing certificate and its key: a Secret of type kubernetes.io/tls, or two files. Values
+// can be compared.
 type CA struct {
-	// Secret is namespace/name.
-	Secret   string `json:"secret,omitempty"`
+	// Secret is the `namespace/name` of a Secret of type `kubernetes.io/tls` with the CA. It excludes the files.
+	Secret string `json:"secret,omitempty"`
+	// CertFile is the file with the CA certificate. It needs `keyFile`.
 	CertFile string `json:"certFile,omitempty"`
-	KeyFile  string `json:"keyFile,omitempty"`
-	// Chain says what certificates come with: Intermediates, the default, None or WithRoot.
+	// KeyFile is the file with the key of the CA. It needs `certFile`.
+	KeyFile string `json:"keyFile,omitempty"`
+	// Chain selects the CA certificates that follow an issued certificate: `Intermediates` (the default), `None` or
+	// `WithRoot`. See [The signing CA](signing-ca.md).
 	Chain ca.Chain `json:"chain,omitempty"`
-	// CreateIfMissing has the manager make a CA, where Secret does not exist, with a key of KeyAlgorithm (ECDSAP256, the
-	// default, ECDSAP384, RSA3072, RSA4096 or ED25519) and for CADuration, by default ten years.
-	CreateIfMissing bool            `json:"createIfMissing,omitempty"`
-	KeyAlgorithm    ca.Algorithm    `json:"keyAlgorithm,omitempty"`
-	CADuration      metav1.Duration `json:"caDuration,omitzero"`
+	// CreateIfMissing makes the manager create a CA if the Secret does not exist.
+	CreateIfMissing bool `json:"createIfMissing,omitempty"`
+	// KeyAlgorithm is the key of a CA that the manager creates: `ECDSAP256` (the default), `ECDSAP384`, `RSA3072`,
+	// `RSA4096` or `ED25519`.
+	KeyAlgorithm ca.Algorithm `json:"keyAlgorithm,omitempty"`
+	// CADuration is the lifetime of a CA that the manager creates. The default is ten years (87600h).
+	CADuration metav1.Duration `json:"caDuration,omitzero"`
 }
 
-// Signer is one signer with settings of its own.
+// Signer configures one signer.
 type Signer struct {
-	// Name is the signerName that it serves.
+	// Name is the signerName, such as `example.com/client`.
 	Name string `json:"name"`
 	CA   `json:",inline"`
-	// Duration, MinDuration and MaxDuration bound the lifetime of its certificates.
-	Duration    *metav1.Duration `json:"duration,omitempty"`
+	// Duration is the lifetime of a certificate if the request asks for none. The default is `signing.duration`.
+	Duration *metav1.Duration `json:"duration,omitempty"`
+	// MinDuration is the shortest lifetime: a request for less gets this. The default is ten minutes.
 	MinDuration *metav1.Duration `json:"minDuration,omitempty"`
+	// MaxDuration is the longest lifetime: a request for more gets this. The default is `duration`.
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
-	// Usages are those that a custom signer permits; Kubernetes' signers have rules of their own.
+	// Usages lists the usages that a custom signer permits. Required for a custom signer, and forbidden for Kubernetes'
+	// signers, which have rules of their own.
 	Usages []string `json:"usages,omitempty"`
-	// ForbiddenSubjects is in the place of signing.forbiddenSubjects for this signer. Unset, a custom signer whose CA API
-	// servers trust for clients forbids O=system:*, O=kubeadm:* and CN=system:* too.
+	// ForbiddenSubjects replaces `signing.forbiddenSubjects` for this signer. If it is not set, a custom signer whose CA
+	// the API servers trust for clients also forbids `O=system:*`, `O=kubeadm:*` and `CN=system:*`.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
-	// AllowWildcards has a custom signer permit DNS names that begin with "*.", as Kubernetes' signers do.
+	// AllowWildcards permits DNS names that begin with `*.` for a custom signer. Kubernetes' signers always permit them.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
-	// AllowedNames are the names that a custom signer's server certificates may hold if API servers trust its CA for
-	// clients: DNS names, *.suffix, IP addresses, CIDRs, URIs and e-mail addresses. Unset, it then serves no servers.
+	// AllowedNames lists the names that server certificates of a custom signer may hold if API servers trust its CA for
+	// clients: DNS names, `*.suffix`, IP addresses, CIDRs, URIs and e-mail addresses. If it is not set, such a signer
+	// issues no server certificates.
 	AllowedNames []string `json:"allowedNames,omitempty"`
-	// AllowNoExtKeyUsage has a custom signer whose CA API servers do not trust for clients issue certificates without an
-	// extended key usage too.
+	// AllowNoExtKeyUsage permits certificates without an extended key usage for a custom signer whose CA no API server
+	// trusts for clients.
 	AllowNoExtKeyUsage bool `json:"allowNoExtKeyUsage,omitempty"`
 }
 
-// Cleaning configures the cleaner, and up to when an approved request is signed.
+// Cleaning configures the cleaner, and until when an approved request is signed.
 type Cleaning struct {
+	// Retention sets how long requests are kept.
 	Retention Retention `json:"retention"`
-	// Signers with a retention of their own.
+	// Signers lists the signers with a retention of their own.
 	Signers []SignerRetention `json:"signers"`
-	// SupersededAfter is how long a pending request of a node is kept once the same requester has made a newer request
-	// for the same node and signer. Zero, the default, keeps it as long as any pending request, as KCM does.
+	// SupersededAfter is how long a pending request of a node is kept after the same requester made a newer request for
+	// the same node and signer. It must be 15m or more. 0 keeps it as long as any pending request, as
+	// kube-controller-manager does.
 	SupersededAfter metav1.Duration `json:"supersededAfter"`
-	// DeletesPerSecond bounds how fast a backlog goes.
+	// DeletesPerSecond limits how fast a backlog is deleted.
 	DeletesPerSecond int `json:"deletesPerSecond"`
 }
 
-// Retention says how long requests are kept; a negative duration is for ever.
+// Retention sets how long requests are kept. A negative duration keeps them forever.
 type Retention struct {
+	// Approved counts from the approval, for issued requests too. Requests that were approved longer ago are not signed.
+	// The default is 1h.
 	Approved *metav1.Duration `json:"approved,omitempty"`
-	Denied   *metav1.Duration `json:"denied,omitempty"`
-	Failed   *metav1.Duration `json:"failed,omitempty"`
-	Pending  *metav1.Duration `json:"pending,omitempty"`
-	// Expired counts from the end of the issued certificate.
+	// Denied counts from the denial. The default is 1h.
+	Denied *metav1.Duration `json:"denied,omitempty"`
+	// Failed counts from the failure. The default is 1h.
+	Failed *metav1.Duration `json:"failed,omitempty"`
+	// Pending counts from the creation of the request. The default is 24h.
+	Pending *metav1.Duration `json:"pending,omitempty"`
+	// Expired counts from the end of the issued certificate. The default is 0s: the request is deleted at once.
 	Expired *metav1.Duration `json:"expired,omitempty"`
 }
 
-// SignerRetention overrides the retention for the requests of one signer; what is unset is as for all.
+// SignerRetention overrides the retention for the requests of one signer. What is not set is as for all signers.
 type SignerRetention struct {
-	Name      string    `json:"name"`
+	// Name is the signerName.
+	Name string `json:"name"`
+	// Retention sets how long requests of this signer are kept.
 	Retention Retention `json:"retention"`
 }
 
-// Default is the configuration of a manager that is given nothing.
+// Default returns the configuration of a manager without a file and without flags.
 func Default() *Configuration {
 	return &Configuration{
 		TypeMeta:     metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind},
@@ -253,7 +306,7 @@ func Default() *Configuration {
 			Inventory:      Inventory{Sources: []Source{{Node: &NodeSource{}}}},
 		},
 		Signing: Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
-		// An API server looks every minute whether its client CA file has changed.
+		// An API server reads its client CA file again every minute.
 		Rotation: Rotation{
 			OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second},
 		},
@@ -263,91 +316,111 @@ func Default() *Configuration {
 
 // Approval configures the approver.
 type Approval struct {
-	// Denial is Never or Permanent: whether what can never become valid is denied.
-	Denial         string         `json:"denial"`
-	NodeClient     NodeClient     `json:"nodeClient"`
+	// Denial is `Never`, or `Permanent`: deny requests that can never become valid.
+	Denial string `json:"denial"`
+	// NodeClient configures the approval of first certificates of nodes.
+	NodeClient NodeClient `json:"nodeClient"`
+	// KubeletServing configures the approval of serving certificates of kubelets.
 	KubeletServing KubeletServing `json:"kubeletServing"`
-	// Inventory is what is known of nodes.
+	// Inventory configures the sources that know the nodes.
 	Inventory Inventory `json:"inventory"`
-	// Limit bounds the approvals of each requester for each node and signer; zero is no limit.
+	// Limit limits the approvals of each requester for each node and signer.
 	Limit ApprovalLimit `json:"limit"`
 }
 
-// ApprovalLimit is a number at once, and one for each hour after that.
+// ApprovalLimit limits how often one requester is approved for one node and one signer. 0 for both fields sets no
+// limit.
 type ApprovalLimit struct {
-	Burst   int `json:"burst"`
+	// Burst is the number of approvals in a burst.
+	Burst int `json:"burst"`
+	// PerHour is the number of approvals per hour after that.
 	PerHour int `json:"perHour"`
 }
 
-// KubeletServing switches the approval of kubelet serving certificates on.
+// KubeletServing configures the [approval of serving certificates of kubelets](../how-to/approve-kubelet-serving.md).
 type KubeletServing struct {
+	// Enabled switches the approval on.
 	Enabled bool `json:"enabled"`
-	// ClusterDomain is the domain of Services: no node gets a name in it.
+	// ClusterDomain is the domain of Services. No node gets a name in it.
 	ClusterDomain string `json:"clusterDomain"`
-	// Reserved are names, addresses and CIDRs that no node gets, beside those that the manager knows itself: virtual
-	// addresses and load balancers before the API servers, the Service CIDR.
+	// Reserved lists names, addresses and CIDRs that no node gets, in addition to those that the manager knows itself:
+	// virtual addresses and load balancers of the API servers, and the Service CIDR.
 	Reserved []string `json:"reserved,omitempty"`
-	// APIServerNodes are the nodes on which an API server runs, whose endpoint is the node's own address.
+	// APIServerNodes lists the nodes on which an API server runs, and whose address is that of its endpoint. It needs
+	// `nodeClient.inventory` or `nodeClient.requireTokenBinding`.
 	APIServerNodes []string `json:"apiServerNodes,omitempty"`
 }
 
-// Inventory is where is known what belongs to a node.
+// Inventory configures what belongs to a node.
 type Inventory struct {
-	// Sources in order, strongest first: the first one that knows a node answers alone.
+	// Sources lists the sources, strongest first. The first source that knows a node decides alone.
 	Sources []Source `json:"sources"`
-	// Kubeconfig is a file to reach the cluster with that holds the machines, if it is another one.
+	// Kubeconfig is the file to reach the cluster with that holds the machines, if it is another cluster.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
 }
 
-// Source is one source: exactly one field is set.
+// Source configures one source. Exactly one field must be set.
 type Source struct {
+	// Machine reads objects that describe machines, such as Machines of Cluster API.
 	Machine *MachineSource `json:"machine,omitempty"`
-	Static  *StaticSource  `json:"static,omitempty"`
+	// Static reads a list that administrators write.
+	Static *StaticSource `json:"static,omitempty"`
+	// Webhook asks a server.
 	Webhook *WebhookSource `json:"webhook,omitempty"`
-	Node    *NodeSource    `json:"node,omitempty"`
+	// Node uses what each Node reports of itself. It is `{}`.
+	Node *NodeSource `json:"node,omitempty"`
 }
 
-// NodeSource believes the addresses that a Node reports of itself.
+// NodeSource uses the addresses that a Node reports of itself. It has no fields.
 type NodeSource struct{}
 
 // Values of NodeClient.Inventory.
 const (
 	// InventorySources asks approval.inventory.sources.
 	InventorySources = "sources"
-	// InventoryStatic is InventorySources, of which one at least must be static.
+	// InventoryStatic asks approval.inventory.sources, too. At least one source must be static.
 	InventoryStatic = "static"
-	// InventoryClusterAPI and InventoryOpenShift ask the Machines of Cluster API and of OpenShift first.
+	// InventoryClusterAPI and InventoryOpenShift first ask the Machines of Cluster API and of OpenShift.
 	InventoryClusterAPI = "cluster-api"
 	InventoryOpenShift  = "openshift"
 )
 
-// NodeClient says which nodes may get a first certificate. By default that is up to the requester's permission alone,
-// as with kube-controller-manager. Renewals are not its matter.
+// NodeClient configures which nodes get a first certificate. By default, the requester's permission alone decides, as
+// with kube-controller-manager. Renewals do not depend on these fields. See
+// [Node identity](../explanation/node-identity.md).
 type NodeClient struct {
-	// Inventory is who must expect a node: sources, static, cluster-api or openshift; empty is nobody.
+	// Inventory selects what must expect a node: `sources`, `static`, `cluster-api` or `openshift`. If it is empty, a node
+	// need not be expected. `sources` asks `approval.inventory.sources`; with `static`, one of them must be static.
 	Inventory string `json:"inventory"`
-	// ClusterName is the Cluster of cluster.x-k8s.io that this cluster is, as name or namespace/name. A management cluster
-	// holds the Machines of all its clusters, and cluster-api counts only those of this one.
+	// ClusterName is the `name` or `namespace/name` of this cluster's Cluster object (cluster.x-k8s.io). It is required
+	// with `cluster-api`: a management cluster holds the Machines of all its clusters, and only those of this cluster
+	// count.
 	ClusterName string `json:"clusterName,omitempty"`
-	// JoinWindow is when a machine may ask, counted from its creation.
+	// JoinWindow is the time in which a new machine may ask. It needs `inventory`.
 	JoinWindow JoinWindow `json:"joinWindow"`
-	// MaxRequestAge is the age at which a request is not approved any more.
+	// MaxRequestAge is the age from which a request for a first certificate is not approved. It needs `inventory` or
+	// `requireTokenBinding`.
 	MaxRequestAge metav1.Duration `json:"maxRequestAge"`
-	// Rejoin lets an expected machine come back whose Node is dead or gone.
+	// Rejoin lets an expected machine join again if its Node is dead or gone. It needs `inventory` or
+	// `requireTokenBinding`.
 	Rejoin bool `json:"rejoin"`
-	// CertificateLifetime is the longest that a kubelet's client certificate lives in this cluster, whoever signed it:
-	// with rejoin, a node that has not been seen for longer is dead. Zero is not known.
+	// CertificateLifetime is the longest lifetime of a kubelet's client certificate in this cluster, whoever signed it.
+	// It needs `rejoin`: a node that was not seen for longer counts as dead. 0 means that it is not known.
 	CertificateLifetime metav1.Duration `json:"certificateLifetime"`
-	// RequireTokenBinding wants a bootstrap token to be bound to the node.
+	// RequireTokenBinding requires that a bootstrap token is bound to the node: see
+	// [Bind bootstrap tokens](../how-to/bind-bootstrap-tokens.md).
 	RequireTokenBinding bool `json:"requireTokenBinding"`
-	// BootstrapUsers, if any, are the only ones who may bootstrap.
+	// BootstrapUsers lists the only users who may bootstrap nodes. If it is empty, their permission decides. It
+	// needs `inventory` or `requireTokenBinding`.
 	BootstrapUsers []string `json:"bootstrapUsers,omitempty"`
 }
 
-// JoinWindow is from Before a machine's creation to After it. Zero for After is no window.
+// JoinWindow is the time in which a new machine may ask, relative to the creation of its object.
 type JoinWindow struct {
+	// Before is how long before the creation the window opens.
 	Before metav1.Duration `json:"before"`
-	After  metav1.Duration `json:"after"`
+	// After is how long after the creation the window closes. 0 sets no limit: a machine may ask at any time.
+	After metav1.Duration `json:"after"`
 }
 
 // Cluster splits ClusterName into its halves. The namespace is empty if ClusterName is a name alone.
@@ -361,40 +434,54 @@ func (n *NodeClient) Cluster() (namespace, name string) {
 // Bound reports whether a first certificate needs more than a permission.
 func (n *NodeClient) Bound() bool { return n.Inventory != "" || n.RequireTokenBinding }
 
-// MachineSource says which objects are machines, and where in them to look, by paths as in kubectl get -o jsonpath.
+// MachineSource selects the objects that describe machines. Paths are written as for `kubectl get -o jsonpath`.
 type MachineSource struct {
+	// Group is the API group of the objects.
 	Group string `json:"group"`
-	// Version is the one that the API server prefers when empty.
-	Version       string   `json:"version,omitempty"`
-	Kind          string   `json:"kind"`
-	Namespace     string   `json:"namespace,omitempty"`
-	Selector      string   `json:"selector,omitempty"`
-	NodeRefPath   string   `json:"nodeRefPath,omitempty"`
-	AddressesPath string   `json:"addressesPath,omitempty"`
-	NamePath      string   `json:"namePath,omitempty"`
-	NameTypes     []string `json:"nameTypes,omitempty"`
-	CreatedPath   string   `json:"createdPath,omitempty"`
+	// Version is the API version. If it is empty, it is the version that the API server prefers.
+	Version string `json:"version,omitempty"`
+	// Kind is the kind of the objects.
+	Kind string `json:"kind"`
+	// Namespace is the namespace of the objects. If it is empty, all namespaces count. A management cluster has the
+	// machines of all its clusters: select those of this cluster by namespace or selector.
+	Namespace string `json:"namespace,omitempty"`
+	// Selector is a label selector for the objects.
+	Selector string `json:"selector,omitempty"`
+	// NodeRefPath leads to the name of the Node that the machine became.
+	NodeRefPath string `json:"nodeRefPath,omitempty"`
+	// AddressesPath leads to addresses `{type, address}` as in a Node's status, or to plain addresses and names.
+	AddressesPath string `json:"addressesPath,omitempty"`
+	// NamePath leads to the name that the machine's Node will have, if `nameTypes` do not give it.
+	NamePath string `json:"namePath,omitempty"`
+	// NameTypes lists the types of addresses that give the name of the node.
+	NameTypes []string `json:"nameTypes,omitempty"`
+	// CreatedPath leads to the time from which the join window counts. If it is empty, the creation of the object counts.
+	CreatedPath string `json:"createdPath,omitempty"`
 }
 
-// StaticSource is a list that somebody keeps: in a ConfigMap, or here.
+// StaticSource is a list of nodes: in a ConfigMap, or in this file.
 type StaticSource struct {
-	// ConfigMap is namespace/name; the rows are under the key nodes.yaml.
-	ConfigMap string       `json:"configMap,omitempty"`
-	Rows      []static.Row `json:"rows,omitempty"`
+	// ConfigMap is the `namespace/name` of a ConfigMap whose key `nodes.yaml` holds the rows.
+	ConfigMap string `json:"configMap,omitempty"`
+	// Rows holds the rows themselves. It excludes `configMap`.
+	Rows []static.Row `json:"rows,omitempty"`
 }
 
-// WebhookSource is a server that is asked by HTTPS.
+// WebhookSource configures a [server that is asked by HTTPS](inventory-webhook.md).
 type WebhookSource struct {
+	// URL is the address of the server.
 	URL string `json:"url"`
-	// CAFile holds the only certificates that the server's may chain to; CertFile and KeyFile, if set, are shown to it.
-	CAFile   string `json:"caFile"`
+	// CAFile holds the CAs that the server's certificate may chain to. No others are trusted.
+	CAFile string `json:"caFile"`
+	// CertFile is the manager's client certificate, if the server asks for one.
 	CertFile string `json:"certFile,omitempty"`
-	KeyFile  string `json:"keyFile,omitempty"`
-	// Timeout of one lookup; 0 is five seconds.
+	// KeyFile is the key of the client certificate.
+	KeyFile string `json:"keyFile,omitempty"`
+	// Timeout limits one lookup. The default is 5s.
 	Timeout metav1.Duration `json:"timeout,omitzero"`
 }
 
-// Options are those of the webhook.
+// Options returns the options of the webhook.
 func (w *WebhookSource) Options() webhook.Options {
 	return webhook.Options{
 		URL: w.URL, CAFile: w.CAFile, CertFile: w.CertFile, KeyFile: w.KeyFile, Timeout: w.Timeout.Duration,
@@ -404,7 +491,7 @@ func (w *WebhookSource) Options() webhook.Options {
 // ConfigMapName splits ConfigMap into its halves; both are empty for anything but namespace/name.
 func (s *StaticSource) ConfigMapName() (namespace, name string) { return splitName(s.ConfigMap) }
 
-// Controller is one of the controllers that can be switched on and off.
+// Controller names a controller that can be switched on and off.
 type Controller string
 
 // The controllers.
@@ -415,7 +502,7 @@ const (
 	RotationController Controller = "rotation"
 )
 
-// controllerNames are all names of the controllers: ours, and kube-controller-manager's with their aliases
+// controllerNames maps all names of the controllers: ours, and kube-controller-manager's with their aliases
 // (cmd/kube-controller-manager/names/controller_names.go).
 var controllerNames = map[string]Controller{
 	"approver":     ApproverController,
@@ -500,7 +587,7 @@ var (
 	ErrVersion = errors.New("version requested")
 )
 
-// Command is what a command takes beside the manager's flags.
+// Command holds the flags and the number of arguments that a command takes in addition to the manager's flags.
 type Command struct {
 	Flags   *pflag.FlagSet
 	MaxArgs int

@@ -12,18 +12,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// perSignerFlags are the middles of kube-controller-manager's --cluster-signing-<middle>-{cert,key}-file.
+// perSignerFlags lists the signers with flags of their own, by the middle part of kube-controller-manager's
+// --cluster-signing-<middle>-{cert,key}-file.
 var perSignerFlags = []struct{ middle, signer string }{
 	{"kubelet-serving", certificatesv1.KubeletServingSignerName},
 	{"kubelet-client", certificatesv1.KubeAPIServerClientKubeletSignerName},
 	{"kube-apiserver-client", certificatesv1.KubeAPIServerClientSignerName},
 }
 
-// retiredFlags are kube-controller-manager's flags for kubernetes.io/legacy-unknown. certificates/v1 refuses that
-// signer, so no request can name it. The flags are accepted for the sake of command lines that have them.
+// retiredFlags lists kube-controller-manager's flags for kubernetes.io/legacy-unknown. certificates/v1 refuses that
+// signer, so no request can name it. The flags are accepted because existing command lines may have them.
 var retiredFlags = []string{"cluster-signing-legacy-unknown-cert-file", "cluster-signing-legacy-unknown-key-file"}
 
-// Flags binds command line flags to a Configuration, in groups as --help shows them.
+// Flags holds the command line flags of a Configuration, in groups as --help shows them.
 type Flags struct {
 	Groups []Group
 
@@ -39,20 +40,22 @@ type Group struct {
 	Flags *pflag.FlagSet
 }
 
-// NewFlags binds flags to c, whose values are their defaults.
+// NewFlags returns flags that set c. The values of c are their defaults.
 func NewFlags(c *Configuration) *Flags {
 	f := &Flags{fields: map[string]string{}}
 	f.generic(c)
 	f.leaderElection(&c.LeaderElection)
 	f.group("Audit log")
 	f.define(&c.Audit.Path, "audit-log-path", "audit.path",
-		"`file` for decisions and issuances, as JSON lines; - is standard output")
-	f.define(&c.Audit.MaxSize, "audit-log-maxsize", "audit.maxSize", "MiB at which the file is rotated")
-	f.define(&c.Audit.MaxBackups, "audit-log-maxbackup", "audit.maxBackups", "rotated files to keep; 0 is all")
-	f.define(&c.Audit.MaxAge, "audit-log-maxage", "audit.maxAge", "days to keep rotated files; 0 is for ever")
+		"write a JSON line for each decision and each certificate to this `file`; - is standard output")
+	f.define(&c.Audit.MaxSize, "audit-log-maxsize", "audit.maxSize", "size in MiB at which the file is rotated")
+	f.define(&c.Audit.MaxBackups, "audit-log-maxbackup", "audit.maxBackups",
+		"number of rotated files to keep; 0 keeps all")
+	f.define(&c.Audit.MaxAge, "audit-log-maxage", "audit.maxAge",
+		"number of days to keep rotated files; 0 keeps them forever")
 	f.group("Approval")
 	f.define(&c.Approval.Inventory.Kubeconfig, "inventory-kubeconfig", "approval.inventory.kubeconfig",
-		"`file` to reach the cluster with that holds the machines, if it is another one")
+		"kubeconfig `file` of the cluster that holds the machines, if it is another cluster")
 	f.signing(c)
 	return f
 }
@@ -63,7 +66,8 @@ func (f *Flags) group(title string) {
 	f.Groups = append(f.Groups, Group{title, set})
 }
 
-// define adds a flag to the last group. It sets target, which is field of the file, and whose value is its default.
+// define adds a flag to the last group. The flag sets target, which belongs to the field of the file. The value of
+// target is the default.
 func (f *Flags) define(target any, name, field, usage string) {
 	set, short := f.Groups[len(f.Groups)-1].Flags, ""
 	if len(name) == 1 {
@@ -86,8 +90,11 @@ func (f *Flags) define(target any, name, field, usage string) {
 	f.fields[name] = field
 }
 
-// list returns what sets target to a list with commas. The flag overrides the file; given twice it adds up, as in
-// kube-controller-manager.
+// Field returns the path of the field that the flag called name sets, or "" if the flag is no configuration.
+func (f *Flags) Field(name string) string { return f.fields[name] }
+
+// list returns a function that sets target from a comma-separated list. The flag overrides the file. If the flag is
+// given twice, both lists count, as in kube-controller-manager.
 func list(target *[]string) func(string) error {
 	given := false
 	return func(list string) error {
@@ -101,72 +108,76 @@ func list(target *[]string) func(string) error {
 
 func (f *Flags) generic(c *Configuration) {
 	f.group("Generic")
-	f.define(&f.file, "config", "", "`file` with the configuration; flags override it")
-	f.define(list(&c.Controllers), "controllers", "controllers", "`list` of controllers to run, separated by commas: "+
+	f.define(&f.file, "config", "", "read the configuration from this `file`; flags override it")
+	f.define(list(&c.Controllers), "controllers", "controllers", "comma-separated `list` of controllers to run: "+
 		"approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner), rotation; "+
-		"* is all, a leading - leaves one out (default *)")
+		"* stands for all, a leading - excludes a controller (default *)")
 	f.define(list(&c.DryRun), "dry-run", "dryRun",
-		"`list` of controllers, separated by commas, that only say what they would do, and write to no request")
+		"comma-separated `list` of controllers that only report what they would do, and write to no request")
 	f.define(&c.NodeBlockList, "node-block-list", "nodeBlockList",
-		"`namespace/name` of a ConfigMap with the names of nodes for which nothing is approved or signed")
+		"`namespace/name` of a ConfigMap with names of nodes; nothing is approved or signed for them")
 	f.define(&c.Kubeconfig, "kubeconfig", "kubeconfig",
-		"`file` to reach the API server with; without it the usual places, then the Pod's ServiceAccount")
+		"kubeconfig `file`; without it the manager tries KUBECONFIG, then ~/.kube/config, then the Pod's ServiceAccount")
 	f.define(&c.KubeAPIQPS, "kube-api-qps", "kubeAPIQPS",
-		"requests a second to the API server; negative is no limit of our own")
-	f.define(&c.KubeAPIBurst, "kube-api-burst", "kubeAPIBurst", "requests at once to the API server, with --kube-api-qps")
+		"limit of requests per second to the API server; a negative value sets no limit")
+	f.define(&c.KubeAPIBurst, "kube-api-burst", "kubeAPIBurst",
+		"limit of requests in a burst to the API server, with a positive --kube-api-qps")
 	f.define(&c.Concurrency.Approver, "concurrent-approver-syncs", "concurrency.approver",
-		"requests that the approver works on at a time")
+		"number of workers of the approver")
 	f.define(&c.Concurrency.Signer, "concurrent-signer-syncs", "concurrency.signer",
-		"requests that the signer works on at a time")
+		"number of workers of the signer")
 	f.define(&c.Concurrency.Cleaner, "concurrent-cleaner-syncs", "concurrency.cleaner",
-		"requests that the cleaner works on at a time")
-	f.define(&c.MetricsBindAddress, "metrics-bind-address", "metricsBindAddress", "`host:port` for /metrics; 0 is off")
+		"number of workers of the cleaner")
+	f.define(&c.MetricsBindAddress, "metrics-bind-address", "metricsBindAddress",
+		"`host:port` of /metrics; 0 switches it off")
 	f.define(&c.MetricsSecure, "metrics-secure", "metricsSecure",
-		"serve metrics by TLS, and only to who may get the path /metrics")
+		"serve the metrics by TLS, and only to users who may get the path /metrics")
 	f.define(&c.MetricsCertDir, "metrics-cert-dir", "metricsCertDir",
-		"`folder` with tls.crt and tls.key for --metrics-secure; without it the certificate is self-signed")
+		"`directory` with tls.crt and tls.key for --metrics-secure; without it the certificate is self-signed")
 	f.define(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress",
-		"`host:port` for /healthz and /readyz; 0 is off")
+		"`host:port` of /healthz and /readyz; 0 switches them off")
 	f.define(&c.SelfCheck.Interval.Duration, "self-check-interval", "selfCheck.interval",
-		"time between two looks at our own rights, the kubelets' rights and the trust in our CA; 0 is never")
+		"time between two checks of the manager's rights, the kubelets' rights and the trust in the signing CA; "+
+			"0 switches them off")
 	f.define(&c.Verbosity, "v", "verbosity",
-		"verbosity of the log: 0 every decision and certificate, more for debugging")
+		"verbosity of the log: 0 logs every decision and every certificate, more is for debugging")
 	f.define(&f.version, "version", "", "print the version and exit")
-	f.Groups[0].Flags.BoolVarP(&f.help, "help", "h", false, "print this and exit")
+	f.Groups[0].Flags.BoolVarP(&f.help, "help", "h", false, "print this help and exit")
 }
 
 func (f *Flags) leaderElection(l *LeaderElection) {
 	f.group("Leader election")
 	f.define(&l.Enabled, "leader-elect", "leaderElection.enabled",
-		"work only while holding the Lease, so that several replicas can run")
+		"work only while this replica holds the Lease; needed for several replicas")
 	f.define(&l.LeaseDuration.Duration, "leader-elect-lease-duration", "leaderElection.leaseDuration",
-		"how long a standby waits before it takes over")
+		"how long a standby waits before it takes the Lease over")
 	f.define(&l.RenewDeadline.Duration, "leader-elect-renew-deadline", "leaderElection.renewDeadline",
-		"how long the leader tries to renew before it gives up; less than the lease duration")
-	f.define(&l.RetryPeriod.Duration, "leader-elect-retry-period", "leaderElection.retryPeriod", "pause between tries")
+		"how long the leader tries to renew the Lease before it gives up; must be less than the lease duration")
+	f.define(&l.RetryPeriod.Duration, "leader-elect-retry-period", "leaderElection.retryPeriod",
+		"pause between two attempts")
 	onlyLeases := func(kind string) error {
 		if kind != "leases" {
 			return errors.New("want leases")
 		}
 		return nil
 	}
-	f.define(onlyLeases, "leader-elect-resource-lock", "", "`kind` of lock; leases is the only one (default leases)")
+	f.define(onlyLeases, "leader-elect-resource-lock", "", "`kind` of lock; only leases is supported (default leases)")
 	f.define(&l.ResourceName, "leader-elect-resource-name", "leaderElection.resourceName", "`name` of the Lease")
 	f.define(&l.ResourceNamespace, "leader-elect-resource-namespace", "leaderElection.resourceNamespace",
-		"`namespace` of the Lease (default the Pod's, or kube-system outside of a cluster)")
+		"`namespace` of the Lease (default is the Pod's, or kube-system outside of a cluster)")
 }
 
 func (f *Flags) signing(c *Configuration) {
 	s := &c.Signing
 	f.group("Signing")
 	f.define(&s.Secret, "signing-secret", "signing.secret",
-		"`namespace/name` of a Secret of type kubernetes.io/tls with the CA for all of Kubernetes' signers")
+		"`namespace/name` of the Secret (type kubernetes.io/tls) with the CA for all of Kubernetes' signers")
 	f.define(&s.CertFile, "cluster-signing-cert-file", "signing.certFile",
 		"`file` with the CA certificate for all of Kubernetes' signers")
 	f.define(&s.KeyFile, "cluster-signing-key-file", "signing.keyFile",
 		"`file` with the CA key for all of Kubernetes' signers")
 	for _, one := range perSignerFlags {
-		const usage = "`file` with the CA %s for %s alone; signers without a pair are then not served"
+		const usage = "`file` with the CA %s for %s only; signers without a pair of files are then not served"
 		setCert := func(file string) error { s.signer(one.signer).CertFile = file; return nil }
 		setKey := func(file string) error { s.signer(one.signer).KeyFile = file; return nil }
 		flag, field := "cluster-signing-"+one.middle, fmt.Sprintf("signing.signers[%s]", one.signer)
@@ -176,13 +187,13 @@ func (f *Flags) signing(c *Configuration) {
 	for _, name := range retiredFlags {
 		note := func(string) error { c.Retired = append(c.Retired, "--"+name); return nil }
 		f.define(note, name, "",
-			"`file` that does nothing: no request can name kubernetes.io/legacy-unknown since Kubernetes 1.22")
+			"`file` without effect: since Kubernetes 1.22 no request can name kubernetes.io/legacy-unknown")
 	}
 	f.define(&s.Duration.Duration, "cluster-signing-duration", "signing.duration",
-		"longest lifetime of certificates, and that of requests without a wish")
+		"longest lifetime of certificates, and the lifetime if the request asks for none")
 }
 
-// signer returns the settings of the signer called name, and adds them if there are none.
+// signer returns the settings of the signer with that name. It adds them if there are none.
 func (s *Signing) signer(name string) *Signer {
 	for i := range s.Signers {
 		if s.Signers[i].Name == name {

@@ -200,15 +200,15 @@ func TestPerSignerFlags(t *testing.T) {
 				t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
 			}
 			_, problem = load(t, "", cert+"=c")
-			if want := cert + `: Invalid value: "c": given without the key file that belongs to it`; problem != want {
+			if want := cert + `: Invalid value: "c": needs the key file that belongs to it`; problem != want {
 				t.Errorf("half a pair: %s", cmp.Diff(want, problem))
 			}
 			_, problem = load(t, "", key+"=k")
-			if want := key + `: Invalid value: "k": given without the certificate file that belongs to it`; problem != want {
+			if want := key + `: Invalid value: "k": needs the certificate file that belongs to it`; problem != want {
 				t.Errorf("half a pair: %s", cmp.Diff(want, problem))
 			}
 			_, problem = load(t, "", cert+"=c", key+"=k", "--signing-secret=ns/ca")
-			if want := "signing.signers[" + signer + `]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: drop one of them`; problem != want {
+			if want := "signing.signers[" + signer + `]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: remove one of them`; problem != want {
 				t.Errorf("one for all too: %s", cmp.Diff(want, problem))
 			}
 		})
@@ -239,11 +239,11 @@ func TestLegacyUnknownFlagsDoNothingAndWarn(t *testing.T) {
 	if _, problem := load(t, "", "--signing-secret=ns/ca", key+"=k"); problem != "" {
 		t.Errorf("half a pair: %s", problem)
 	}
-	if _, problem := load(t, "", cert+"=c", key+"=k"); !strings.Contains(problem, "no CA to sign with") {
+	if _, problem := load(t, "", cert+"=c", key+"=k"); !strings.Contains(problem, "no signing CA") {
 		t.Errorf("they are a CA to sign with: %s", problem)
 	}
 	_, problem = load(t, "signing: {signers: [{name: kubernetes.io/legacy-unknown, secret: ns/ca}]}\n")
-	if !strings.Contains(problem, "Kubernetes has no such signer that can be served") {
+	if !strings.Contains(problem, "unknown signer of Kubernetes, or one that cannot be served") {
 		t.Errorf("in a file: %s", problem)
 	}
 }
@@ -320,19 +320,19 @@ func TestBadFlagsAndFiles(t *testing.T) {
 			args: []string{ca, "--nonsense", "--kube-api-burst", "0", "-x=1", "--other=2", "--config", "testdata/none.yaml"},
 			want: []string{"unknown flag: --nonsense", "unknown shorthand flag: 'x' in -x=1", "unknown flag: --other", "--config: open testdata/none.yaml: no such file or directory"},
 		},
-		"a value that begins with a dash": {args: []string{ca, "--kube-api-burst", "-1"}, want: []string{"--kube-api-burst: Invalid value: -1: is too low"}},
-		"stray argument":                  {args: []string{ca, "run", "--kube-api-burst=0"}, want: []string{`unexpected argument "run"`, "--kube-api-burst: Invalid value: 0: is too low"}},
+		"a value that begins with a dash": {args: []string{ca, "--kube-api-burst", "-1"}, want: []string{"--kube-api-burst: Invalid value: -1: must be 1 or more"}},
+		"stray argument":                  {args: []string{ca, "run", "--kube-api-burst=0"}, want: []string{`unexpected argument "run"`, "--kube-api-burst: Invalid value: 0: must be 1 or more"}},
 		"boolean, value apart":            {args: []string{ca, "--leader-elect", "false"}, want: []string{`unexpected argument "false"`}},
 		"unparsable, then good":           {args: []string{ca, "--kube-api-qps=zz", "--kube-api-qps=5"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
 		"many at once": {
 			args: []string{"--kube-api-qps=zz", "--nonsense", "--concurrent-cleaner-syncs=0", "--leader-elect-retry-period=x", "--kube-api-qps=0"},
 			want: []string{
 				"unknown flag: --nonsense", `invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`, `invalid argument "x" for "--leader-elect-retry-period" flag: time: invalid duration "x"`,
-				"--kube-api-qps: Invalid value: 0: must be positive, or negative for no limit", "--concurrent-cleaner-syncs: Invalid value: 0: is too low", noCA,
+				"--kube-api-qps: Invalid value: 0: must be positive, or negative for no limit", "--concurrent-cleaner-syncs: Invalid value: 0: must be 1 or more", noCA,
 			},
 		},
 		"a value that the file gave stays": {args: []string{ca, "--kube-api-burst=x"}, file: header + "kubeAPIBurst: 0\n", want: []string{
-			`invalid argument "x" for "--kube-api-burst" flag: strconv.ParseInt: parsing "x": invalid syntax`, "kubeAPIBurst: Invalid value: 0: is too low",
+			`invalid argument "x" for "--kube-api-burst" flag: strconv.ParseInt: parsing "x": invalid syntax`, "kubeAPIBurst: Invalid value: 0: must be 1 or more",
 		}},
 
 		"no such file":      {args: []string{"--config=testdata/none.yaml", "--nonsense"}, want: []string{"unknown flag: --nonsense", "--config: open testdata/none.yaml: no such file or directory"}},

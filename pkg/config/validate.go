@@ -46,7 +46,7 @@ func (m *mistakes) forbid(given bool, path *field.Path, why string) {
 }
 
 func (m *mistakes) atLeast(path *field.Path, value, least int) {
-	m.unless(value >= least, path, value, "is too low")
+	m.unless(value >= least, path, value, fmt.Sprintf("must be %d or more", least))
 }
 
 // oneOf adds a mistake unless value is one of known.
@@ -68,11 +68,11 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 	m.atLeast(path("verbosity"), c.Verbosity, 0)
 	m.bindAddress(path("metricsBindAddress"), c.MetricsBindAddress)
 	m.unless(c.MetricsCertDir == "" || c.MetricsSecure, path("metricsCertDir"), c.MetricsCertDir,
-		"is of no use without --metrics-secure")
+		"has no effect without --metrics-secure")
 	m.bindAddress(path("healthProbeBindAddress"), c.HealthProbeBindAddress)
 	for _, entry := range c.DryRun {
 		_, known := controllerNames[entry]
-		m.unless(known || entry == "*", path("dryRun"), entry, "no such controller: want approver, signer or cleaner")
+		m.unless(known || entry == "*", path("dryRun"), entry, "unknown controller: want approver, signer or cleaner")
 	}
 	m.namespacedName(path("nodeBlockList"), c.NodeBlockList)
 	c.LeaderElection.validate(m, path("leaderElection"))
@@ -80,9 +80,10 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 	m.atLeast(path("audit", "maxBackups"), c.Audit.MaxBackups, 0)
 	m.atLeast(path("audit", "maxAge"), c.Audit.MaxAge, 0)
 	interval := c.SelfCheck.Interval.Duration
-	m.unless(interval >= 0, path("selfCheck", "interval"), interval, "must be positive, or 0 for never")
-	m.require(len(c.SelfCheck.BootstrapGroups) > 0, path("selfCheck", "bootstrapGroups"), "say which groups join nodes")
-	m.require(len(c.SelfCheck.NodeGroups) > 0, path("selfCheck", "nodeGroups"), "say which groups nodes are in")
+	m.unless(interval >= 0, path("selfCheck", "interval"), interval, "must be positive, or 0 to switch the check off")
+	m.require(len(c.SelfCheck.BootstrapGroups) > 0, path("selfCheck", "bootstrapGroups"),
+		"list the groups of the users that join nodes")
+	m.require(len(c.SelfCheck.NodeGroups) > 0, path("selfCheck", "nodeGroups"), "list the groups of the nodes")
 	limits := c.RequestLimits
 	m.atLeast(path("requestLimits", "maxRequestBytes"), limits.MaxRequestBytes, 1)
 	m.atLeast(path("requestLimits", "maxDERBytes"), limits.MaxDERBytes, 1)
@@ -105,16 +106,16 @@ func (c *Configuration) validateControllers(m *mistakes) {
 	path := field.NewPath("controllers")
 	for _, entry := range c.Controllers {
 		_, known := controllerNames[strings.TrimPrefix(entry, "-")]
-		m.unless(known || entry == "*", path, entry, "no such controller: want approver, signer, cleaner or rotation")
+		m.unless(known || entry == "*", path, entry, "unknown controller: want approver, signer, cleaner or rotation")
 	}
 	all := []Controller{ApproverController, SignerController, CleanerController, RotationController}
 	m.unless(len(m.all) > 0 || slices.ContainsFunc(all, c.Enabled), path, strings.Join(c.Controllers, ","),
-		"leaves no controller to run")
+		"no controller is left to run")
 }
 
 func (m *mistakes) bindAddress(path *field.Path, address string) {
 	_, _, err := net.SplitHostPort(address)
-	m.unless(err == nil || address == "0", path, address, "want host:port, or 0 for none")
+	m.unless(err == nil || address == "0", path, address, "want host:port, or 0 to switch it off")
 }
 
 // namespacedName adds a mistake unless text is empty or namespace/name.

@@ -32,10 +32,10 @@ func (a *Approval) validate(m *mistakes, path *field.Path) {
 		m.unless(isName, serving.Child("apiServerNodes").Index(i), name, "want the name of a node")
 	}
 	m.unless(len(nodes) == 0 || a.NodeClient.Bound(), serving.Child("apiServerNodes"), strings.Join(nodes, ","),
-		"whoever holds a bootstrap token could become such a node: set nodeClient.inventory or "+
+		"every holder of a bootstrap token could become such a node: set nodeClient.inventory or "+
 			"nodeClient.requireTokenBinding too")
 	sources := path.Child("inventory", "sources")
-	m.require(len(a.Inventory.Sources) > 0, sources, "say who knows what belongs to a node")
+	m.require(len(a.Inventory.Sources) > 0, sources, "list at least one source")
 	for i, source := range a.Inventory.Sources {
 		source.validate(m, sources.Index(i))
 	}
@@ -50,7 +50,7 @@ func isReservable(text string) bool {
 	return prefix == nil || address == nil || !isNumber && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
 }
 
-const useless = "is of no use without inventory or requireTokenBinding"
+const useless = "has no effect without inventory or requireTokenBinding"
 
 func (n *NodeClient) validate(m *mistakes, path *field.Path, sources []Source) {
 	n.validateInventory(m, path.Child("inventory"), sources)
@@ -60,14 +60,14 @@ func (n *NodeClient) validate(m *mistakes, path *field.Path, sources []Source) {
 	m.unless(after >= 0, path.Child("joinWindow", "after"), after, "must not be negative")
 	age, lifetime := n.MaxRequestAge.Duration, n.CertificateLifetime.Duration
 	m.unless(age > 0, path.Child("maxRequestAge"), age, "must be positive")
-	m.unless(lifetime >= 0, path.Child("certificateLifetime"), lifetime, "must be positive, or 0 for not known")
-	m.unless(lifetime <= 0 || n.Rejoin, path.Child("certificateLifetime"), lifetime, "is of no use without rejoin")
+	m.unless(lifetime >= 0, path.Child("certificateLifetime"), lifetime, "must be positive, or 0 if it is not known")
+	m.unless(lifetime <= 0 || n.Rejoin, path.Child("certificateLifetime"), lifetime, "has no effect without rejoin")
 	// Times that differ from the defaults must bound something.
 	standard := Default().Approval.NodeClient
 	m.unless(n.MaxRequestAge == standard.MaxRequestAge || n.Bound(), path.Child("maxRequestAge"), age, useless)
 	m.unless(n.JoinWindow == standard.JoinWindow || n.Inventory != "", path.Child("joinWindow"),
 		fmt.Sprintf("before %s, after %s", before, after),
-		"is of no use without inventory: nothing says when a machine was created")
+		"has no effect without inventory: the creation of a machine is not known then")
 	n.validateRules(m, path)
 }
 
@@ -76,11 +76,11 @@ func (n *NodeClient) validateInventory(m *mistakes, path *field.Path, sources []
 	hasStatic := slices.ContainsFunc(sources, func(s Source) bool { return s.Static != nil })
 	hasOther := slices.ContainsFunc(sources, func(s Source) bool { return s.Node == nil })
 	m.unless(n.Inventory != InventoryStatic || hasStatic, path, n.Inventory,
-		"there is no static source among approval.inventory.sources")
+		"approval.inventory.sources has no static source")
 	m.unless(n.Inventory != InventorySources || hasOther, path, n.Inventory,
-		"there is no source among approval.inventory.sources but what nodes say of themselves")
+		"approval.inventory.sources has no source other than node")
 	m.unless(n.Inventory != InventoryOpenShift || !hasOther, path, n.Inventory,
-		"only OpenShift's Machines expect a node then: leave approval.inventory.sources at node, or choose sources")
+		"excludes sources other than OpenShift's Machines: leave approval.inventory.sources at node, or set sources")
 }
 
 // validateCluster requires clusterName if the Machines of Cluster API are asked, and forbids it otherwise.
@@ -90,7 +90,7 @@ func (n *NodeClient) validateCluster(m *mistakes, path *field.Path, sources []So
 	m.require(!used || n.ClusterName != "", path, "name the Cluster whose Machines are this cluster's nodes, as name or "+
 		"namespace/name: the Machines of other clusters are none of them")
 	m.unless(used || n.ClusterName == "", path, n.ClusterName,
-		"is only for the inventory cluster-api, without a machine source of your own")
+		"has an effect only with the inventory cluster-api, and without a machine source")
 	if !used || n.ClusterName == "" {
 		return
 	}
@@ -107,7 +107,7 @@ func (n *NodeClient) validateRules(m *mistakes, path *field.Path) {
 	var why string
 	switch {
 	case n.Inventory == InventoryOpenShift:
-		why = "the inventory openshift has rules of its own: choose cluster-api or sources to have others"
+		why = "the inventory openshift has fixed rules: set cluster-api or sources to use this field"
 		m.unless(!n.RequireTokenBinding, path.Child("requireTokenBinding"), true, why)
 	case !n.Bound():
 		why = useless
@@ -129,7 +129,7 @@ func (s *Source) validate(m *mistakes, path *field.Path) {
 	case kinds != 1:
 		m.require(false, path, "want exactly one kind of source")
 	case s.Machine != nil:
-		m.require(s.Machine.Kind != "", path.Child("machine", "kind"), "say of which kind machines are")
+		m.require(s.Machine.Kind != "", path.Child("machine", "kind"), "name the kind of the machine objects")
 	case s.Static != nil:
 		s.Static.validate(m, path.Child("static"))
 	case s.Webhook != nil:

@@ -70,8 +70,8 @@ approval:
 
 func TestNodeClientMistakes(t *testing.T) {
 	t.Parallel()
-	const own = "the inventory openshift has rules of its own: choose cluster-api or sources to have others"
-	const useless = "is of no use without inventory or requireTokenBinding"
+	const own = "the inventory openshift has fixed rules: set cluster-api or sources to use this field"
+	const useless = "has no effect without inventory or requireTokenBinding"
 	for name, test := range map[string]struct {
 		approval string
 		want     []string // accepted when empty
@@ -82,7 +82,7 @@ func TestNodeClientMistakes(t *testing.T) {
 		"cluster-api of any cluster": {approval: "nodeClient: {inventory: cluster-api}", want: []string{`approval.nodeClient.clusterName: Required value: name the Cluster whose Machines are this cluster's nodes, as name or namespace/name: the Machines of other clusters are none of them`}},
 		"no name of a cluster":       {approval: "nodeClient: {inventory: cluster-api, clusterName: 'a,b'}", want: []string{`approval.nodeClient.clusterName: Invalid value: "a,b": want name or namespace/name`}},
 		"a cluster of no namespace":  {approval: "nodeClient: {inventory: cluster-api, clusterName: /lab}", want: []string{`approval.nodeClient.clusterName: Invalid value: "/lab": want name or namespace/name`}},
-		"a cluster for openshift":    {approval: "nodeClient: {inventory: openshift, clusterName: lab}", want: []string{`approval.nodeClient.clusterName: Invalid value: "lab": is only for the inventory cluster-api, without a machine source of your own`}},
+		"a cluster for openshift":    {approval: "nodeClient: {inventory: openshift, clusterName: lab}", want: []string{`approval.nodeClient.clusterName: Invalid value: "lab": has an effect only with the inventory cluster-api, and without a machine source`}},
 		"machines of your own":       {approval: "nodeClient: {inventory: cluster-api}, inventory: {sources: [{machine: {kind: Host}}]}"},
 		"static":                     {approval: "nodeClient: {inventory: static}, " + rows},
 		"sources":                    {approval: "nodeClient: {inventory: sources}, " + rows},
@@ -91,16 +91,16 @@ func TestNodeClientMistakes(t *testing.T) {
 		"an age for tokens":          {approval: "nodeClient: {requireTokenBinding: true, maxRequestAge: 5m}"},
 		"the defaults, spelled out":  {approval: "nodeClient: {joinWindow: {before: 10s, after: 2h}, maxRequestAge: 15m}"},
 		"an age for nothing":         {approval: "nodeClient: {maxRequestAge: 5m}", want: []string{`approval.nodeClient.maxRequestAge: Invalid value: "5m0s": ` + useless}},
-		"a window for nothing":       {approval: "nodeClient: {joinWindow: {after: 1h}}", want: []string{`approval.nodeClient.joinWindow: Invalid value: "before 10s, after 1h0m0s": is of no use without inventory: nothing says when a machine was created`}},
-		"a window for tokens":        {approval: "nodeClient: {requireTokenBinding: true, joinWindow: {before: 0s}}", want: []string{`approval.nodeClient.joinWindow: Invalid value: "before 0s, after 2h0m0s": is of no use without inventory: nothing says when a machine was created`}},
+		"a window for nothing":       {approval: "nodeClient: {joinWindow: {after: 1h}}", want: []string{`approval.nodeClient.joinWindow: Invalid value: "before 10s, after 1h0m0s": has no effect without inventory: the creation of a machine is not known then`}},
+		"a window for tokens":        {approval: "nodeClient: {requireTokenBinding: true, joinWindow: {before: 0s}}", want: []string{`approval.nodeClient.joinWindow: Invalid value: "before 0s, after 2h0m0s": has no effect without inventory: the creation of a machine is not known then`}},
 		"unknown inventory":          {approval: "nodeClient: {inventory: nodes}", want: []string{`approval.nodeClient.inventory: Unsupported value: "nodes": supported values: "", "sources", "static", "cluster-api", "openshift"`}},
-		"sources that know nothing":  {approval: "nodeClient: {inventory: sources}", want: []string{`approval.nodeClient.inventory: Invalid value: "sources": there is no source among approval.inventory.sources but what nodes say of themselves`}},
-		"static without rows":        {approval: "nodeClient: {inventory: static}", want: []string{`approval.nodeClient.inventory: Invalid value: "static": there is no static source among approval.inventory.sources`}},
+		"sources that know nothing":  {approval: "nodeClient: {inventory: sources}", want: []string{`approval.nodeClient.inventory: Invalid value: "sources": approval.inventory.sources has no source other than node`}},
+		"static without rows":        {approval: "nodeClient: {inventory: static}", want: []string{`approval.nodeClient.inventory: Invalid value: "static": approval.inventory.sources has no static source`}},
 		"window before":              {approval: "nodeClient: {inventory: cluster-api, clusterName: lab, joinWindow: {before: -1s}}", want: []string{`approval.nodeClient.joinWindow.before: Invalid value: "-1s": must not be negative`}},
 		"window after":               {approval: "nodeClient: {inventory: cluster-api, clusterName: lab, joinWindow: {after: -1s}}", want: []string{`approval.nodeClient.joinWindow.after: Invalid value: "-1s": must not be negative`}},
 		"age":                        {approval: "nodeClient: {inventory: cluster-api, clusterName: lab, maxRequestAge: 0s}", want: []string{`approval.nodeClient.maxRequestAge: Invalid value: "0s": must be positive`}},
-		"lifetime":                   {approval: "nodeClient: {certificateLifetime: -1s}", want: []string{`approval.nodeClient.certificateLifetime: Invalid value: "-1s": must be positive, or 0 for not known`}},
-		"lifetime for nothing":       {approval: "nodeClient: {certificateLifetime: 1h}", want: []string{`approval.nodeClient.certificateLifetime: Invalid value: "1h0m0s": is of no use without rejoin`}},
+		"lifetime":                   {approval: "nodeClient: {certificateLifetime: -1s}", want: []string{`approval.nodeClient.certificateLifetime: Invalid value: "-1s": must be positive, or 0 if it is not known`}},
+		"lifetime for nothing":       {approval: "nodeClient: {certificateLifetime: 1h}", want: []string{`approval.nodeClient.certificateLifetime: Invalid value: "1h0m0s": has no effect without rejoin`}},
 		"nothing that could rejoin":  {approval: "nodeClient: {rejoin: true}", want: []string{`approval.nodeClient.rejoin: Invalid value: true: ` + useless}},
 		"users for nothing":          {approval: "nodeClient: {bootstrapUsers: [a]}", want: []string{`approval.nodeClient.bootstrapUsers: Invalid value: ["a"]: ` + useless}},
 		"openshift with other rules": {approval: "nodeClient: {inventory: openshift, rejoin: true, requireTokenBinding: true, bootstrapUsers: [a]}", want: []string{
@@ -112,14 +112,14 @@ func TestNodeClientMistakes(t *testing.T) {
 			`approval.kubeletServing.reserved[1]: Invalid value: "10.0.0.300": want a name, an address or a CIDR`,
 		}},
 		"two kinds in one":                                 {approval: "inventory: {sources: [{node: {}, static: {rows: []}}]}", want: []string{`approval.inventory.sources[0]: Required value: want exactly one kind of source`}},
-		"machines of no kind":                              {approval: "inventory: {sources: [{machine: {group: a}}]}", want: []string{`approval.inventory.sources[0].machine.kind: Required value: say of which kind machines are`}},
+		"machines of no kind":                              {approval: "inventory: {sources: [{machine: {group: a}}]}", want: []string{`approval.inventory.sources[0].machine.kind: Required value: name the kind of the machine objects`}},
 		"rows and a map":                                   {approval: "inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", want: []string{`approval.inventory.sources[0].static: Required value: want configMap or rows`}},
 		"map of no name":                                   {approval: "inventory: {sources: [{static: {configMap: b}}]}", want: []string{`approval.inventory.sources[0].static.configMap: Invalid value: "b": want namespace/name`}},
 		"a webhook":                                        {approval: "inventory: {sources: [{webhook: {url: 'https://a', caFile: c, timeout: 1s}}]}"},
 		"a webhook without TLS, and of no CA":              {approval: "inventory: {sources: [{webhook: {url: 'http://a'}}]}", want: []string{`approval.inventory.sources[0].webhook: Invalid value: "http://a": ` + "url: want https://HOST\ncaFile: name the file with the CA of the server"}},
-		"an API server's node that anybody can become":     {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}", want: []string{"approval.kubeletServing.apiServerNodes: Invalid value: \"a\": whoever holds a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"}},
+		"an API server's node that anybody can become":     {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}", want: []string{"approval.kubeletServing.apiServerNodes: Invalid value: \"a\": every holder of a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"}},
 		"an API server's node that nobody else can become": {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}, nodeClient: {requireTokenBinding: true}"},
-		"openshift with other sources":                     {approval: "nodeClient: {inventory: openshift}, " + rows, want: []string{`approval.nodeClient.inventory: Invalid value: "openshift": only OpenShift's Machines expect a node then: leave approval.inventory.sources at node, or choose sources`}},
+		"openshift with other sources":                     {approval: "nodeClient: {inventory: openshift}, " + rows, want: []string{`approval.nodeClient.inventory: Invalid value: "openshift": excludes sources other than OpenShift's Machines: leave approval.inventory.sources at node, or set sources`}},
 		"half a limit":                                     {approval: "limit: {burst: 1}", want: []string{`approval.limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`}},
 		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: want one of name and namePattern`}},
 	} {

@@ -41,27 +41,28 @@ func (s *Signing) validate(m *mistakes, path *field.Path, needed bool) {
 		contradicts := func(before Signer) bool { return signer.sameSource(before.CA) && signer.CA != before.CA }
 		before := append([]Signer{{CA: s.CA}}, s.Signers[:i]...)
 		m.unless(signer.Empty() || !slices.ContainsFunc(before, contradicts), at, signer.CA,
-			"was named before with another chain, createIfMissing, keyAlgorithm or caDuration: say the same")
+			"names the same CA as an earlier entry, with another chain, createIfMissing, keyAlgorithm or caDuration: "+
+				"use the same values")
 	}
-	m.require(!needed || hasCA, path, "no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and "+
-		"--cluster-signing-key-file, or one for each signer; or leave the signer out with --controllers=*,-signer")
+	m.require(!needed || hasCA, path, "no signing CA: set --signing-secret, or --cluster-signing-cert-file and "+
+		"--cluster-signing-key-file, or one for each signer; or exclude the signer with --controllers=*,-signer")
 }
 
 func (s *Signer) validate(m *mistakes, path *field.Path, signing *Signing) {
 	kubernetes := isKubernetesSigner(s.Name)
 	s.CA.validate(m, path)
 	if strings.HasPrefix(s.Name, "kubernetes.io/") {
-		m.unless(kubernetes, path.Child("name"), s.Name, "Kubernetes has no such signer that can be served")
+		m.unless(kubernetes, path.Child("name"), s.Name, "unknown signer of Kubernetes, or one that cannot be served")
 	} else {
 		m.signerName(path.Child("name"), s.Name)
 	}
 	m.unless(!kubernetes || s.Empty() || signing.Empty(), path, s.CA, "one of Kubernetes' signers can't have a CA of its "+
-		"own while there is one for all, "+signing.String()+": drop one of them")
+		"own while there is one for all, "+signing.String()+": remove one of them")
 	m.require(!s.Empty() || kubernetes && !signing.Empty(), path, "needs a CA: secret, or certFile and keyFile")
 	s.validateUsages(m, path, kubernetes)
 	s.validateLifetimes(m, path)
 	m.unless(!s.AllowWildcards || !kubernetes, path.Child("allowWildcards"), s.AllowWildcards,
-		"is for custom signers: Kubernetes' own permit wildcards")
+		"has an effect only for custom signers: Kubernetes' signers always permit wildcards")
 	s.validateSubjects(m, path.Child("forbiddenSubjects"), signing)
 }
 
@@ -72,10 +73,10 @@ func (s *Signer) validateLifetimes(m *mistakes, path *field.Path) {
 	if s.MaxDuration != nil {
 		longest := s.MaxDuration.Duration
 		m.unless(s.Duration == nil || longest >= s.Duration.Duration, path.Child("maxDuration"), longest,
-			"is less than the duration")
+			"must not be less than the duration")
 		if s.MinDuration != nil {
 			m.unless(longest >= s.MinDuration.Duration, path.Child("minDuration"), s.MinDuration.Duration,
-				"is more than the longest, maxDuration")
+				"must not be more than maxDuration")
 		}
 	}
 }
@@ -94,13 +95,13 @@ func (s *Signer) validateSubjects(m *mistakes, path *field.Path, signing *Signin
 // validateUsages checks what only a custom signer is given: its usages, and the names that it may issue.
 func (s *Signer) validateUsages(m *mistakes, path *field.Path, kubernetes bool) {
 	if kubernetes {
-		const why = "Kubernetes' signers have rules of their own"
+		const why = "Kubernetes' signers have fixed rules"
 		m.forbid(len(s.Usages) > 0, path.Child("usages"), why)
 		m.forbid(len(s.AllowedNames) > 0, path.Child("allowedNames"), why)
 		m.forbid(s.AllowNoExtKeyUsage, path.Child("allowNoExtKeyUsage"), why)
 		return
 	}
-	m.require(len(s.Usages) > 0, path.Child("usages"), "say which usages this signer permits")
+	m.require(len(s.Usages) > 0, path.Child("usages"), "list the usages that this signer permits")
 	for i, usage := range s.Usages {
 		known := csr.KnownUsage(certificatesv1.KeyUsage(usage))
 		m.unless(known, path.Child("usages").Index(i), usage, "no such usage")
@@ -142,24 +143,24 @@ func isKubernetesSigner(name string) bool {
 func (c CA) validate(m *mistakes, path *field.Path) {
 	m.namespacedName(path.Child("secret"), c.Secret)
 	m.unless(c.Secret == "" || c.CertFile == "" && c.KeyFile == "", path.Child("secret"), c.Secret,
-		"given together with files: drop one of them")
+		"excludes the files: remove one of them")
 	m.unless(c.CertFile == "" || c.KeyFile != "", path.Child("certFile"), c.CertFile,
-		"given without the key file that belongs to it")
+		"needs the key file that belongs to it")
 	m.unless(c.KeyFile == "" || c.CertFile != "", path.Child("keyFile"), c.KeyFile,
-		"given without the certificate file that belongs to it")
-	const noCAHere = "goes with the secret or the files that it is about: there are none here"
+		"needs the certificate file that belongs to it")
+	const noCAHere = "needs a secret or files of the same entry"
 	if c.Chain != "" {
 		oneOf(m, path.Child("chain"), c.Chain, ca.Chains()...)
 		m.forbid(c.Empty(), path.Child("chain"), noCAHere)
 	}
 	if !c.CreateIfMissing {
-		const why = "is for a CA that is made here: set createIfMissing"
+		const why = "has an effect only with createIfMissing"
 		m.forbid(c.KeyAlgorithm != "", path.Child("keyAlgorithm"), why)
 		m.forbid(c.CADuration.Duration != 0, path.Child("caDuration"), why)
 		return
 	}
 	m.forbid(c.Empty(), path.Child("createIfMissing"), noCAHere)
-	m.forbid(!c.Empty() && c.Secret == "", path.Child("createIfMissing"), "only a Secret is created, files are not")
+	m.forbid(!c.Empty() && c.Secret == "", path.Child("createIfMissing"), "the manager creates only Secrets, not files")
 	if c.KeyAlgorithm != "" {
 		oneOf(m, path.Child("keyAlgorithm"), c.KeyAlgorithm, ca.Algorithms()...)
 	}
@@ -170,7 +171,7 @@ func (c CA) validate(m *mistakes, path *field.Path) {
 
 // validateGuarded finds CAs that can't be rotated.
 func (s *Signing) validateGuarded(m *mistakes, path *field.Path) {
-	const why = "a CA in files can't be rotated: with rotation.enabled it must be in a Secret"
+	const why = "with rotation.enabled, the CA must be in a Secret: a CA in files cannot be rotated"
 	m.unless(s.CertFile == "", path.Child("certFile"), s.CertFile, why)
 	for _, signer := range s.Signers {
 		m.unless(signer.CertFile == "", path.Child("signers").Key(signer.Name).Child("certFile"), signer.CertFile, why)
@@ -214,7 +215,7 @@ func (r Retention) validate(m *mistakes, path *field.Path) {
 		if each.age != nil {
 			age := each.age.Duration
 			m.unless(age < 0 || age >= time.Second, path.Child(each.name), age,
-				"must be a second or more, or negative for ever: requests would be gone before anybody has seen them")
+				"must be 1s or more, or negative to keep requests forever: shorter times delete them unseen")
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	noCA = "signing: Required value: no CA to sign with: give --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, " +
-		"or one for each signer; or leave the signer out with --controllers=*,-signer"
+	noCA = "signing: Required value: no signing CA: set --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, " +
+		"or one for each signer; or exclude the signer with --controllers=*,-signer"
 	tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
 		"so what lives for 2m9s or less is due for renewal the moment it is issued"
 )
@@ -39,17 +39,17 @@ func TestValidate(t *testing.T) {
 		"leader election is off, whatever its times": {body: secret, args: []string{"--leader-elect=false", "--leader-elect-lease-duration=0", "--leader-elect-resource-name="}},
 
 		"no CA":                         {want: []string{noCA}},
-		"unknown controller":            {body: secret, args: []string{"--controllers=*,nonsense"}, want: []string{`--controllers: Invalid value: "nonsense": no such controller: want approver, signer, cleaner or rotation`}},
-		"no star to leave out":          {body: secret, args: []string{"--controllers=-*"}, want: []string{`--controllers: Invalid value: "-*": no such controller: want approver, signer, cleaner or rotation`}},
-		"spaces count":                  {body: secret, args: []string{"--controllers=approver, signer"}, want: []string{`--controllers: Invalid value: " signer": no such controller: want approver, signer, cleaner or rotation`}},
-		"two unknown":                   {body: "controllers: [a, -b]\n" + secret, want: []string{`controllers: Invalid value: "a": no such controller: want approver, signer, cleaner or rotation`, `controllers: Invalid value: "-b": no such controller: want approver, signer, cleaner or rotation`}},
-		"no controller at all":          {body: secret, args: []string{"--controllers=-signer"}, want: []string{`--controllers: Invalid value: "-signer": leaves no controller to run`}},
+		"unknown controller":            {body: secret, args: []string{"--controllers=*,nonsense"}, want: []string{`--controllers: Invalid value: "nonsense": unknown controller: want approver, signer, cleaner or rotation`}},
+		"no star to leave out":          {body: secret, args: []string{"--controllers=-*"}, want: []string{`--controllers: Invalid value: "-*": unknown controller: want approver, signer, cleaner or rotation`}},
+		"spaces count":                  {body: secret, args: []string{"--controllers=approver, signer"}, want: []string{`--controllers: Invalid value: " signer": unknown controller: want approver, signer, cleaner or rotation`}},
+		"two unknown":                   {body: "controllers: [a, -b]\n" + secret, want: []string{`controllers: Invalid value: "a": unknown controller: want approver, signer, cleaner or rotation`, `controllers: Invalid value: "-b": unknown controller: want approver, signer, cleaner or rotation`}},
+		"no controller at all":          {body: secret, args: []string{"--controllers=-signer"}, want: []string{`--controllers: Invalid value: "-signer": no controller is left to run`}},
 		"rotation alone":                {body: "rotation: {enabled: true}\n" + secret, args: []string{"--controllers=rotation"}},
-		"rotation alone, and off":       {body: secret, args: []string{"--controllers=rotation"}, want: []string{`--controllers: Invalid value: "rotation": leaves no controller to run`}},
-		"an empty list":                 {body: "controllers: []\n", want: []string{`controllers: Invalid value: "": leaves no controller to run`}},
+		"rotation alone, and off":       {body: secret, args: []string{"--controllers=rotation"}, want: []string{`--controllers: Invalid value: "rotation": no controller is left to run`}},
+		"an empty list":                 {body: "controllers: []\n", want: []string{`controllers: Invalid value: "": no controller is left to run`}},
 		"dry run of all":                {body: secret, args: []string{"--dry-run=*"}},
 		"dry run by KCM's name":         {body: "dryRun: [csrapproving, csrcleaner]\n" + secret},
-		"dry run of what is not":        {body: secret, args: []string{"--dry-run=signer,-cleaner"}, want: []string{`--dry-run: Invalid value: "-cleaner": no such controller: want approver, signer or cleaner`}},
+		"dry run of what is not":        {body: secret, args: []string{"--dry-run=signer,-cleaner"}, want: []string{`--dry-run: Invalid value: "-cleaner": unknown controller: want approver, signer or cleaner`}},
 		"block list":                    {body: secret, args: []string{"--node-block-list=kube-system/blocked.nodes"}},
 		"block list of no name":         {body: "nodeBlockList: blocked\n" + secret, want: []string{`nodeBlockList: Invalid value: "blocked": want namespace/name`}},
 		"never superseded":              {body: "cleaning: {supersededAfter: 0s}\n" + secret},
@@ -61,24 +61,24 @@ func TestValidate(t *testing.T) {
 			`cleaning.supersededAfter: Invalid value: "-1h0m0s": must be 15m0s or more, as a kubelet waits for its request so long, or 0 for never`,
 		}},
 		"QPS of zero":         {body: "kubeAPIQPS: 0\n" + secret, want: []string{"kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"}},
-		"burst":               {body: secret, args: []string{"--kube-api-burst=0"}, want: []string{"--kube-api-burst: Invalid value: 0: is too low"}},
-		"approver's workers":  {body: secret, args: []string{"--concurrent-approver-syncs=-1"}, want: []string{"--concurrent-approver-syncs: Invalid value: -1: is too low"}},
-		"signer's workers":    {body: secret, args: []string{"--concurrent-signer-syncs=0"}, want: []string{"--concurrent-signer-syncs: Invalid value: 0: is too low"}},
-		"cleaner's workers":   {body: "concurrency: {cleaner: 0}\n" + secret, want: []string{"concurrency.cleaner: Invalid value: 0: is too low"}},
-		"verbosity":           {body: secret, args: []string{"-v=-1"}, want: []string{"--v: Invalid value: -1: is too low"}},
-		"metrics address":     {body: secret, args: []string{"--metrics-bind-address=8080"}, want: []string{`--metrics-bind-address: Invalid value: "8080": want host:port, or 0 for none`}},
-		"health address":      {body: secret, args: []string{"--health-probe-bind-address="}, want: []string{`--health-probe-bind-address: Invalid value: "": want host:port, or 0 for none`}},
-		"certificate, no TLS": {body: secret, args: []string{"--metrics-cert-dir=x"}, want: []string{`--metrics-cert-dir: Invalid value: "x": is of no use without --metrics-secure`}},
-		"audit log":           {body: secret + "audit: {maxSize: 0, maxBackups: -1, maxAge: -1}\n", want: []string{"audit.maxSize: Invalid value: 0: is too low", "audit.maxBackups: Invalid value: -1: is too low", "audit.maxAge: Invalid value: -1: is too low"}},
-		"self-check":          {body: secret + "selfCheck: {interval: -1s, bootstrapGroups: [], nodeGroups: []}\n", want: []string{`selfCheck.interval: Invalid value: "-1s": must be positive, or 0 for never`, "selfCheck.bootstrapGroups: Required value: say which groups join nodes", "selfCheck.nodeGroups: Required value: say which groups nodes are in"}},
+		"burst":               {body: secret, args: []string{"--kube-api-burst=0"}, want: []string{"--kube-api-burst: Invalid value: 0: must be 1 or more"}},
+		"approver's workers":  {body: secret, args: []string{"--concurrent-approver-syncs=-1"}, want: []string{"--concurrent-approver-syncs: Invalid value: -1: must be 1 or more"}},
+		"signer's workers":    {body: secret, args: []string{"--concurrent-signer-syncs=0"}, want: []string{"--concurrent-signer-syncs: Invalid value: 0: must be 1 or more"}},
+		"cleaner's workers":   {body: "concurrency: {cleaner: 0}\n" + secret, want: []string{"concurrency.cleaner: Invalid value: 0: must be 1 or more"}},
+		"verbosity":           {body: secret, args: []string{"-v=-1"}, want: []string{"--v: Invalid value: -1: must be 0 or more"}},
+		"metrics address":     {body: secret, args: []string{"--metrics-bind-address=8080"}, want: []string{`--metrics-bind-address: Invalid value: "8080": want host:port, or 0 to switch it off`}},
+		"health address":      {body: secret, args: []string{"--health-probe-bind-address="}, want: []string{`--health-probe-bind-address: Invalid value: "": want host:port, or 0 to switch it off`}},
+		"certificate, no TLS": {body: secret, args: []string{"--metrics-cert-dir=x"}, want: []string{`--metrics-cert-dir: Invalid value: "x": has no effect without --metrics-secure`}},
+		"audit log":           {body: secret + "audit: {maxSize: 0, maxBackups: -1, maxAge: -1}\n", want: []string{"audit.maxSize: Invalid value: 0: must be 1 or more", "audit.maxBackups: Invalid value: -1: must be 0 or more", "audit.maxAge: Invalid value: -1: must be 0 or more"}},
+		"self-check":          {body: secret + "selfCheck: {interval: -1s, bootstrapGroups: [], nodeGroups: []}\n", want: []string{`selfCheck.interval: Invalid value: "-1s": must be positive, or 0 to switch the check off`, "selfCheck.bootstrapGroups: Required value: list the groups of the users that join nodes", "selfCheck.nodeGroups: Required value: list the groups of the nodes"}},
 		"retry period":        {body: secret, args: []string{"--leader-elect-retry-period=0"}, want: []string{`--leader-elect-retry-period: Invalid value: "0s": must be positive`}},
 		"renew deadline":      {body: secret, args: []string{"--leader-elect-renew-deadline=600ms"}, want: []string{`--leader-elect-renew-deadline: Invalid value: "600ms": must be more than 1.2 times the retry period`}},
 		"lease duration":      {body: secret, args: []string{"--leader-elect-lease-duration=10s"}, want: []string{`--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`}},
 		"lease without name":  {body: secret, args: []string{"--leader-elect-resource-name="}, want: []string{"--leader-elect-resource-name: Required value: the Lease needs a name"}},
 		"denial":              {body: "approval: {denial: Always}\n" + secret, want: []string{`approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`}},
-		"deletions":           {body: "cleaning: {deletesPerSecond: 0}\n" + secret, want: []string{"cleaning.deletesPerSecond: Invalid value: 0: is too low"}},
+		"deletions":           {body: "cleaning: {deletesPerSecond: 0}\n" + secret, want: []string{"cleaning.deletesPerSecond: Invalid value: 0: must be 1 or more"}},
 		"shortest over longest": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, minDuration: 2h, maxDuration: 1h}]}\n", want: []string{
-			`signing.signers[kubernetes.io/kubelet-serving].minDuration: Invalid value: "2h0m0s": is more than the longest, maxDuration`,
+			`signing.signers[kubernetes.io/kubelet-serving].minDuration: Invalid value: "2h0m0s": must not be more than maxDuration`,
 		}},
 		"custom clients of the cluster's CA": {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, secret: ns/ca, usages: [client auth]}]}\n", want: []string{
 			"signing.signers[example.com/a].forbiddenSubjects: Required value: this signer permits client certificates and shares the CA of one of Kubernetes' signers, " +
@@ -89,24 +89,24 @@ func TestValidate(t *testing.T) {
 		}},
 		"another lock": {body: secret, args: []string{"--leader-elect-resource-lock=endpoints"}, want: []string{`invalid argument "endpoints" for "--leader-elect-resource-lock" flag: want leases`}},
 		"gone at once": {body: "cleaning: {retention: {approved: 0s}, signers: [{name: example.com/a, retention: {pending: 1ms}}]}\n" + secret, want: []string{
-			`cleaning.retention.approved: Invalid value: "0s": must be a second or more, or negative for ever: requests would be gone before anybody has seen them`,
-			`cleaning.signers[example.com/a].retention.pending: Invalid value: "1ms": must be a second or more, or negative for ever: requests would be gone before anybody has seen them`,
+			`cleaning.retention.approved: Invalid value: "0s": must be 1s or more, or negative to keep requests forever: shorter times delete them unseen`,
+			`cleaning.signers[example.com/a].retention.pending: Invalid value: "1ms": must be 1s or more, or negative to keep requests forever: shorter times delete them unseen`,
 		}},
 		"signer to be cleaned":  {body: "cleaning: {signers: [{name: nonsense}]}\n" + secret, want: []string{`cleaning.signers[nonsense].name: Invalid value: "nonsense": want domain/name, such as example.com/client`}},
 		"to be cleaned twice":   {body: "cleaning: {signers: [{name: example.com/a}, {name: example.com/a}]}\n" + secret, want: []string{`cleaning.signers[example.com/a]: Duplicate value: "example.com/a"`}},
 		"Secret of no name":     {args: []string{"--signing-secret=ns/"}, want: []string{`--signing-secret: Invalid value: "ns/": want namespace/name`}},
 		"Secret of two slashes": {args: []string{"--signing-secret=a/b/c"}, want: []string{`--signing-secret: Invalid value: "a/b/c": want namespace/name`}},
-		"Secret and files":      {args: []string{"--signing-secret=ns/ca", "--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}, want: []string{`--signing-secret: Invalid value: "ns/ca": given together with files: drop one of them`}},
-		"certificate only":      {args: []string{"--cluster-signing-cert-file=c"}, want: []string{`--cluster-signing-cert-file: Invalid value: "c": given without the key file that belongs to it`}},
-		"key only":              {args: []string{"--cluster-signing-key-file=k"}, want: []string{`--cluster-signing-key-file: Invalid value: "k": given without the certificate file that belongs to it`}},
+		"Secret and files":      {args: []string{"--signing-secret=ns/ca", "--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}, want: []string{`--signing-secret: Invalid value: "ns/ca": excludes the files: remove one of them`}},
+		"certificate only":      {args: []string{"--cluster-signing-cert-file=c"}, want: []string{`--cluster-signing-cert-file: Invalid value: "c": needs the key file that belongs to it`}},
+		"key only":              {args: []string{"--cluster-signing-key-file=k"}, want: []string{`--cluster-signing-key-file: Invalid value: "k": needs the certificate file that belongs to it`}},
 		"certificate only, in the file": {
-			body: "signing: {certFile: c}\n", want: []string{`signing.certFile: Invalid value: "c": given without the key file that belongs to it`},
+			body: "signing: {certFile: c}\n", want: []string{`signing.certFile: Invalid value: "c": needs the key file that belongs to it`},
 		},
 		"half a pair beside the Secret": {
 			body: secret, args: []string{"--cluster-signing-kubelet-client-cert-file=c"},
 			want: []string{
-				`--cluster-signing-kubelet-client-cert-file: Invalid value: "c": given without the key file that belongs to it`,
-				`signing.signers[kubernetes.io/kube-apiserver-client-kubelet]: Invalid value: "files \"c\" and \"\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: drop one of them`,
+				`--cluster-signing-kubelet-client-cert-file: Invalid value: "c": needs the key file that belongs to it`,
+				`signing.signers[kubernetes.io/kube-apiserver-client-kubelet]: Invalid value: "files \"c\" and \"\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: remove one of them`,
 			},
 		},
 		"rotation": {body: "rotation: {oldLifetimeCap: 2m, settleFor: 0s}\n" + secret, want: []string{
@@ -115,17 +115,17 @@ func TestValidate(t *testing.T) {
 		"rotation of files": {
 			body: "rotation: {enabled: true}\nsigning: {certFile: c, keyFile: k, signers: [{name: example.com/a, certFile: d, keyFile: e, usages: [any]}]}\n",
 			want: []string{
-				`signing.certFile: Invalid value: "c": a CA in files can't be rotated: with rotation.enabled it must be in a Secret`,
-				`signing.signers[example.com/a].certFile: Invalid value: "d": a CA in files can't be rotated: with rotation.enabled it must be in a Secret`,
+				`signing.certFile: Invalid value: "c": with rotation.enabled, the CA must be in a Secret: a CA in files cannot be rotated`,
+				`signing.signers[example.com/a].certFile: Invalid value: "d": with rotation.enabled, the CA must be in a Secret: a CA in files cannot be rotated`,
 			},
 		},
 		"lifetime": {body: secret, args: []string{"--cluster-signing-duration=2m"}, want: []string{`--cluster-signing-duration: Invalid value: "2m0s": 2m0s` + tooShort}},
 		"no request": {body: "requestLimits: {maxRequestBytes: 0, maxDERBytes: 0, maxSubjectAttributes: 0, maxNames: -1}\nsigning: {secret: ns/ca}\n", want: []string{
-			"requestLimits.maxRequestBytes: Invalid value: 0: is too low", "requestLimits.maxDERBytes: Invalid value: 0: is too low",
-			"requestLimits.maxSubjectAttributes: Invalid value: 0: is too low", "requestLimits.maxNames: Invalid value: -1: is too low",
+			"requestLimits.maxRequestBytes: Invalid value: 0: must be 1 or more", "requestLimits.maxDERBytes: Invalid value: 0: must be 1 or more",
+			"requestLimits.maxSubjectAttributes: Invalid value: 0: must be 1 or more", "requestLimits.maxNames: Invalid value: -1: must be 1 or more",
 		}},
 		"RSA bits, most":  {body: "signing: {secret: ns/ca, minRSABits: 8193}\n", want: []string{"signing.minRSABits: Invalid value: 8193: longer RSA keys than 8192 bits are never permitted"}},
-		"RSA bits":        {body: "signing: {secret: ns/ca, minRSABits: 1023}\n", want: []string{"signing.minRSABits: Invalid value: 1023: is too low"}},
+		"RSA bits":        {body: "signing: {secret: ns/ca, minRSABits: 1023}\n", want: []string{"signing.minRSABits: Invalid value: 1023: must be 1024 or more"}},
 		"signer twice":    {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", want: []string{`signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`}},
 		"signer, no name": {body: "signing: {secret: ns/ca, signers: [{secret: ns/b, usages: [any]}]}\n", want: []string{`signing.signers[].name: Invalid value: "": want domain/name, such as example.com/client`}},
 		"signer, one label": {
@@ -133,31 +133,31 @@ func TestValidate(t *testing.T) {
 		},
 		"signer of Kubernetes that nobody serves": {
 			body: "signing: {signers: [{name: kubernetes.io/kube-apiserver-serving, secret: ns/ca, usages: [server auth]}]}\n",
-			want: []string{`signing.signers[kubernetes.io/kube-apiserver-serving].name: Invalid value: "kubernetes.io/kube-apiserver-serving": Kubernetes has no such signer that can be served`},
+			want: []string{`signing.signers[kubernetes.io/kube-apiserver-serving].name: Invalid value: "kubernetes.io/kube-apiserver-serving": unknown signer of Kubernetes, or one that cannot be served`},
 		},
 		"wildcards of Kubernetes' own": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, allowWildcards: true}]}\n",
-			want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowWildcards: Invalid value: true: is for custom signers: Kubernetes' own permit wildcards"}},
+			want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowWildcards: Invalid value: true: has an effect only for custom signers: Kubernetes' signers always permit wildcards"}},
 		"custom signer, no CA":       {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [any]}]}\n", want: []string{"signing.signers[example.com/a]: Required value: needs a CA: secret, or certFile and keyFile"}},
-		"custom signer, no usages":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", want: []string{"signing.signers[example.com/a].usages: Required value: say which usages this signer permits"}},
+		"custom signer, no usages":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", want: []string{"signing.signers[example.com/a].usages: Required value: list the usages that this signer permits"}},
 		"custom signer, bad usage":   {body: "signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", want: []string{`signing.signers[example.com/a].usages[1]: Invalid value: "magic": no such usage`}},
-		"custom signer, half a pair": {body: "signing: {signers: [{name: example.com/a, keyFile: k, usages: [any]}]}\n", want: []string{`signing.signers[example.com/a].keyFile: Invalid value: "k": given without the certificate file that belongs to it`}},
+		"custom signer, half a pair": {body: "signing: {signers: [{name: example.com/a, keyFile: k, usages: [any]}]}\n", want: []string{`signing.signers[example.com/a].keyFile: Invalid value: "k": needs the certificate file that belongs to it`}},
 		"signer's lifetime":          {body: custom(", duration: 1m"), want: []string{`signing.signers[example.com/a].duration: Invalid value: "1m0s": 1m0s` + tooShort}},
 		"signer's least":             {body: custom(", minDuration: 0s"), want: []string{`signing.signers[example.com/a].minDuration: Invalid value: "0s": 0s` + tooShort}},
 		"signer's longest":           {body: custom(", maxDuration: -1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "-1h0m0s": -1h0m0s` + tooShort}},
-		"longest under the lifetime": {body: custom(", duration: 2h, maxDuration: 1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "1h0m0s": is less than the duration`}},
+		"longest under the lifetime": {body: custom(", duration: 2h, maxDuration: 1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "1h0m0s": must not be less than the duration`}},
 		"bad subject":                {body: custom(", forbiddenSubjects: [CN=a, OU=b]"), want: []string{`signing.signers[example.com/a].forbiddenSubjects[1]: Invalid value: "OU=b": "OU=b" is no subject pattern: want O=value or CN=value, with at most one *, at the end`}},
-		"Kubernetes' signer, usages": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, usages: [any]}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving].usages: Forbidden: Kubernetes' signers have rules of their own"}},
+		"Kubernetes' signer, usages": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, usages: [any]}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving].usages: Forbidden: Kubernetes' signers have fixed rules"}},
 		"Kubernetes' signer, no CA":  {body: "signing: {signers: [{name: kubernetes.io/kubelet-serving}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving]: Required value: needs a CA: secret, or certFile and keyFile", noCA}},
 		"everything at once": {
 			body: "kubeAPIBurst: 0\napproval: {denial: x}\nsigning: {minRSABits: 1}\ncleaning: {deletesPerSecond: 0}\n",
 			args: []string{"--controllers=x", "--leader-elect-resource-name="},
 			want: []string{
-				`--controllers: Invalid value: "x": no such controller: want approver, signer, cleaner or rotation`,
-				"kubeAPIBurst: Invalid value: 0: is too low",
+				`--controllers: Invalid value: "x": unknown controller: want approver, signer, cleaner or rotation`,
+				"kubeAPIBurst: Invalid value: 0: must be 1 or more",
 				"--leader-elect-resource-name: Required value: the Lease needs a name",
 				`approval.denial: Unsupported value: "x": supported values: "Never", "Permanent"`,
-				"signing.minRSABits: Invalid value: 1: is too low",
-				"cleaning.deletesPerSecond: Invalid value: 0: is too low",
+				"signing.minRSABits: Invalid value: 1: must be 1024 or more",
+				"cleaning.deletesPerSecond: Invalid value: 0: must be 1 or more",
 			},
 		},
 	} {
@@ -235,7 +235,7 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 	kubernetes := func(settings string) string {
 		return "signing: {secret: ns/a, signers: [{name: kubernetes.io/kubelet-serving, " + settings + "}]}\n"
 	}
-	const rules = "Forbidden: Kubernetes' signers have rules of their own"
+	const rules = "Forbidden: Kubernetes' signers have fixed rules"
 	for name, test := range map[string]struct {
 		body string
 		want []string // accepted when empty
@@ -268,9 +268,9 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 func TestValidateCA(t *testing.T) {
 	t.Parallel()
 	const (
-		here    = "Forbidden: goes with the secret or the files that it is about: there are none here"
-		created = "Forbidden: is for a CA that is made here: set createIfMissing"
-		same    = "was named before with another chain, createIfMissing, keyAlgorithm or caDuration: say the same"
+		here    = "Forbidden: needs a secret or files of the same entry"
+		created = "Forbidden: has an effect only with createIfMissing"
+		same    = "names the same CA as an earlier entry, with another chain, createIfMissing, keyAlgorithm or caDuration: use the same values"
 	)
 	one := func(settings string) string {
 		return "signing: {signers: [{name: example.com/a, usages: [server auth], " + settings + "}]}\n"
@@ -287,7 +287,7 @@ func TestValidateCA(t *testing.T) {
 		"chain of files":           {body: one("certFile: c, keyFile: k, chain: Intermediates")},
 		"one CA named twice":       {body: "signing: {secret: ns/ca, chain: None, signers: [{name: example.com/a, usages: [server auth], secret: ns/ca, chain: None}]}\n"},
 
-		"files are not made":    {body: one("certFile: c, keyFile: k, createIfMissing: true"), want: []string{"signing.signers[example.com/a].createIfMissing: Forbidden: only a Secret is created, files are not"}},
+		"files are not made":    {body: one("certFile: c, keyFile: k, createIfMissing: true"), want: []string{"signing.signers[example.com/a].createIfMissing: Forbidden: the manager creates only Secrets, not files"}},
 		"algorithm, not made":   {body: "signing: {secret: ns/ca, keyAlgorithm: RSA3072}\n", want: []string{"signing.keyAlgorithm: " + created}},
 		"duration, not made":    {body: "signing: {secret: ns/ca, caDuration: 1h}\n", want: []string{"signing.caDuration: " + created}},
 		"unknown algorithm":     {body: one("secret: ns/a, createIfMissing: true, keyAlgorithm: DSA"), want: []string{`signing.signers[example.com/a].keyAlgorithm: Unsupported value: "DSA": supported values: "ECDSAP256", "ECDSAP384", "RSA3072", "RSA4096", "ED25519"`}},

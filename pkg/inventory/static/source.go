@@ -16,15 +16,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Row describes one node, by Name, or several nodes, by NamePattern. In DNSNames and Suffixes, ${node} stands for the
+// Row describes one node, by name, or several nodes, by namePattern. In dnsNames and suffixes, ${node} stands for the
 // node's name, and ${group} for the text that the pattern's group of that name matched.
 type Row struct {
-	Name        string   `json:"name,omitempty"`
-	NamePattern string   `json:"namePattern,omitempty"` // RE2, for the whole name
-	DNSNames    []string `json:"dnsNames,omitempty"`
-	Suffixes    []string `json:"suffixes,omitempty"`
-	Addresses   []string `json:"addresses,omitempty"` // IP addresses and CIDRs
-	ShortNames  bool     `json:"shortNames,omitempty"`
+	// Name is the name of one node.
+	Name string `json:"name,omitempty"`
+	// NamePattern is an expression (RE2) that must match the whole name of a node.
+	NamePattern string `json:"namePattern,omitempty"`
+	// DNSNames lists DNS names of the node.
+	DNSNames []string `json:"dnsNames,omitempty"`
+	// Suffixes lists DNS suffixes: every name below one of them belongs to the node.
+	Suffixes []string `json:"suffixes,omitempty"`
+	// Addresses lists IP addresses and CIDRs of the node.
+	Addresses []string `json:"addresses,omitempty"`
+	// ShortNames also permits the first label of each DNS name.
+	ShortNames bool `json:"shortNames,omitempty"`
 }
 
 // RowError reports a mistake in one field of one row.

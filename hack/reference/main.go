@@ -1,0 +1,162 @@
+// Command reference writes the generated parts of docs/reference from the code: the configuration, the flags, the
+// metrics, the API and the roles. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in
+// a page is written by hand. "make docs" runs it, and "make verify" compares the result.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// parts returns the generated parts by name. root is the root of the repository.
+var parts = map[string]func(root string) (string, error){
+	"defaults":    func(string) (string, error) { return defaults(), nil },
+	"fields":      fields,
+	"flags":       func(string) (string, error) { return flags(), nil },
+	"metrics":     metrics,
+	"api-spec":    func(root string) (string, error) { return schema(root, "spec") },
+	"api-status":  func(root string) (string, error) { return schema(root, "status") },
+	"api-columns": columns,
+	"phases":      func(root string) (string, error) { return constants(root, "Phase") },
+	"operations":  func(root string) (string, error) { return constants(root, "Operation") },
+	"conditions":  func(root string) (string, error) { return constants(root, "Condition") },
+	"roles":       roles,
+}
+
+// pages are the pages with generated parts.
+var pages = []string{"configuration.md", "metrics.md", "api.md", "rbac.md"}
+
+func main() {
+	if err := run("."); err != nil {
+		fmt.Fprintln(os.Stderr, "reference:", err)
+		os.Exit(1)
+	}
+}
+
+// run writes the generated parts of every page below root. Each part must be in one page.
+func run(root string) error {
+	written := map[string]bool{}
+	for _, page := range pages {
+		file := filepath.Join(root, "docs", "reference", page)
+		before, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		after, err := fill(string(before), func(name string) (string, error) {
+			part, known := parts[name]
+			if !known || written[name] {
+				return "", errors.New("unknown, or generated twice")
+			}
+			written[name] = true
+			return part(root)
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if err := os.WriteFile(file, []byte(after), 0o644); err != nil {
+			return err
+		}
+	}
+	for name := range parts {
+		if !written[name] {
+			return fmt.Errorf("no page has the part %q", name)
+		}
+	}
+	return nil
+}
+
+// marked finds a generated part and its marks.
+var marked = regexp.MustCompile(`(?s)<!-- generated: ([a-z-]+) -->\n.*?<!-- end: ([a-z-]+) -->`)
+
+// fill returns page with each part written anew by part.
+func fill(page string, part func(name string) (string, error)) (string, error) {
+	var problems []error
+	page = marked.ReplaceAllStringFunc(page, func(old string) string {
+		names := marked.FindStringSubmatch(old)
+		text, err := part(names[1])
+		if names[1] != names[2] {
+			err = fmt.Errorf("ends as %q", names[2])
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("part %q: %w", names[1], err))
+			return old
+		}
+		return fmt.Sprintf("<!-- generated: %s -->\n\n%s\n\n<!-- end: %[1]s -->", names[1], strings.TrimSpace(text))
+	})
+	return page, errors.Join(problems...)
+}
+
+// table collects the rows of a Markdown table.
+type table struct{ out strings.Builder }
+
+// newTable returns a table with those columns.
+func newTable(columns ...string) *table {
+	t := &table{}
+	t.row(columns...)
+	t.out.WriteString(strings.Repeat("|---", len(columns)) + "|\n")
+	return t
+}
+
+// row adds a row.
+func (t *table) row(cells ...string) {
+	t.out.WriteString("| " + strings.Join(cells, " | ") + " |\n")
+}
+
+func (t *table) String() string { return t.out.String() }
+
+// quote returns value as code, or nothing if it is empty.
+func quote(value string) string {
+	if value == "" {
+		return ""
+	}
+	return "`" + value + "`"
+}
+
+// quoted returns values as code, separated by commas.
+func quoted(values []string) string {
+	var all []string
+	for _, value := range values {
+		all = append(all, quote(value))
+	}
+	return strings.Join(all, ", ")
+}
+
+// prose returns the text of a comment for a cell or a paragraph: on one line, with what Markdown would read as markup
+// escaped, except in code.
+func prose(text string) string {
+	spans := strings.Split(strings.Join(strings.Fields(text), " "), "`")
+	for i := range spans {
+		if i%2 == 0 {
+			spans[i] = strings.NewReplacer("*", `\*`, "|", `\|`, "<", "&lt;", "_", `\_`).Replace(spans[i])
+		} else {
+			spans[i] = strings.ReplaceAll(spans[i], "|", `\|`)
+		}
+	}
+	return strings.Join(spans, "`")
+}
+
+// about returns a comment about the Go name as text about what readers call as.
+func about(comment, name, as string) string {
+	if rest, found := strings.CutPrefix(comment, name+" "); found {
+		return quote(as) + " " + rest
+	}
+	return comment
+}
+
+// bare returns a comment about the Go name for a place where the name stands already: what follows the name, if that is a
+// verb.
+func bare(comment, name string) string {
+	rest, found := strings.CutPrefix(comment, name+" ")
+	verb, after, _ := strings.Cut(rest, " ")
+	switch {
+	case !found || verb == "as" || verb != "are" && !strings.HasSuffix(verb, "s"):
+		return comment
+	case verb == "is" || verb == "are":
+		rest = after
+	}
+	return strings.ToUpper(rest[:1]) + rest[1:]
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
+)
+
+// metric is one of the manager's own metrics.
+type metric struct {
+	name, kind, help string
+	labels           []string
+}
+
+// metrics returns a table of the manager's metrics for each part of it.
+func metrics(root string) (string, error) {
+	all, err := findMetrics(root)
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	used := map[string]bool{}
+	for _, part := range metricParts {
+		rows := newTable("metric", "type", "labels", "meaning")
+		var rest []metric
+		for _, m := range all {
+			if !strings.HasPrefix(m.name, part.prefix) {
+				rest = append(rest, m)
+				continue
+			}
+			labels, err := m.describeLabels(used)
+			if err != nil {
+				return "", err
+			}
+			rows.row(quote(m.name), m.kind, labels, prose(m.help))
+		}
+		if len(rest) == len(all) {
+			return "", fmt.Errorf("no metric begins with %s", part.prefix)
+		}
+		all = rest
+		fmt.Fprintf(&out, "### %s\n\n%s\n", part.title, rows)
+	}
+	if len(all) > 0 {
+		return "", fmt.Errorf("%s belongs to no part", all[0].name)
+	}
+	for key := range labelValues() {
+		if !used[key] {
+			return "", fmt.Errorf("no metric has the label %q", key)
+		}
+	}
+	return out.String(), nil
+}
+
+// metricParts are the sections of the page. A metric is in the first whose prefix it has.
+var metricParts = []struct{ title, prefix string }{
+	{"Approver", "csr_approver_"},
+	{"Signer", "csr_signer_"},
+	{"Cleaner", "csr_cleaner_"},
+	{"Rotation", "csr_rotation_"},
+	{"Requests", "csr_requests"},
+	{"Self-check", "csr_check_"},
+	{"Everything else", "csr_"},
+}
+
+// labelValues returns the values of labels, by "metric label" or by "label".
+func labelValues() map[string]string {
+	const reason = "a token of [reasons](reasons.md)"
+	names := []string{check.OwnRights, check.OptionalRights, check.KubeletRights, check.CATrusted}
+	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
+	verdicts := []verdict.Verdict{verdict.Ignore, verdict.Approve, verdict.Wait, verdict.Deny}
+	return map[string]string{
+		"signer":                              "a configured signer name",
+		"csr_requests signer":                 "a configured signer name, or `other`",
+		"csr_requests_oldest_seconds signer":  "a configured signer name, or `other`",
+		"state":                               values(csr.States()),
+		"phase":                               values(phases),
+		"verdict":                             values(verdicts),
+		"rule":                                "`selfnodeclient`, `nodeclient`, `kubelet-serving`, or empty if no rule approves",
+		"csr_approver_decisions_total reason": reason,
+		"csr_approver_dry_run_total reason":   reason,
+		"csr_signer_outcomes_total reason":    reason + ", empty for `Issued`",
+		"csr_signer_dry_run_total reason":     reason,
+		"csr_cleaner_deleted_total reason":    "`Due`, `Superseded`",
+		"csr_cleaner_dry_run_total reason":    "`Due`, `Superseded`",
+		"reason": "the API server's reason: `Conflict`, `Forbidden`, `Unauthorized`, `InternalError`, `ServerTimeout`, " +
+			"`ServiceUnavailable`, `Timeout`, `TooManyRequests`; or `Other`",
+		"csr_approver_dry_run_total outcome": "`agreed`, `disagreed`, `undecided`",
+		"outcome":                            "`Issued`, `Failed`, `Wait`, `Ignore`",
+		"csr_approver_review_seconds result": "`allowed`, `refused`, `error`",
+		"csr_signer_ca_reloads_total result": "`accepted`, `rejected`",
+		"csr_check_result result":            values(check.Statuses()),
+		"check":                              quoted(names),
+	}
+}
+
+// values returns all as code, separated by commas.
+func values[T any](all []T) string {
+	var texts []string
+	for _, value := range all {
+		texts = append(texts, fmt.Sprint(value))
+	}
+	return quoted(texts)
+}
+
+// describeLabels returns the labels of m with their values, and marks them as used.
+func (m metric) describeLabels(used map[string]bool) (string, error) {
+	known := labelValues()
+	var all []string
+	for _, label := range m.labels {
+		key := m.name + " " + label
+		if known[key] == "" {
+			key = label
+		}
+		if known[key] == "" {
+			return "", fmt.Errorf("%s: the values of the label %q are unknown: add them to labelValues", m.name, label)
+		}
+		used[key] = true
+		all = append(all, quote(label)+": "+known[key])
+	}
+	return strings.Join(all, "<br>"), nil
+}
+
+// findMetrics returns the metrics that the code makes, by name.
+func findMetrics(root string) ([]metric, error) {
+	dirs, err := packages(root, "controllers", "internal", "pkg")
+	if err != nil {
+		return nil, err
+	}
+	var all []metric
+	for _, dir := range dirs {
+		parsed, err := files(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range parsed {
+			ast.Inspect(file, func(node ast.Node) bool {
+				if call, is := node.(*ast.CallExpr); is && err == nil {
+					var found *metric
+					if found, err = readMetric(call); found != nil {
+						all = append(all, *found)
+					}
+				}
+				return true
+			})
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.ToSlash(dir), err)
+		}
+	}
+	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	return all, nil
+}
+
+// readMetric returns the metric that call makes, or nil. A description is that of a gauge: the code makes no other.
+func readMetric(call *ast.CallExpr) (*metric, error) {
+	function, is := call.Fun.(*ast.SelectorExpr)
+	if !is {
+		return nil, nil
+	}
+	from, is := function.X.(*ast.Ident)
+	if !is || from.Name != "prometheus" || len(call.Args) == 0 {
+		return nil, nil
+	}
+	kind := strings.TrimSuffix(strings.TrimPrefix(function.Sel.Name, "New"), "Vec")
+	m := &metric{kind: strings.ToLower(kind)}
+	var labels ast.Expr
+	switch kind {
+	case "Counter", "Gauge", "Histogram", "Summary":
+		m.readOptions(call.Args[0])
+		if len(call.Args) > 1 {
+			labels = call.Args[1]
+		}
+	case "Desc":
+		m.kind = "gauge"
+		m.name, _ = text(call.Args[0])
+		m.help, _ = text(call.Args[1])
+		labels = call.Args[2]
+	default:
+		return nil, nil
+	}
+	if list, is := labels.(*ast.CompositeLit); is {
+		for _, element := range list.Elts {
+			label, _ := text(element)
+			m.labels = append(m.labels, label)
+		}
+	}
+	if m.name == "" || m.help == "" {
+		return nil, fmt.Errorf("a %s whose name and help are no literals", kind)
+	}
+	return m, nil
+}
+
+// readOptions reads the name and the help of m.
+func (m *metric) readOptions(options ast.Expr) {
+	literal, is := options.(*ast.CompositeLit)
+	if !is {
+		return
+	}
+	for _, element := range literal.Elts {
+		pair, is := element.(*ast.KeyValueExpr)
+		if !is {
+			continue
+		}
+		switch key, _ := pair.Key.(*ast.Ident); key.Name {
+		case "Name":
+			m.name, _ = text(pair.Value)
+		case "Help":
+			m.help, _ = text(pair.Value)
+		}
+	}
+}
