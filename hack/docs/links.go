@@ -88,8 +88,8 @@ func anchor(pages map[string]*page, name, fragment string) error {
 // mention finds the path of a page, with its anchor, in code, manifests and scripts.
 var mention = regexp.MustCompile(`\bdocs/[A-Za-z0-9/_-]+\.md(?:#[A-Za-z0-9_-]+)?`)
 
-// mentioned checks the paths of pages that are written in files which are no pages themselves: messages, comments, alerts.
-// It returns how many there are.
+// mentioned checks the paths of pages in all other files: in messages, comments and alerts. It returns how many there
+// are.
 func mentioned(root string, pages map[string]*page) (int, []error, error) {
 	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = root

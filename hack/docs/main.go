@@ -1,5 +1,6 @@
-// Command docs checks the documentation. "docs links" checks every relative link and every anchor; "docs diagrams" renders
-// every Mermaid diagram in a browser; "docs shots" writes pictures of the diagrams, of README and of the commands' output.
+// Command docs checks the documentation. "docs links" checks every relative link and every anchor; "docs diagrams"
+// renders every Mermaid diagram in a browser; "docs shots" writes pictures of the diagrams, of README and of the
+// commands' output.
 // It is a module of its own, so that the manager's module needs no Markdown parser.
 package main
 
@@ -27,6 +28,8 @@ func run(root string, args []string) error {
 	switch args[0] {
 	case "links":
 		return links(root)
+	case "diagrams":
+		return diagrams(root)
 	default:
 		return fmt.Errorf("unknown command %q", args[0])
 	}

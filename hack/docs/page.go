@@ -38,7 +38,8 @@ type diagram struct {
 	text string
 }
 
-// pagePaths returns the paths of all pages below root: README.md, CONTRIBUTING.md, CHANGELOG.md, docs and the charts' README.
+// pagePaths returns the paths of all pages below root: README.md, CONTRIBUTING.md, CHANGELOG.md, docs and the charts'
+// README.
 func pagePaths(root fs.FS) ([]string, error) {
 	paths, err := fs.Glob(root, "charts/*/README.md")
 	if err != nil {
@@ -156,7 +157,7 @@ func plain(node ast.Node, source []byte) string {
 	return out.String()
 }
 
-// slug returns the anchor that GitHub gives a heading: lower case, without what is no word character, with - for a space.
+// slug returns the anchor that GitHub gives a heading: in lower case, with - for a space, and with word characters only.
 func slug(heading string) string {
 	word := func(r rune) rune {
 		switch {
