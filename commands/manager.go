@@ -46,6 +46,9 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	if err != nil {
 		return err
 	}
+	if options.Publish, err = controllers.PublishOf(configuration, VersionOrBuild()); err != nil {
+		return err
+	}
 	options.Observer = apiuse.New()
 	mgr, err := newManager(configuration, options.Observer, logger)
 	if err != nil {

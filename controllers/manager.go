@@ -58,6 +58,9 @@ type Options struct {
 	// SelfCheck, if set, checks the manager's own rights, the kubelets' rights and the trust in the CA.
 	SelfCheck *SelfCheck
 
+	// Publish, if set, has the leader write the configuration of the manager into a ConfigMap.
+	Publish *Publish
+
 	// Concurrency is the number of requests that each controller works on at a time; zero means DefaultConcurrency.
 	Concurrency Concurrency
 
@@ -108,6 +111,9 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 		return err
 	}
 	if err := o.setupCaches(mgr); err != nil {
+		return err
+	}
+	if err := o.setupPublish(mgr); err != nil {
 		return err
 	}
 	if err := o.setupObserver(mgr); err != nil {

@@ -56,6 +56,7 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 	}
 	if c.LeaderElection.Enabled {
 		r.leaderElection(leaseNamespace, c.LeaderElection.ResourceName)
+		r.optional("the published configuration", "", "configmaps", leaseNamespace, PublishedName(c), "get", "update")
 	}
 	if c.MetricsSecure {
 		const need = "secure metrics"

@@ -172,7 +172,7 @@ type Signing struct {
 	MinRSABits int `json:"minRSABits"`
 	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
 	// `CN=value`, with at most one `*`, at the end. If it is not set, it is `O=system:masters`.
-	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
+	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// APIServers lists the API servers to ask whether they trust a CA for clients, each as `host:port` or as an https
 	// URL. Set it if the manager can't reach the endpoints of the Service `kubernetes`.
 	APIServers []string `json:"apiServers,omitempty"`
@@ -217,7 +217,7 @@ type Signer struct {
 	Usages []string `json:"usages,omitempty"`
 	// ForbiddenSubjects replaces `signing.forbiddenSubjects` for this signer. If it is not set, a custom signer whose CA
 	// the API servers trust for clients also forbids `O=system:*`, `O=kubeadm:*` and `CN=system:*`.
-	ForbiddenSubjects []string `json:"forbiddenSubjects,omitempty"`
+	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// AllowWildcards permits DNS names that begin with `*.` for a custom signer. Kubernetes' signers always permit them.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
 	// AllowedNames lists the names that server certificates of a custom signer may hold if API servers trust its CA for
@@ -634,19 +634,26 @@ func (c *Configuration) read(file string) error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
+	if err := c.parse(data); err != nil {
+		return fmt.Errorf("--config: %s: %w", file, err)
+	}
+	return nil
+}
+
+// parse overrides c by the fields in data. It refuses unknown fields.
+func (c *Configuration) parse(data []byte) error {
 	c.APIVersion, c.Kind = "", ""
 	// encoding/json reads a list into the elements that are there: the first source would be two.
 	sources := c.Approval.Inventory.Sources
 	c.Approval.Inventory.Sources = nil
 	if err := yaml.UnmarshalStrict(data, c); err != nil {
-		return fmt.Errorf("--config: %s: %w", file, err)
+		return err
 	}
 	if c.Approval.Inventory.Sources == nil {
 		c.Approval.Inventory.Sources = sources
 	}
 	if c.APIVersion != APIVersion || c.Kind != Kind {
-		return fmt.Errorf("--config: %s: want apiVersion %s and kind %s, found %q and %q",
-			file, APIVersion, Kind, c.APIVersion, c.Kind)
+		return fmt.Errorf("want apiVersion %s and kind %s, found %q and %q", APIVersion, Kind, c.APIVersion, c.Kind)
 	}
 	return nil
 }

@@ -59,6 +59,9 @@ var questions = []question{
 	{"create", "authentication.k8s.io", "tokenreviews", "", "", everyone},
 	{"get", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{signer}},
 	{"get", "", "configmaps", "kube-system", "kubeadm-config", nil},
+	{"create", "", "configmaps", systemNamespace, "", nil},
+	{"list", "", "configmaps", systemNamespace, "", nil},
+	{"update", "", "configmaps", systemNamespace, "csr-controller-manager-config", nil},
 	{"create", "coordination.k8s.io", "leases", systemNamespace, "", everyone},
 	{"create", "coordination.k8s.io", "leases", "kube-system", "", nil},
 	{"delete", "coordination.k8s.io", "leases", systemNamespace, "", nil},
@@ -83,6 +86,9 @@ func TestRights(t *testing.T) {
 	ask(t, []question{
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-controller-manager", everyone},
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-signer", nil},
+		{"update", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", everyone},
+		{"delete", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", nil},
+		{"update", "", "configmaps", systemNamespace, "csr-signer-configuration", nil},
 	}, map[string][]string{common: everyone})
 
 	apply(t, kustomize(t, "overlays/split"))
@@ -95,6 +101,10 @@ func TestRights(t *testing.T) {
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-approver", []string{approver}},
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-signer", []string{signer}},
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-cleaner", []string{cleaner}},
+		{"update", "", "configmaps", systemNamespace, "csr-approver-configuration", []string{approver}},
+		{"update", "", "configmaps", systemNamespace, "csr-signer-configuration", []string{signer}},
+		{"update", "", "configmaps", systemNamespace, "csr-cleaner-configuration", []string{cleaner}},
+		{"update", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", nil},
 	}, identities)
 
 	// Of the common identity nothing is left but its Lease.
@@ -114,6 +124,8 @@ func TestRights(t *testing.T) {
 	ask(t, []question{
 		{"update", "coordination.k8s.io", "leases", "kube-system", "csr-controller-manager", everyone},
 		{"update", "coordination.k8s.io", "leases", "kube-system", "kube-controller-manager", nil},
+		{"update", "", "configmaps", "kube-system", "csr-controller-manager-configuration", everyone},
+		{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", nil},
 	}, map[string][]string{file: everyone})
 }
 

@@ -1,0 +1,242 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// Publish configures what the leader writes about its manager into a ConfigMap, for people and for the kubectl plugin.
+type Publish struct {
+	// ConfigMap is where to write it.
+	ConfigMap types.NamespacedName
+	// Configuration is published as it is: it must hold no credentials.
+	Configuration *config.Configuration
+	// Version is the version of the program.
+	Version string
+}
+
+// PublishOf returns the Publish of a manager with the configuration c. It returns nil for a manager without leader
+// election: the ConfigMap belongs to the holder of a Lease.
+func PublishOf(c *config.Configuration, version string) (*Publish, error) {
+	if !c.LeaderElection.Enabled {
+		return nil, nil
+	}
+	namespace := LeaseNamespace(c)
+	published, err := c.Published(namespace)
+	if err != nil {
+		return nil, err
+	}
+	name := types.NamespacedName{Namespace: namespace, Name: PublishedName(c)}
+	return &Publish{ConfigMap: name, Configuration: published, Version: version}, nil
+}
+
+// PublishedName returns the name of the ConfigMap in which a manager with the configuration c publishes it.
+func PublishedName(c *config.Configuration) string {
+	return c.LeaderElection.ResourceName + config.PublishedSuffix
+}
+
+// StatusKey is the key of a PublishedStatus in the ConfigMap.
+const StatusKey = "manager.yaml"
+
+// PublishedStatus is what a manager publishes beside its configuration. None of it is secret.
+type PublishedStatus struct {
+	// Version is the version of the manager.
+	Version string `json:"version"`
+	// User and Groups are how the API server knows the manager.
+	User   string   `json:"user,omitempty"`
+	Groups []string `json:"groups,omitempty"`
+	// Authorities are the CAs that the manager signs with.
+	Authorities []PublishedAuthority `json:"authorities,omitempty"`
+}
+
+// PublishedAuthority is a CA without its key.
+type PublishedAuthority struct {
+	// Signers are those that it signs for.
+	Signers []string `json:"signers"`
+	// Certificate is the certificate of the CA in PEM, and Chain what certificates come with.
+	Certificate string `json:"certificate"`
+	Chain       string `json:"chain,omitempty"`
+}
+
+const (
+	// publishTick is how often the publisher compares what it has published with what holds now. That asks no API server.
+	publishTick = 10 * time.Second
+	// publishInterval is how often it reads the ConfigMap, which somebody may have changed.
+	publishInterval = 5 * time.Minute
+	// publishPause is the pause after a refusal: a missing right is not granted every minute.
+	publishPause = time.Hour
+)
+
+// publisher is a Runnable of the leader that keeps the ConfigMap as it should be.
+type publisher struct {
+	Publish
+	reader client.Reader // not a cache: the manager may not list ConfigMaps
+	client client.Client
+	signer *signer.Reconciler
+	clock  clock.WithTicker
+	log    logr.Logger
+
+	user    authenticationv1.UserInfo
+	written map[string]string // what the ConfigMap held last
+	due     time.Time         // when to read it again
+	problem string            // that was logged last
+}
+
+// setupPublish adds the publisher to mgr, if o.Publish is set.
+func (o Options) setupPublish(mgr manager.Manager) error {
+	if o.Publish == nil {
+		return nil
+	}
+	p := &publisher{
+		Publish: *o.Publish, reader: mgr.GetAPIReader(), client: mgr.GetClient(), signer: o.Signer, clock: o.Clock,
+		log: mgr.GetLogger().WithName("publish"),
+	}
+	if p.clock == nil {
+		p.clock = clock.RealClock{}
+	}
+	return mgr.Add(p)
+}
+
+// NeedLeaderElection returns true: the leader's configuration is the one that holds.
+func (*publisher) NeedLeaderElection() bool { return true }
+
+// Start publishes until ctx ends.
+func (p *publisher) Start(ctx context.Context) error {
+	ticker := p.clock.NewTicker(publishTick)
+	defer ticker.Stop()
+	for {
+		p.sync(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// sync writes the ConfigMap if it is due, or if what to publish has changed. It logs a problem once.
+func (p *publisher) sync(ctx context.Context) {
+	now := p.clock.Now()
+	if p.user.Username == "" && !now.Before(p.due) {
+		p.user = p.whoAmI(ctx)
+	}
+	data, err := p.data(now)
+	if err == nil && now.Before(p.due) && (p.written == nil || maps.Equal(data, p.written)) {
+		return
+	}
+	if err == nil {
+		err = p.write(ctx, data)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err == nil:
+		p.written, p.due, p.problem = data, now.Add(publishInterval), ""
+		return
+	case apierrors.IsForbidden(err):
+		p.due = now.Add(publishPause)
+	default:
+		p.due = now.Add(time.Minute)
+	}
+	p.written = nil
+	if problem := err.Error(); problem != p.problem {
+		p.problem = problem
+		p.log.Info("The configuration is not published: the kubectl plugin can't read it. The controllers work on",
+			"configMap", p.ConfigMap.String(), "why", problem)
+	}
+}
+
+// whoAmI returns how the API server knows the manager, or nothing if it does not say.
+func (p *publisher) whoAmI(ctx context.Context) authenticationv1.UserInfo {
+	review := &authenticationv1.SelfSubjectReview{}
+	if err := p.client.Create(ctx, review); err != nil {
+		p.log.V(1).Info("The published configuration does not name the manager's user", "why", err.Error())
+	}
+	return review.Status.UserInfo
+}
+
+// data returns what to publish at now.
+func (p *publisher) data(now time.Time) (map[string]string, error) {
+	configuration, err := yaml.Marshal(p.Configuration)
+	if err != nil {
+		return nil, fmt.Errorf("write configuration: %w", err)
+	}
+	status, err := yaml.Marshal(PublishedStatus{
+		Version: p.Version, User: p.user.Username, Groups: p.user.Groups, Authorities: publishedAuthorities(p.signer, now),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("write status: %w", err)
+	}
+	return map[string]string{config.PublishedKey: string(configuration), StatusKey: string(status)}, nil
+}
+
+// publishedAuthorities returns the CAs of r at now, each once. A signer without a CA is left out.
+func publishedAuthorities(r *signer.Reconciler, now time.Time) []PublishedAuthority {
+	if r == nil {
+		return nil
+	}
+	var all []PublishedAuthority
+	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
+		authority, err := r.Signers[name].KeyPair.Authority(now)
+		if err != nil || authority == nil {
+			continue
+		}
+		found := PublishedAuthority{
+			Signers: []string{name}, Certificate: string(authority.CertificatePEM()), Chain: string(authority.AppendedPEM()),
+		}
+		same := func(other PublishedAuthority) bool {
+			return other.Certificate == found.Certificate && other.Chain == found.Chain
+		}
+		if i := slices.IndexFunc(all, same); i >= 0 {
+			all[i].Signers = append(all[i].Signers, name)
+			continue
+		}
+		all = append(all, found)
+	}
+	return all
+}
+
+// write makes the ConfigMap hold data and the label by which it is found. It creates the ConfigMap if it is missing.
+func (p *publisher) write(ctx context.Context, data map[string]string) error {
+	obj := &corev1.ConfigMap{}
+	err := p.reader.Get(ctx, p.ConfigMap, obj)
+	if apierrors.IsNotFound(err) {
+		obj = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: p.ConfigMap.Namespace, Name: p.ConfigMap.Name}}
+		metav1.SetMetaDataLabel(&obj.ObjectMeta, config.PublishedLabel, config.PublishedValue)
+		obj.Data = data
+		if err := p.client.Create(ctx, obj); err != nil {
+			return fmt.Errorf("create ConfigMap %s: %w", p.ConfigMap, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read ConfigMap %s: %w", p.ConfigMap, err)
+	}
+	labelled := obj.Labels[config.PublishedLabel] == config.PublishedValue
+	if labelled && maps.Equal(obj.Data, data) && len(obj.BinaryData) == 0 {
+		return nil
+	}
+	metav1.SetMetaDataLabel(&obj.ObjectMeta, config.PublishedLabel, config.PublishedValue)
+	obj.Data, obj.BinaryData = data, nil
+	if err := p.client.Update(ctx, obj); err != nil {
+		return fmt.Errorf("update ConfigMap %s: %w", p.ConfigMap, err)
+	}
+	return nil
+}

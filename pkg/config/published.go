@@ -1,0 +1,159 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// PublishedSuffix follows the name of a manager's Lease in the name of the ConfigMap with its configuration.
+	PublishedSuffix = "-configuration"
+	// PublishedLabel and PublishedValue select these ConfigMaps.
+	PublishedLabel, PublishedValue = "csr-controller-manager.io/publishes", "configuration"
+	// PublishedKey is the key of the configuration in the ConfigMap.
+	PublishedKey = "configuration.yaml"
+)
+
+// Published returns a copy of c as a manager publishes it: with explicit controllers, retention and namespace of the
+// Lease, and without credentials. File names and names of Secrets are no credentials.
+func (c *Configuration) Published(leaseNamespace string) (*Configuration, error) {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("copy configuration: %w", err)
+	}
+	out := &Configuration{}
+	if err := json.Unmarshal(data, out); err != nil {
+		return nil, fmt.Errorf("copy configuration: %w", err)
+	}
+	out.APIVersion, out.Kind = APIVersion, Kind
+	out.LeaderElection.ResourceNamespace = leaseNamespace
+	out.Controllers, out.DryRun = nil, nil
+	for _, controller := range controllers {
+		if c.Enabled(controller) {
+			out.Controllers = append(out.Controllers, string(controller))
+		}
+		if c.DryRuns(controller) {
+			out.DryRun = append(out.DryRun, string(controller))
+		}
+	}
+	out.Cleaning.Retention = withDefaults(c.Cleaning.Retention)
+	for i, server := range out.Signing.APIServers {
+		out.Signing.APIServers[i] = withoutCredentials(server)
+	}
+	for _, source := range out.Approval.Inventory.Sources {
+		if source.Webhook != nil {
+			source.Webhook.URL = withoutCredentials(source.Webhook.URL)
+		}
+	}
+	return out, nil
+}
+
+// controllers are all controllers, in the order in which a request meets them.
+var controllers = []Controller{ApproverController, SignerController, CleanerController, RotationController}
+
+// withDefaults returns r with the default for each unset duration.
+func withDefaults(r Retention) Retention {
+	for _, each := range []struct {
+		set       **metav1.Duration
+		otherwise metav1.Duration
+	}{
+		{&r.Approved, metav1.Duration{Duration: csr.DefaultRetention.Approved}},
+		{&r.Denied, metav1.Duration{Duration: csr.DefaultRetention.Denied}},
+		{&r.Failed, metav1.Duration{Duration: csr.DefaultRetention.Failed}},
+		{&r.Pending, metav1.Duration{Duration: csr.DefaultRetention.Pending}},
+		{&r.Expired, metav1.Duration{Duration: csr.DefaultRetention.Expired}},
+	} {
+		if *each.set == nil {
+			*each.set = &each.otherwise
+		}
+	}
+	return r
+}
+
+// withoutCredentials returns address, which is host:port or a URL, without a user, a password and the values of a query:
+// a query may hold a token.
+func withoutCredentials(address string) string {
+	const removed = "REMOVED"
+	if !strings.Contains(address, "://") {
+		return address[strings.LastIndex(address, "@")+1:]
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return removed
+	}
+	u.User = nil
+	if u.RawQuery != "" {
+		u.RawQuery = removed
+	}
+	return u.String()
+}
+
+// ParsePublished returns the configuration that a manager has published. A newer manager may publish fields that this
+// version does not know; unknown describes them.
+func ParsePublished(data []byte) (c *Configuration, unknown, err error) {
+	c = Default()
+	if unknown = c.parse(data); unknown == nil {
+		return c, nil, nil
+	}
+	c = Default()
+	c.APIVersion, c.Kind, c.Approval.Inventory.Sources = "", "", nil
+	if err := yaml.Unmarshal(data, c); err != nil {
+		return nil, nil, err
+	}
+	if c.APIVersion != APIVersion || c.Kind != Kind {
+		return nil, nil, unknown
+	}
+	return c, unknown, nil
+}
+
+// Merge returns one configuration of managers that share the work: for each controller, the settings of the first manager
+// that runs it. Settings that several controllers read, such as requestLimits, come from the approver's manager, else from
+// the signer's, else from the first one.
+func Merge(managers []*Configuration) *Configuration {
+	if len(managers) == 0 {
+		return Default()
+	}
+	runs := func(controller Controller) *Configuration {
+		for _, c := range managers {
+			if c.Enabled(controller) {
+				return c
+			}
+		}
+		return nil
+	}
+	merged := *managers[0]
+	for _, controller := range []Controller{CleanerController, RotationController, SignerController, ApproverController} {
+		if c := runs(controller); c != nil {
+			merged = *c
+		}
+	}
+	merged.Controllers, merged.DryRun = nil, nil
+	for _, controller := range controllers {
+		c := runs(controller)
+		if c == nil {
+			continue
+		}
+		merged.Controllers = append(merged.Controllers, string(controller))
+		if c.DryRuns(controller) {
+			merged.DryRun = append(merged.DryRun, string(controller))
+		}
+		switch controller {
+		case ApproverController:
+			merged.Approval, merged.SelfCheck = c.Approval, c.SelfCheck
+		case SignerController:
+			merged.Signing, merged.Rotation.Enabled = c.Signing, c.Rotation.Enabled
+		case CleanerController:
+			merged.Cleaning = c.Cleaning
+		case RotationController:
+			merged.Rotation = c.Rotation
+		}
+	}
+	return &merged
+}
