@@ -20,8 +20,9 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
 
 .PHONY: build
-build: ## the binary
+build: ## the manager, and the kubectl plugin kubectl-csr; the image holds the manager alone
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o csr-controller-manager .
+	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o kubectl-csr ./cmd/kubectl-csr
 
 .PHONY: image
 image: ## the image, as an archive for containerd, kind and docker, and its SBOM; no engine and no registry

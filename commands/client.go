@@ -47,15 +47,24 @@ func connect(ctx context.Context, source Source, cmd *cobra.Command) (server, er
 	if err != nil {
 		return server{}, err
 	}
+	api, err := NewClient(cluster)
+	if err != nil {
+		return server{}, err
+	}
+	return server{cluster, api, serverClock(ctx, cluster)}, nil
+}
+
+// NewClient returns a client that knows every kind that the commands read.
+func NewClient(cluster *rest.Config) (client.Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return server{}, err
+		return nil, err
 	}
 	api, err := client.New(cluster, client.Options{Scheme: scheme})
 	if err != nil {
-		return server{}, fmt.Errorf("reach the API server: %w", err)
+		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	return server{cluster, api, serverClock(ctx, cluster)}, nil
+	return api, nil
 }
 
 // serverClock returns a clock that shows the time of the API server of cluster, which stamps objects. The clock of this

@@ -38,9 +38,12 @@ func VersionOrBuild() string {
 	return "unknown"
 }
 
-// Printable returns err as the last words of the process.
-func Printable(err error) string {
-	return "csr-controller-manager: " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
+// Printable returns err as the manager prints it before it exits.
+func Printable(err error) string { return PrintableAs("csr-controller-manager", err) }
+
+// PrintableAs returns err in printable ASCII, behind prefix.
+func PrintableAs(prefix string, err error) string {
+	return prefix + ": " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
 }
 
 // Execute runs the command that args name, or else the manager. A command writes its answer to out.

@@ -35,12 +35,6 @@ const (
 	Configuration
 )
 
-// Setup is the configuration of the managers in a cluster.
-type Setup struct {
-	// Configuration holds, for each controller, the configuration of the manager that runs it.
-	Configuration *config.Configuration
-}
-
 // managerSource is the Source of the manager's own commands.
 type managerSource struct {
 	*program

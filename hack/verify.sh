@@ -23,4 +23,15 @@ done
 [ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
 go run ./hack/api -verify || status=1
 make --no-print-directory docs-check || status=1
+# The manager holds the CA key, so it links nothing of kubectl. The same search must find it in the plugin, or it proves
+# nothing.
+kubectl='^k8s\.io/(cli-runtime|kubectl)(/|$)'
+if go list -deps . | grep -E "$kubectl"; then
+  echo "verify: the manager links these packages of kubectl: only cmd/kubectl-csr may" >&2
+  status=1
+fi
+if ! go list -deps ./cmd/kubectl-csr | grep -cE "$kubectl" >/dev/null; then
+  echo "verify: the search for packages of kubectl finds none in cmd/kubectl-csr: correct the search" >&2
+  status=1
+fi
 exit $status
