@@ -3,6 +3,7 @@ package commands
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
@@ -31,52 +33,190 @@ import (
 // checkTimeout bounds all calls to the API server together.
 const checkTimeout = time.Minute
 
+// checkOptions are the flags of check.
+type checkOptions struct {
+	node   string
+	all    bool
+	format *string
+}
+
 // NewCheckCommand returns the command that checks what the manager depends on, or where a node's certificate is stuck.
 func NewCheckCommand(source Source) *cobra.Command {
-	node := ""
+	o := &checkOptions{}
 	cmd := &cobra.Command{
 		Use:   "check [--node NAME]",
-		Short: "Look whether everything around the manager is as it must be",
-		Long: `check says whether everything around the manager is as it must be: its rights, the kubelets' rights, the trust
-in its CA, the authorities of its signers, and whether a manager runs;
-with --node, where the certificate of that node is stuck. The rights are those of whoever asks. Give it the manager's
-configuration (--config, --signing-secret, ...). It changes nothing. The exit code is 1 unless all is well.`,
+		Short: "Check what the manager depends on, or why a node has no certificate",
+		Long: `check asks the API server about everything that the manager depends on: the manager's rights, the kubelets'
+rights, the trust in the CA, the authorities of the signers, and whether a manager runs. With --node it goes through the
+steps of that node's certificate, and shows the step that is not done. It changes nothing.
+
+It prints what is wrong, what is unknown, and how many checks passed. The exit code is 1 unless all checks pass.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Args:              MaxArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
-			defer cancel()
-			setup, err := source.Setup(ctx, cmd)
-			if err != nil {
-				return err
+			if err := checkOutput(*o.format); err != nil {
+				return usageError(cmd, err)
 			}
-			configuration := setup.Configuration
-			if !cmd.Flags().Changed("audit-log-path") {
-				configuration.Audit.Path = "" // a running manager may have the file open, and rotates it
-			}
-			ctx = log.IntoContext(ctx, NewLogger(configuration.Verbosity, os.Stderr)) // it records every trust probe
-			server, err := connect(ctx, source, cmd)
-			if err != nil {
-				return err
-			}
-			c, err := newChecker(ctx, server, configuration)
-			if err != nil {
-				return err
-			}
-			if node != "" {
-				return c.node(ctx, node, cmd.OutOrStdout())
-			}
-			return c.all(ctx, cmd.OutOrStdout())
+			return o.run(cmd, source)
 		},
 	}
-	cmd.Flags().StringVar(&node, "node", "", "`name` of a node: go through the four steps of its client certificate instead")
+	flags := cmd.Flags()
+	flags.StringVar(&o.node, "node", "", "`name` of a node: check the steps of its certificate instead")
+	flags.BoolVar(&o.all, "all", false, "list the checks that passed too")
+	o.format = outputFlag(cmd, "table")
 	source.Bind(cmd, Configuration)
 	return cmd
+}
+
+func (o *checkOptions) run(cmd *cobra.Command, source Source) error {
+	ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
+	defer cancel()
+	setup, err := source.Setup(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	if !cmd.Flags().Changed("audit-log-path") {
+		setup.Configuration.Audit.Path = "" // a running manager may have the file open, and rotates it
+	}
+	// The logger records every trust probe.
+	ctx = log.IntoContext(ctx, NewLogger(setup.Configuration.Verbosity, os.Stderr))
+	server, err := connect(ctx, source, cmd)
+	if err != nil {
+		return err
+	}
+	c, err := newChecker(ctx, server, setup)
+	if err != nil {
+		return err
+	}
+	report := &checkReport{APIServer: server.config.Host, User: c.whoAmI(ctx), Node: o.node}
+	if o.node != "" {
+		report.add(c.node(ctx, o.node))
+	} else {
+		results, err := c.cluster(ctx)
+		if err != nil {
+			return err
+		}
+		report.add(results)
+	}
+	if err := o.write(cmd, report); err != nil {
+		return err
+	}
+	return report.err()
+}
+
+// checkReport is the result of check. Scripts read its fields.
+type checkReport struct {
+	APIServer string `json:"apiServer"`
+	// User is the user who asked.
+	User    string        `json:"user"`
+	Node    string        `json:"node,omitempty"`
+	Passed  int           `json:"passed"`
+	Failed  int           `json:"failed"`
+	Unknown int           `json:"unknown"`
+	Results []checkResult `json:"results"`
+}
+
+// checkResult is a check.Result with names for scripts.
+type checkResult struct {
+	Check    string       `json:"check"`
+	Subject  string       `json:"subject"`
+	Status   check.Status `json:"status"`
+	Evidence string       `json:"evidence"`
+	NextStep string       `json:"nextStep,omitempty"`
+}
+
+// add adds results to r, and counts them.
+func (r *checkReport) add(results []check.Result) {
+	r.Results = []checkResult{} // never null
+	for _, result := range results {
+		r.Results = append(r.Results, checkResult(result))
+		switch result.Status {
+		case check.OK:
+			r.Passed++
+		case check.Failed:
+			r.Failed++
+		case check.Unknown:
+			r.Unknown++
+		}
+	}
+}
+
+// err returns an error unless all checks passed. For a node it names the first step that is not done.
+func (r *checkReport) err() error {
+	if r.Node != "" {
+		for _, result := range r.Results {
+			if result.Status != check.OK {
+				return fmt.Errorf("check: node %s: %s is %s", r.Node, result.Check, result.Status)
+			}
+		}
+		return nil
+	}
+	switch {
+	case r.Failed > 0:
+		return fmt.Errorf("check: %d failed, %d unknown", r.Failed, r.Unknown)
+	case r.Unknown > 0:
+		return fmt.Errorf("check: nothing failed, but %d could not be found out", r.Unknown)
+	default:
+		return nil
+	}
+}
+
+// write writes report in the format of -o. JSON and YAML hold all results.
+func (o *checkOptions) write(cmd *cobra.Command, report *checkReport) error {
+	out := cmd.OutOrStdout()
+	if *o.format == "json" || *o.format == "yaml" {
+		return writeFields(out, *o.format, report)
+	}
+	flag := "--all"
+	if cmd.Flags().ShorthandLookup("v") == cmd.Flags().Lookup("verbose") {
+		flag = "-v"
+	}
+	return report.writeTable(out, o.all, flag)
+}
+
+// writeTable writes a row for each result, with the next step below its evidence. Without all it leaves out the checks
+// that passed. flag is the flag that lists them.
+func (r *checkReport) writeTable(out io.Writer, all bool, flag string) error {
+	rows := [][]string{{"CHECK", "WHAT", "STATUS", "EVIDENCE AND NEXT STEP"}}
+	for _, result := range r.Results {
+		if result.Status == check.OK && !all {
+			continue
+		}
+		rows = append(rows, []string{result.Check, result.Subject, string(result.Status), result.Evidence})
+		if result.NextStep != "" {
+			rows = append(rows, []string{"", "", "", "-> " + result.NextStep})
+		}
+	}
+	heading := fmt.Sprintf("Asked %s as %s.", oneLine(r.APIServer), oneLine(r.User))
+	if r.Node != "" {
+		heading = fmt.Sprintf("Node %s, asked %s as %s.", oneLine(r.Node), oneLine(r.APIServer), oneLine(r.User))
+	}
+	if _, err := io.WriteString(out, heading+"\n\n"); err != nil {
+		return err
+	}
+	if len(rows) > 1 {
+		if err := writeTable(out, rows); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(out, "\n"); err != nil {
+			return err
+		}
+	}
+	passed := fmt.Sprintf("%d checks passed", r.Passed)
+	if r.Passed == 1 {
+		passed = "1 check passed"
+	}
+	if !all && r.Passed > 0 {
+		passed += fmt.Sprintf("; %s lists them", flag)
+	}
+	_, err := io.WriteString(out, passed+".\n")
+	return err
 }
 
 // checker asks the API server with the rights of the user who runs the command.
 type checker struct {
 	server
+	setup         *Setup
 	configuration *config.Configuration
 	options       controllers.Options
 	trust         check.Trust
@@ -85,13 +225,13 @@ type checker struct {
 	now           time.Time
 }
 
-func newChecker(ctx context.Context, server server, configuration *config.Configuration) (*checker, error) {
-	options, err := controllers.FromConfiguration(configuration)
+func newChecker(ctx context.Context, server server, setup *Setup) (*checker, error) {
+	options, err := controllers.FromConfiguration(setup.Configuration)
 	if err != nil {
 		return nil, err
 	}
 	c := &checker{
-		server: server, configuration: configuration, options: options, now: server.clock.Now(),
+		server: server, setup: setup, configuration: setup.Configuration, options: options, now: server.clock.Now(),
 		trust: check.Trust{Reader: server.api, Cluster: server.config, Audit: options.Audit},
 	}
 	if options.Approver != nil {
@@ -107,63 +247,151 @@ func newChecker(ctx context.Context, server server, configuration *config.Config
 	}
 	c.cas = controllers.ClientCAs(options.Signer, c.now)
 	for i := range c.cas {
-		c.cas[i].Err = cmp.Or(c.unread[c.cas[i].Signers[0]], c.cas[i].Err)
+		found := &c.cas[i]
+		found.Err = cmp.Or(c.unread[found.Signers[0]], found.Err)
+		if found.Authority == nil {
+			found.Certificate, found.Sent = setup.certificate(found.Signers[0])
+		}
 	}
 	if len(options.Signer.Signers) == 0 {
-		const none = "the configuration names none: give --config, --signing-secret or the files of the manager"
+		const none = "the configuration names no CA"
 		c.cas = []check.CA{{Signers: []string{"Kubernetes' signers"}, Err: errors.New(none)}}
 	}
 	return c, nil
 }
 
-// all makes every check of the manager.
-func (c *checker) all(ctx context.Context, out io.Writer) error {
-	rights, err := controllers.Rights(c.configuration, controllers.LeaseNamespace(c.configuration))
-	if err != nil {
-		return err
+// certificate returns the certificate of the CA that signs for signer, as its manager has published it, or nil. sent
+// are the certificates that come with those that the CA issues.
+func (s *Setup) certificate(signer string) (certificate *x509.Certificate, sent []*x509.Certificate) {
+	for _, manager := range s.Managers {
+		for _, authority := range manager.Status.Authorities {
+			if !slices.Contains(authority.Signers, signer) {
+				continue
+			}
+			parsed, err := ca.ParseCertificates([]byte(authority.Certificate))
+			if err != nil || len(parsed) == 0 {
+				continue
+			}
+			sent, err := ca.ParseCertificates([]byte(authority.Chain))
+			if err != nil {
+				sent = nil
+			}
+			return parsed[0], sent
+		}
 	}
-	results := check.Rights(ctx, c.api, rights)
+	return nil, nil
+}
+
+// cluster makes every check of the manager.
+func (c *checker) cluster(ctx context.Context) ([]check.Result, error) {
+	results := c.published()
+	rights, err := c.rights(ctx)
+	if err != nil {
+		return nil, err
+	}
+	results = append(results, rights...)
 	if c.options.Approver != nil {
 		groups := c.configuration.SelfCheck
 		results = append(results, check.Kubelets(ctx, c.api, groups.BootstrapGroups, groups.NodeGroups)...)
 	}
 	results = append(results, c.trust.CAs(ctx, c.cas, c.now)...)
 	results = append(results, c.authorities(ctx)...)
-	results = append(results, c.running(ctx)...)
-	heading := fmt.Sprintf("Asked %s as %s: %s and %s are this user's.",
-		c.config.Host, c.whoAmI(ctx), check.OwnRights, check.OptionalRights)
-	if err := writeResults(out, heading, results); err != nil {
-		return err
-	}
-	count := map[check.Status]int{}
-	for _, result := range results {
-		count[result.Status]++
-	}
-	switch {
-	case count[check.Failed] > 0:
-		return fmt.Errorf("check: %d failed, %d unknown", count[check.Failed], count[check.Unknown])
-	case count[check.Unknown] > 0:
-		return fmt.Errorf("check: nothing failed, but %d could not be found out", count[check.Unknown])
-	default:
-		return nil
-	}
+	return append(results, c.running(ctx)...), nil
 }
 
-// installed is the namespace of the shipped manifests.
-const installed = "csr-controller-manager-system"
+// published reports whether the managers have published their configuration. It returns nothing if the configuration
+// comes from flags or from a file.
+func (c *checker) published() []check.Result {
+	if err := c.setup.Unpublished; err != nil {
+		result := check.Result{
+			Check: check.Configured, Subject: "the manager's configuration", Status: check.Failed,
+			Evidence: err.Error() + "; the other checks use the defaults",
+			NextStep: "check that a manager runs, and that its Role lets it update the ConfigMap; or give --config",
+		}
+		if c.setup.unread {
+			result.Status, result.NextStep = check.Unknown, "run the command as a user who may list ConfigMaps in "+
+				"that namespace; or give --config"
+		}
+		return []check.Result{result}
+	}
+	var results []check.Result
+	for _, manager := range c.setup.Managers {
+		results = append(results, check.Result{
+			Check: check.Configured, Subject: "manager " + manager.Lease.Name, Status: check.OK,
+			Evidence: fmt.Sprintf("version %s has published its configuration; it runs %s", manager.Status.Version,
+				strings.Join(manager.Configuration.Controllers, ", ")),
+		})
+	}
+	return results
+}
 
-// running checks whether a manager runs. Without leader election nothing shows it.
+// rights asks for the rights of each manager. A manager that has not published its user has the user of the command, if
+// the command runs as the manager.
+func (c *checker) rights(ctx context.Context) ([]check.Result, error) {
+	if c.setup.AsManager {
+		rights, err := controllers.Rights(c.configuration, controllers.LeaseNamespace(c.configuration))
+		if err != nil {
+			return nil, err
+		}
+		return check.Rights(ctx, c.api, rights), nil
+	}
+	unknown := func(subject string) check.Result {
+		return check.Result{
+			Check: check.OwnRights, Subject: subject, Status: check.Unknown,
+			Evidence: "the manager has not published its user, so nobody can be asked about its rights",
+			NextStep: "start a manager of this version, or run csr-controller-manager check as the manager",
+		}
+	}
+	if len(c.setup.Managers) == 0 {
+		return []check.Result{unknown("the rights of the manager")}, nil
+	}
+	var results []check.Result
+	for _, manager := range c.setup.Managers {
+		rights, err := controllers.Rights(manager.Configuration, manager.Lease.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		if manager.Status.User == "" {
+			results = append(results, unknown("the rights of manager "+manager.Lease.Name))
+			continue
+		}
+		user := check.User{Name: manager.Status.User, Groups: manager.Status.Groups}
+		found := check.RightsOf(ctx, c.api, user, rights)
+		for i := range found {
+			if len(c.setup.Managers) > 1 {
+				found[i].Subject = manager.Lease.Name + ": " + found[i].Subject
+			}
+		}
+		results = append(results, found...)
+	}
+	return results, nil
+}
+
+// running checks whether the managers run. Without leader election there is no Lease that shows it.
 func (c *checker) running(ctx context.Context) []check.Result {
+	var results []check.Result
+	for _, manager := range c.setup.Managers {
+		leases := []types.NamespacedName{manager.Lease}
+		results = append(results, c.holds(ctx, manager.Configuration.LeaderElection, leases)...)
+	}
 	election := c.configuration.LeaderElection
-	if !election.Enabled {
-		return nil
+	if len(c.setup.Managers) > 0 || !election.Enabled {
+		return results
 	}
 	leases := []types.NamespacedName{
 		{Namespace: controllers.LeaseNamespace(c.configuration), Name: election.ResourceName},
 	}
-	if election.ResourceNamespace == "" && leases[0].Namespace != installed { // the command may run outside of the cluster
-		leases = append(leases, types.NamespacedName{Namespace: installed, Name: election.ResourceName})
+	// The command may run outside of the cluster.
+	if election.ResourceNamespace == "" && leases[0].Namespace != DefaultNamespace {
+		leases = append(leases, types.NamespacedName{Namespace: DefaultNamespace, Name: election.ResourceName})
 	}
+	return c.holds(ctx, election, leases)
+}
+
+// holds checks whether a manager holds the first of leases that exists.
+func (c *checker) holds(
+	ctx context.Context, election config.LeaderElection, leases []types.NamespacedName,
+) []check.Result {
 	pause := 2*election.RetryPeriod.Duration + time.Second
 	return check.Running{Reader: c.api, Leases: leases, Pause: pause, Clock: c.clock}.Check(ctx)
 }
@@ -172,41 +400,17 @@ func (c *checker) running(ctx context.Context) []check.Result {
 func (c *checker) whoAmI(ctx context.Context) string {
 	review := &authenticationv1.SelfSubjectReview{}
 	if err := c.api.Create(ctx, review); err != nil {
-		return fmt.Sprintf("somebody unknown (%v)", err)
+		return fmt.Sprintf("an unknown user (%v)", err)
 	}
 	return review.Status.UserInfo.Username
 }
 
-// writeResults writes heading and a row for each of results, with the next step below its evidence.
-func writeResults(out io.Writer, heading string, results []check.Result) error {
-	rows := [][]string{{"CHECK", "WHAT", "STATUS", "EVIDENCE AND NEXT STEP"}}
-	for _, result := range results {
-		rows = append(rows, []string{result.Check, result.Subject, string(result.Status), result.Evidence})
-		if result.NextStep != "" {
-			rows = append(rows, []string{"", "", "", "-> " + result.NextStep})
-		}
-	}
-	if _, err := io.WriteString(out, heading+"\n\n"); err != nil {
-		return err
-	}
-	return writeTable(out, rows)
-}
-
-// node finds out where the certificate of one node is stuck.
-func (c *checker) node(ctx context.Context, name string, out io.Writer) error {
-	results := check.Node{
+// node returns the steps of the certificate of one node, up to the one that is not done.
+func (c *checker) node(ctx context.Context, name string) []check.Result {
+	return check.Node{
 		Name: name, Reader: c.api, Trust: c.trust, BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
-		RequestLimits: c.options.RequestLimits,
-		Approve:       c.approve, Issue: c.issue,
+		RequestLimits: c.options.RequestLimits, Approve: c.approve, Issue: c.issue,
 	}.Check(ctx, c.now)
-	heading := fmt.Sprintf("Node %s, asked %s as %s.", name, c.config.Host, c.whoAmI(ctx))
-	if err := writeResults(out, heading, results); err != nil {
-		return err
-	}
-	if stuck := check.Stuck(results); stuck != nil {
-		return fmt.Errorf("check: node %s: %s is %s", name, stuck.Check, stuck.Status)
-	}
-	return nil
 }
 
 // approve returns what the approver would do.
@@ -235,8 +439,8 @@ func (c *checker) issue(obj *certificatesv1.CertificateSigningRequest) check.Opi
 	return check.Opinion{Does: judged.Authority != nil, Reason: judged.Reason, Message: judged.Sentence(name)}
 }
 
-// authorities compares the served signers with those of the SigningAuthority of their Secret. A signer that no
-// authority names is approved for, and never signed for.
+// authorities compares the served signers with those of the SigningAuthority of their Secret. If no authority names a
+// signer, its requests are approved and never signed.
 func (c *checker) authorities(ctx context.Context) []check.Result {
 	served := controllers.GuardedSigners(c.configuration)
 	if len(served) == 0 {
@@ -250,11 +454,11 @@ func (c *checker) authorities(ctx context.Context) []check.Result {
 		result := check.Result{
 			Check: check.Authorities, Subject: "SigningAuthorities", Status: check.Unknown,
 			Evidence: check.ReadError("list signingauthorities", err),
-			NextStep: "ask as one who may list them, once the API server answers",
+			NextStep: "run the command as a user who may list them, once the API server answers",
 		}
 		if meta.IsNoMatchError(err) {
 			result.Status, result.NextStep = check.Failed, "kubectl apply -k config/rotation"
-			result.Evidence = "the API server has no such objects, and rotation.enabled signs for nobody without them"
+			result.Evidence = "the API server has no such kind, and with rotation.enabled no signer signs without it"
 		}
 		return []check.Result{result}
 	}
@@ -284,17 +488,17 @@ func compareAuthorities(served controllers.GuardedSigner, authorities []v1alpha1
 	switch {
 	case result.Status == check.OK:
 	case len(names) == 0:
-		result.Evidence = fmt.Sprintf("no SigningAuthority has its Secret %s: it is never signed for (CANotProven)",
+		result.Evidence = fmt.Sprintf("no SigningAuthority has its Secret %s: its requests are never signed (CANotProven)",
 			served.Secret)
-		result.NextStep = "make one for that Secret, which names the signer in spec.signers: docs/reference/rotation.md"
+		result.NextStep = "create one for that Secret with the signer in spec.signers: docs/reference/rotation.md"
 	default:
 		result.Evidence = fmt.Sprintf("SigningAuthority %s of Secret %s does not name it in spec.signers: "+
-			"it is never signed for (CANotProven)", strings.Join(names, ", "), served.Secret)
-		result.NextStep = "make an authority with a Secret of its own and spec.from, as docs/reference/rotation.md says, " +
-			"or stop serving it"
+			"its requests are never signed (CANotProven)", strings.Join(names, ", "), served.Secret)
+		result.NextStep = "create an authority with a Secret of its own and spec.from, as docs/reference/rotation.md says, " +
+			"or remove the signer from the configuration"
 		switch served.Signer {
 		case certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName:
-			result.NextStep = "add it to spec.signers: it is signed for at once if API servers verify another signer there"
+			result.NextStep = "add it to spec.signers: if API servers verify another signer there, it is served at once"
 		}
 	}
 	return result

@@ -32,8 +32,8 @@ func TestCompareAuthorities(t *testing.T) {
 		next        string
 	}{
 		"named":                      {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users, serving)}, serving, check.OK, "SigningAuthority cluster", ""},
-		"no authority":               {nil, serving, check.Failed, "no SigningAuthority has its Secret ns/csr-signer", "make one for that Secret"},
-		"an authority of another":    {[]v1alpha1.SigningAuthority{authority("other", "other", serving)}, serving, check.Failed, "no SigningAuthority has its Secret", "make one"},
+		"no authority":               {nil, serving, check.Failed, "no SigningAuthority has its Secret ns/csr-signer", "create one for that Secret"},
+		"an authority of another":    {[]v1alpha1.SigningAuthority{authority("other", "other", serving)}, serving, check.Failed, "no SigningAuthority has its Secret", "create one"},
 		"not named":                  {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users)}, serving, check.Failed, "SigningAuthority cluster of Secret ns/csr-signer does not name it", "spec.from"},
 		"not named, of API servers":  {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", "kubernetes.io/kube-apiserver-client-kubelet")}, users, check.Failed, "does not name it", "add it to spec.signers"},
 		"a custom one, without name": {[]v1alpha1.SigningAuthority{authority("cluster", "csr-signer", users)}, custom, check.Failed, "CANotProven", "spec.from"},

@@ -34,7 +34,7 @@ func RESTConfig(c *config.Configuration) (*rest.Config, error) {
 	return cluster, nil
 }
 
-// server is an API server that a command asks, with a clock that shows its time.
+// server is the API server of a command, with a clock that shows the API server's time.
 type server struct {
 	config *rest.Config
 	api    client.Client
@@ -67,9 +67,9 @@ func NewClient(cluster *rest.Config) (client.Client, error) {
 	return api, nil
 }
 
-// serverClock returns a clock that shows the time of the API server of cluster, which stamps objects. The clock of this
-// machine may be wrong; it counts only if the time of the API server is unknown. serverClock warns on standard error of
-// either.
+// serverClock returns a clock that shows the time of the API server, which sets the timestamps of objects. If that time
+// is unknown, it returns the clock of this machine, which may be wrong. It warns on standard error of an unknown time
+// and of clocks that differ.
 func serverClock(ctx context.Context, cluster *rest.Config) clock.Clock {
 	aside := ascii.LinesWriter(os.Stderr)
 	shown, err := servertime.Measure(ctx, cluster)

@@ -60,7 +60,7 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	if err := options.SetupWithManager(mgr); err != nil {
 		return err
 	}
-	// Without any check there would be no path to ask: a manager with nothing to check is ready.
+	// Without any check the path would not exist. A manager with nothing to check is ready.
 	ping := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
 	if ping != nil {
 		return ping
@@ -102,14 +102,14 @@ func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.
 	})
 }
 
-// terminationLog is where a kubelet reads why a container ended. The file exists in Pods alone.
+// terminationLog is the file in which a kubelet finds why a container ended. It exists only in Pods.
 const terminationLog = "/dev/termination-log"
 
-// longestTermination is what a kubelet keeps of the file: its last bytes.
+// longestTermination is the number of bytes, from the end of the file, that a kubelet keeps.
 const longestTermination = 4096
 
-// noteTermination writes message to the file at path, if there is one. The status of the Pod then shows the message,
-// with any terminationMessagePolicy.
+// noteTermination writes message to the file at path, if it exists. The status of the Pod then shows the message,
+// whatever the terminationMessagePolicy.
 func noteTermination(path, message string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	if os.IsNotExist(err) {

@@ -34,6 +34,10 @@ type Setup struct {
 	Managers []Manager
 	// Unpublished is why Configuration holds defaults instead of a published configuration, or nil.
 	Unpublished error
+	// AsManager reports that the command acts as the manager: the rights of its user are the manager's.
+	AsManager bool
+
+	unread bool // the ConfigMaps could not be listed
 }
 
 // Manager is one manager of a cluster.
@@ -52,10 +56,10 @@ type Manager struct {
 // published, it returns the default configuration, and the reason in Unpublished.
 func ReadPublished(ctx context.Context, api client.Reader, namespace string, aside io.Writer) *Setup {
 	aside = ascii.LinesWriter(aside)
-	managers, err := readManagers(ctx, api, namespace, aside)
+	managers, listed, err := readManagers(ctx, api, namespace, aside)
 	if err != nil {
 		_, _ = fmt.Fprintf(aside, "Warning: %v. The defaults are used instead.\n", err)
-		return &Setup{Configuration: config.Default(), Unpublished: err}
+		return &Setup{Configuration: config.Default(), Unpublished: err, unread: !listed}
 	}
 	var all []*config.Configuration
 	for _, manager := range managers {
@@ -68,14 +72,18 @@ func ReadPublished(ctx context.Context, api client.Reader, namespace string, asi
 }
 
 // readManagers returns the managers that have published their configuration. The one whose Lease was renewed last is
-// first: if the installation has changed, the ConfigMap of an earlier manager may still exist.
-func readManagers(ctx context.Context, api client.Reader, namespace string, aside io.Writer) ([]Manager, error) {
+// first: if the installation has changed, the ConfigMap of an earlier manager may still exist. listed reports that the
+// ConfigMaps could be listed.
+func readManagers(
+	ctx context.Context, api client.Reader, namespace string, aside io.Writer,
+) (managers []Manager, listed bool, err error) {
 	list := &corev1.ConfigMapList{}
-	err := api.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels{config.PublishedLabel: config.PublishedValue})
+	err = api.List(ctx, list, client.InNamespace(namespace),
+		client.MatchingLabels{config.PublishedLabel: config.PublishedValue})
 	if err != nil {
-		return nil, fmt.Errorf("the configuration of the manager is unknown: list ConfigMaps in namespace %s: %w", namespace, err)
+		return nil, false, fmt.Errorf("the configuration of the manager is unknown: list ConfigMaps in namespace %s: %w",
+			namespace, err)
 	}
-	var managers []Manager
 	for i := range list.Items {
 		obj := &list.Items[i]
 		if obj.Data[config.PublishedKey] == "" {
@@ -87,20 +95,20 @@ func readManagers(ctx context.Context, api client.Reader, namespace string, asid
 			_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s/%s is ignored: %v\n", namespace, obj.Name, err)
 			continue
 		case unknown != nil:
-			_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s/%s: version %s has published settings that this version %s does not "+
-				"know: %v\n", namespace, obj.Name, manager.Status.Version, VersionOrBuild(), unknown)
+			_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s/%s: version %s has published settings that this version %s does "+
+				"not know: %v\n", namespace, obj.Name, manager.Status.Version, VersionOrBuild(), unknown)
 		}
 		manager.readLease(ctx, api)
 		managers = append(managers, manager)
 	}
 	if len(managers) == 0 {
-		return nil, fmt.Errorf("no manager has published its configuration in namespace %s: if it runs in another one, name "+
-			"that with -n; if it runs elsewhere, give its configuration with --config", namespace)
+		return nil, true, fmt.Errorf("no manager has published its configuration in namespace %s: if it runs in another "+
+			"one, name that with -n; if it runs elsewhere, give its configuration with --config", namespace)
 	}
 	slices.SortStableFunc(managers, func(a, b Manager) int {
 		return cmp.Or(b.rank()-a.rank(), b.renewed.Compare(a.renewed))
 	})
-	return ignoreReplaced(managers, aside), nil
+	return ignoreReplaced(managers, aside), true, nil
 }
 
 func readManager(obj *corev1.ConfigMap) (manager Manager, unknown, err error) {
@@ -145,8 +153,8 @@ func ignoreReplaced(managers []Manager, aside io.Writer) []Manager {
 		if manager.held || missing {
 			return false
 		}
-		_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s%s is ignored: nobody holds the Lease, and other managers run the same "+
-			"controllers. If that manager is gone, delete the ConfigMap.\n", manager.Lease, config.PublishedSuffix)
+		_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s%s is ignored: the Lease has no holder, and other managers run the "+
+			"same controllers. If that manager is gone, delete the ConfigMap.\n", manager.Lease, config.PublishedSuffix)
 		return true
 	})
 }

@@ -1,4 +1,4 @@
-// Package commands holds the program's commands: the manager itself, and what a person asks a cluster with its flags.
+// Package commands holds the commands of the manager's program. The kubectl plugin takes some of them.
 package commands
 
 import (
@@ -27,7 +27,7 @@ import (
 // Version is set by main.
 var Version string
 
-// VersionOrBuild returns Version, or the one that the build has noted.
+// VersionOrBuild returns Version, or the version that the build has recorded.
 func VersionOrBuild() string {
 	if Version != "" {
 		return Version
@@ -46,13 +46,13 @@ func PrintableAs(prefix string, err error) string {
 	return prefix + ": " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
 }
 
-// Execute runs the command that args name, or else the manager. A command writes its answer to out.
+// Execute runs the command that args name, or the manager if they name none. A command writes its result to out.
 func Execute(ctx context.Context, args []string, out io.Writer) error {
 	return execute(ctx, args, out, terminationLog)
 }
 
-// execute is Execute with the file for the error of a manager. No other command writes that file: the container goes on
-// when a command ends that a person runs in it.
+// execute runs a command as Execute does. It writes the error of a manager to the file log. Other commands do not write
+// that file: a person may run them in the manager's container, which does not end with them.
 func execute(ctx context.Context, args []string, out io.Writer, log string) error {
 	p := &program{groups: map[*cobra.Command][]config.Group{}}
 	root := p.managerCommand()
@@ -65,7 +65,7 @@ func execute(ctx context.Context, args []string, out io.Writer, log string) erro
 	root.SetUsageFunc(p.usage)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if p.groups[cmd] != nil {
-			return cmd.RunE(cmd, nil) // cobra stops at the first mistake, config.Load reports every mistake
+			return cmd.RunE(cmd, nil) // cobra stops at the first mistake; config.Load reports all of them
 		}
 		return usageError(cmd, err)
 	})
@@ -102,14 +102,14 @@ func withTwoDashes(root *cobra.Command, args []string) []string {
 	return args
 }
 
-// program is one execution of the program.
+// program holds the state of one execution.
 type program struct {
 	args   []string
 	groups map[*cobra.Command][]config.Group // of flags
 }
 
-// configured gives cmd the manager's flags beside those of command, which is nil for the manager itself. run gets the
-// configuration and the other arguments.
+// configured adds the manager's flags to cmd. command holds the flags of cmd itself, and is nil for the manager. run
+// gets the configuration and the other arguments.
 func (p *program) configured(
 	cmd *cobra.Command, command *config.Command, run func(*cobra.Command, *config.Configuration, []string) error,
 ) *cobra.Command {
@@ -173,11 +173,11 @@ func (p *program) usage(cmd *cobra.Command) error {
 	return err
 }
 
-// maxVerbosity is below that at which client-go logs the bodies of answers, of which one is the signing Secret. It
-// bounds our own logger: client-go takes that from the context of a call.
+// maxVerbosity is below the verbosity at which client-go logs the bodies of answers. One of these bodies is the signing
+// Secret. The bound holds for our logger, which client-go takes from the context of a call.
 const maxVerbosity = 7
 
-// NewLogger returns a logger of JSON lines in ASCII to out, and makes the libraries below us log the same way.
+// NewLogger returns a logger that writes JSON lines in ASCII to out. controller-runtime and klog use it from then on.
 func NewLogger(verbosity int, out io.Writer) logr.Logger {
 	logger := jsonLogger(min(verbosity, maxVerbosity), out)
 	log.SetLogger(logger)

@@ -78,7 +78,7 @@ func (s *managerSource) Setup(context.Context, *cobra.Command) (*Setup, error) {
 	if s.loaded == nil {
 		return nil, errors.New("the command has no flags for a configuration")
 	}
-	return &Setup{Configuration: s.loaded}, nil
+	return &Setup{Configuration: s.loaded, AsManager: true}, nil
 }
 
 // MaxArgs returns a check that a command has at most that many arguments.

@@ -24,6 +24,6 @@ func writeTable(out io.Writer, rows [][]string) error {
 	return err
 }
 
-// oneLine returns text without line ends and other control characters: text from objects must not look like a row of
-// its own, or steer the terminal.
+// oneLine returns text without line ends and other control characters. Text from objects must not look like another row
+// of a table, or control the terminal.
 func oneLine(text string) string { return ascii.Quote(strings.ReplaceAll(text, "\n", " ")) }

@@ -1,6 +1,6 @@
 // Command kubectl-csr is a kubectl plugin: kubectl csr explains and approves requests, checks what the manager depends
-// on, and rotates CAs. It acts with the rights of the user who runs it, and learns the configuration of the manager from
-// the ConfigMaps that the managers publish.
+// on, and rotates CAs. It acts with the rights of its user. It reads the configuration of the manager from the
+// ConfigMaps that the managers publish.
 package main
 
 import (

@@ -28,8 +28,8 @@ func newRoot(source *kubectl) *cobra.Command {
 		Use:         "kubectl-csr",
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csr"},
 		Short:       "Explain and approve CertificateSigningRequests, check their manager, rotate CAs",
-		Long: `kubectl csr works with a csr-controller-manager that runs in the cluster. It acts with your rights. It reads the
-manager's configuration from the ConfigMaps that the manager publishes in its namespace (-n).`,
+		Long: `kubectl csr works with a csr-controller-manager that runs in the cluster. It acts with your rights. It reads
+the manager's configuration from the ConfigMaps that the manager publishes in its namespace (-n).`,
 		Version:       commands.VersionOrBuild(),
 		SilenceErrors: true, // main prints errors
 		SilenceUsage:  true,

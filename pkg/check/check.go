@@ -1,6 +1,6 @@
-// Package check asks the API server about the ground that the manager stands on: its own rights, the kubelets' rights,
-// whether the signing CA is trusted, and where the certificate of one node is stuck. It changes nothing. What could not
-// be asked is Unknown, never Failed.
+// Package check asks the API server about what the manager depends on: its own rights, the kubelets' rights, and the
+// trust in the signing CA. It also finds the step at which the certificate of one node is stuck. It changes nothing. If
+// it can't ask a question, the answer is Unknown, never Failed.
 package check
 
 import (
@@ -22,10 +22,10 @@ type Status string
 const (
 	OK      Status = "ok"
 	Failed  Status = "failed"
-	Unknown Status = "unknown" // it could not be asked, or the answer proves nothing
+	Unknown Status = "unknown" // the question could not be asked, or the answer proves nothing
 )
 
-// Statuses returns all of them, the worst last.
+// Statuses returns all statuses, the worst last.
 func Statuses() []Status { return []Status{OK, Unknown, Failed} }
 
 // The names of the checks, also as a label of metrics.
@@ -35,7 +35,9 @@ const (
 	KubeletRights  = "kubelet-rights"
 	CATrusted      = "ca-trusted"
 	ManagerRunning = "manager-running"
-	Authorities    = "authorities"
+	// Configured is whether the running manager has published its configuration.
+	Configured  = "configuration"
+	Authorities = "authorities"
 )
 
 // Result is the answer to one question.
@@ -43,7 +45,7 @@ type Result struct {
 	// Check is the kind of question and Subject what it was about.
 	Check, Subject string
 	Status         Status
-	// Evidence is a sentence that says what was seen, and NextStep one that says what to do; it is empty for OK.
+	// Evidence is a sentence that says what was observed. NextStep says what to do, and is empty for OK.
 	Evidence, NextStep string
 }
 
@@ -88,47 +90,82 @@ func (r Right) String() string {
 func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
 	results := make([]Result, len(rights))
 	for i, right := range rights {
-		resource, subresource, _ := strings.Cut(right.Resource, "/")
 		review := &authorizationv1.SelfSubjectAccessReview{}
-		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
-			Verb: right.Verb, Group: right.Group, Resource: resource, Subresource: subresource,
-			Namespace: right.Namespace, Name: right.Name,
-		}
+		review.Spec.ResourceAttributes = right.attributes()
 		err := c.Create(ctx, review)
-		got := answerOf(review.Status, err)
-		result := Result{Check: OwnRights, Subject: right.String(), Status: got.status}
-		if right.Optional {
-			result.Check = OptionalRights
-		}
-		switch got.status {
-		case OK:
-			result.Evidence = fmt.Sprintf("allowed; needed by %s", right.Need)
-		case Failed:
-			result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", right.Need))
-			if right.Optional {
-				result.Evidence += "; the work goes on without it"
-			}
-			result.NextStep = "apply the roles and bindings of " + right.Manifest + ", and see that they name this user"
-			if right.Manifest == "" {
-				result.NextStep = "grant it to this user by a role of your own: no manifest that is shipped has it"
-			}
-		default:
-			result.Evidence, result.NextStep = got.reason, askAgain
-		}
-		results[i] = result
+		results[i] = right.result(answerOf(review.Status, err), "this user")
 	}
 	return results
 }
 
+// User is a user of the API server.
+type User struct {
+	Name   string
+	Groups []string
+}
+
+// RightsOf asks for each of rights whether user has it. If c's user may not ask about others, it returns one Result.
+func RightsOf(ctx context.Context, c client.Client, user User, rights []Right) []Result {
+	var results []Result
+	for _, right := range rights {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user.Name, Groups: user.Groups, ResourceAttributes: right.attributes(),
+		}}
+		err := c.Create(ctx, review)
+		if apierrors.IsForbidden(err) {
+			return []Result{{
+				Check: OwnRights, Subject: "rights of " + user.Name, Status: Unknown,
+				Evidence: ReadError("create subjectaccessreviews", err),
+				NextStep: "run the command as a user who may create subjectaccessreviews",
+			}}
+		}
+		results = append(results, right.result(answerOf(review.Status, err), user.Name))
+	}
+	return results
+}
+
+// attributes returns r as an authorizer takes it.
+func (r Right) attributes() *authorizationv1.ResourceAttributes {
+	resource, subresource, _ := strings.Cut(r.Resource, "/")
+	return &authorizationv1.ResourceAttributes{
+		Verb: r.Verb, Group: r.Group, Resource: resource, Subresource: subresource, Namespace: r.Namespace, Name: r.Name,
+	}
+}
+
+// result returns the Result about r for an answer. user names the user of the question.
+func (r Right) result(got answer, user string) Result {
+	result := Result{Check: OwnRights, Subject: r.String(), Status: got.status}
+	if r.Optional {
+		result.Check = OptionalRights
+	}
+	switch got.status {
+	case OK:
+		result.Evidence = fmt.Sprintf("allowed; needed by %s", r.Need)
+	case Failed:
+		result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", r.Need))
+		if r.Optional {
+			result.Evidence += "; the controllers work without it"
+		}
+		result.NextStep = fmt.Sprintf("apply the roles and bindings of %s, and check that they name %s", r.Manifest, user)
+		if r.Manifest == "" {
+			result.NextStep = fmt.Sprintf("grant it to %s by a role of your own: no shipped manifest has it", user)
+		}
+	default:
+		result.Evidence, result.NextStep = got.reason, askAgain
+	}
+	return result
+}
+
 const askAgain = "ask again once the API server answers"
 
-// answer is what the authorizers said. The zero value is Unknown.
+// answer holds the answer of the authorizers. The zero value is Unknown.
 type answer struct {
 	status Status
 	reason string // may be empty
 }
 
-// answerOf tells a refusal from a review that failed: an authorizer that could not be asked leaves an evaluationError.
+// answerOf distinguishes a refusal from a failed review. An authorizer that could not be asked leaves an
+// evaluationError.
 func answerOf(status authorizationv1.SubjectAccessReviewStatus, err error) answer {
 	switch {
 	case err != nil:
@@ -150,7 +187,7 @@ func (a answer) because(sentence string) string {
 	return sentence + " (" + a.reason + ")"
 }
 
-// ReadError returns the text for a question that err left open, which came of trying to do what.
+// ReadError returns the text for a question that err left open. what is the call that failed, such as "get nodes".
 func ReadError(what string, err error) string {
 	if apierrors.IsForbidden(err) {
 		return "unknown: may not " + what

@@ -23,8 +23,8 @@ const (
 	roleRenew  = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
 )
 
-// Kubelets asks whether nodes can get certificates at all: at least one of bootstrapGroups must be able to join, and
-// each of nodeGroups to renew. It asks for users of those groups that do not exist.
+// Kubelets asks whether nodes can get certificates at all. At least one of bootstrapGroups must be able to join, and
+// each of nodeGroups must be able to renew. The users that it asks about do not exist; only their groups count.
 func Kubelets(ctx context.Context, c client.Client, bootstrapGroups, nodeGroups []string) []Result {
 	results := []Result{bootstrap(ctx, c, bootstrapGroups)}
 	for _, group := range nodeGroups {
@@ -58,7 +58,7 @@ func bootstrap(ctx context.Context, c client.Client, groups []string) Result {
 	}
 	result.Evidence = strings.Join(seen, "; ")
 	if failed == len(groups) {
-		// The group that lacks least is the one that was meant.
+		// The group that lacks the fewest roles is the one that nodes most likely join by.
 		least := slices.MinFunc(gaps, func(a, b gap) int { return len(a.roles) - len(b.roles) })
 		result.Status = Failed
 		result.NextStep = least.commands() + "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
@@ -78,7 +78,7 @@ func renewal(ctx context.Context, c client.Client, group string) Result {
 	case OK:
 		result.Evidence = fmt.Sprintf("group %s may create %s and have its own renewed", group, requests)
 	case Failed:
-		result.Evidence += ": nodes join, but do not renew, and drop out when their certificates run out"
+		result.Evidence += ": nodes join, but do not renew, and are lost when their certificates expire"
 		result.NextStep = lacks.commands()
 	case Unknown:
 		result.NextStep = askAgain
@@ -114,7 +114,7 @@ func bind(role, kind, name string) string {
 	return fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --%s=%s", binding, role, kind, word(name))
 }
 
-// word quotes text that somebody else has chosen as one word of a shell.
+// word quotes text as one word of a shell. The text may come from a requester.
 func word(text string) string {
 	const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:.-_/"
 	if text != "" && strings.Trim(text, harmless) == "" {

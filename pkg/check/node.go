@@ -30,17 +30,17 @@ const (
 // request shortens signatures.
 type request = certificatesv1.CertificateSigningRequest
 
-// Opinion is what a controller with this configuration would do with a request.
+// Opinion holds what a controller with this configuration would do with a request.
 type Opinion struct {
-	// Does is true if it would approve, or issue.
+	// Does reports that it would approve, or issue.
 	Does bool
-	// Reason and Message say why not. They are empty if nothing in the configuration is for such a request.
+	// Reason and Message say why not. They are empty if the configuration has no rule or signer for the request.
 	Reason, Message string
-	// Err is why it could not be found out.
+	// Err says why the opinion is unknown.
 	Err error
 }
 
-// Node finds out where the certificate of one node is stuck.
+// Node finds the step at which the certificate of one node is stuck.
 type Node struct {
 	Name string
 	// Reader must not be a cache.
@@ -50,7 +50,7 @@ type Node struct {
 	BootstrapGroups []string
 	// RequestLimits bound what is read of a request: the manager's, or DefaultLimits.
 	RequestLimits csr.Limits
-	// CAs are those that the signer has, for the proof of the last step.
+	// CAs are the CAs of the signer, for the proof of the last step.
 	CAs []CA
 	// Approve and Issue return what the approver and the signer would do. They write nothing.
 	Approve func(context.Context, *request) Opinion
@@ -59,8 +59,8 @@ type Node struct {
 	now time.Time
 }
 
-// Check goes through the steps at now, up to the one that stands, and looks at the Node. What could not be read is
-// unknown.
+// Check goes through the steps at now, up to the first one that is not done, and checks the Node. An object that it
+// can't read leaves its step Unknown.
 func (n Node) Check(ctx context.Context, now time.Time) []Result {
 	n.now = now
 	alive, sentence := n.alive(ctx)
@@ -69,7 +69,7 @@ func (n Node) Check(ctx context.Context, now time.Time) []Result {
 	if err != nil {
 		return []Result{{
 			Check: StepRequested, Subject: n.Name, Status: Unknown,
-			Evidence: ReadError("list certificatesigningrequests", err), NextStep: "ask as one who may list them",
+			Evidence: ReadError("list certificatesigningrequests", err), NextStep: "run the command as a user who may list them",
 		}, state}
 	}
 	results := n.client(ctx, all, alive)
@@ -79,7 +79,7 @@ func (n Node) Check(ctx context.Context, now time.Time) []Result {
 		results = append(results, steps...)
 	}
 	if state.Status == Failed && results[len(results)-1].Status == OK {
-		state.NextStep = fmt.Sprintf("its certificate is not what keeps it: kubectl describe node %s, and the kubelet's log "+
+		state.NextStep = fmt.Sprintf("its certificate is not the reason: kubectl describe node %s, and the kubelet's log "+
 			"on the machine (journalctl -u kubelet)", n.Name)
 	}
 	return append(results, state)
@@ -95,7 +95,7 @@ func Stuck(results []Result) *Result {
 	return nil
 }
 
-// client goes through the steps of the client certificate. alive is whether the node is.
+// client returns the results of the steps of the client certificate. alive says whether the node is alive.
 func (n Node) client(ctx context.Context, all []request, alive Status) []Result {
 	obj, foreign := n.newest(all, certificatesv1.KubeAPIServerClientKubeletSignerName)
 	if obj == nil {
@@ -113,8 +113,8 @@ func (n Node) client(ctx context.Context, all []request, alive Status) []Result 
 	return append(results, n.accepted(ctx, obj))
 }
 
-// noRequest returns the first step without a request. A node that is alive needs none, Ready or not, as requests are
-// deleted after use.
+// noRequest returns the result of the first step if there is no request. A node that is alive needs none, Ready or not:
+// requests are deleted after use.
 func (n Node) noRequest(alive Status) Result {
 	result := Result{Check: StepRequested, Subject: n.Name, Status: alive}
 	switch alive {
@@ -169,7 +169,7 @@ func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
 		result.NextStep = "it appears once the kubelet has a certificate and has registered"
 		return result
 	case err != nil:
-		result.Status, result.NextStep = Unknown, "ask as one who may"
+		result.Status, result.NextStep = Unknown, "run the command as a user who may"
 		result.Evidence = ReadError("get nodes", err) + "; " + sentence
 		return result
 	}
@@ -182,7 +182,7 @@ func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
 		result.Status, result.Evidence = OK, "Ready, and "+sentence
 	case ready && alive == Unknown:
 		result.Status, result.Evidence = Unknown, said+sentence
-		result.NextStep = "ask as one who may get leases in " + corev1.NamespaceNodeLease
+		result.NextStep = "run the command as a user who may get leases in " + corev1.NamespaceNodeLease
 	case ready:
 		result.Evidence, result.NextStep = said+sentence, "read the kubelet's log on the machine (journalctl -u kubelet)"
 	default:
@@ -194,7 +194,7 @@ func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
 // page is how many objects are read at a time.
 const page = 500
 
-// requests returns the requests for the node's certificates, whoever made them, and those that the node itself made.
+// requests returns the requests for the node's certificates by any requester, and all requests of the node itself.
 func (n Node) requests(ctx context.Context) ([]request, error) {
 	user := csr.NodeUserPrefix + n.Name
 	var found []request
@@ -219,8 +219,8 @@ func (n Node) asksFor(obj *request, user string) bool {
 	return err == nil && req.Cert.Subject.CommonName == user
 }
 
-// newest returns the youngest request for signer that is credible, or if none is, the youngest of all. foreign is a
-// request of another requester that is younger still.
+// newest returns the youngest credible request for signer, or the youngest one if none is credible. foreign is a
+// younger request of another requester.
 func (n Node) newest(all []request, signer string) (found, foreign *request) {
 	for i := range all {
 		obj := &all[i]
@@ -250,8 +250,8 @@ func younger(first, other *request) *request {
 	return first
 }
 
-// credible reports whether the node itself has made obj, or a member of a bootstrap group. Others can write its name
-// too.
+// credible reports whether the node itself or a member of a bootstrap group has made obj. Other requesters can write
+// the name of the node, too.
 func (n Node) credible(obj *request) bool {
 	return obj.Spec.Username == csr.NodeUserPrefix+n.Name || slices.ContainsFunc(obj.Spec.Groups, func(group string) bool {
 		return isBootstrapGroup(group) || slices.Contains(n.BootstrapGroups, group)
@@ -271,19 +271,52 @@ func (n Node) age(obj *request) string {
 	return duration.HumanDuration(n.now.Sub(obj.CreationTimestamp.Time))
 }
 
+// approverName and signerName are the controllers that write Events about requests.
+const approverName, signerName = "csr-approver", "csr-signer"
+
 // events returns the last Event about obj, as part of a sentence.
 func (n Node) events(ctx context.Context, obj client.Object) string {
+	text, _ := n.readEvents(ctx, obj)
+	return text
+}
+
+// compared returns the last Event about obj as part of a sentence. If the last Event of controller differs from
+// opinion, it says so. action is what a success does: "approve" or "sign".
+func (n Node) compared(
+	ctx context.Context, obj client.Object, controller string, opinion Opinion, action string,
+) string {
+	text, all := n.readEvents(ctx, obj)
+	var last *Statement
+	for _, event := range all {
+		by := &Statement{
+			Controller: event.ReportingController, Reason: event.Reason, Message: event.Note, At: event.EventTime.Time,
+		}
+		if event.Series != nil {
+			by.At = event.Series.LastObservedTime.Time
+		}
+		if by.Controller == controller && (last == nil || by.At.After(last.At)) {
+			last = by
+		}
+	}
+	if difference := last.Difference(opinion, action, n.now); difference != "" {
+		text += ". " + difference
+	}
+	return text
+}
+
+// readEvents returns the Events about obj, and the last one as part of a sentence.
+func (n Node) readEvents(ctx context.Context, obj client.Object) (string, []eventsv1.Event) {
 	list := &eventsv1.EventList{}
 	err := n.Reader.List(ctx, list, client.InNamespace(metav1.NamespaceDefault),
 		client.MatchingFields{"regarding.uid": string(obj.GetUID())})
 	if err != nil {
-		return "; Events " + ReadError("list events", err)
+		return "; Events " + ReadError("list events", err), nil
 	}
 	if len(list.Items) == 0 {
-		return "; there is no Event about it"
+		return "; there is no Event about it", nil
 	}
 	last := slices.MaxFunc(list.Items, func(a, b eventsv1.Event) int {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
-	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Note)
+	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Note), list.Items
 }

@@ -19,11 +19,11 @@ import (
 // settled is the age at which a request that is still undecided, or an approved one that is still unsigned, is stuck.
 const settled = 10 * time.Second
 
-// noneAtWork is the next step if the configuration at hand would act.
-const noneAtWork = "see that a manager with this configuration runs and leads (kubectl get pods and leases in its " +
+// noneAtWork is the next step if this configuration would approve or sign the request.
+const noneAtWork = "check that a manager with this configuration runs and leads (kubectl get pods and leases in its " +
 	"namespace), and that it has its rights (its /readyz)"
 
-// decided goes through the steps from approval to certificate.
+// decided returns the results of the steps from approval to certificate.
 func (n Node) decided(ctx context.Context, obj *request) []Result {
 	state := csr.StateOf(obj)
 	if state == csr.Pending || state == csr.Denied {
@@ -38,8 +38,8 @@ func (n Node) decided(ctx context.Context, obj *request) []Result {
 	issued := Result{Check: StepIssued, Subject: obj.Name, Status: OK}
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)
 	if err != nil || len(certs) == 0 {
-		issued.Status, issued.Evidence = Failed, fmt.Sprintf("what was issued is no certificate: %v", err)
-		issued.NextStep = "find out who signs for " + obj.Spec.SignerName
+		issued.Status, issued.Evidence = Failed, fmt.Sprintf("status.certificate holds no certificate: %v", err)
+		issued.NextStep = "find out which program signs for " + obj.Spec.SignerName
 		return []Result{approved, issued}
 	}
 	issued.Evidence = fmt.Sprintf("serial %s, issued by %q, valid until %s",
@@ -51,17 +51,17 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 	result := Result{Check: StepApproved, Subject: obj.Name, Status: Failed}
 	if csr.StateOf(obj) == csr.Denied {
 		result.Evidence = conditionText(obj, certificatesv1.CertificateDenied) + n.events(ctx, obj)
-		result.NextStep = "it stays denied: find out who denied it, mend that, and have the kubelet make a new one by " +
-			"restarting it"
+		result.NextStep = "it stays denied: find out who denied it, correct the cause, and restart the kubelet, which then " +
+			"makes a new request"
 		return result
 	}
 	opinion := n.Approve(ctx, obj)
 	result.Evidence = fmt.Sprintf("undecided after %s: ", n.age(obj))
 	switch {
 	case opinion.Err != nil:
-		result.Evidence += fmt.Sprintf("what the approver would say could not be asked: %v", opinion.Err)
-		result.NextStep = "ask as one who may create subjectaccessreviews; the Events and log of the approver have the " +
-			"reason too"
+		result.Evidence += fmt.Sprintf("the decision of the approver is unknown: %v", opinion.Err)
+		result.NextStep = "run the command as a user who may create subjectaccessreviews; the Events and the log of the " +
+			"approver have the reason too"
 	case opinion.Does && n.now.Sub(obj.CreationTimestamp.Time) < settled:
 		result.Status, result.NextStep = Unknown, "ask again in a moment"
 		result.Evidence += "the approver of this configuration would approve it"
@@ -78,11 +78,12 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 		result.Evidence += opinion.Reason + ": " + opinion.Message
 		result.NextStep = "docs/reference/reasons.md says what to do about " + opinion.Reason
 	}
-	result.Evidence += n.events(ctx, obj)
+	result.Evidence += n.compared(ctx, obj, approverName, opinion, "approve")
 	return result
 }
 
-// bindRequester returns the command after which the requester can have obj approved, if it should.
+// bindRequester returns the command that gives the requester the right to have obj approved. It says when that would be
+// wrong.
 func (n Node) bindRequester(obj *request) string {
 	user := obj.Spec.Username
 	switch {
@@ -104,7 +105,8 @@ func (n Node) notIssued(ctx context.Context, obj *request) Result {
 	result := Result{Check: StepIssued, Subject: obj.Name, Status: Failed}
 	if csr.StateOf(obj) == csr.Failed {
 		result.Evidence = conditionText(obj, certificatesv1.CertificateFailed) + n.events(ctx, obj)
-		result.NextStep = "it stays failed: mend what the message names, and have the kubelet make a new one by restarting it"
+		result.NextStep = "it stays failed: correct what the message names, and restart the kubelet, which then makes a " +
+			"new request"
 		return result
 	}
 	since := cmp.Or(csr.ApprovedAt(obj), obj.CreationTimestamp.Time)
@@ -112,8 +114,9 @@ func (n Node) notIssued(ctx context.Context, obj *request) Result {
 	result.Evidence = fmt.Sprintf("approved, and not signed after %s: ", n.age(obj))
 	switch {
 	case opinion.Err != nil:
-		result.Evidence += fmt.Sprintf("what the signer would say could not be found out: %v", opinion.Err)
-		result.NextStep = "ask as one who may read what signs; the Events and log of the signer have the reason too"
+		result.Evidence += fmt.Sprintf("the decision of the signer is unknown: %v", opinion.Err)
+		result.NextStep = "run the command as a user who may read the CA; the Events and the log of the signer have the " +
+			"reason too"
 	case opinion.Does && n.now.Sub(since) < settled:
 		result.Status, result.NextStep = Unknown, "ask again in a moment"
 		result.Evidence += "the signer of this configuration would sign it"
@@ -122,13 +125,13 @@ func (n Node) notIssued(ctx context.Context, obj *request) Result {
 		result.NextStep = noneAtWork
 	case opinion.Reason == "":
 		result.Evidence += "nothing in this configuration signs for " + obj.Spec.SignerName
-		result.NextStep = "give it a CA and leave the signer on (--controllers), or find out who else is to sign; pass the " +
-			"manager's own --config if this was not it"
+		result.NextStep = "configure a CA for it and run the signer (--controllers), or find out which other program " +
+			"signs; if this is not the manager's configuration, pass that with --config"
 	default:
 		result.Evidence += opinion.Reason + ": " + opinion.Message
 		result.NextStep = "docs/reference/reasons.md says what to do about " + opinion.Reason
 	}
-	result.Evidence += n.events(ctx, obj)
+	result.Evidence += n.compared(ctx, obj, signerName, opinion, "sign")
 	return result
 }
 
@@ -143,8 +146,8 @@ func conditionText(obj *request, kind certificatesv1.RequestConditionType) strin
 	return fmt.Sprintf("has no condition %s", kind)
 }
 
-// accepted reports whether the API server would accept the certificate of obj. Only the node has its key, so another
-// certificate of the same CA is shown instead, if that CA is at hand.
+// accepted reports whether the API server would accept the certificate of obj. Only the node has its key. If the key of
+// the CA is available, accepted issues another certificate and shows that instead.
 func (n Node) accepted(ctx context.Context, obj *request) Result {
 	result := Result{Check: StepAccepted, Subject: obj.Name, Status: Failed}
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)
@@ -155,8 +158,8 @@ func (n Node) accepted(ctx context.Context, obj *request) Result {
 	leaf := certs[0]
 	if wrong := n.wrong(obj, leaf); wrong != "" {
 		result.Evidence = "the API server answers Unauthorized: " + wrong
-		result.NextStep = "have the kubelet make a new request: move its client certificate away and restart it; see that " +
-			"the clocks agree"
+		result.NextStep = "move the kubelet's client certificate away and restart the kubelet, which then makes a new " +
+			"request; check that the clocks agree"
 		return result
 	}
 	for _, one := range n.CAs {
@@ -178,13 +181,13 @@ func (n Node) accepted(ctx context.Context, obj *request) Result {
 	return n.chained(ctx, result, leaf, certs[1:])
 }
 
-// wrong returns what is wrong with leaf itself.
+// wrong returns what makes leaf unusable, or nothing.
 func (n Node) wrong(obj *request, leaf *x509.Certificate) string {
 	user := csr.NodeUserPrefix + n.Name
 	req, err := n.RequestLimits.Parse(obj)
 	switch {
 	case n.now.After(leaf.NotAfter):
-		return "the certificate has run out at " + leaf.NotAfter.UTC().Format(time.RFC3339)
+		return "the certificate expired at " + leaf.NotAfter.UTC().Format(time.RFC3339)
 	case n.now.Before(leaf.NotBefore):
 		return "the certificate is not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339)
 	case leaf.Subject.CommonName != user || !slices.Contains(leaf.Subject.Organization, csr.NodeGroup):
@@ -203,8 +206,8 @@ func (n Node) chained(ctx context.Context, result Result, leaf *x509.Certificate
 	trusted, err := n.Trust.Published(ctx)
 	if err != nil {
 		result.Status = Unknown
-		result.Evidence = "its CA is not at hand to try, and " + published + " is " + ReadError("read it", err)
-		result.NextStep = "ask as one who may read that ConfigMap or the signing Secret"
+		result.Evidence = "its CA is not available for a proof, and " + published + " is " + ReadError("read it", err)
+		result.NextStep = "run the command as a user who may read that ConfigMap or the signing Secret"
 		return result
 	}
 	options := x509.VerifyOptions{
@@ -224,7 +227,7 @@ func (n Node) chained(ctx context.Context, result Result, leaf *x509.Certificate
 		return result
 	}
 	result.Status = OK
-	result.Evidence = fmt.Sprintf("issuer %q is in %s; the API server was not asked, as that CA is not at hand",
-		leaf.Issuer, published)
+	result.Evidence = fmt.Sprintf("issuer %q is in %s; the API server was not asked, because the key of that CA is not "+
+		"available", leaf.Issuer, published)
 	return result
 }

@@ -17,7 +17,7 @@ import (
 // Running checks whether a manager runs and leads. Reader must not be a cache.
 type Running struct {
 	Reader client.Reader
-	// Leases are where the manager's may be, the likeliest first. Each is named as its Deployment is.
+	// Leases are the places where the manager's Lease may be, the likeliest first. A Lease has the name of its Deployment.
 	Leases []types.NamespacedName
 	// Pause is how long a leader takes at most to renew its Lease.
 	Pause time.Duration
@@ -25,8 +25,8 @@ type Running struct {
 }
 
 // startManager is the next step if no manager runs.
-const startManager = "see why no manager runs: kubectl get deployments,pods and the log of its pods in that " +
-	"namespace; give check the manager's own configuration, which names the Lease"
+const startManager = "find out why no manager runs: kubectl get deployments,pods in that namespace, and the log of " +
+	"its pods; if the manager has another Lease, pass its configuration with --config"
 
 // Check returns a Result about the Lease, and one about the Deployment beside it if it can be read.
 func (r Running) Check(ctx context.Context) []Result {
@@ -54,12 +54,12 @@ func (r Running) Check(ctx context.Context) []Result {
 	return []Result{result}
 }
 
-// judge reports who holds lease, and whether it is renewed. Clocks may differ, so a Lease that looks old must also stay
-// unchanged.
+// judge sets result to who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must
+// also stay unchanged for a while.
 func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result *Result) {
 	holder, renewed := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Spec.RenewTime
 	if holder == "" || renewed == nil {
-		result.Evidence = "nobody holds it: the last manager that led has ended"
+		result.Evidence = "it has no holder: the last leader has ended"
 		return
 	}
 	age := r.Clock.Since(renewed.Time).Round(time.Second)
@@ -90,8 +90,8 @@ func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) bool {
 	return renewed && ptr.Deref(again.Spec.HolderIdentity, "") != ""
 }
 
-// deployment returns a Result about the Deployment of that name, or nothing if there is none that can be read: a
-// manager may run elsewhere, and itself may not read Deployments.
+// deployment returns a Result about the Deployment called name, or nothing if it can't be read. A manager may run
+// without a Deployment, and has no right to read one.
 func (r Running) deployment(ctx context.Context, name types.NamespacedName) []Result {
 	found := &appsv1.Deployment{}
 	if err := r.Reader.Get(ctx, name, found); err != nil {
@@ -104,7 +104,7 @@ func (r Running) deployment(ctx context.Context, name types.NamespacedName) []Re
 	}
 	if ready < wanted || wanted == 0 {
 		result.Status = Failed
-		result.NextStep = "see why: kubectl -n " + name.Namespace + " describe pods, and their /readyz"
+		result.NextStep = "find out why: kubectl -n " + name.Namespace + " describe pods, and their /readyz"
 	}
 	return []Result{result}
 }

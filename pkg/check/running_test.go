@@ -50,7 +50,7 @@ func TestRunning(t *testing.T) {
 	}{
 		"no Lease":                           {want: []Status{Failed}, says: "no manager has ever led"},
 		"renewed just now":                   {objects: []client.Object{lease("pod-a", 3*time.Second)}, want: []Status{OK}, says: "held by pod-a, renewed 3s ago"},
-		"released":                           {objects: []client.Object{lease("", 3*time.Second)}, want: []Status{Failed}, says: "nobody holds it"},
+		"released":                           {objects: []client.Object{lease("", 3*time.Second)}, want: []Status{Failed}, says: "it has no holder"},
 		"old, and standing still":            {objects: []client.Object{lease("pod-a", time.Hour)}, want: []Status{Failed}, says: "last renewed 1h0m0s ago"},
 		"old by our clock, but renewed":      {objects: []client.Object{lease("pod-a", time.Hour)}, renewed: true, want: []Status{OK}},
 		"in our future, and standing still":  {objects: []client.Object{lease("pod-a", -time.Hour)}, want: []Status{Failed}},

@@ -23,9 +23,13 @@ import (
 type CA struct {
 	// Signers are those that it signs for.
 	Signers []string
-	// Authority is nil if it can't be had, because of Err.
+	// Authority is nil if it can't be read, because of Err.
 	Authority *ca.Authority
 	Err       error
+	// Certificate is what is known of the CA without its key, or nil. Sent are the certificates that come with those that
+	// the CA issues.
+	Certificate *x509.Certificate
+	Sent        []*x509.Certificate
 }
 
 // Trust checks CAs. Reader must not be a cache: it reads one ConfigMap by name.
@@ -38,9 +42,9 @@ type Trust struct {
 // published names where API servers publish the CAs that they trust for clients.
 const published = trust.ExtensionKey + " of ConfigMap " + trust.ExtensionNamespace + "/" + trust.ExtensionName
 
-// CAs reports whether the API server trusts each of cas. The proof is a certificate that is shown to it. What it
-// publishes as trusted is further evidence, and never decides: it is what all API servers together trust, and none of
-// them needs to have written it lately.
+// CAs reports whether the API server trusts each of cas. The proof is a certificate that is shown to it. The CAs that
+// it publishes as trusted are further evidence, and never decide if there is a proof: all API servers write them to one
+// ConfigMap, and an entry may be old. Without the key of a CA, a published certificate is the only evidence.
 func (t Trust) CAs(ctx context.Context, cas []CA, now time.Time) []Result {
 	trusted, err := t.Published(ctx)
 	var results []Result
@@ -53,19 +57,22 @@ func (t Trust) CAs(ctx context.Context, cas []CA, now time.Time) []Result {
 func (t Trust) check(ctx context.Context, c CA, trusted []*x509.Certificate, listErr error, now time.Time) Result {
 	subject := "the CA of " + strings.Join(c.Signers, " and ")
 	result := Result{Check: CATrusted, Subject: subject, Status: Unknown}
+	if c.Authority == nil && c.Certificate != nil {
+		return c.withoutKey(result, trusted, listErr)
+	}
 	if c.Authority == nil {
 		result.Evidence = fmt.Sprintf("there is no CA to try: %v", c.Err)
-		result.NextStep = "make it available, or ask as one who may read it"
+		result.NextStep = "make it available, or run the command as a user who may read it"
 		return result
 	}
-	sentence, in := publishedSentence(c.Authority, trusted, listErr)
+	sentence, in := authoritySentence(c.Authority, trusted, listErr)
 	answer := t.prove(ctx, c.Authority, now)
 	result.Evidence = answer.Evidence + "; " + sentence
 	switch answer.Trust {
 	case probe.Recognised:
 		result.Status = OK
 		if !in && listErr == nil {
-			result.Evidence += ": the API server that was asked trusts it, see that all do"
+			result.Evidence += ": the API server that was asked trusts it; check that all of them do"
 		}
 	case probe.Refused:
 		result.Status = Failed
@@ -77,7 +84,7 @@ func (t Trust) check(ctx context.Context, c CA, trusted []*x509.Certificate, lis
 	return result
 }
 
-// prove shows a certificate of authority to the API server.
+// prove issues a certificate by authority and shows it to the API server.
 func (t Trust) prove(ctx context.Context, authority *ca.Authority, now time.Time) probe.Answer {
 	shown, err := probe.Mint(ctx, authority, t.Audit, now)
 	if err != nil {
@@ -96,15 +103,34 @@ func (t Trust) Published(ctx context.Context) ([]*x509.Certificate, error) {
 	return ca.ParseCertificates([]byte(obj.Data[trust.ExtensionKey]))
 }
 
-// publishedSentence reports whether authority is among trusted, with a sentence about it.
-func publishedSentence(authority *ca.Authority, trusted []*x509.Certificate, err error) (sentence string, in bool) {
+// withoutKey judges c by its certificate alone: no certificate can be issued and shown to an API server.
+func (c CA) withoutKey(result Result, trusted []*x509.Certificate, listErr error) Result {
+	sentence, in := publishedSentence(c.Certificate, c.Sent, trusted, listErr)
+	result.Evidence = fmt.Sprintf("%s; no API server was asked, because the key can't be read: %v", sentence, c.Err)
+	if in {
+		result.Status = OK
+		return result
+	}
+	result.NextStep = fmt.Sprintf("check that the --client-ca-file of every API server has this CA (key %s); to prove "+
+		"it, run the command as a user who may read the key", ca.KeyID(c.Certificate.RawSubjectPublicKeyInfo))
+	return result
+}
+
+func authoritySentence(authority *ca.Authority, trusted []*x509.Certificate, err error) (sentence string, in bool) {
+	sent, parseErr := ca.ParseCertificates(authority.AppendedPEM())
+	if err == nil && parseErr != nil {
+		return "the CA can't be compared with " + published, false
+	}
+	return publishedSentence(authority.Certificate(), sent, trusted, err)
+}
+
+// publishedSentence reports whether trusted holds the CA signing, with a sentence about it. sent are the certificates
+// that come with those that the CA issues, and err is why trusted could not be read.
+func publishedSentence(
+	signing *x509.Certificate, sent, trusted []*x509.Certificate, err error,
+) (sentence string, in bool) {
 	if err != nil {
 		return published + " is " + ReadError("read it", err), false
-	}
-	signing := authority.Certificate()
-	sent, err := ca.ParseCertificates(authority.AppendedPEM())
-	if err != nil {
-		return "the CA can't be compared with " + published, false
 	}
 	lacks := " lacks it"
 	for _, root := range trusted {

@@ -53,14 +53,14 @@ func TestPublishedRootOfAnIntermediate(t *testing.T) {
 		t.Fatal(err)
 	}
 	const where = "client-ca-file of ConfigMap kube-system/extension-apiserver-authentication has "
-	if sentence, in := publishedSentence(authority, certs[:1], nil); !in || sentence != where+"its issuer, and certificates come with what is between" {
+	if sentence, in := authoritySentence(authority, certs[:1], nil); !in || sentence != where+"its issuer, and certificates come with what is between" {
 		t.Errorf("%t: %s", in, sentence)
 	}
 	authority, err = authority.WithChain(ca.None)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if sentence, in := publishedSentence(authority, certs[:1], nil); in || sentence != where+"only its issuer, and certificates come without intermediates" {
+	if sentence, in := authoritySentence(authority, certs[:1], nil); in || sentence != where+"only its issuer, and certificates come without intermediates" {
 		t.Errorf("none: %t: %s", in, sentence)
 	}
 }

@@ -77,8 +77,8 @@ func withDefaults(r Retention) Retention {
 	return r
 }
 
-// withoutCredentials returns address, which is host:port or a URL, without a user, a password and the values of a query:
-// a query may hold a token.
+// withoutCredentials returns address, which is host:port or a URL, without a user, a password and the values of a
+// query: a query may hold a token.
 func withoutCredentials(address string) string {
 	const removed = "REMOVED"
 	if !strings.Contains(address, "://") {
@@ -113,9 +113,9 @@ func ParsePublished(data []byte) (c *Configuration, unknown, err error) {
 	return c, unknown, nil
 }
 
-// Merge returns one configuration of managers that share the work: for each controller, the settings of the first manager
-// that runs it. Settings that several controllers read, such as requestLimits, come from the approver's manager, else from
-// the signer's, else from the first one.
+// Merge returns one configuration of managers that share the work: for each controller, the settings of the first
+// manager that runs it. Settings that several controllers read, such as requestLimits, come from the approver's
+// manager, else from the signer's, else from the first one.
 func Merge(managers []*Configuration) *Configuration {
 	if len(managers) == 0 {
 		return Default()

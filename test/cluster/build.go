@@ -18,8 +18,18 @@ var Manager = sync.OnceValues(func() (string, error) {
 	return buildManager(context.Background(), filepath.Join("..", ".."))
 })
 
+// Plugin builds the kubectl plugin as Manager builds the manager.
+var Plugin = sync.OnceValues(func() (string, error) {
+	return buildProgram(context.Background(), filepath.Join("..", ".."), "kubectl-csr", "./cmd/kubectl-csr")
+})
+
 func buildManager(ctx context.Context, root string) (path string, err error) {
-	path, err = filepath.Abs(filepath.Join(root, "bin", "test", "csr-controller-manager"))
+	return buildProgram(ctx, root, "csr-controller-manager", ".")
+}
+
+// buildProgram builds a package of the module at root, and returns the path of the program called name.
+func buildProgram(ctx context.Context, root, name, folder string) (path string, err error) {
+	path, err = filepath.Abs(filepath.Join(root, "bin", "test", name))
 	if err != nil {
 		return "", err
 	}
@@ -38,10 +48,10 @@ func buildManager(ctx context.Context, root string) (path string, err error) {
 	if _, err := exec.LookPath("gcc"); err == nil {
 		args = append(args, "-race")
 	}
-	build := exec.CommandContext(ctx, "go", append(args, ".")...)
+	build := exec.CommandContext(ctx, "go", append(args, folder)...)
 	build.Dir = root
 	if output, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the manager: %w\n%s", err, output)
+		return "", fmt.Errorf("build %s: %w\n%s", name, err, output)
 	}
 	return path, nil
 }

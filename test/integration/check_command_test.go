@@ -38,7 +38,7 @@ func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, ex
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), path, append([]string{"check", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), path, append([]string{"check", "--all", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
@@ -146,10 +146,10 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 	down := rest.CopyConfig(controlPlane(t).Config)
 	down.Host = "https://" + freeAddress(t)
 	output, code = runCheck(t, down, append(caFiles(t, controlPlane(t).CA), "--leader-elect=false")...)
-	says(t, output, code, 1, "nothing failed, but", "could not ask", "somebody unknown")
+	says(t, output, code, 1, "nothing failed, but", "could not ask", "an unknown user")
 
 	output, code = runCheck(t, controlPlane(t).Config, "--help")
-	says(t, output, code, 0, "--node name", "The exit code is 1 unless all is well")
+	says(t, output, code, 0, "--node name", "The exit code is 1 unless all checks pass")
 	output, code = runCheck(t, controlPlane(t).Config, "--bogus", "surplus")
 	says(t, output, code, 1, "-bogus", "surplus")
 }

@@ -50,7 +50,7 @@ func TestRunbookCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	for command, parts := range map[string][]string{
-		"check":                      {"optional-rights", "by that certificate (X509SHA256="},
+		"check --all":                {"optional-rights", "by that certificate (X509SHA256="},
 		"check --node check-runbook": {obj.Name, "Event NotAuthorized", "there is no such Node, and it has no Lease"},
 		"explain " + obj.Name:        {"CALoaded", `"NotAuthorized" by "csr-approver"`},
 	} {
@@ -63,6 +63,34 @@ func TestRunbookCommands(t *testing.T) {
 			}
 		}
 		if strings.Contains(string(output), "unknown: ") {
+			t.Errorf("%s: something is unknown:\n%s", command, output)
+		}
+	}
+}
+
+// TestRunbookCommandsOfThePlugin runs what the runbooks have an administrator run on a workstation: nothing is unknown for want of
+// rights. The manager has published its configuration.
+func TestRunbookCommandsOfThePlugin(t *testing.T) {
+	parallel(t)
+	installRBAC(t)
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	startManager(t, serviceAccountConfig(t))
+	awaitPublished(t, "csr-controller-manager", "user: ", "-----BEGIN CERTIFICATE-----")
+	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "check-runbook"))
+	hasEvent(t, obj, "NotAuthorized")
+	for command, parts := range map[string][]string{
+		"check -v":                   {"optional-rights", "own-rights", "by that certificate (X509SHA256=", "manager csr-controller-manager"},
+		"check --node check-runbook": {obj.Name, "Event NotAuthorized", "there is no such Node, and it has no Lease"},
+		"explain " + obj.Name:        {"NotAuthorized"},
+	} {
+		output, _ := runPlugin(t, controlPlane(t).Config, strings.Fields(command)...) // the exit code says what is found
+		for _, part := range parts {
+			if !strings.Contains(output, part) {
+				t.Errorf("%s: %q is not in:\n%s", command, part, output)
+			}
+		}
+		if strings.Contains(output, "unknown: ") {
 			t.Errorf("%s: something is unknown:\n%s", command, output)
 		}
 	}

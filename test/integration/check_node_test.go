@@ -140,7 +140,7 @@ func TestCheckNodeWell(t *testing.T) {
 	startLoop(t, csrenv.Options{})
 	obj := reaches(t, createRequest(t, admin(t), nodeRequest(t, "check-well")), csr.Issued)
 	output, code := checkNode(t, "check-well", caFiles(t, controlPlane(t).CA)...)
-	says(t, output, code, 1, "there is no such Node", "its certificate is not what keeps it", "check: node check-well: node is failed")
+	says(t, output, code, 1, "there is no such Node", "its certificate is not the reason", "check: node check-well: node is failed")
 	row(t, output, "4 accepted", "ok")
 
 	registerNode(t, "check-well", corev1.ConditionTrue)
@@ -208,7 +208,7 @@ func TestCheckNodeNotReady(t *testing.T) {
 	registerNode(t, "check-no-network", corev1.ConditionFalse)
 	renewLease(t, "check-no-network")
 	output, code := checkNode(t, "check-no-network")
-	says(t, output, code, 1, "there is no request, and none is needed", "not Ready; its Lease was renewed", "its certificate is not what keeps it",
+	says(t, output, code, 1, "there is no request, and none is needed", "not Ready; its Lease was renewed", "its certificate is not the reason",
 		"kubectl describe node check-no-network", "check: node check-no-network: node is failed")
 	if line := row(t, output, "1 requested", "check-no-network"); !strings.Contains(line, " ok ") {
 		t.Errorf("not ok: %s", line)

@@ -134,7 +134,7 @@ func TestCheckKubeletRights(t *testing.T) {
 		}
 		runCommands(t, result.NextStep)
 	}
-	if !strings.Contains(results[1].Evidence, "drop out when their certificates run out") || !strings.Contains(results[1].Evidence, "selfnodeclient") {
+	if !strings.Contains(results[1].Evidence, "are lost when their certificates expire") || !strings.Contains(results[1].Evidence, "selfnodeclient") {
 		t.Errorf("the outage to come is not named: %s", results[1].Evidence)
 	}
 	eventually(t, "the commands help", func(ctx context.Context) error {

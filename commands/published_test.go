@@ -1,0 +1,132 @@
+package commands
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// publishedBy returns the ConfigMap of a manager, and its Lease with a holder, or without one.
+func publishedBy(t *testing.T, lease, holder string, change func(*config.Configuration)) []client.Object {
+	t.Helper()
+	c := config.Default()
+	change(c)
+	published, err := c.Published("ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := yaml.Marshal(published)
+	if err != nil {
+		t.Fatal(err)
+	}
+	renewed := metav1.NewMicroTime(time.Unix(1_700_000_000, 0))
+	return []client.Object{
+		&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: lease + "-configuration", Labels: map[string]string{"csr-controller-manager.io/publishes": "configuration"}},
+			Data:       map[string]string{"configuration.yaml": string(text), "manager.yaml": "version: v1\nuser: " + lease + "\n"},
+		},
+		&coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: lease},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To(holder), RenewTime: &renewed},
+		},
+	}
+}
+
+func TestReadPublished(t *testing.T) {
+	t.Parallel()
+	runs := func(secret string, controllers ...string) func(*config.Configuration) {
+		return func(c *config.Configuration) { c.Controllers, c.Signing.Secret = controllers, secret }
+	}
+	all := publishedBy(t, "csr-controller-manager", "", runs("ns/old", "*"))
+	approver := publishedBy(t, "csr-approver", "a", runs("ns/not-this", "approver"))
+	signer := publishedBy(t, "csr-signer", "a", runs("ns/new", "signer"))
+	cleaner := publishedBy(t, "csr-cleaner", "a", runs("", "cleaner"))
+	broken := []client.Object{&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "broken-configuration", Labels: all[0].GetLabels()}, Data: map[string]string{"configuration.yaml": "{"},
+	}}
+	shipped := []client.Object{&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "csr-controller-manager-configuration", Labels: all[0].GetLabels()}}}
+	for name, test := range map[string]struct {
+		objects     [][]client.Object
+		managers    []string // whose Leases are
+		secret      string
+		unpublished string
+		aside       string
+	}{
+		"one":                              {[][]client.Object{all}, []string{"csr-controller-manager"}, "ns/old", "", ""},
+		"split":                            {[][]client.Object{cleaner, signer, approver}, []string{"csr-approver", "csr-cleaner", "csr-signer"}, "ns/new", "", ""},
+		"split, and one from before":       {[][]client.Object{all, cleaner, signer, approver}, []string{"csr-approver", "csr-cleaner", "csr-signer"}, "ns/new", "", "csr-controller-manager-configuration is ignored: the Lease has no holder"},
+		"one that others do not stand for": {[][]client.Object{all, signer}, []string{"csr-signer", "csr-controller-manager"}, "ns/new", "", ""},
+		"a broken one beside it":           {[][]client.Object{broken, signer}, []string{"csr-signer"}, "ns/new", "", "broken-configuration is ignored"},
+		"as it is shipped":                 {[][]client.Object{shipped}, nil, "", "no manager has published its configuration in namespace ns", "The defaults are used instead"},
+		"none":                             {nil, nil, "", "no manager has published its configuration in namespace ns", "The defaults are used instead"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme)
+			for _, each := range test.objects {
+				for _, obj := range each {
+					builder.WithObjects(obj.DeepCopyObject().(client.Object))
+				}
+			}
+			var aside bytes.Buffer
+			setup := ReadPublished(t.Context(), builder.Build(), "ns", &aside)
+			var managers []string
+			for _, manager := range setup.Managers {
+				managers = append(managers, manager.Lease.Name)
+				if manager.Status.User != manager.Lease.Name || manager.Lease.Namespace != "ns" {
+					t.Errorf("%+v", manager)
+				}
+			}
+			if diff := cmp.Diff(test.managers, managers); diff != "" || setup.Configuration.Signing.Secret != test.secret {
+				t.Errorf("Secret %q, managers (-want +got):\n%s", setup.Configuration.Signing.Secret, diff)
+			}
+			if (setup.Unpublished == nil) != (test.unpublished == "") || setup.Unpublished != nil && !strings.Contains(setup.Unpublished.Error(), test.unpublished) {
+				t.Errorf("unpublished: %v", setup.Unpublished)
+			}
+			if !strings.Contains(aside.String(), test.aside) || test.aside == "" && aside.Len() > 0 {
+				t.Errorf("warned %q", aside.String())
+			}
+		})
+	}
+}
+
+func TestCheckReport(t *testing.T) {
+	t.Parallel()
+	report := &checkReport{APIServer: "https://a", User: "admin"}
+	report.add([]check.Result{
+		{Check: "own-rights", Subject: "get x", Status: check.OK, Evidence: "allowed"},
+		{Check: "ca-trusted", Subject: "the CA", Status: check.Failed, Evidence: "answers 401", NextStep: "append it"},
+		{Check: "own-rights", Subject: "get y", Status: check.OK, Evidence: "allowed"},
+	})
+	for all, want := range map[bool]string{
+		false: "Asked https://a as admin.\n\nCHECK       WHAT    STATUS  EVIDENCE AND NEXT STEP\nca-trusted  the CA  failed  answers 401\n" +
+			"                            -> append it\n\n2 checks passed; -v lists them.\n",
+		true: "Asked https://a as admin.\n\nCHECK       WHAT    STATUS  EVIDENCE AND NEXT STEP\nown-rights  get x   ok      allowed\n" +
+			"ca-trusted  the CA  failed  answers 401\n                            -> append it\nown-rights  get y   ok      allowed\n\n2 checks passed.\n",
+	} {
+		var out bytes.Buffer
+		if err := report.writeTable(&out, all, "-v"); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, out.String()); diff != "" {
+			t.Errorf("all %t (-want +got):\n%s", all, diff)
+		}
+	}
+	if err := report.err(); err == nil || err.Error() != "check: 1 failed, 0 unknown" {
+		t.Errorf("error %v", err)
+	}
+}
