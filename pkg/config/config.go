@@ -199,6 +199,9 @@ type CA struct {
 	KeyAlgorithm ca.Algorithm `json:"keyAlgorithm,omitempty"`
 	// CADuration is the lifetime of a CA that the manager creates. The default is ten years (87600h).
 	CADuration metav1.Duration `json:"caDuration,omitzero"`
+
+	// Elsewhere reports that the files are on another machine. ParsePublished sets it.
+	Elsewhere bool `json:"-"`
 }
 
 // Signer configures one signer.

@@ -100,6 +100,7 @@ func withoutCredentials(address string) string {
 func ParsePublished(data []byte) (c *Configuration, unknown, err error) {
 	c = Default()
 	if unknown = c.parse(data); unknown == nil {
+		c.filesAreElsewhere()
 		return c, nil, nil
 	}
 	c = Default()
@@ -110,7 +111,17 @@ func ParsePublished(data []byte) (c *Configuration, unknown, err error) {
 	if c.APIVersion != APIVersion || c.Kind != Kind {
 		return nil, nil, unknown
 	}
+	c.filesAreElsewhere()
 	return c, unknown, nil
+}
+
+// filesAreElsewhere marks the CAs that are in files: they are on the machine of the manager.
+func (c *Configuration) filesAreElsewhere() {
+	c.Signing.Elsewhere = c.Signing.CertFile != ""
+	for i := range c.Signing.Signers {
+		one := &c.Signing.Signers[i]
+		one.Elsewhere = one.CertFile != ""
+	}
 }
 
 // Merge returns one configuration of managers that share the work: for each controller, the settings of the first

@@ -143,6 +143,18 @@ func TestEveryTextIsReviewed(t *testing.T) {
 	}
 }
 
+// The files of a published configuration are not on the machine of its reader.
+func TestParsePublishedMarksFiles(t *testing.T) {
+	t.Parallel()
+	c := Default()
+	c.Signing.CertFile, c.Signing.KeyFile = "/ca.crt", "/ca.key"
+	c.Signing.Signers = []Signer{{Name: "example.com/a", CA: CA{Secret: "ns/a"}}, {Name: "example.com/b", CA: CA{CertFile: "/b.crt", KeyFile: "/b.key"}}}
+	got := publish(t, c).Signing
+	if !got.Elsewhere || got.Signers[0].Elsewhere || !got.Signers[1].Elsewhere {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestParsePublishedOfANewerManager(t *testing.T) {
 	t.Parallel()
 	head := "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"

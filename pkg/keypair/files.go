@@ -93,6 +93,19 @@ func (f Files) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error
 	return nil
 }
 
+// Elsewhere is a key pair in files of another machine. It can't be read.
+type Elsewhere struct{ Files }
+
+// SetupWithManager implements Source.
+func (e Elsewhere) SetupWithManager(manager.Manager, *KeyPair) error { return e.unreadable() }
+
+// ReadOnce implements Source.
+func (e Elsewhere) ReadOnce(context.Context, client.Reader, *KeyPair) error { return e.unreadable() }
+
+func (e Elsewhere) unreadable() error {
+	return fmt.Errorf("the files %q and %q are on the machine of the manager", e.Cert, e.Key)
+}
+
 // everywhere is a Runnable of the leader and the standbys. A standby has then loaded the CA and knows whether it can
 // sign.
 type everywhere func(context.Context) error
