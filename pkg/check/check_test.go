@@ -169,7 +169,7 @@ func TestWrong(t *testing.T) {
 		want   string
 	}{
 		"good":           {key, func(*x509.Certificate) {}, ""},
-		"ended":          {key, func(c *x509.Certificate) { c.NotAfter = now.Add(-time.Minute) }, "has run out"},
+		"ended":          {key, func(c *x509.Certificate) { c.NotAfter = now.Add(-time.Minute) }, "expired at"},
 		"to come":        {key, func(c *x509.Certificate) { c.NotBefore = now.Add(time.Minute) }, "not valid before"},
 		"another node":   {key, func(c *x509.Certificate) { c.Subject.CommonName = "system:node:b" }, "system:node:b"},
 		"no group":       {key, func(c *x509.Certificate) { c.Subject.Organization = nil }, "not for system:node:a in system:nodes"},
