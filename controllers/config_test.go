@@ -28,7 +28,7 @@ func configured(change func(*config.Configuration)) *config.Configuration {
 
 func span(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
 
-// served is how one signer name is signed; CA is what its key pair says before anybody has read it.
+// served is the configuration of one signer name; CA is the state of its key pair before its source is read.
 type served struct {
 	CA      string
 	Profile ca.Profile
@@ -222,7 +222,8 @@ func TestRetention(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The signer and the cleaner go by the same, so that what one deletes the other does not sign.
+			// The signer and the cleaner have the same retention, so the signer does not sign a request that the cleaner
+			// deletes.
 			for _, got := range []csr.RetentionPolicy{options.Cleaner.Retention, options.Signer.Retention} {
 				if diff := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("retention (-want +got):\n%s", diff)
@@ -292,7 +293,7 @@ func TestBootstrapPolicies(t *testing.T) {
 	}
 }
 
-// TestPresetsChooseMachines unless there are others.
+// TestPresetsChooseMachines checks that a preset reads its own Machines unless the configuration has a machine source.
 func TestPresetsChooseMachines(t *testing.T) {
 	t.Parallel()
 	clusterAPI, openShift := machine.ClusterAPI(), machine.OpenShift()
@@ -313,7 +314,7 @@ func TestPresetsChooseMachines(t *testing.T) {
 	}
 }
 
-// TestNothingConfiguredAsksNothing: the rule for client certificates is kube-controller-manager's.
+// TestNothingConfiguredAsksNothing checks that the default rule for client certificates is kube-controller-manager's.
 func TestNothingConfiguredAsksNothing(t *testing.T) {
 	t.Parallel()
 	r := approverOf(config.Default().Approval)

@@ -36,8 +36,8 @@ func TestAControllersOwnClockStays(t *testing.T) {
 	}
 }
 
-// Errors are retried after 100 ms, a third longer each time, up to a minute: a request that meets ten faults waits for
-// less than six seconds.
+// Errors are retried after 100 ms. Each pause is a third longer than the last, up to a minute. A request with ten
+// faults in a row waits for less than six seconds in total.
 func TestRetriesAndWorkers(t *testing.T) {
 	t.Parallel()
 	options := Options{}.controller(0, 5, nil)
@@ -71,8 +71,8 @@ func TestRetriesAndWorkers(t *testing.T) {
 	}
 }
 
-// TestHangingItemsHoldUpNoOther has two slots: two items are worked on at a time, and a third one when one of them is
-// done or has taken longer than a second.
+// TestHangingItemsHoldUpNoOther checks a queue with two slots. It returns two items at once. It returns a third when
+// one of them is done or has taken longer than a second.
 func TestHangingItemsHoldUpNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestHangingItemsHoldUpNoOther(t *testing.T) {
 		for range options.MaxConcurrentReconciles {
 			go func() {
 				for item, shutdown := queue.Get(); !shutdown; item, shutdown = queue.Get() {
-					taken <- item // and never done, unless the test does so
+					taken <- item // not done, unless the test does it
 				}
 			}()
 		}
@@ -107,7 +107,7 @@ func TestHangingItemsHoldUpNoOther(t *testing.T) {
 		now("a", "b", "c")
 		time.Sleep(time.Millisecond)
 		now("a", "b", "c", "d", "e")
-		queue.Done(reconcile.Request{NamespacedName: types.NamespacedName{Name: "b"}}) // its slot is free already
+		queue.Done(reconcile.Request{NamespacedName: types.NamespacedName{Name: "b"}}) // its slot is already free
 		queue.ShutDown()
 		synctest.Wait()
 	})

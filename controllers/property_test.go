@@ -37,14 +37,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// calls counts what goes to the API server: every HTTP request, every review and every Event.
+// calls records every HTTP request, review and Event that would go to the API server.
 type calls struct {
 	made   []string
 	served *certificatesv1.CertificateSigningRequest
 	events *events.FakeRecorder
 }
 
-// RoundTrip stands for the API server.
+// RoundTrip records a request to the API server.
 func (c *calls) RoundTrip(request *http.Request) (*http.Response, error) {
 	c.made = append(c.made, request.Method+" "+request.URL.Path)
 	return nil, fmt.Errorf("no API server")
@@ -64,7 +64,7 @@ func (c *calls) all() []string {
 	return made
 }
 
-// cached reads the request from memory, as from the cache; all else is a call.
+// cached reads the request from memory, like a cache. Every other method is a call.
 type cached struct {
 	client.Client
 	calls *calls
@@ -75,8 +75,7 @@ func (c cached) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ 
 	return nil
 }
 
-// counted are the approver and the signer of a configuration with all that can be asked for switched on, and what they
-// call.
+// counted returns an approver and a signer, and records their calls. Everything that needs the API server is enabled.
 func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	t.Helper()
 	options, err := FromConfiguration(configured(func(c *config.Configuration) {
@@ -108,8 +107,8 @@ func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	return &options, made
 }
 
-// TestForeignRequestsCostNothing: whatever a request for a signer that is not configured holds, neither the approver
-// nor the signer makes one call about it.
+// TestForeignRequestsCostNothing checks that no request for an unconfigured signer causes an API call, whatever its
+// content.
 func TestForeignRequestsCostNothing(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -140,14 +139,14 @@ func TestForeignRequestsCostNothing(t *testing.T) {
 					}
 				}
 			}
-			if foreign < 400 || busy["approver"] == 0 || busy["signer"] == 0 { // else nothing is proven
+			if foreign < 400 || busy["approver"] == 0 || busy["signer"] == 0 { // otherwise the test proves nothing
 				t.Errorf("%d foreign requests; calls about others %v", foreign, busy)
 			}
 		}
 	}
 }
 
-// generator makes random requests, with parts that mean something more often than chance would have it.
+// generator makes random requests. Meaningful values are more frequent than by chance.
 type generator struct {
 	*rand.Rand
 	payloads [][]byte
@@ -199,7 +198,7 @@ func (r *generator) some(of ...string) []string {
 	return all
 }
 
-// signerName is often one that differs from a configured one in a little.
+// signerName often returns a name that differs slightly from a configured name.
 func (r *generator) signerName() string {
 	name := r.one("kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client",
 		"kubernetes.io/legacy-unknown", "example.com/custom", "beta.eks.amazonaws.com/app-serving", "")

@@ -28,7 +28,7 @@ type object struct {
 	Subjects          []rbacv1.Subject    `json:"subjects"`
 }
 
-// shipped returns all that is in a folder of config.
+// shipped returns all objects in a folder of config/.
 func shipped(t *testing.T, folder string) []object {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "config", folder, "*.yaml"))
@@ -55,8 +55,8 @@ func shipped(t *testing.T, folder string) []object {
 	return all
 }
 
-// granted are the rights of the manager's ServiceAccount by the roles that are shipped. A Role of Kubernetes' own is
-// not among them, and gives more than is needed.
+// granted returns the rights that the shipped roles give to the manager's ServiceAccount. It omits Kubernetes' own
+// Roles, which give more than the manager needs.
 func granted(t *testing.T, folder string) []string {
 	t.Helper()
 	all := shipped(t, folder)
@@ -108,8 +108,7 @@ func unique(texts []string) []string {
 	return slices.Compact(texts)
 }
 
-// TestRightsAreWhatIsGranted keeps the roles that are shipped and what the manager asks for from drifting apart: every
-// rule is asked for, and nothing else is.
+// TestRightsAreWhatIsGranted checks that the shipped roles grant exactly the rights that the manager needs.
 func TestRightsAreWhatIsGranted(t *testing.T) {
 	t.Parallel()
 	rights, err := Rights(configured(func(c *config.Configuration) {
@@ -132,7 +131,7 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 	}
 }
 
-// TestComponentsGrantWhatIsAskedFor compares the roles of components with what the configuration that they are for
+// TestComponentsGrantWhatIsAskedFor checks that a component's roles grant exactly the rights that its configuration
 // adds.
 func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
@@ -178,8 +177,8 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestTheLedgerIsAllThatRotationAddsForASigner compares its Role with what the signer asks for with it and not without;
-// a dry run notes nothing.
+// TestTheLedgerIsAllThatRotationAddsForASigner checks that the ledger's Role grants exactly the rights that rotation
+// adds to a signer. In a dry run rotation adds none.
 func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
 	t.Parallel()
 	asked := func(rotated bool, dry ...string) []string {
@@ -206,7 +205,8 @@ func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
 	}
 }
 
-// Only what the controllers that are on need is asked for; what a configuration adds is.
+// TestRightsFollowTheConfiguration checks the rights for each configuration. They are the rights of the enabled
+// controllers, with what the configuration adds.
 func TestRightsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -306,7 +306,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 	}
 }
 
-// TestRightsNameTheirManifest: what the check command tells to apply does grant the right that is missing.
+// TestRightsNameTheirManifest checks that the manifest that the check command names grants the missing right.
 func TestRightsNameTheirManifest(t *testing.T) {
 	t.Parallel()
 	all, err := Rights(configured(func(c *config.Configuration) {
@@ -344,8 +344,8 @@ func TestRightsNameTheirManifest(t *testing.T) {
 	}
 }
 
-// TestRotationGrantsWhatIsAskedFor compares the component's roles with what a manager asks for that does nothing but
-// rotate.
+// TestRotationGrantsWhatIsAskedFor checks that the component's roles grant exactly the rights of a manager that only
+// rotates.
 func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	asked := func(enabled bool) []string {
@@ -371,8 +371,8 @@ func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestRotationAsksToAttestForCustomSigners, as the API server does of whoever writes their ClusterTrustBundle: no
-// shipped role can name them, so check must.
+// TestRotationAsksToAttestForCustomSigners checks the right to attest, which the API server requires for each
+// ClusterTrustBundle of a signer. No shipped role can name custom signers, so the check command must.
 func TestRotationAsksToAttestForCustomSigners(t *testing.T) {
 	t.Parallel()
 	rights, err := Rights(configured(func(c *config.Configuration) {

@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// scripted is a check whose answer the test chooses.
+// scripted is a check whose result the test sets.
 type scripted struct {
 	status atomic.Value
 	key    atomic.Value
@@ -35,7 +35,7 @@ func (s *scripted) task(name string, leader bool) *checkTask {
 	}}
 }
 
-// bench runs a selfCheck on a clock of its own.
+// bench runs a selfCheck with a fake clock.
 type bench struct {
 	t     *testing.T
 	clock *clocktesting.FakeClock
@@ -59,7 +59,7 @@ func runSelfCheck(t *testing.T, interval time.Duration, elected <-chan struct{},
 	return b
 }
 
-// ran waits until a check has been made that many times.
+// ran waits until the check has run want times.
 func (b *bench) ran(s *scripted, want int32) {
 	b.t.Helper()
 	for end := time.Now().Add(10 * time.Second); s.runs.Load() != want; time.Sleep(time.Millisecond) {
@@ -69,14 +69,15 @@ func (b *bench) ran(s *scripted, want int32) {
 	}
 }
 
-// step lets a tick pass, and waits until it has been taken.
+// step steps the clock, and gives the selfCheck time to handle the tick.
 func (b *bench) step(by time.Duration) {
 	b.t.Helper()
 	b.clock.Step(by)
-	time.Sleep(20 * time.Millisecond) // a check that is not due leaves no trace to wait for
+	time.Sleep(20 * time.Millisecond) // a check that is not due has no effect to wait for
 }
 
-// What is well is looked at every hour, what is not, or could not be asked, again after a minute, and a new CA at once.
+// TestSelfCheckTimes checks when a check runs again. After success that is an hour later. After a failure or an
+// unknown result it is a minute later. With a new CA it is at once.
 func TestSelfCheckTimes(t *testing.T) {
 	t.Parallel()
 	well, ill := &scripted{}, &scripted{}
@@ -105,7 +106,7 @@ func TestSelfCheckTimes(t *testing.T) {
 	b.ran(well, 2)
 }
 
-// What is the leader's to ask waits for the election, and comes at once then.
+// TestSelfCheckOfTheLeader checks that the leader's checks run at the election, and not before.
 func TestSelfCheckOfTheLeader(t *testing.T) {
 	t.Parallel()
 	everybody, leader, elected := &scripted{}, &scripted{}, make(chan struct{})
@@ -119,7 +120,7 @@ func TestSelfCheckOfTheLeader(t *testing.T) {
 	b.ran(everybody, 2)
 }
 
-// A change is logged once, and is in the metrics.
+// TestSelfCheckTells checks that each change is logged once, and is in the metrics.
 func TestSelfCheckTells(t *testing.T) {
 	t.Parallel()
 	one := &scripted{}
@@ -174,7 +175,7 @@ func TestSelfCheckTells(t *testing.T) {
 	}
 }
 
-// reviewer is an API server that answers SelfSubjectAccessReviews by resource.
+// reviewer answers SelfSubjectAccessReviews by resource.
 type reviewer struct {
 	client.Client
 	answer func(resource string) (allowed bool, err error)
@@ -186,7 +187,7 @@ func (r reviewer) Create(_ context.Context, obj client.Object, _ ...client.Creat
 	return err
 }
 
-// A replica is ready once its rights have been asked for, whatever the answer, unless one is missing for certain.
+// TestReadyFollowsRights checks that a replica is ready once its rights have been reviewed, unless a right was denied.
 func TestReadyFollowsRights(t *testing.T) {
 	t.Parallel()
 	rights := []check.Right{{Verb: "get", Resource: "a"}, {Verb: "get", Resource: "b"}}
@@ -214,7 +215,8 @@ func TestReadyFollowsRights(t *testing.T) {
 	}
 }
 
-// Rights that are not needed are a check of their own, so that nobody is called at night for an Event.
+// TestOptionalRightsAreApart checks that optional rights have a check of their own. A missing right to write Events
+// must not page anyone.
 func TestOptionalRightsAreApart(t *testing.T) {
 	t.Parallel()
 	needed, optional := split([]check.Right{{Resource: "a"}, {Resource: "b", Optional: true}, {Resource: "c"}})
@@ -231,7 +233,7 @@ func TestOptionalRightsAreApart(t *testing.T) {
 	}
 }
 
-// gauge returns the value of a gauge that has labels, which are in order.
+// gauge returns the value of a gauge with labels, which are sorted.
 func gauge(t *testing.T, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
@@ -253,7 +255,7 @@ func gauge(t *testing.T, name string, labels ...string) float64 {
 	return 0
 }
 
-// A library user has no self-check, and a manager none that is switched off.
+// TestSelfCheckIsAskedFor checks that a library user has no self-check, nor a manager that disables it.
 func TestSelfCheckIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for interval, want := range map[time.Duration]bool{0: false, time.Hour: true} {

@@ -15,8 +15,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// still fails the test when obj has been deleted or replaced. A marker that is due is deleted first, so the cleaner has
-// had its turn: it has one worker, and obj came before the marker.
+// still fails the test if obj was deleted or replaced. A marker that is due is deleted first. The cleaner has one
+// worker and received obj before the marker, so it has reconciled obj.
 func still(t *testing.T, obj *certificatesv1.CertificateSigningRequest, state csr.State) {
 	t.Helper()
 	now := &certificatesv1.CertificateSigningRequest{}
@@ -30,7 +30,7 @@ func still(t *testing.T, obj *certificatesv1.CertificateSigningRequest, state cs
 
 func TestStepsOfAFakeClockDriveRetention(t *testing.T) {
 	for name, test := range map[string]struct {
-		// before is a step after which the request is kept, after one more by which it is gone.
+		// before is a step after which the request still exists. after is another step, after which it is gone.
 		before, after time.Duration
 		state         csr.State
 		mod           func(*testing.T, *certificatesv1.CertificateSigningRequest)
@@ -59,8 +59,8 @@ func TestStepsOfAFakeClockDriveRetention(t *testing.T) {
 	}
 }
 
-// markerIsCleaned has a denied request deleted, which is due by the stepped clock already: what came before it has been
-// looked at then.
+// markerIsCleaned waits until the cleaner has deleted a denied request, which is due by the stepped clock. By then the
+// cleaner has reconciled all earlier requests.
 func markerIsCleaned(t *testing.T) {
 	t.Helper()
 	marker := create(t, newClient(t, admin), newRequest(t, "marker", unowned))
@@ -77,7 +77,7 @@ func TestAStepWhileTheRequestIsOnItsWayIsNotLost(t *testing.T) {
 			steps := testingclock.NewFakeClock(time.Now())
 			start(t, csrenv.Options{Clock: steps})
 			obj := create(t, newClient(t, admin), newRequest(t, "racing", unowned))
-			steps.Step(25 * time.Hour) // before, while, or after the cleaner looks at it
+			steps.Step(25 * time.Hour) // before, during or after the cleaner's reconcile
 			eventually(t, obj, gone)
 		})
 	}
@@ -99,7 +99,7 @@ func TestCertificatesFollowAFakeClock(t *testing.T) {
 	}
 
 	later := now.Add(48 * time.Hour)
-	steps.SetTime(later) // the first certificate has expired: its request goes
+	steps.SetTime(later) // the first certificate has expired, so its request is deleted
 	eventually(t, obj, gone)
 	next := create(t, newClient(t, admin), newRequest(t, "validity"))
 	eventually(t, next, csr.Issued)

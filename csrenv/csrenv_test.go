@@ -23,7 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// addUser returns a client of a user that envtest knows.
+// addUser returns a client that authenticates as a user of envtest.
 func addUser(t *testing.T, name string, groups ...string) client.Client {
 	t.Helper()
 	user, err := testEnv.AddUser(envtest.User{Name: name, Groups: groups}, nil)
@@ -127,7 +127,7 @@ func whoIs(t *testing.T, cfg *rest.Config) authenticationv1.UserInfo {
 	return review.Status.UserInfo
 }
 
-// signerOf returns the signer of the request that was given certificate.
+// signerOf returns the signer of the request that holds certificate.
 func signerOf(t *testing.T, certificate []byte) string {
 	t.Helper()
 	requests := &certificatesv1.CertificateSigningRequestList{}

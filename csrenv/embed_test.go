@@ -35,7 +35,7 @@ func contains(t *testing.T, err error, want string) {
 
 func TestTwoEnvironmentsInOneProcess(t *testing.T) {
 	first := start(t, csrenv.Options{})
-	other := &envtest.Environment{} // not prepared: its API server does not trust our CA
+	other := &envtest.Environment{} // not prepared, so its API server does not trust the CA
 	t.Cleanup(func() {
 		if err := other.Stop(); err != nil {
 			t.Error(err)
@@ -112,7 +112,7 @@ func TestAFaultIsNeverAnAnswer(t *testing.T) {
 				return true, nil
 			}
 			asked.Add(1)
-			return true, errors.New("the authorizer is broken") // true must not count
+			return true, errors.New("the authorizer is broken") // true must not count beside an error
 		})
 	}})
 	obj := create(t, newClient(t, admin), newRequest(t, "faulty"))
@@ -135,7 +135,7 @@ func waitFor(t *testing.T, done func() bool) {
 	}
 }
 
-// counting is a client whose writes to subresources are counted.
+// counting is a client that counts writes to subresources.
 type counting struct {
 	client.Client
 	writes *atomic.Int32

@@ -11,11 +11,11 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 )
 
-// A suite's set-up, and a client that got its certificate through the loop. What returns an error is checked by must.
+// The example is a suite's set-up, and a client whose certificate went through the loop. must checks returned errors.
 func Example() {
 	ctx := context.Background()
 	testEnv := &envtest.Environment{}
-	authority := must(csrenv.Prepare(testEnv)) // before Start: the API server then trusts the CA
+	authority := must(csrenv.Prepare(testEnv)) // before Start, so that the API server trusts the CA
 	cfg := must(testEnv.Start())
 	defer func() { _ = testEnv.Stop() }()
 	env := must(csrenv.Start(ctx, cfg, csrenv.Options{CA: authority}))

@@ -10,8 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 )
 
-// BenchmarkIssue is how long a request in an envtest suite takes from its creation to its certificate, one at a time;
-// ns/op includes that the test looks every 2 ms.
+// BenchmarkIssue measures the time from a request's creation to its certificate in an envtest suite, one request at a
+// time. ns/op includes that the test polls every 2 ms.
 func BenchmarkIssue(b *testing.B) {
 	start(b, csrenv.Options{})
 	c := newClient(b, admin)

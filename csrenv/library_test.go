@@ -27,7 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// runManager runs options on a manager of the test's own, with a scheme that knows no more than is needed.
+// runManager runs options on a manager of the test, with a minimal scheme.
 func runManager(t *testing.T, options controllers.Options) {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -86,7 +86,7 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	})
 	c := newClient(t, admin)
 	node := create(t, c, newRequest(t, "managed"))
-	eventually(t, node, csr.Approved) // nobody signs it: the second manager serves another signer
+	eventually(t, node, csr.Approved) // pending, because the second manager serves another signer
 	custom := newRequest(t, "custom")
 	custom.Spec.SignerName = name
 	approve(t, create(t, c, custom))
@@ -96,7 +96,8 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	still(t, node, csr.Approved)
 }
 
-// envtest itself, which a suite imports anyway, registers "kubeconfig"; surface proves that ours registers nothing.
+// envtest itself, which every suite imports, registers the flag "kubeconfig". Package surface proves that the library
+// registers none.
 func TestNoFlagButEnvtests(t *testing.T) {
 	var names []string
 	flag.CommandLine.VisitAll(func(f *flag.Flag) {

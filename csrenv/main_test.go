@@ -28,10 +28,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// patience bounds every wait; nothing here takes a tenth of it.
+// patience bounds every wait. No wait here needs a tenth of it.
 const patience = 30 * time.Second
 
-// The one API server of all tests but one, its administrator, and the CA that it trusts.
+// All tests but one share an API server, its administrator, and the CA that it trusts.
 var (
 	testEnv   = &envtest.Environment{}
 	admin     *rest.Config
@@ -64,7 +64,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// start runs a loop with the CA that the API server trusts until the test ends.
+// start runs a loop, with the CA that the API server trusts, until the test ends.
 func start(tb testing.TB, opts csrenv.Options) *csrenv.Env {
 	tb.Helper()
 	if opts.CA == nil {
@@ -91,7 +91,7 @@ func newClient(tb testing.TB, cfg *rest.Config) client.Client {
 	return c
 }
 
-// newRequest is a request for a kubelet client certificate that mods change.
+// newRequest returns a request for a kubelet client certificate, changed by mods.
 func newRequest(tb testing.TB, node string, mods ...func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)) *certificatesv1.CertificateSigningRequest {
 	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -117,19 +117,19 @@ func newRequest(tb testing.TB, node string, mods ...func(*certificatesv1.Certifi
 	return obj
 }
 
-// unowned makes a request that none of our signers knows.
+// unowned changes obj to a signer that is not configured.
 func unowned(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
 	obj.Spec.SignerName = "example.com/foreign"
 }
 
-// create creates obj and removes it when the test ends.
+// create creates obj, and deletes it when the test ends.
 func create(tb testing.TB, c client.Client, obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	tb.Helper()
 	if err := c.Create(tb.Context(), obj); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		// The test's context has ended.
+		// The test's own context has ended.
 		if err := client.IgnoreNotFound(newClient(tb, admin).Delete(context.Background(), obj)); err != nil {
 			tb.Error(err)
 		}
@@ -137,7 +137,7 @@ func create(tb testing.TB, c client.Client, obj *certificatesv1.CertificateSigni
 	return obj
 }
 
-// approve approves obj as an administrator does.
+// approve approves obj as an administrator.
 func approve(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) {
 	tb.Helper()
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, "Test", "Approved by the test.", time.Time{})
@@ -146,7 +146,7 @@ func approve(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) {
 	}
 }
 
-// eventually reads obj until it is in state; Gone is one too.
+// eventually waits until obj is in state, which may be Gone.
 func eventually(tb testing.TB, obj *certificatesv1.CertificateSigningRequest, state csr.State) {
 	tb.Helper()
 	c := newClient(tb, admin)
@@ -164,10 +164,10 @@ func eventually(tb testing.TB, obj *certificatesv1.CertificateSigningRequest, st
 	}
 }
 
-// gone is the state of what does not exist any more.
+// gone is the state of a request that does not exist.
 const gone csr.State = "Gone"
 
-// certificate returns the first certificate that obj was given.
+// certificate returns the first certificate in obj.
 func certificate(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
 	tb.Helper()
 	return parse(tb, obj.Status.Certificate)
@@ -186,7 +186,7 @@ func parse(tb testing.TB, data []byte) *x509.Certificate {
 	return cert
 }
 
-// verifies fails the test unless cert was issued by authority.
+// verifies fails the test unless authority issued cert.
 func verifies(tb testing.TB, cert *x509.Certificate, authority *csrenv.CA) {
 	tb.Helper()
 	roots := x509.NewCertPool()

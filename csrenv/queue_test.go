@@ -21,7 +21,7 @@ func TestSteppedQueueCountsADelayFromWhenItsItemWasTaken(t *testing.T) {
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
 	queue.Add(key)
 	taken, _ := queue.Get()
-	clock.Step(time.Hour) // while the reconciler works
+	clock.Step(time.Hour) // during the reconcile
 	queue.AddAfter(taken, time.Hour)
 	queue.Done(taken)
 	if again, shutdown := queue.Get(); again != key || shutdown {

@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// goroutines returns the stacks of those that run our code, but for tests.
+// goroutines returns the stacks of the goroutines that run this module's code, without tests.
 func goroutines() []string {
 	buffer := make([]byte, 1<<22)
 	var ours []string
@@ -31,7 +31,7 @@ func goroutines() []string {
 	return ours
 }
 
-// blockedReviews is an Authorizer that tells on asked about user, and has no answer then; all others may do everything.
+// blockedReviews returns an Authorizer. For user it sends on asked and blocks; all other users may do everything.
 func blockedReviews(user string, asked chan<- struct{}) authz.Authorizer {
 	return authz.Func(func(ctx context.Context, who csr.Requester, _ authorizationv1.ResourceAttributes) (bool, error) {
 		if who.Username != user {
@@ -46,7 +46,7 @@ func blockedReviews(user string, asked chan<- struct{}) authz.Authorizer {
 	})
 }
 
-// TestStopWaitsAndLeavesNoGoroutine stops a loop that is in the middle of a review.
+// TestStopWaitsAndLeavesNoGoroutine stops a loop during a review.
 func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	env, err := csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA, Customize: func(o *controllers.Options) {
@@ -67,7 +67,7 @@ func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 	if len(goroutines()) == 0 {
 		t.Fatal("a running loop has no goroutine: the filter is wrong")
 	}
-	for range 2 { // the second call is harmless
+	for range 2 { // a second call has no effect
 		if err := env.Stop(); err != nil {
 			t.Fatal(err)
 		}

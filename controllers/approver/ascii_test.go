@@ -9,7 +9,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// What a requester has chosen reaches the condition of a denial and the Event in ASCII: kubectl prints both.
+// TestConditionsAreASCII checks that text that a requester chose is ASCII in the condition and in the Event. kubectl
+// prints both.
 func TestConditionsAreASCII(t *testing.T) {
 	t.Parallel()
 	const chosen = "a\u009b31m\u202e\u0435\u3164\U0001f511"

@@ -11,7 +11,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
 
-// blockList has read a ConfigMap with text.
+// blockList returns a block list that has read a ConfigMap with text.
 func blockList(t *testing.T, text string) *blocklist.List {
 	t.Helper()
 	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
@@ -22,7 +22,7 @@ func blockList(t *testing.T, text string) *blocklist.List {
 	return list
 }
 
-// A blocked node is refused before anybody is asked, and never for good.
+// TestReconcileObeysTheBlockList checks that a blocked node's request waits, and that no review is sent for it.
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
 	unread := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})

@@ -22,7 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// TestConfirm looks at what a cache that lags behind has wrong, the last time before an approval.
+// TestConfirm checks the reads before an approval, for facts that a lagging cache has wrong.
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	lease := func(renewed time.Time) client.Object {
@@ -41,11 +41,11 @@ func TestConfirm(t *testing.T) {
 	const token, sa = "system:bootstrap:abcdef", "system:serviceaccount:ns:joiner"
 	for name, test := range map[string]struct {
 		cached  nodeState
-		unseen  bool // its Lease
+		unseen  bool // its Lease was never observed
 		who     csr.Requester
 		objects []client.Object
 		down    bool
-		want    string // reason and part of the message; empty if it passes
+		want    string // reason and part of the message; empty means that it passes
 	}{
 		"no Node, and the token is there":      {cached: nodeNone, who: by(token, ""), objects: []client.Object{good}},
 		"a Node that the cache does not have":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}, want: "NodeAlive not known to be dead"},
@@ -95,7 +95,7 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-// TestConfirmSeesTheTimePass: what became too old while it was looked up is not approved.
+// TestConfirmSeesTheTimePass checks that a request that becomes too old during a lookup is not approved.
 func TestConfirmSeesTheTimePass(t *testing.T) {
 	t.Parallel()
 	policy, req, facts := joining()
@@ -108,7 +108,7 @@ func TestConfirmSeesTheTimePass(t *testing.T) {
 	}
 }
 
-// TestOutsideOfAManager waits.
+// TestOutsideOfAManager checks that a request waits without a manager.
 func TestOutsideOfAManager(t *testing.T) {
 	t.Parallel()
 	policy, req, _ := joining()

@@ -14,7 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// joining is the smallest request that a full policy lets pass, with the facts that make it do so.
+// joining returns the smallest request that a full policy accepts, with its facts.
 func joining() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 	policy := &BootstrapPolicy{
 		Expected: true, MaxRequestAge: 15 * time.Minute, Window: JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour},
@@ -27,7 +27,7 @@ func joining() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 
 type joinChange = func(*BootstrapPolicy, *csr.Request, *bootstrapFacts)
 
-// One row for each single difference from the smallest request, and for what makes up for it.
+// TestBootstrap has a row for each difference from the smallest request, and for what compensates it.
 func TestBootstrap(t *testing.T) {
 	t.Parallel()
 	created := func(before time.Duration) joinChange {
@@ -140,17 +140,17 @@ func TestBootstrap(t *testing.T) {
 	}
 }
 
-// combination is one of each kind of fact.
+// combination holds a value of each kind of fact.
 type combination struct {
-	expectation                            string // not asked, unavailable, none, leaving, known
-	machine                                string // nil: free, this, other
+	expectation                            string // none required, unavailable, none, leaving or known
+	machine                                string // the Node of the machine: free, this or other
 	node                                   nodeState
-	window                                 string // off, any, inside, early, late, unknown
+	window                                 string // off, any, inside, early, late or unknown
 	old, required, rejoin, gone, permitted bool
 	token                                  tokenBinding
 }
 
-// combinations calls visit with every one.
+// combinations calls visit with every combination.
 func combinations(visit func(combination)) (count int) {
 	bits := []bool{false, true}
 	for _, expectation := range []string{"not asked", "unavailable", "none", "leaving", "known"} {
@@ -206,7 +206,7 @@ func (c combination) build() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 	return policy, req, facts
 }
 
-// objections are those of a combination, in the order in which they count, said anew.
+// objections returns the violations of a combination in order of precedence, computed independently of judge.
 func (c combination) objections() []string {
 	var all []string
 	object := func(applies bool, what string) {
@@ -230,7 +230,7 @@ func (c combination) objections() []string {
 	return all
 }
 
-// TestEveryCombination goes through all of them, and holds each against what must never be.
+// TestEveryCombination judges every combination, and checks that no forbidden one passes.
 func TestEveryCombination(t *testing.T) {
 	t.Parallel()
 	approvals := 0
@@ -266,7 +266,7 @@ func TestEveryCombination(t *testing.T) {
 	}
 }
 
-// TestFaultsDecideNothing: whatever could not be found out, the answer is Wait, or what would be said anyway.
+// TestFaultsDecideNothing checks that a fault leads to Wait, or leaves the decision as it was.
 func TestFaultsDecideNothing(t *testing.T) {
 	t.Parallel()
 	combinations(func(c combination) {
@@ -313,7 +313,7 @@ func TestNodeStates(t *testing.T) {
 	}
 }
 
-// TestBoundTokensAreNarrowed without any configuration: a token for one node is good for no other.
+// TestBoundTokensAreNarrowed checks, without any configuration, that a token for one node is refused for another.
 func TestBoundTokensAreNarrowed(t *testing.T) {
 	t.Parallel()
 	rule := NodeClient()
@@ -336,7 +336,8 @@ func TestBoundTokensAreNarrowed(t *testing.T) {
 	}
 }
 
-// TestRenewalsAskNoInventory: a node that may not renew is no new node, and its request waits for no source.
+// TestRenewalsAskNoInventory checks that a node that may not renew is not treated as a new node. Its request waits for
+// no source.
 func TestRenewalsAskNoInventory(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -12,58 +12,58 @@ import (
 	"testing"
 )
 
-// Of the defects below, some parts have no place here, as what they are in is not there:
+// These parts of the defects below have no test, because the code that could have them does not exist:
 //
 //	| # | part | why |
 //	|---|---|---|
-//	| 04 | a resolver that stalls | DNS is never asked: what is known of a node comes from the inventory |
-//	| 12 | encryption in the place of a signature | only crypto/x509 signs and verifies |
-//	| 18 | a request that is created anew by a controller | no role may create requests, and what is written is what was read |
-//	| 18 | a field selector with a typing error | no list is asked for by field |
+//	| 04 | a resolver that stalls | DNS is never used: the inventory has the facts about a node |
+//	| 12 | encryption instead of a signature | only crypto/x509 signs and verifies |
+//	| 18 | a controller that creates a request again | no role may create requests, and only requests that were read are written |
+//	| 18 | a field selector with a typing error | no list has a field selector |
 //	| 23 | PodCertificateRequests, their annotations and maxExpirationSeconds | requests of that kind are not served |
-//	| 24 | a CA and a profile by annotation | both come from the configuration alone |
-//	| 27 | an annotation with the end of a certificate | the end is read from the certificate, once, where it is loaded |
-//	| 28 | a pass of the cleaner before its cache is filled | it makes no passes: each request that the cache tells of is looked at |
+//	| 24 | a CA and a profile by annotation | both come only from the configuration |
+//	| 27 | an annotation with the end of a certificate | the end is parsed from the certificate when it is loaded |
+//	| 28 | a pass of the cleaner before its cache is filled | the cleaner makes no passes: it reconciles each request of the cache |
 
-// defects are those that approvers, signers and cleaners of others have had, with the tests that would fail if ours
-// had them: "FOLDER TestName", and after a colon a row of that test where it is one among many.
+// defects lists defects of other approvers, signers and cleaners. Each has the tests that would fail if this program had
+// the defect: "FOLDER TestName", or "FOLDER TestName: ROW" for a row of a table test.
 var defects = []struct {
 	name   string
 	pinned []string
 }{
 	{"01 exact usages accept a subset", []string{"controllers/approver TestDefects: 01 a subset of the usages: digital signature"}},
 	{"02 a review without subresource", []string{"controllers/approver TestDefects: 02 the right to create any request is not the right to have it approved", "controllers/approver TestNodeClientAsksAndSaysWhatKubernetesDoes"}},
-	{"03 names are not looked at", []string{"controllers/approver TestDefects: 03 another node's address", "test/integration TestServing: a name of the API server"}},
-	{"04 a timeout denies", []string{"controllers/approver TestDefectsNotYetIsNotNever: 04 a source that stalls", "test/integration TestAStalledSourceDelaysNoRenewal"}},
+	{"03 names are not checked", []string{"controllers/approver TestDefects: 03 another node's address", "test/integration TestServing: a name of the API server"}},
+	{"04 a timeout causes a denial", []string{"controllers/approver TestDefectsNotYetIsNotNever: 04 a source that stalls", "test/integration TestAStalledSourceDelaysNoRenewal"}},
 	{"05 names are compared by prefix", []string{"controllers/approver TestDefects: 05 a prefix of the name"}},
 	{"06 a dry run writes", []string{"controllers/approver TestDefect06ADryRunWrites", "test/integration TestDryRun"}},
-	{"07 over the limit is forgotten", []string{"controllers/approver TestDefect07OverTheLimitIsForgotten"}},
-	{"08 content that is not looked at", []string{"controllers/approver TestDefects: 08 a third usage", "controllers/approver TestDefects: 08 a client with a URI", "controllers/approver TestDefects: 08 another signer that got past the predicate"}},
-	{"09 not yet is denied", []string{"controllers/approver TestDefectsNotYetIsNotNever: 09 a Node with nothing", "test/integration TestServingWakes"}},
+	{"07 a request over the limit is never retried", []string{"controllers/approver TestDefect07OverTheLimitIsForgotten"}},
+	{"08 content is not checked", []string{"controllers/approver TestDefects: 08 a third usage", "controllers/approver TestDefects: 08 a client with a URI", "controllers/approver TestDefects: 08 another signer that got past the predicate"}},
+	{"09 a request is denied before its facts exist", []string{"controllers/approver TestDefectsNotYetIsNotNever: 09 a Node with nothing", "test/integration TestServingWakes"}},
 	{"10 names must be equal", []string{"controllers/approver TestDefects: 10 fewer names than the node has"}},
-	{"11 a message names nobody", []string{"controllers/approver TestDefect11MessagesNameNobody"}},
-	{"12 an approval stands for every check", []string{"controllers/signer TestDefects: 12 an approval stands for no check", "controllers/signer TestDefects: 12 a request without its key", "controllers/signer TestDefect22ACertificateOutlivesItsCA"}},
-	{"13 only the first name is looked at", []string{"controllers/approver TestDefects: 13 an address and no name", "controllers/approver TestDefects: 13 a second name that is foreign", "controllers/approver TestDefects: 13 the common name of another node"}},
+	{"11 a message names neither node nor requester", []string{"controllers/approver TestDefect11MessagesNameNobody"}},
+	{"12 the signer checks nothing after an approval", []string{"controllers/signer TestDefects: 12 an approval stands for no check", "controllers/signer TestDefects: 12 a request without its key", "controllers/signer TestDefect22ACertificateOutlivesItsCA"}},
+	{"13 only the first name is checked", []string{"controllers/approver TestDefects: 13 an address and no name", "controllers/approver TestDefects: 13 a second name that is foreign", "controllers/approver TestDefects: 13 the common name of another node"}},
 	{"14 ECDSA is refused", []string{"controllers/approver TestDefects: 14 an ECDSA key, and so no key encipherment", "controllers/signer TestDefects: 14 an ECDSA key"}},
-	{"15 one that fails holds up the others", []string{"test/integration TestOneThatFailsHoldsUpNoOther"}},
-	{"16 the signer's name is not looked at", []string{"controllers/approver TestDefects: 16 what looks like serving, for another signer", "controllers/signer TestDefects: 16 a signer that is not ours", "controllers TestForeignRequestsCostNothing"}},
+	{"15 a failing request delays others", []string{"test/integration TestOneThatFailsHoldsUpNoOther"}},
+	{"16 the signer name is not checked", []string{"controllers/approver TestDefects: 16 what looks like serving, for another signer", "controllers/signer TestDefects: 16 a signer that is not ours", "controllers TestForeignRequestsCostNothing"}},
 	{"17 one violation hides another", []string{"controllers/approver TestServingTellsAllViolations"}},
-	{"18 what is signed is not the requester's", []string{"controllers/signer TestReconcileSigns", "test/manifests TestRights"}},
-	{"19 the wrong error is looked at", []string{"controllers/approver TestDefect19AFaultApproves", "controllers/approver TestFaultsDecideNothing"}},
-	{"20 no configuration approves all", []string{"controllers/approver TestDefect20NothingConfiguredApproves", "controllers TestNothingConfiguredAsksNothing"}},
-	{"21 a denial that is none", []string{"controllers/approver TestReconcileDecides: malformed, denied", "test/integration TestDenialIsOptIn"}},
+	{"18 the signed request is not the requester's", []string{"controllers/signer TestReconcileSigns", "test/manifests TestRights"}},
+	{"19 the wrong error is checked", []string{"controllers/approver TestDefect19AFaultApproves", "controllers/approver TestFaultsDecideNothing"}},
+	{"20 an empty configuration approves everything", []string{"controllers/approver TestDefect20NothingConfiguredApproves", "controllers TestNothingConfiguredAsksNothing"}},
+	{"21 a denial has no effect", []string{"controllers/approver TestReconcileDecides: malformed, denied", "test/integration TestDenialIsOptIn"}},
 	{"22 a certificate outlives its CA", []string{"controllers/signer TestDefect22ACertificateOutlivesItsCA", "controllers/signer TestReconcileTellsALifetimeThatWasCut"}},
-	{"23 a chain that is none, a CA that is read once", []string{"controllers/signer TestDefect22ACertificateOutlivesItsCA", "test/integration TestFilesAreReloaded", "controllers/signer TestANewAuthorityWakesWhatWaits"}},
-	{"24 the requester chooses, workers share", []string{"controllers/signer TestDefect24TheRequesterChooses"}},
-	{"25 the wish for a lifetime is ignored", []string{"controllers/signer TestInput17Lifetimes", "test/parity TestParity"}},
-	{"26 no longest lifetime, an Event for each look", []string{"controllers/signer TestInput17Lifetimes: 17 1e9", "controllers/approver TestARefusalIsToldOnce"}},
-	{"27 a failure is told as a success", []string{"controllers/signer TestDefect27AFaultIsToldAsSuccess", "pkg/keypair TestKeyPair: another one"}},
-	{"28 a request is deleted by its name", []string{"test/integration TestCleanerSparesARequestOfTheSameName", "controllers/cleaner TestReconcileDeletesWhenDue"}},
-	{"29 unknown conditions keep a request", []string{"controllers/cleaner TestReconcileDeletesWhenDue: somebody else's condition", "controllers/approver TestInputsThatAreCleaned"}},
+	{"23 an invalid chain, a CA that is never reloaded", []string{"controllers/signer TestDefect22ACertificateOutlivesItsCA", "test/integration TestFilesAreReloaded", "controllers/signer TestANewAuthorityWakesWhatWaits"}},
+	{"24 the requester chooses the CA, workers share state", []string{"controllers/signer TestDefect24TheRequesterChooses"}},
+	{"25 the requested lifetime is ignored", []string{"controllers/signer TestInput17Lifetimes", "test/parity TestParity"}},
+	{"26 no maximum lifetime, an Event for each reconcile", []string{"controllers/signer TestInput17Lifetimes: 17 1e9", "controllers/approver TestARefusalIsToldOnce"}},
+	{"27 a failure is reported as a success", []string{"controllers/signer TestDefect27AFaultIsToldAsSuccess", "pkg/keypair TestKeyPair: another one"}},
+	{"28 a request is deleted by name only", []string{"test/integration TestCleanerSparesARequestOfTheSameName", "controllers/cleaner TestReconcileDeletesWhenDue"}},
+	{"29 a request with unknown conditions is never deleted", []string{"controllers/cleaner TestReconcileDeletesWhenDue: somebody else's condition", "controllers/approver TestInputsThatAreCleaned"}},
 	{"30 a bundle stops signing", []string{"controllers/signer TestDefect30ABundleStopsSigning", "pkg/keypair TestKeyPair: a bad one"}},
-	{"31 half a pair is silent", []string{"pkg/config TestValidate: half a pair beside the Secret", "pkg/config TestAPairForEach"}},
-	{"32 what can never be signed is tried for ever", []string{"controllers/signer TestDefects: 32 a usage that nobody knows", "controllers/signer TestReconcileWaitsForACA", "pkg/keypair TestKeyPair: expired while in use"}},
-	{"33 a decision passes to another of the name", []string{"test/integration TestApprovalDoesNotPassToARequestOfTheSameName", "test/integration TestApproverWritesOnlyWhatItJudged"}},
+	{"31 half a key pair is not reported", []string{"pkg/config TestValidate: half a pair beside the Secret", "pkg/config TestAPairForEach"}},
+	{"32 a request that can never be signed is retried forever", []string{"controllers/signer TestDefects: 32 a usage that nobody knows", "controllers/signer TestReconcileWaitsForACA", "pkg/keypair TestKeyPair: expired while in use"}},
+	{"33 a decision applies to another request with the same name", []string{"test/integration TestApprovalDoesNotPassToARequestOfTheSameName", "test/integration TestApproverWritesOnlyWhatItJudged"}},
 }
 
 // TestDefectsArePinned checks that the tests are there that the list names.

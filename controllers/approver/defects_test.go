@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// TestDefects judges requests that an approver known to people has judged wrongly. The numbers are those of defects.
+// TestDefects judges requests that other approvers are known to judge wrongly. The numbers are those of defects.
 func TestDefects(t *testing.T) {
 	t.Parallel()
 	own := []string{"10.0.0.1"}
@@ -63,7 +63,7 @@ func TestDefects(t *testing.T) {
 	}
 }
 
-// 04 and 09: what can't be found out yet, or does not exist yet, is never denied, and approved when it does.
+// Defects 04 and 09: an answer or an object that is missing denies nothing. The request is approved once it is there.
 func TestDefectsNotYetIsNotNever(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -93,7 +93,7 @@ func TestDefectsNotYetIsNotNever(t *testing.T) {
 	}
 }
 
-// 06: who only watches writes nothing.
+// Defect 06: a dry run writes nothing.
 func TestDefect06ADryRunWrites(t *testing.T) {
 	t.Parallel()
 	for _, obj := range []*request{asks(t, []string{"10.0.0.1"}), asks(t, nil), asks(t, []string{"10.0.0.2"}), object(t), object(t, malformedRequest)} {
@@ -105,7 +105,7 @@ func TestDefect06ADryRunWrites(t *testing.T) {
 	}
 }
 
-// 07: what is over a limit comes back by itself.
+// Defect 07: a request over the limit is requeued.
 func TestDefect07OverTheLimitIsForgotten(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, asks(t, []string{"10.0.0.1"})).knowing(newKnown())
@@ -121,7 +121,7 @@ func TestDefect07OverTheLimitIsForgotten(t *testing.T) {
 	}
 }
 
-// 11: a message names the node, and the requester where that is another one.
+// Defect 11: a message names the node, and the requester if that is another user.
 func TestDefect11MessagesNameNobody(t *testing.T) {
 	t.Parallel()
 	for name, obj := range map[string]*request{
@@ -139,7 +139,7 @@ func TestDefect11MessagesNameNobody(t *testing.T) {
 	}
 }
 
-// 19: whatever review fails, nothing is approved, even if another one would say yes.
+// Defect 19: a failed review approves nothing, even if another review would be allowed.
 func TestDefect19AFaultApproves(t *testing.T) {
 	t.Parallel()
 	fault := errors.New("no answer")
@@ -149,7 +149,7 @@ func TestDefect19AFaultApproves(t *testing.T) {
 		p.reconciler.Authorizer = authz.Func(func(_ context.Context, _ csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 			reviews++
 			if what.Subresource == failing {
-				return true, fault // an answer beside an error does not count
+				return true, fault // the answer beside an error must not count
 			}
 			return failing == "selfnodeclient", nil
 		})
@@ -159,7 +159,7 @@ func TestDefect19AFaultApproves(t *testing.T) {
 	}
 }
 
-// 20: without configuration no serving certificate is approved, and without rules nothing.
+// Defect 20: without configuration no serving certificate is approved, and without rules no request at all.
 func TestDefect20NothingConfiguredApproves(t *testing.T) {
 	t.Parallel()
 	for _, obj := range []*request{asks(t, []string{"10.0.0.1"}), object(t)} {

@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// counted returns what csr_approver_dry_run_total holds of a signer: "verdict reason outcome" and how often.
+// counted returns the values of csr_approver_dry_run_total for signer, by "verdict reason outcome".
 func counted(t *testing.T, signer string) map[string]int {
 	t.Helper()
 	families, err := metrics.Registry.(*prometheus.Registry).Gather()
@@ -44,10 +44,10 @@ func counted(t *testing.T, signer string) map[string]int {
 	return found
 }
 
-// signers counts those of dryRunParts.
+// signers numbers the signers of dryRunParts.
 var signers atomic.Int64
 
-// dryRunParts are parts of a dry run for a signer of its own, so that its counts are too.
+// dryRunParts returns parts of a dry run for a signer of its own, so that no other test changes its counts.
 func dryRunParts(t *testing.T, change ...func(*request)) (*parts, string) {
 	t.Helper()
 	signer := fmt.Sprintf("example.com/dry-run-%d", signers.Add(1))
@@ -64,7 +64,7 @@ func dryRunParts(t *testing.T, change ...func(*request)) (*parts, string) {
 	return p, signer
 }
 
-// step is what happens to the request before it is looked at.
+// step changes the request before a reconcile.
 type step func(*parts)
 
 func decidedBy(kind certificatesv1.RequestConditionType) step {
@@ -76,7 +76,7 @@ func decidedBy(kind certificatesv1.RequestConditionType) step {
 
 func deleted(p *parts) { p.getFault = apierrors.NewNotFound(requests, "csr-1") }
 
-// TestDryRunCompares has a row for each verdict and each thing that another approver can do.
+// TestDryRunCompares has a row for each verdict and each decision of another approver.
 func TestDryRunCompares(t *testing.T) {
 	t.Parallel()
 	nothing := func(*parts) {}
@@ -90,7 +90,7 @@ func TestDryRunCompares(t *testing.T) {
 		denial Denial
 		steps  []step
 		want   map[string]int
-		told   []string // reasons
+		told   []string // reasons of the Events
 		asked  int
 	}{
 		"approved by both":                         {steps: []step{grant, decidedBy("Approved"), issued, nothing}, want: map[string]int{"Approve AutoApproved agreed": 1}, told: []string{"WouldApprove"}, asked: 1},
@@ -146,7 +146,7 @@ func TestDryRunCompares(t *testing.T) {
 	}
 }
 
-// A dry run comes back as the approver would, and says so in the same words.
+// TestDryRunWaits checks that a dry run requeues a request like the approver, with the same message.
 func TestDryRunWaits(t *testing.T) {
 	t.Parallel()
 	p, _ := dryRunParts(t)

@@ -39,7 +39,7 @@ var leafKey = sync.OnceValue(func() *ecdsa.PrivateKey {
 	return key
 })
 
-// payload is a PKCS#10 request in PEM.
+// payload returns template as PKCS#10 in PEM.
 func payload(t testing.TB, template *x509.CertificateRequest) []byte {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, leafKey())
@@ -49,7 +49,7 @@ func payload(t testing.TB, template *x509.CertificateRequest) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// object is a bootstrapping kubelet's request of now, changed by modify.
+// object returns a new request of a bootstrapping kubelet, changed by modify.
 func object(t testing.TB, modify ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	obj := &certificatesv1.CertificateSigningRequest{
@@ -72,20 +72,20 @@ func user(name string) func(*certificatesv1.CertificateSigningRequest) {
 	return func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Username = name }
 }
 
-// parts are a Reconciler and all that it touches.
+// parts holds a Reconciler and everything that it uses.
 type parts struct {
 	reconciler *Reconciler
 	clock      *clocktesting.FakePassiveClock
 	recorder   *events.FakeRecorder
-	// grants are the subresources that a review allows; a review fails with fault, if set.
+	// grants are the subresources that a review allows. If fault is set, reviews fail with it.
 	grants []string
 	fault  error
-	// reviews are what was asked.
+	// reviews are the permissions that were reviewed.
 	reviews []authorizationv1.ResourceAttributes
-	// served is the object in the cache, and missing that there is none.
+	// served is the object in the cache. missing reports that there is none.
 	served   *certificatesv1.CertificateSigningRequest
 	getFault error
-	// written are the objects that were sent to /approval, which answers writeFault.
+	// written are the objects that were written to /approval. The writes fail with writeFault.
 	written    []*certificatesv1.CertificateSigningRequest
 	writeFault error
 }
@@ -108,12 +108,13 @@ func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *p
 	return p
 }
 
-// client serves only what an approver may do; every other call panics, as a fake client without objects is empty.
+// client returns a client that serves only what an approver may do. Every other call panics, because the underlying
+// fake client is empty.
 func (p *parts) client(t testing.TB) client.Client {
 	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 			if p.getFault == nil {
-				*obj.(*certificatesv1.CertificateSigningRequest) = *p.served // shared, as from a cache without copies
+				*obj.(*certificatesv1.CertificateSigningRequest) = *p.served // shared, like a cache read without a deep copy
 			}
 			return p.getFault
 		},
@@ -162,7 +163,7 @@ func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	return p.reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
 }
 
-// events takes the Events so far.
+// events returns the Events so far.
 func (p *parts) events() []string {
 	var taken []string
 	for len(p.recorder.Events) > 0 {

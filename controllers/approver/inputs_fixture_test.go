@@ -22,7 +22,7 @@ const (
 	servingSigner = certificatesv1.KubeletServingSignerName
 )
 
-// known is what a rule for serving certificates knows of the world, without a manager that watches it.
+// known holds the facts of a rule for serving certificates, without a manager that watches them.
 type known struct {
 	nodes     map[string]*inventory.Entry
 	reserved  san.Reserved
@@ -31,7 +31,7 @@ type known struct {
 	fault     string
 }
 
-// newKnown is a world with node a, which reports what it likes of itself, and node b.
+// newKnown returns facts with node a, whose Node reports ofA, and node b.
 func newKnown(ofA ...string) *known {
 	world := &known{
 		nodes: map[string]*inventory.Entry{
@@ -71,13 +71,13 @@ func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
 	})
 }
 
-// knowing gives p's approver the rule for serving certificates too.
+// knowing adds the rule for serving certificates, with facts from world, to p's approver.
 func (p *parts) knowing(world *known) *parts {
 	p.reconciler.Rules = append(p.reconciler.Rules, Rule{SignerName: servingSigner, Judge: world.judge})
 	return p
 }
 
-// asks is the request of the kubelet of node a for a serving certificate of names, by value.
+// asks returns a request of node a's kubelet for a serving certificate with names.
 func asks(t testing.TB, names []string, modify ...func(*request)) *request {
 	t.Helper()
 	return object(t, append([]func(*request){func(obj *request) {
@@ -87,7 +87,7 @@ func asks(t testing.TB, names []string, modify ...func(*request)) *request {
 	}}, modify...)...)
 }
 
-// nodeTemplate is what a kubelet asks for: addresses where a name looks like one.
+// nodeTemplate returns a kubelet's PKCS#10 content. It parses names as addresses where possible.
 func nodeTemplate(node string, names ...string) *x509.CertificateRequest {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
 	for _, name := range names {
@@ -100,14 +100,14 @@ func nodeTemplate(node string, names ...string) *x509.CertificateRequest {
 	return template
 }
 
-// says replaces the PKCS#10 request by template.
+// says returns a change that replaces the PKCS#10 request by template.
 func says(t testing.TB, template *x509.CertificateRequest) func(*request) {
 	t.Helper()
 	data := payload(t, template)
 	return func(obj *request) { obj.Spec.Request = data }
 }
 
-// subjectOf replaces the subject, one RDN for each attribute.
+// subjectOf returns a change that replaces the subject, with one RDN for each attribute.
 func subjectOf(t testing.TB, attributes ...pkix.AttributeTypeAndValue) func(*request) {
 	t.Helper()
 	var sequence pkix.RDNSequence
@@ -133,8 +133,8 @@ func usagesAre(usages ...certificatesv1.KeyUsage) func(*request) {
 	return func(obj *request) { obj.Spec.Usages = usages }
 }
 
-// outcome reconciles and says what has become of the request: "Approved", "Denied REASON", "Waits REASON", "Ignored
-// REASON", or "Untouched".
+// outcome reconciles the request, and returns "Approved", "Denied REASON", "Waits REASON", "Ignored REASON" or
+// "Untouched".
 func (p *parts) outcome(t testing.TB) string {
 	t.Helper()
 	p.written = nil

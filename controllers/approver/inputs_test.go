@@ -24,8 +24,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// input is something bad or surprising that somebody has met, with what becomes of it here. Some are the signer's: see
-// its TestInputs, with the same numbers, and the one on a real API server in test/integration.
+// input is bad or surprising content from practice, with its outcome. The signer's TestInputs and a test in
+// test/integration, with a real API server, use the same numbers.
 type input struct {
 	name   string
 	obj    *request
@@ -47,7 +47,7 @@ func TestInputs(t *testing.T) {
 					p := newParts(t, test.obj).knowing(test.world)
 					p.reconciler.Denial, p.grants = denial, test.grants
 					want := test.want
-					if denial == DenialNever { // then what can never become valid is told, and left alone
+					if denial == DenialNever { // reported, but not denied
 						want = strings.Replace(want, "Denied", "Ignored", 1)
 					}
 					if got := p.outcome(t); got != want {
@@ -81,7 +81,7 @@ func nameInputs(t *testing.T) []input {
 		return input{name: "03 reserved, though reported: " + name, obj: asks(t, []string{"10.0.0.1", name}), world: newKnown(name), want: "Denied SANReserved"}
 	}
 	service := reported("10.97.0.1")
-	service.want = "Waits SANReserved" // the Service may go
+	service.want = "Waits SANReserved" // a Service may be deleted
 	return []input{
 		reported("kubernetes.default.svc"), reported("kubernetes"), reported("10.96.0.1"), reported("192.0.2.100"), reported("API.example.com."), service,
 		{name: "04 another node's address", obj: asks(t, []string{"10.0.0.2"}), want: "Waits SANNotOwned"},
@@ -230,7 +230,7 @@ func encodingInputs(t *testing.T) []input {
 	}
 }
 
-// 05 and 20: what nobody ever decides is cleaned.
+// Inputs 05 and 20: the cleaner deletes requests that are never decided.
 func TestInputsThatAreCleaned(t *testing.T) {
 	t.Parallel()
 	for _, test := range append(nameInputs(t), stateInputs(t)...) {
@@ -244,7 +244,7 @@ func TestInputsThatAreCleaned(t *testing.T) {
 	}
 }
 
-// 08: what a source says of an address counts at that moment, and never before or after.
+// Input 08: a source's answer counts only at the moment of the decision.
 func TestInput08AnEgressAddressThatGoes(t *testing.T) {
 	t.Parallel()
 	world := newKnown()
@@ -254,7 +254,7 @@ func TestInput08AnEgressAddressThatGoes(t *testing.T) {
 		want string
 	}{
 		{[]string{"10.0.0.1"}, "Waits SANNotOwned"},
-		{[]string{"10.0.0.1", "198.51.100.7"}, "Approved"}, // the write does not come back to the cache here
+		{[]string{"10.0.0.1", "198.51.100.7"}, "Approved"}, // the write does not reach the test's cache
 		{[]string{"10.0.0.1"}, "Waits"},
 		{[]string{"198.51.100.7", "10.0.0.1"}, "Approved"},
 	} {
@@ -265,7 +265,8 @@ func TestInput08AnEgressAddressThatGoes(t *testing.T) {
 	}
 }
 
-// 18: the same request under another name every quarter of an hour: the newest goes first and replaces the others.
+// Input 18: the same request under another name every quarter of an hour. The newest is judged first and supersedes
+// the others.
 func TestInput18TheSameRequestAgain(t *testing.T) {
 	t.Parallel()
 	first := asks(t, []string{"10.0.0.1"})
@@ -285,7 +286,7 @@ func TestInput18TheSameRequestAgain(t *testing.T) {
 	}
 }
 
-// 13 and 21: with an inventory, a token gets neither a node without a name nor one that is there.
+// Inputs 13 and 21: with an inventory, a token gets neither a node without a name nor an existing node.
 func TestInputsOfBootstrappers(t *testing.T) {
 	t.Parallel()
 	policy, req, facts := joining()
@@ -301,7 +302,7 @@ func TestInputsOfBootstrappers(t *testing.T) {
 	}
 }
 
-// 25: the API server is asked about all of a requester, and an Event says what people can read.
+// Input 25: a review contains everything about the requester, and the Event is short and readable.
 func TestInput25ARequesterThatIsHuge(t *testing.T) {
 	t.Parallel()
 	name := strings.Repeat("Ü\u202e名", 20_000)
@@ -316,7 +317,7 @@ func TestInput25ARequesterThatIsHuge(t *testing.T) {
 			asked = append(asked, who)
 			return granted, nil
 		})
-		if got := p.outcome(t); got != want { // which bounds the Event
+		if got := p.outcome(t); got != want { // the reporter bounds the Event
 			t.Errorf("%s, want %s", got, want)
 		}
 		if len(asked) != 1 || asked[0].Username != name || len(asked[0].Extra) != len(extra) {

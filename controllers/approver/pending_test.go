@@ -21,7 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// reviewedBeside makes p's reviews run beside its workers, and returns what takes the requests that have an answer.
+// reviewedBeside runs p's reviews beside its workers. It returns a function that returns the requests with an answer.
 func (p *parts) reviewedBeside(t *testing.T) (answered func() string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -52,15 +52,15 @@ func (p *parts) reviewedBeside(t *testing.T) (answered func() string) {
 	}
 }
 
-// TestNoWorkerWaitsForAReview lets a review take its time: the request is set aside, and told nothing, until there is an
-// answer. An answer is used once.
+// TestNoWorkerWaitsForAReview delays a review. The request is set aside without an Event until there is an answer, and
+// the answer is used once.
 func TestNoWorkerWaitsForAReview(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		obj    *request
 		grants []string
 		fault  error
-		rounds int // of reviews
+		rounds int // number of reviews
 		want   string
 	}{
 		"allowed":                {obj: object(t), grants: []string{"nodeclient"}, rounds: 1, want: "Approved"},
@@ -82,7 +82,7 @@ func TestNoWorkerWaitsForAReview(t *testing.T) {
 				p.reconciler.queues(test.obj)
 				answered := p.reviewedBeside(t)
 				for range test.rounds {
-					for range 2 { // a change wakes it in vain
+					for range 2 { // a change wakes it without an effect
 						if got := p.outcome(t); got != "Waits " || answered() != "" {
 							t.Fatalf("before the answer: %s", got)
 						}
@@ -105,7 +105,7 @@ func TestNoWorkerWaitsForAReview(t *testing.T) {
 					t.Errorf("%d reviews", len(p.reviews))
 				}
 				p.written = nil
-				if got := p.outcome(t); got != "Waits " { // asked anew
+				if got := p.outcome(t); got != "Waits " { // reviewed again
 					t.Errorf("after the decision: %s", got)
 				}
 				p.reconciler.queued().Delete(event.DeleteEvent{Object: p.served})
@@ -115,7 +115,8 @@ func TestNoWorkerWaitsForAReview(t *testing.T) {
 	}
 }
 
-// TestALookupThatTakesLongIsTold once it has taken a second, and does not count in a dry run before it has ended.
+// TestALookupThatTakesLongIsTold checks that a lookup is reported once it has taken a second. A dry run does not count
+// it before it has ended.
 func TestALookupThatTakesLongIsTold(t *testing.T) {
 	t.Parallel()
 	for _, dryRun := range []bool{false, true} {
@@ -155,7 +156,7 @@ func TestALookupThatTakesLongIsTold(t *testing.T) {
 	}
 }
 
-// What a request waits for is no fault, and all else is.
+// TestWaitingIsNoFault checks that a missing answer is not a fault, and every other error is.
 func TestWaitingIsNoFault(t *testing.T) {
 	t.Parallel()
 	waiting := &inventory.Unavailable{Source: "webhook", Cause: &pending.Waiting{}}
@@ -182,7 +183,7 @@ func TestWaitingIsNoFault(t *testing.T) {
 	}
 }
 
-// A request that has its answer goes before those that have not had their turn.
+// TestAnsweredGoFirst checks that a request with an answer is judged before requests that still wait in the queue.
 func TestAnsweredGoFirst(t *testing.T) {
 	t.Parallel()
 	r, q := holding(t), newTestQueue(t)
@@ -202,7 +203,8 @@ func TestAnsweredGoFirst(t *testing.T) {
 	}
 }
 
-// Requesters between which an authorizer may tell never share a review, however alike they look when joined.
+// TestReviewsOfDistinctRequestersAreDistinct checks that two requesters that an authorizer could distinguish never
+// share a review. Their joined fields may look alike.
 func TestReviewsOfDistinctRequestersAreDistinct(t *testing.T) {
 	t.Parallel()
 	extra := func(key string, values ...string) map[string]certificatesv1.ExtraValue {
@@ -223,7 +225,7 @@ func TestReviewsOfDistinctRequestersAreDistinct(t *testing.T) {
 	}
 }
 
-// Equal requesters share, whatever the order in which their maps come.
+// TestReviewsOfEqualRequestersAreEqual checks that equal requesters share a review, whatever the order of their maps.
 func TestReviewsOfEqualRequestersAreEqual(t *testing.T) {
 	t.Parallel()
 	who := func() csr.Requester {

@@ -27,18 +27,18 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// named gives a request a name of its own.
+// named returns a change that sets a request's name.
 func named(name string) func(*request) {
 	return func(obj *request) { obj.Name, obj.UID = name, types.UID("uid-of-"+name) }
 }
 
-// of makes the request that of the kubelet of node, for a serving certificate of names.
+// of returns a request of node's kubelet for a serving certificate with names.
 func of(t *testing.T, node string, names ...string) *request {
 	t.Helper()
 	return asks(t, nil, named(node), user("system:node:"+node), says(t, nodeTemplate(node, names...)))
 }
 
-// holding is a Reconciler whose cache holds objs.
+// holding returns a Reconciler with objs in its cache.
 func holding(t *testing.T, objs ...*request) *Reconciler {
 	t.Helper()
 	builder := fake.NewClientBuilder().WithScheme(scheme.Scheme)
@@ -59,7 +59,7 @@ func newTestQueue(t *testing.T) workQueue {
 	return q
 }
 
-// woken empties q.
+// woken empties q and returns the names in it.
 func woken(q workQueue) string {
 	var names []string
 	for q.Len() > 0 {
@@ -71,8 +71,8 @@ func woken(q workQueue) string {
 	return strings.Join(names, " ")
 }
 
-// What has become free wakes those who ask for it, by value, and nobody else: any node may claim and give up
-// addresses.
+// TestWhoIsWoken checks that a freed name wakes only the requests for exactly that name. Any node may claim and
+// release addresses.
 func TestWhoIsWoken(t *testing.T) {
 	t.Parallel()
 	approved := of(t, "e", "10.0.0.1")
@@ -104,7 +104,8 @@ func TestWhoIsWoken(t *testing.T) {
 	}
 }
 
-// Of thousands that one has pending for one node, only the newest are woken, and all of the others' are.
+// TestWhoHasThousandsPending checks that only the newest of one requester's requests for one node are woken, and all
+// requests of others.
 func TestWhoHasThousandsPending(t *testing.T) {
 	t.Parallel()
 	objs := []*request{of(t, "honest", "10.0.0.1")}
@@ -126,12 +127,13 @@ func TestWhoHasThousandsPending(t *testing.T) {
 	}
 }
 
-// A wake-up looks at as much of a node's requests, however many it has, and at none that are decided or gone.
+// TestAWakeUpLooksAtLittle checks that the cost of a wake-up does not grow with a node's requests. It skips requests
+// that are decided or deleted.
 func TestAWakeUpLooksAtLittle(t *testing.T) {
 	t.Parallel()
 	r := holding(t)
 	made := of(t, "hostile")
-	hostile := func(i int) *request { // with the key of the others: keys take time
+	hostile := func(i int) *request { // with one key for all: computing keys is slow
 		obj := made.DeepCopy()
 		named(fmt.Sprintf("hostile-%04d", i))(obj)
 		return obj
@@ -140,7 +142,7 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 	for i := range 2000 {
 		last = hostile(i)
 		r.queues(last)
-		r.queues(last) // as a resync does
+		r.queues(last) // like a resync
 	}
 	looks := func() (count int) {
 		r.index.woken(mostWoken, func(requestInfo) bool { count++; return true })
@@ -174,7 +176,8 @@ func TestAWakeUpLooksAtLittle(t *testing.T) {
 	}
 }
 
-// However often an address is given up, requests are looked through at most so often.
+// TestChangesAreGathered checks that waiting requests are looked up at a bounded rate, however often an address is
+// released.
 func TestChangesAreGathered(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
@@ -198,7 +201,8 @@ func TestChangesAreGathered(t *testing.T) {
 	}
 }
 
-// A standby never takes what a debouncer gathers. Before the source starts, a debouncer must keep nothing.
+// TestDebouncerGathersNothingBeforeItsSourceStarts checks that a debouncer keeps nothing before its source starts. A
+// standby never takes what a debouncer collects.
 func TestDebouncerGathersNothingBeforeItsSourceStarts(t *testing.T) {
 	t.Parallel()
 	w := newWakeUps()
@@ -209,7 +213,8 @@ func TestDebouncerGathersNothingBeforeItsSourceStarts(t *testing.T) {
 	}
 }
 
-// A queue reads nothing while it is locked: where a request stands has been found out before.
+// TestTheQueueReadsNothing checks that the queue reads no request while it holds its lock. The position of a request
+// is known before.
 func TestTheQueueReadsNothing(t *testing.T) {
 	t.Parallel()
 	r := holding(t)
@@ -232,7 +237,7 @@ func TestTheQueueReadsNothing(t *testing.T) {
 	honest := of(t, "honest", "10.0.0.2")
 	r.queues(honest)
 	order.Push(queueKey("honest"))
-	order.Push(queueKey("unknown")) // is nobody's, and has its turn
+	order.Push(queueKey("unknown")) // a request without a known requester has its own share
 	var got []string
 	for order.Len() > 0 {
 		got = append(got, order.Pop().Name)
@@ -242,9 +247,8 @@ func TestTheQueueReadsNothing(t *testing.T) {
 	}
 }
 
-// TestNamesOutliveNoRequest: what is kept of a request holds no text of its requester, and is dropped with the
-// request.
-func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the whole heap
+// TestNamesOutliveNoRequest checks that the index holds no text of a requester, and drops a deleted request.
+func TestNamesOutliveNoRequest(t *testing.T) { // not parallel, because it measures the whole heap
 	const requests, long = 100, 1 << 17
 	for name, dryRun := range map[string]bool{"for real": false, "dry run": true} {
 		r := holding(t)
@@ -278,7 +282,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel: it looks at the 
 	}
 }
 
-// heap returns the bytes that are in use.
+// heap returns the bytes of the heap that are in use.
 func heap() int {
 	var stats runtime.MemStats
 	runtime.GC()
@@ -286,7 +290,7 @@ func heap() int {
 	return int(stats.HeapAlloc)
 }
 
-// TestRequestInfo: a request that was made anew under the same name is another one.
+// TestRequestInfo checks that a request that was created again under the same name replaces the old entry.
 func TestRequestInfo(t *testing.T) {
 	t.Parallel()
 	var p pendingIndex
@@ -317,7 +321,7 @@ func TestRequestInfo(t *testing.T) {
 	}
 }
 
-// TestARequestIsParsedOnce, unless it is larger than what is kept.
+// TestARequestIsParsedOnce checks that a request is parsed once, unless it is too large for the cache.
 func TestARequestIsParsedOnce(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -345,7 +349,7 @@ func TestARequestIsParsedOnce(t *testing.T) {
 	}
 }
 
-// A request that a newer one stands in for is looked at once a minute, however young it is.
+// TestSupersededAreLeftInPeace checks that a superseded request is judged once a minute, however new it is.
 func TestSupersededAreLeftInPeace(t *testing.T) {
 	t.Parallel()
 	first := object(t)

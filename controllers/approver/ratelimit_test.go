@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// An approval that could not be written has not been had.
+// TestFailedWritesUseUpNoLimit checks that an approval whose write failed does not count.
 func TestFailedWritesUseUpNoLimit(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))

@@ -42,7 +42,7 @@ func TestReconcileDecides(t *testing.T) {
 		denial Denial
 		grants []string
 		asked  []string
-		want   *condition // nothing is written when nil
+		want   *condition // nil means that nothing is written
 		events []string
 		again  bool
 	}{
@@ -153,7 +153,7 @@ func TestReconcileFaults(t *testing.T) {
 	}
 }
 
-// A refused request is looked at again after as long as it is old, so that the pause doubles from a second to a
+// TestPauseDoubles checks that a waiting request is requeued after its age, so the pause doubles from a second to a
 // minute.
 func TestPauseDoubles(t *testing.T) {
 	t.Parallel()
@@ -182,7 +182,7 @@ func TestARefusalIsToldOnce(t *testing.T) {
 	if told := p.events(); len(told) != 1 || len(p.reviews) != 5 {
 		t.Errorf("%d Events for %d reviews", len(told), len(p.reviews))
 	}
-	p.grants = []string{"nodeclient"} // late RBAC
+	p.grants = []string{"nodeclient"} // RBAC that is granted late
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 		t.Errorf("%d writes, error %v", len(p.written), err)
 	}

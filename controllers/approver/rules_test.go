@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// bootstrap is the smallest request that the rule knows.
+// bootstrap returns the smallest request that matches the rule, changed by modify.
 func bootstrap(modify ...func(*csr.Request)) *csr.Request {
 	req := &csr.Request{
 		SignerName: "kubernetes.io/kube-apiserver-client-kubelet",

@@ -13,10 +13,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// askedOf is a source that notes of whom it is asked.
+// askedOf is a source that records which nodes it is asked about.
 type askedOf struct {
 	entries map[string]*inventory.Entry
-	broken  string // the node of which it can't say anything
+	broken  string // the node for which the source fails
 	asked   []string
 }
 
@@ -30,13 +30,13 @@ func (c *askedOf) Lookup(_ context.Context, node string, _ *csr.Request) (*inven
 	return c.entries[node], nil
 }
 
-// reporting is the source that believes Nodes. It is never asked for what they report.
+// reporting is the source that trusts Nodes. The test never reads what they report.
 type reporting struct{ askedOf }
 
 func (*reporting) Reported(string) ([]san.SAN, error) { return nil, nil }
 
-// contestOf is about a request of node a, which a source of that rank knows and which asks for names that all of
-// holders report. The source of rank 1 is what Nodes report.
+// contestOf returns the claims to names that all holders report. Node a requests them, and the source with that rank
+// knows it. The source with rank 1 is what Nodes report.
 func contestOf(source *askedOf, rank int, holders []string, names []san.SAN) (claims, []nameFacts, *int) {
 	req, _ := serving()
 	listed := new(int)
@@ -65,7 +65,8 @@ func manySANs(count int) []san.SAN {
 	return all
 }
 
-// A source may be a server far away: it is asked about no node twice, however many names are shared with it.
+// TestRivalsAreLookedUpOnce checks that a source is asked about each node once, however many names are shared. A
+// source may be a remote server.
 func TestRivalsAreLookedUpOnce(t *testing.T) {
 	t.Parallel()
 	source := &askedOf{}
@@ -75,7 +76,7 @@ func TestRivalsAreLookedUpOnce(t *testing.T) {
 	}
 }
 
-// What is lost already is not weighed on.
+// TestWeighingEndsAtTheFirstContested checks that the comparison stops at the first contested name.
 func TestWeighingEndsAtTheFirstContested(t *testing.T) {
 	t.Parallel()
 	names := manySANs(500)
@@ -86,8 +87,9 @@ func TestWeighingEndsAtTheFirstContested(t *testing.T) {
 	}
 }
 
-// A node may report what others have, and it may be that no source can say what it is. A node that a stronger source
-// knows does not wait for weaker ones, nor for what belongs to the API server anyway.
+// TestWeakerSourcesAreNotAsked checks which broken source matters, because a node may report names of a node that no
+// source can describe. A node that a stronger source knows waits neither for weaker sources, nor for a node that can
+// have no claim.
 func TestWeakerSourcesAreNotAsked(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -111,7 +113,7 @@ func TestWeakerSourcesAreNotAsked(t *testing.T) {
 	}
 }
 
-// No request has more than so many nodes looked up in a source that may be slow.
+// TestRivalsAreBounded checks that a request looks up a bounded number of nodes in a source that may be slow.
 func TestRivalsAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, more := range []int{0, 1} {

@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// serving is the smallest request that the rule approves, with the facts that make it do so.
+// serving returns the smallest request that the rule approves, with its facts.
 func serving() (*csr.Request, *servingFacts) {
 	req := &csr.Request{
 		SignerName: "kubernetes.io/kubelet-serving",
@@ -34,7 +34,7 @@ func serving() (*csr.Request, *servingFacts) {
 	}
 }
 
-// judgeGiven judges req by facts that need not be looked up.
+// judgeGiven judges req with given facts instead of lookups.
 func judgeGiven(t testing.TB, req *csr.Request, facts servingFacts) Decision {
 	t.Helper()
 	decision, err := judgeServing(req, func(known *servingFacts) error { *known = facts; return nil }, func(*servingFacts) error { return nil })
@@ -44,14 +44,15 @@ func judgeGiven(t testing.TB, req *csr.Request, facts servingFacts) Decision {
 	return decision
 }
 
-// Each step comes only after the steps before it found nothing, and an error is no answer.
+// TestServingIsJudgedStepByStep checks that each step runs only if the steps before it found no violation. An error is
+// no decision.
 func TestServingIsJudgedStepByStep(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
 	for name, test := range map[string]struct {
 		change          func(*csr.Request, *servingFacts)
 		lookUp, compare error
-		want            string // the steps
+		want            string // the steps that ran
 	}{
 		"all steps":               {change: func(*csr.Request, *servingFacts) {}, want: "look up, compare, Approve"},
 		"its content is refused":  {change: func(req *csr.Request, _ *servingFacts) { req.Usages = nil }, want: "Deny"},
@@ -104,7 +105,7 @@ func TestServingApproves(t *testing.T) {
 	}
 }
 
-// One row for each single difference from the smallest request.
+// TestServingRefuses has a row for each single difference from the smallest request.
 func TestServingRefuses(t *testing.T) {
 	t.Parallel()
 	type change = func(*csr.Request, *servingFacts)
@@ -217,7 +218,7 @@ func TestServingRefuses(t *testing.T) {
 	}
 }
 
-// All violations are told, and one that is for good decides.
+// TestServingTellsAllViolations checks that all violations are reported, and that a final violation decides.
 func TestServingTellsAllViolations(t *testing.T) {
 	t.Parallel()
 	req, facts := serving()

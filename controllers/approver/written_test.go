@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// liveFunc is an API server that is asked for one request.
+// liveFunc answers the API server's read of a request.
 type liveFunc func(*request) error
 
 func (f liveFunc) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
@@ -27,7 +27,8 @@ func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) e
 	return errors.New("list")
 }
 
-// A decision that is stored is recorded once, whatever the write answered, and one that is not stored never is.
+// TestALostAnswerAboutADecision checks that a stored decision is recorded once, whatever the write answered. A
+// decision that is not stored is never recorded.
 func TestALostAnswerAboutADecision(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
@@ -43,7 +44,7 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 		write error
 		live  func(p *parts, now *request) error
 		fails bool
-		then  func(*parts) // before the next look, at which writes succeed
+		then  func(*parts) // a change before the next reconcile, whose writes succeed
 		want  string
 	}{
 		"a conflict with a try before": {write: conflict, live: stored, want: "Approve"},

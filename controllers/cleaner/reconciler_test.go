@@ -30,7 +30,7 @@ var (
 	requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
 )
 
-// object is a pending request of now, for a signer that is not ours.
+// object returns a pending request that was created now, for a signer that is not configured.
 func object(modify ...func(*request)) *request {
 	obj := &request{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "uid-1", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now)}}
 	obj.Spec.SignerName = "example.com/foreign"
@@ -46,13 +46,13 @@ func with(kind certificatesv1.RequestConditionType) func(*request) {
 	}
 }
 
-// deletion is one call to delete.
+// deletion is a call to delete.
 type deletion struct {
 	Name    string
 	Options client.DeleteOptions
 }
 
-// allowance is a Limiter that counts, or fails.
+// allowance is a Limiter that counts calls, or fails.
 type allowance struct {
 	waits int
 	err   error
@@ -67,7 +67,7 @@ func (a *allowance) Wait(context.Context) error {
 	return a.err
 }
 
-// newReconciler returns a Reconciler at the instant at that sees served, and what it deletes.
+// newReconciler returns a Reconciler at the instant at with served in its cache. It records deletions.
 func newReconciler(served *request, at time.Time, getFault, deleteFault error) (*Reconciler, *[]deletion, *allowance) {
 	deleted, limiter := &[]deletion{}, &allowance{}
 	reads := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
@@ -112,7 +112,7 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		"pending":                       {again: longestTimer},
 		"pending for 23 hours":          {age: 23 * hour, again: longestTimer},
 		"pending, nearly due":           {age: day - time.Minute, again: time.Minute + time.Millisecond},
-		"pending, due this very moment": {age: day, again: time.Millisecond}, // older is strict, as in kube-controller-manager
+		"pending, due this very moment": {age: day, again: time.Millisecond}, // "older" is strict, as in kube-controller-manager
 		"pending, a nanosecond later":   {age: day + 1, gone: true},
 		"pending, long ago":             {age: 1000 * day, gone: true},
 		"approved":                      {change: []func(*request){with("Approved")}, age: 55 * time.Minute, again: 5*time.Minute + time.Millisecond},
@@ -191,12 +191,12 @@ func TestReconcileFaults(t *testing.T) {
 	}
 }
 
-// A clock that is an hour ahead makes nothing older than the API servers say, and one that is behind keeps nothing
-// longer.
+// TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong by an
+// hour must neither delete early nor late.
 func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		machine, server time.Duration // after the approval
+		machine, server time.Duration // since the approval, by each clock
 		gone            bool
 	}{
 		"fresh, the clock is an hour ahead":  {machine: time.Hour + time.Second, server: time.Second},
@@ -214,7 +214,7 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	}
 }
 
-// Before the time of the API servers is known, nothing is deleted.
+// TestReconcileWaitsForServerTime checks that nothing is deleted before the API servers' time is known.
 func TestReconcileWaitsForServerTime(t *testing.T) {
 	t.Parallel()
 	r, deleted, _ := newReconciler(object(), now.Add(1000*time.Hour), nil, nil)

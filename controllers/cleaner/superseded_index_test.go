@@ -21,8 +21,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestSupersededCost reconciles the requests of one requester for one node, all of them superseded. The number of
-// objects that are read for each does not grow with the backlog.
+// TestSupersededCost reconciles many superseded requests of one requester for one node. The number of objects that a
+// reconcile reads must not grow with the backlog.
 func TestSupersededCost(t *testing.T) {
 	t.Parallel()
 	one := ofNode(t, "a", 0)
@@ -77,7 +77,8 @@ func TestSupersededCost(t *testing.T) {
 	}
 }
 
-// TestIndexFindsTheFirstNewerRequest compares the index with all requests, while they are made, decided and deleted.
+// TestIndexFindsTheFirstNewerRequest compares the index with a scan of all requests while they are created, decided
+// and deleted.
 func TestIndexFindsTheFirstNewerRequest(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -92,7 +93,7 @@ func TestIndexFindsTheFirstNewerRequest(t *testing.T) {
 	for step := range 2_000 {
 		name := fmt.Sprint("csr-", random.IntN(40))
 		switch obj := stored[name]; {
-		case obj == nil || random.IntN(8) == 0: // another one of the same name, too
+		case obj == nil || random.IntN(8) == 0: // also with the name of an earlier request
 			made := *templates[random.IntN(2)]
 			made.Name, made.UID = name, types.UID(fmt.Sprint(step))
 			made.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(random.IntN(20)) * time.Second))

@@ -22,7 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// ofNode makes obj one of node's, created after seconds.
+// ofNode returns a request for node, created after that many seconds.
 func ofNode(t *testing.T, node string, seconds int, modify ...func(*request)) *request {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -43,7 +43,7 @@ func ofNode(t *testing.T, node string, seconds int, modify ...func(*request)) *r
 	return obj
 }
 
-// among has r see others, besides what it sees, as the manager's cache does.
+// among adds others to the requests in r's cache, and indexes them as a manager does.
 func among(r *Reconciler, others ...*request) {
 	served := r.Client
 	r.Client = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
@@ -75,7 +75,7 @@ func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
 	named := func(name string) func(*request) { return func(obj *request) { obj.Name = name } }
 	someone := func(obj *request) { obj.Spec.Username = "someone" }
 	for name, test := range map[string]struct {
-		served *request // a pending one of node a when nil
+		served *request // nil means a pending request of node a
 		others []*request
 		off    bool
 		age    time.Duration
@@ -128,7 +128,8 @@ func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
 	}
 }
 
-// The cache may be ahead of what was noted of it: a request that was approved or deleted since stands in for nothing.
+// TestSupersededByNothingAnyMore checks a cache that is newer than the index. A request that is decided or deleted by
+// now supersedes nothing.
 func TestSupersededByNothingAnyMore(t *testing.T) {
 	t.Parallel()
 	for name, now := range map[string]*request{

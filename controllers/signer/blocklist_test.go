@@ -14,7 +14,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
 
-// Nothing is signed for a blocked node by any signer, whoever approved it, and nothing is failed.
+// TestReconcileObeysTheBlockList checks that no signer signs for a blocked node, even if its request is approved. The
+// request is not marked as Failed.
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
 	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
@@ -38,7 +39,7 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 	for name, test := range map[string]struct {
 		list   *blocklist.List
 		change []func(*request)
-		told   string // signed when empty
+		told   string // empty means signed
 	}{
 		"a kubelet's client certificate":   {list: list, told: blocked},
 		"a kubelet's serving certificate":  {list: list, change: []func(*request){serving}, told: blocked},

@@ -16,8 +16,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// TestDefects signs requests that a signer known to people has signed wrongly, or not at all. Each is approved. The
-// numbers are those of the approver's defects.
+// TestDefects signs approved requests that other signers are known to handle wrongly. The numbers are those of the
+// approver's list of defects.
 func TestDefects(t *testing.T) {
 	t.Parallel()
 	forged := func(obj *request) {
@@ -44,8 +44,8 @@ func TestDefects(t *testing.T) {
 	}
 }
 
-// 12 and 22: no certificate outlives its CA, so that its chain verifies to the end; and the organization is the
-// payload's, not the requester's groups.
+// Defects 12 and 22: no certificate outlives its CA, so its chain is valid to the end. The organization comes from the
+// payload, not from the requester's groups.
 func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 	t.Parallel()
 	for _, lifetime := range []time.Duration{time.Minute, time.Hour, 9 * time.Hour, 30 * 24 * time.Hour, 20 * 365 * 24 * time.Hour} {
@@ -56,7 +56,7 @@ func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 			t.Fatalf("%s: %d writes, error %v", lifetime, len(p.written), err)
 		}
 		certs, err := ca.ParseCertificates(p.written[0].Status.Certificate)
-		if err != nil || len(certs) != 1 { // and 23: one PEM block, no DER
+		if err != nil || len(certs) != 1 { // defect 23: the certificate must be a single PEM block
 			t.Fatalf("%d certificates, error %v", len(certs), err)
 		}
 		roots := x509.NewCertPool()
@@ -72,7 +72,7 @@ func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 	}
 }
 
-// 24: what a requester writes on the object chooses nothing, and five workers don't disturb each other.
+// Defect 24: labels and annotations of a request have no effect, and five workers do not affect each other.
 func TestDefect24TheRequesterChooses(t *testing.T) {
 	t.Parallel()
 	shared := newParts(t, object(t))
@@ -104,10 +104,11 @@ func TestDefect24TheRequesterChooses(t *testing.T) {
 	workers.Wait()
 }
 
-// partsOf are the parts of a signer of its own, whose counters are one test's alone, and an approved request for it.
+// partsOf returns parts with a signer name of their own, so that no other test changes its counters, and an approved
+// request.
 func partsOf(t *testing.T, signer string) *parts {
 	t.Helper()
-	// No subject that waits until it is known whether API servers trust the CA.
+	// The subject must not be forbidden on a CA that API servers trust: such a request would wait.
 	p := newParts(t, object(t, signerName(signer), template(t, func(r *x509.CertificateRequest) { r.Subject = pkix.Name{CommonName: "a"} })))
 	p.reconciler.Signers[signer] = Signer{Profile: profile(t, ca.ProfileConfig{}), Usages: p.served.Spec.Usages, KeyPair: p.pair}
 	return p
@@ -125,12 +126,12 @@ func countOf(t *testing.T, counter prometheus.Counter) float64 {
 	return families[0].GetMetric()[0].GetCounter().GetValue()
 }
 
-// 27: nothing that failed is told as a success, neither by Event nor by metric.
+// Defect 27: no failure is reported as a success, neither by an Event nor by a metric.
 func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
 	t.Parallel()
 	const signer = "example.com/defect-27"
 	p := partsOf(t, signer)
-	root := newRoot(t, time.Hour) // so short that a success would be told
+	root := newRoot(t, time.Hour) // a success would report the short lifetime
 	p.pair.Load(root.cert, root.key)
 	taken(p.recorder)
 	successes := func() []float64 {
@@ -156,7 +157,7 @@ func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
 	}
 }
 
-// 30: a bundle that starts with another CA is read by its key, and one that can't be used leaves the last good one.
+// Defect 30: a bundle with several CAs is read by its key. If a bundle cannot be used, the last good one stays.
 func TestDefect30ABundleStopsSigning(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))

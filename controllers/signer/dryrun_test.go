@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestDryRunSignsNothing has a row for each outcome, and for what another signer has done.
+// TestDryRunSignsNothing has a row for each outcome, and for each state that another signer can leave.
 func TestDryRunSignsNothing(t *testing.T) {
 	t.Parallel()
 	issued := func(obj *request) { obj.Status.Certificate = []byte("x") }

@@ -53,7 +53,7 @@ func must[T any](value T, err error) T {
 // root is a CA in PEM.
 type root struct{ cert, key []byte }
 
-// newRoot makes a CA that lives from an hour before to lifetime after now.
+// newRoot returns a CA that is valid from an hour before now to lifetime after now.
 func newRoot(t testing.TB, lifetime time.Duration) root {
 	t.Helper()
 	authority, key, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, now)
@@ -67,7 +67,7 @@ func nodeRequest() *x509.CertificateRequest {
 	return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
 }
 
-// payload is template in PEM, signed with key.
+// payload returns template as PKCS#10 in PEM, signed with key.
 func payload(t testing.TB, template *x509.CertificateRequest, key any) []byte {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
@@ -77,7 +77,7 @@ func payload(t testing.TB, template *x509.CertificateRequest, key any) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// object is an approved request of a kubelet for a client certificate, changed by modify.
+// object returns an approved request of a kubelet for a client certificate, changed by modify.
 func object(t testing.TB, modify ...func(*request)) *request {
 	t.Helper()
 	obj := &request{
@@ -129,7 +129,7 @@ func profile(t testing.TB, config ca.ProfileConfig) ca.Profile {
 	return checked
 }
 
-// newPair returns a KeyPair named after a Secret, as SetupWithManager leaves it.
+// newPair returns a KeyPair that is named after a Secret, like a pair after SetupWithManager.
 func newPair() (*keypair.KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
 	pair := keypair.New(keypair.Secret{Namespace: "ns", Name: "ca"})
 	clock, recorder := clocktesting.NewFakePassiveClock(now), events.NewFakeRecorder(100)
@@ -137,7 +137,7 @@ func newPair() (*keypair.KeyPair, *clocktesting.FakePassiveClock, *events.FakeRe
 	return pair, clock, recorder
 }
 
-// state returns what pair has at now: the key ID, or the reason and message of why there is none.
+// state returns the key ID of pair at now, or the reason and message of its absence.
 func state(pair *keypair.KeyPair, now time.Time) string {
 	authority, err := pair.Authority(now)
 	if err == nil {
@@ -158,7 +158,7 @@ func taken(recorder *events.FakeRecorder) []string {
 	return taken
 }
 
-// parts are a Reconciler and all that it touches.
+// parts holds a Reconciler and everything that it uses.
 type parts struct {
 	reconciler *Reconciler
 	pair       *keypair.KeyPair
@@ -192,7 +192,7 @@ func (p *parts) client(t testing.TB) client.Client {
 	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 			if p.getFault == nil {
-				*obj.(*request) = *p.served // shared, as from a cache without copies
+				*obj.(*request) = *p.served // shared, like a cache read without a deep copy
 			}
 			return p.getFault
 		},
@@ -200,7 +200,7 @@ func (p *parts) client(t testing.TB) client.Client {
 			if subResource != "status" {
 				t.Errorf("update of %s", subResource)
 			}
-			if ctx.Err() != nil { // as a real client
+			if ctx.Err() != nil { // like a real client
 				return ctx.Err()
 			}
 			p.written = append(p.written, obj.(*request).DeepCopy())
@@ -230,7 +230,7 @@ func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	return p.reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
 }
 
-// note makes API servers say whether they trust the CA for clients.
+// note records whether API servers trust the CA for clients.
 func (p *parts) note(trust probe.Trust) {
 	p.reconciler.trust.note(p.pair, must(p.pair.Authority(now)), probe.Answer{Trust: trust}, frontProxy{}, nil, now)
 }

@@ -25,8 +25,7 @@ import (
 
 const clientSigner, servingSigner = certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeletServingSignerName
 
-// outcome reconciles obj, which may be approved, with a CA, and returns the certificate, or "Failed REASON" or
-// "Untouched".
+// outcome reconciles obj with a CA. It returns the certificate, or "Failed REASON" or "Untouched".
 func outcome(t testing.TB, obj *request) (*x509.Certificate, string) {
 	t.Helper()
 	p := newParts(t, obj)
@@ -56,8 +55,8 @@ func outcome(t testing.TB, obj *request) (*x509.Certificate, string) {
 	return certs[0], "Issued"
 }
 
-// TestInputs goes through what is the signer's of the bad and surprising inputs that somebody has met, each approved by
-// somebody careless. The numbers are those of the approver's TestInputs.
+// TestInputs signs approved requests with bad or surprising content from practice. The numbers are those of the
+// approver's TestInputs.
 func TestInputs(t *testing.T) {
 	t.Parallel()
 	serving := func(obj *request) {
@@ -125,7 +124,7 @@ func TestInputs(t *testing.T) {
 	}
 }
 
-// 16: what is done with each kind of key is a matter of the profile, and never takes long.
+// Input 16: the profile decides about each kind of key, and the decision never takes long.
 func TestInput16Keys(t *testing.T) {
 	t.Parallel()
 	huge, err := os.ReadFile("testdata/rsa-16384.pem")
@@ -149,7 +148,7 @@ func TestInput16Keys(t *testing.T) {
 		"16 Ed25519":                    {payload(t, nodeRequest(), edKey), "Issued"},
 		"16 P-256":                      {payload(t, nodeRequest(), leafKey()), "Issued"},
 		"16 P-521":                      {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))), "Issued"},
-		"16 P-256, signed with SHA-1":   {signedWithSHA1(t), "Issued"}, // it proves that the key is there, and no more
+		"16 P-256, signed with SHA-1":   {signedWithSHA1(t), "Issued"}, // the self-signature only proves possession of the key
 		"16 ML-DSA-65":                  {ofKey(t, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, asn1.RawValue{}, make([]byte, 1952)), "Failed KeyNotPermitted"},
 		"16 DSA":                        {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 10040, 4, 1}, raw(t, []*big.Int{big.NewInt(23), big.NewInt(11), big.NewInt(4)}), raw(t, big.NewInt(3)).FullBytes), "Failed KeyNotPermitted"},
 		"16 RSA with an even exponent":  {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).Lsh(big.NewInt(1), 2047), big.NewInt(2)}).FullBytes), "Failed KeyNotPermitted"},
@@ -168,14 +167,14 @@ func TestInput16Keys(t *testing.T) {
 	}
 }
 
-// 17: wishes are lifted to ten minutes and cut to what the signer permits.
+// Input 17: a requested lifetime below ten minutes is raised, and a lifetime above the signer's maximum is cut.
 func TestInput17Lifetimes(t *testing.T) {
 	t.Parallel()
 	const year = 365 * 24 * time.Hour
 	seconds := func(n int32) *int32 { return &n }
 	for name, test := range map[string]struct {
 		wish *int32
-		want time.Duration // of the whole validity; below eight hours the backdating comes on top
+		want time.Duration // the whole validity; below eight hours it includes the backdating
 	}{
 		"17 none":                         {nil, year},
 		"17 600":                          {seconds(600), 15 * time.Minute},
@@ -209,7 +208,7 @@ func raw(t testing.TB, value any) asn1.RawValue {
 	return asn1.RawValue{FullBytes: der}
 }
 
-// said is what a PKCS#10 request says (RFC 2986 section 4.1).
+// said holds the content of a PKCS#10 request (RFC 2986 section 4.1).
 type said struct {
 	Version    int
 	Subject    asn1.RawValue
@@ -236,7 +235,7 @@ func encode(t testing.TB, tbs []byte, signedWith asn1.ObjectIdentifier, signatur
 	}{asn1.RawValue{FullBytes: tbs}, algorithm{ID: signedWith}, asn1.BitString{Bytes: signature, BitLength: 8 * len(signature)}}).FullBytes})
 }
 
-// ofKey is a request for a key that only its public half is there of, and so with a signature that is none.
+// ofKey returns a request for a key without its private half, so the signature is invalid.
 func ofKey(t testing.TB, kind asn1.ObjectIdentifier, parameters asn1.RawValue, key []byte) []byte {
 	t.Helper()
 	public := raw(t, struct {

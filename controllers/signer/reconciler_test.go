@@ -46,7 +46,7 @@ func TestReconcileSigns(t *testing.T) {
 			if len(p.written) != 1 {
 				t.Fatalf("%d writes", len(p.written))
 			}
-			want := before.DeepCopy() // the certificate is all that is written
+			want := before.DeepCopy() // only the certificate may differ
 			want.Status.Certificate = p.written[0].Status.Certificate
 			if diff := cmp.Diff(want, p.written[0]); diff != "" {
 				t.Errorf("written (-want +got):\n%s", diff)
@@ -137,7 +137,7 @@ func TestReconcileFails(t *testing.T) {
 		"malformed":     {func(obj *request) { obj.Spec.Request = []byte("nonsense") }, "Malformed", noPEM},
 		"weak key":      {func(obj *request) { obj.Spec.Request = payload(t, nodeRequest(), weakKey()) }, "KeyTooWeak", weak},
 	} {
-		t.Run(name, func(t *testing.T) { // with or without a CA
+		t.Run(name, func(t *testing.T) { // with a CA and without
 			t.Parallel()
 			p := newParts(t, object(t, test.change))
 			want := p.served.DeepCopy()
@@ -243,7 +243,8 @@ func TestReconcileFaults(t *testing.T) {
 	}
 }
 
-// A certificate that is recorded is stored, too, if the manager is told to stop in between: its fate would be unknown.
+// TestReconcileStoresWhenToldToStop checks that a recorded certificate is stored even if the manager stops between.
+// Otherwise its outcome would be unknown.
 func TestReconcileStoresWhenToldToStop(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
@@ -257,7 +258,8 @@ func TestReconcileStoresWhenToldToStop(t *testing.T) {
 	}
 }
 
-// A clock that is an hour off makes no fresh approval too old. Nothing is signed until it is right again.
+// TestReconcileWithASkewedClock checks that a clock that is wrong by an hour does not make a fresh approval too old.
+// Nothing is signed until the clock is right.
 func TestReconcileWithASkewedClock(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -309,7 +311,8 @@ func TestReconcileWithASkewedClock(t *testing.T) {
 	}
 }
 
-// Before the time of the API servers is known, a fresh approval could look too old.
+// TestReconcileWaitsForServerTime checks that nothing is judged before the API servers' time is known, because a fresh
+// approval could look too old.
 func TestReconcileWaitsForServerTime(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))

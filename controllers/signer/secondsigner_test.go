@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 )
 
-// storedBy is an update of status by manager that sets the certificate.
+// storedBy returns a change that records an update of status by manager, with the certificate.
 func storedBy(manager string, fields string) func(*request) {
 	return func(obj *request) {
 		obj.Status.Certificate = []byte("certificate of " + manager)
@@ -31,11 +31,11 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 	const advice = "and this manager signs for example.com/second too: only one of them may; switch that signer off in one, and check the issuer of this certificate"
 	for name, test := range map[string]struct {
 		after  func(*request)
-		led    time.Duration // how long we have led; an hour if zero
+		led    time.Duration // time since the election; zero means an hour
 		before func(*request)
 		signer string
 		dryRun bool
-		want   string // the beginning of an Event, or none
+		want   string // prefix of the Event, or empty
 	}{
 		"kube-controller-manager":                 {after: storedBy("kube-controller-manager", certificate), want: `field manager "kube-controller-manager" has`},
 		"kube-controller-manager, just after":     {after: storedBy("kube-controller-manager", certificate), led: time.Second, want: `field manager "kube-controller-manager" has`},
@@ -85,7 +85,8 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 	}
 }
 
-// A certificate of our own is none of others, however its write ended, and one that took its place is.
+// TestSecondSignerIsNotOurselves checks that this process's certificates are never foreign, however their write ended.
+// A certificate that replaced one of them is.
 func TestSecondSignerIsNotOurselves(t *testing.T) {
 	t.Parallel()
 	for text, test := range map[string]struct {
@@ -150,7 +151,8 @@ func TestSecondSignerIsReadAgainAfterAFault(t *testing.T) {
 	}
 }
 
-// The field manager is named in each write, as the client's user agent may be anything.
+// TestWritesNameTheFieldManager checks that each write names the field manager. The client's user agent could be
+// anything.
 func TestWritesNameTheFieldManager(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t, 365*24*time.Hour)

@@ -23,7 +23,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// A new CA wakes what waits for it: approved requests of the signers that use it, and nothing else.
+// TestANewAuthorityWakesWhatWaits checks that a new CA wakes the approved requests of the signers that use it, and no
+// others.
 func TestANewAuthorityWakesWhatWaits(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
@@ -77,7 +78,7 @@ func TestSetupRefusesASignerWithoutCA(t *testing.T) {
 	}
 }
 
-// TestAnEndedCABlocksEveryRequest is that each request that waits for it is told so.
+// TestAnEndedCABlocksEveryRequest checks that each request that waits for an expired CA reports it.
 func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 	t.Parallel()
 	for _, name := range append(KubernetesSignerNames(), "example.com/custom") {
@@ -101,7 +102,7 @@ func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 	}
 }
 
-// named is an approved request for a node, of a requester.
+// named returns an approved request of requester for node.
 func named(t *testing.T, name, requester, node string) *request {
 	return object(t, template(t, func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:" + node }), func(obj *request) {
 		obj.Name, obj.UID, obj.Spec.Username = name, types.UID("uid-of-"+name), requester
@@ -166,7 +167,7 @@ func TestSignerIndexesWaitingRequestsOnly(t *testing.T) {
 	}
 }
 
-// A signer that says nothing of its profile gets the safe one, whoever set it up.
+// TestFillMakesProfilesSafe checks that a signer without a profile gets the safe default.
 func TestFillMakesProfilesSafe(t *testing.T) {
 	t.Parallel()
 	pair := keypair.New(keypair.Static{})

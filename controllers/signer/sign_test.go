@@ -33,7 +33,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// audited returns parts that sign and keep an audit log, and a function that returns the events in it.
+// audited returns parts that sign and write an audit log, and a function that returns its events.
 func audited(t *testing.T, obj *request) (p *parts, events func() string) {
 	t.Helper()
 	p = newParts(t, obj)
@@ -64,7 +64,7 @@ func audited(t *testing.T, obj *request) (p *parts, events func() string) {
 	}
 }
 
-// certificates returns how many different certificates were written.
+// certificates returns the number of different certificates that were written.
 func (p *parts) certificates() int {
 	different := map[string]bool{}
 	for _, written := range p.written {
@@ -107,7 +107,8 @@ func TestAWriteThatFailsForGoodIsBounded(t *testing.T) {
 	}
 }
 
-// While the API server can't be reached, or refuses the manager and not the request, nothing is given up.
+// TestAnOutageIsNoRefusal checks that no certificate is given up while the API server is unreachable. The same holds
+// while it refuses the manager rather than the request.
 func TestAnOutageIsNoRefusal(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*parts){
@@ -133,7 +134,8 @@ func TestAnOutageIsNoRefusal(t *testing.T) {
 	}
 }
 
-// A certificate is written again only as long as the same one would be issued.
+// TestACertificateIsGivenUpWhenSomethingChanges checks that a certificate is written again only while the same
+// certificate would be issued.
 func TestACertificateIsGivenUpWhenSomethingChanges(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -221,13 +223,13 @@ func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
 	}
 }
 
-// A Failed condition whose write had no answer is told all the same, once.
+// TestALostAnswerAboutAFailure checks that a Failed condition is reported once, even if its write had no answer.
 func TestALostAnswerAboutAFailure(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
 	for name, test := range map[string]struct {
 		live  func(p *parts, now *request) error
-		fails bool // at first
+		fails bool // the first time
 	}{
 		"stored":            {live: func(p *parts, now *request) error { *now = *p.written[0]; return nil }},
 		"seen by the watch": {live: func(*parts, *request) error { return down }, fails: true},
@@ -250,7 +252,7 @@ func TestALostAnswerAboutAFailure(t *testing.T) {
 	}
 }
 
-// liveFunc is an API server that is asked for one request.
+// liveFunc answers the API server's read of a request.
 type liveFunc func(*request) error
 
 func (f liveFunc) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
@@ -261,16 +263,17 @@ func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) e
 	return errors.New("list")
 }
 
-// Whatever a write answers, the records say what became of the certificate; only where nobody can know do they say so.
+// TestEndOfACertificate checks that the audit log has the outcome of every certificate, whatever the write answered.
+// Only an outcome that cannot be known is recorded as uncertain.
 func TestEndOfACertificate(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
 	conflict := apierrors.NewConflict(requests, "csr-1", down)
 	for name, test := range map[string]struct {
 		write error
-		live  func(p *parts, now *request) error // not asked when nil
-		want  audit.Event                        // none when empty: it was stored as usual
-		fails bool                               // and is tried again
+		live  func(p *parts, now *request) error // nil means that no read is expected
+		want  audit.Event                        // empty means stored at once
+		fails bool                               // and the request is retried
 	}{
 		"stored": {},
 		"conflict, changed": {write: conflict, live: func(p *parts, now *request) error {
@@ -351,14 +354,14 @@ func TestEndOfACertificate(t *testing.T) {
 	}
 }
 
-// certificateSHA256 is the digest of the certificate of obj.
+// certificateSHA256 returns the digest of the certificate in obj.
 func certificateSHA256(obj *request) string {
 	block, _ := pem.Decode(obj.Status.Certificate)
 	sum := sha256.Sum256(block.Bytes)
 	return hex.EncodeToString(sum[:])
 }
 
-// twoRecords reads the first two records of an audit log, of which the second may be missing.
+// twoRecords reads the first two records of an audit log. The second may be missing.
 func twoRecords(t *testing.T, file string) (first, second audit.Record) {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -376,8 +379,8 @@ func twoRecords(t *testing.T, file string) (first, second audit.Record) {
 	return first, second
 }
 
-// TestAMismatchIsNeverStored takes the rules for requests of a signer away, as a fault in them would: the finished
-// certificate is discarded, counted, recorded and told, and nothing is written.
+// TestAMismatchIsNeverStored removes a signer's rules for requests, like a defect in them. The finished certificate
+// must be discarded, counted, recorded and reported, and nothing may be written.
 func TestAMismatchIsNeverStored(t *testing.T) {
 	const name = "example.com/custom"
 	p := newParts(t, object(t, signerName(name), usages("client auth"), template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })))
@@ -435,7 +438,7 @@ func counted(t *testing.T, counter, signerName string) (value float64) {
 	return value
 }
 
-// TestEachSignerHasContents: what a signer may be asked for is what its certificates may contain.
+// TestEachSignerHasContents checks that certificates may contain exactly what each signer may be asked for.
 func TestEachSignerHasContents(t *testing.T) {
 	t.Parallel()
 	r := newParts(t, object(t)).reconciler
@@ -449,7 +452,7 @@ func TestEachSignerHasContents(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*x509.CertificateRequest)
 		usages []certificatesv1.KeyUsage
-		want   string // of what issuing ends with
+		want   string // part of the error
 	}{
 		"kubernetes.io/kube-apiserver-client": {func(r *x509.CertificateRequest) {
 			r.Subject.CommonName = "admin"
@@ -472,8 +475,8 @@ func TestEachSignerHasContents(t *testing.T) {
 	}
 }
 
-// TestIssuedLifetimeIsWhatOthersGetToo follows the gauge that alerts compare with: a CA that ends soon shortens it, a
-// requester's own wish does not. It runs alone, as the gauge is one for all tests.
+// TestIssuedLifetimeIsWhatOthersGetToo checks the gauge that alerts use. A CA that ends soon shortens it; a
+// requester's own lifetime does not. The test is not parallel, because all tests share the gauge.
 func TestIssuedLifetimeIsWhatOthersGetToo(t *testing.T) {
 	lifetime := func(ca time.Duration, change ...func(*request)) time.Duration {
 		t.Helper()
@@ -504,14 +507,15 @@ func TestIssuedLifetimeIsWhatOthersGetToo(t *testing.T) {
 
 const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
 
-// ledgerFunc is a Ledger.
+// ledgerFunc implements Ledger.
 type ledgerFunc func(keyID, signerName string, notAfter time.Time) error
 
 func (f ledgerFunc) Cover(_ context.Context, keyID, signerName string, notAfter time.Time) error {
 	return f(keyID, signerName, notAfter)
 }
 
-// guardedParts sign with a CA that ends after lifetime, as the permit that change makes says, and note it with cover.
+// guardedParts returns parts with a CA that ends after lifetime. The permit is changed by change, and cover is the
+// ledger.
 func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change ...func(*keypair.Ring)) *parts {
 	t.Helper()
 	p := newParts(t, object(t))
@@ -542,7 +546,7 @@ func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change
 	return p
 }
 
-// TestCoveredBeforeItIsSigned: what the ledger is told is what is issued, and it is told before.
+// TestCoveredBeforeItIsSigned checks that the ledger records the same end as the certificate, and records it first.
 func TestCoveredBeforeItIsSigned(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -584,7 +588,7 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 	}
 }
 
-// TestNothingIsSignedThatIsNotCovered: it is tried again, and told once.
+// TestNothingIsSignedThatIsNotCovered checks that a failed ledger write is retried and reported once.
 func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -613,7 +617,7 @@ func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 	}
 }
 
-// TestNotProven: a request of a signer that the permit does not name waits, and no ledger is asked.
+// TestNotProven checks that a request waits if the permit does not name its signer. The ledger is not asked.
 func TestNotProven(t *testing.T) {
 	t.Parallel()
 	p := guardedParts(t, 24*time.Hour, func(string, string, time.Time) error { t.Error("asked"); return nil },
@@ -627,7 +631,8 @@ func TestNotProven(t *testing.T) {
 	}
 }
 
-// TestWithoutRotationNothingIsNoted: the fake client of parts fails the test for any write but the certificate's.
+// TestWithoutRotationNothingIsNoted checks that without rotation only the certificate is written. The fake client
+// fails the test for any other write.
 func TestWithoutRotationNothingIsNoted(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))

@@ -34,8 +34,8 @@ func allowedNames(t *testing.T, entries ...string) ca.AllowedNames {
 	return must(ca.NewAllowedNames(entries))
 }
 
-// TestCheckTrust is the whole table of what a custom signer does by trust: s is signed, w waits, and a letter for the
-// reason of a failure.
+// TestCheckTrust checks the rules of a custom signer for each state of trust. In want, s means signed, w waits, and
+// another letter is the reason of a failure.
 func TestCheckTrust(t *testing.T) {
 	t.Parallel()
 	const custom = "example.com/custom"
@@ -55,7 +55,7 @@ func TestCheckTrust(t *testing.T) {
 		signer Signer
 		name   string
 		change []func(*request)
-		want   string // while trust is unknown, where it is trusted, and where it is not
+		want   string // three letters: trust unknown, trusted, not trusted
 	}{
 		"no extended usage":                       {change: about(plain, "", "digital signature"), want: "wUU"},
 		"no extended usage, configured":           {signer: Signer{AllowNoExtKeyUsage: true}, change: about(plain, "", "digital signature"), want: "wUs"},
@@ -119,8 +119,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// TestTrustIsOfOneCA keeps an answer for the CA that was asked about, while API servers are silent for a while, and
-// wakes what waits when the answer changes.
+// TestTrustIsOfOneCA checks that an answer counts only for the CA that was asked about. It stays while API servers are
+// silent for a while. A changed answer wakes waiting requests.
 func TestTrustIsOfOneCA(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair()
@@ -162,13 +162,13 @@ func TestTrustIsOfOneCA(t *testing.T) {
 	if got := cache.of(pair, must(pair.Authority(now))); got.Trust != probe.Unknown {
 		t.Errorf("a CA that nobody was asked about is %s", got.Trust)
 	}
-	cache.note(pair, authority, yes, frontProxy{}, nil, now) // an answer that comes late
+	cache.note(pair, authority, yes, frontProxy{}, nil, now) // a late answer
 	if got := cache.of(pair, must(pair.Authority(now))); got.Trust != probe.Unknown {
 		t.Errorf("a CA that nobody was asked about is %s by the answer about another one", got.Trust)
 	}
 }
 
-// TestWhatHasNoAnswerWaits judges as a manager does before API servers have answered, and after.
+// TestWhatHasNoAnswerWaits judges a request before and after API servers have answered.
 func TestWhatHasNoAnswerWaits(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t, signerName("example.com/custom"), usages("client auth"), template(t, func(r *x509.CertificateRequest) {
@@ -192,7 +192,8 @@ func TestWhatHasNoAnswerWaits(t *testing.T) {
 	}
 }
 
-// TestTargets asks the API server that the manager talks to, and those that are named; without endpoints nobody else.
+// TestTargets checks that the manager's API server and the configured ones are asked. Without endpoints there are no
+// others.
 func TestTargets(t *testing.T) {
 	t.Parallel()
 	asker := &trustAsker{cluster: &rest.Config{Host: "https://lb.test"}, live: fake.NewClientBuilder().Build()}
@@ -205,8 +206,8 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestTargetsThatRestart asks an API server that refuses connections beside others, as its silence is no answer. If
-// all that are published refuse them, they are no ways to API servers.
+// TestTargetsThatRestart checks that an API server that refuses connections is asked if others accept them. If all
+// addresses refuse connections, none is asked.
 func TestTargetsThatRestart(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -239,7 +240,7 @@ func TestTargetsThatRestart(t *testing.T) {
 	}
 }
 
-// crossSigned returns a certificate of cert's name and key, that by has issued.
+// crossSigned returns a certificate with cert's name and key, issued by by.
 func crossSigned(t *testing.T, cert *x509.Certificate, by root, subject pkix.Name) []byte {
 	t.Helper()
 	issuerBlock, _ := pem.Decode(by.cert)
@@ -274,7 +275,7 @@ func TestReadFrontProxy(t *testing.T) {
 	below := load(crossSigned(t, strange.Certificate(), proxies, pkix.Name{CommonName: "below"}), other.key)
 	for name, test := range map[string]struct {
 		authority *ca.Authority
-		data      map[string]string // nil is no ConfigMap
+		data      map[string]string // nil means no ConfigMap
 		want      string
 	}{
 		"no ConfigMap":            {authority: copied, want: "other"},
@@ -306,8 +307,7 @@ func TestReadFrontProxy(t *testing.T) {
 	}
 }
 
-// TestFrontProxyRules has what a custom signer does on a CA that API servers accept for front proxies, though they
-// answer 401 to its client certificates.
+// TestFrontProxyRules checks a custom signer with a CA that API servers accept for front proxies but not for clients.
 func TestFrontProxyRules(t *testing.T) {
 	t.Parallel()
 	proxy, user := pkix.Name{CommonName: "front-proxy-client"}, pkix.Name{CommonName: "alice"}
@@ -352,8 +352,8 @@ func TestFrontProxyRules(t *testing.T) {
 	}
 }
 
-// TestFrontProxyIsOfOneCA keeps an answer for its CA, also when it can't be read any more. A right that is missing is
-// no answer either: an API server that has just started forbids what it will permit.
+// TestFrontProxyIsOfOneCA checks that an answer counts only for its CA, and stays if a later read fails. A missing
+// right is no answer: an API server that has just started may forbid what it will permit.
 func TestFrontProxyIsOfOneCA(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair()

@@ -1,5 +1,5 @@
-// Package surface_test proves what importing the library does: it registers metrics, once, and nothing else. It imports
-// no test environment, which would bring flags of its own.
+// Package surface_test checks that importing the library registers metrics, once, and does nothing else. It imports no
+// test environment, because that would register flags.
 package surface_test
 
 import (
@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	_ "github.com/csr-controller-manager/csr-controller-manager/controllers" // what is tested: its import
+	_ "github.com/csr-controller-manager/csr-controller-manager/controllers" // the import is under test
 )
 
 var atStart struct {
@@ -71,8 +71,8 @@ func TestImportRegistersMetrics(t *testing.T) {
 		"csr_block_list_nodes":                       nil,
 		"csr_block_list_problems":                    nil,
 	} {
-		// A second one of that name and with another text is refused; that ours came once, not twice, the import proves
-		// by not panicking.
+		// The registry refuses a second metric with the same name and another help text. If the library had registered its
+		// own twice, the import would have panicked.
 		err := metrics.Registry.Register(prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: "another"}, labels))
 		if err == nil {
 			t.Errorf("%s is not registered", name)
