@@ -319,12 +319,12 @@ func machineSource(options machine.Options, kubeconfig string) approver.SourceBu
 		if kubeconfig != "" {
 			var err error
 			if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-				return nil, fmt.Errorf("--inventory-kubeconfig: %w", err)
+				return nil, fmt.Errorf("load --inventory-kubeconfig: %w", err)
 			}
 		}
 		source, err := machine.New(cluster, options, mgr.GetLogger().WithName("inventory"))
 		if err != nil {
-			return nil, fmt.Errorf("inventory of machines: %w", err)
+			return nil, fmt.Errorf("set up machine inventory: %w", err)
 		}
 		source.Changed, source.Freed = changed, freed
 		return source, mgr.Add(source)
@@ -336,7 +336,7 @@ func staticSource(rows []static.Row) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
 		source, err := static.New(rows)
 		if err != nil {
-			return nil, fmt.Errorf("static inventory: %w", err)
+			return nil, fmt.Errorf("set up static inventory: %w", err)
 		}
 		return source, nil
 	}
@@ -349,7 +349,7 @@ func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 	) (inventory.Source, error) {
 		source, err := static.NewConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
 		if err != nil {
-			return nil, fmt.Errorf("static inventory: %w", err)
+			return nil, fmt.Errorf("set up static inventory: %w", err)
 		}
 		source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
 		return source, mgr.Add(source)
@@ -362,7 +362,7 @@ func webhookSource(options webhook.Options) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
 		source, err := webhook.New(options)
 		if err != nil {
-			return nil, fmt.Errorf("inventory by webhook: %w", err)
+			return nil, fmt.Errorf("set up webhook inventory: %w", err)
 		}
 		return source, nil
 	}

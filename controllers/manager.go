@@ -98,7 +98,7 @@ const (
 // configures leader election, metrics and probes on mgr.
 func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if o.Approver == nil && o.Signer == nil && o.Cleaner == nil && o.Rotation == nil {
-		return errors.New("no controller to run")
+		return errors.New("no controller is set in Options: set at least one")
 	}
 	serverTime, err := o.serverTime(mgr)
 	if err != nil {

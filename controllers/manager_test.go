@@ -15,7 +15,7 @@ import (
 
 func TestSetupOfNothing(t *testing.T) {
 	t.Parallel()
-	if err := (Options{}).SetupWithManager(nil); err == nil || err.Error() != "no controller to run" {
+	if err := (Options{}).SetupWithManager(nil); err == nil || err.Error() != "no controller is set in Options: set at least one" {
 		t.Errorf("error %v", err)
 	}
 }

@@ -97,10 +97,10 @@ type requestsSource struct {
 
 var requests = &requestsCollector{
 	count: prometheus.NewDesc("csr_requests",
-		"CertificateSigningRequests by state; Approved are those that are not issued yet. Every replica reports them.",
+		"CertificateSigningRequests by state. Approved requests are not issued yet. Every replica reports all of them.",
 		[]string{"signer", "state"}, nil),
 	oldest: prometheus.NewDesc("csr_requests_oldest_seconds",
-		"Age of the oldest CertificateSigningRequest in that state, since its creation; 0 when there is none.",
+		"Age of the oldest CertificateSigningRequest in that state, since its creation; 0 if there is none.",
 		[]string{"signer", "state"}, nil),
 	managers: map[*requestsSource]context.Context{},
 }

@@ -50,12 +50,12 @@ const (
 var (
 	checkResult = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_check_result",
-		Help: "Whether the manager's ground is as it must be: 1 for the present result of a check, 0 for the others.",
+		Help: "Result of each self-check: 1 for the current result, 0 for the other results.",
 	}, []string{"check", "result"})
 
 	checkLastRun = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_check_last_run_timestamp_seconds",
-		Help: "When a check was last made, in seconds since 1970.",
+		Help: "Time of the last self-check, in seconds since 1970.",
 	})
 )
 
@@ -227,7 +227,7 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 // tell logs results that changed since the last run. The first run logs every result that is not OK.
 func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Result) {
 	if task.last == nil {
-		s.log.Info("Self-check made", "check", task.name, "result", worst, "questions", len(results))
+		s.log.Info("Self-check completed", "check", task.name, "result", worst, "questions", len(results))
 	}
 	last := make(map[string]check.Status, len(results))
 	for _, result := range results {
@@ -246,7 +246,7 @@ func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Re
 		case check.OK:
 			s.log.Info("Self-check passes again", details[:8]...)
 		case check.Unknown:
-			s.log.Info("Self-check could not be made", details...)
+			s.log.Info("Self-check could not complete", details...)
 		}
 	}
 	task.last = last
@@ -290,7 +290,7 @@ func (s *selfCheck) ready(*http.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.asked {
-		return errors.New("not asked yet")
+		return errors.New("the manager's rights are not checked yet")
 	}
 	return s.missing
 }

@@ -140,7 +140,7 @@ func TestSelfCheckTells(t *testing.T) {
 			t.Fatalf("nothing is logged, want %q", want)
 		}
 	}
-	next("Self-check made", `"result"="failed"`)
+	next("Self-check completed", `"result"="failed"`)
 	next("Self-check failed", `"subject"="it"`, `"evidence"="seen"`)
 	is := func(result string) {
 		t.Helper()
@@ -159,7 +159,7 @@ func TestSelfCheckTells(t *testing.T) {
 	b.ran(one, 2)
 	one.status.Store(check.Unknown)
 	b.step(time.Second)
-	next("Self-check could not be made")
+	next("Self-check could not complete")
 	is("unknown")
 	one.status.Store(check.OK)
 	b.step(time.Second)

@@ -109,9 +109,9 @@ func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 		return fmt.Errorf("the API server does not accept the certificate for %q: %s: %w",
 			user, whyRefused(cfg.CertData), err)
 	case err != nil:
-		return fmt.Errorf("ask the API server who %q is: %w", user, err)
+		return fmt.Errorf("authenticate to the API server as %q: %w", user, err)
 	case review.Status.UserInfo.Username != user:
-		return fmt.Errorf("the API server takes the certificate for %q as %q's", user, review.Status.UserInfo.Username)
+		return fmt.Errorf("the API server authenticates the certificate for %q as %q", user, review.Status.UserInfo.Username)
 	}
 	return nil
 }
@@ -121,8 +121,8 @@ func whyRefused(certificate []byte) string {
 	certs, err := ca.ParseCertificates(certificate)
 	now := time.Now()
 	if err == nil && len(certs) > 0 && (now.Before(certs[0].NotBefore) || now.After(certs[0].NotAfter)) {
-		return fmt.Sprintf("it is valid from %s to %s by the Clock in Options, and the API server goes by the real time",
+		return fmt.Sprintf("it is valid from %s to %s by the Clock in Options, but the API server uses the real time",
 			certs[0].NotBefore.Format(time.RFC3339), certs[0].NotAfter.Format(time.RFC3339))
 	}
-	return "call csrenv.Prepare before the environment starts, and give the CA that it returns to Start"
+	return "call csrenv.Prepare before the environment starts, and pass its CA to Start"
 }

@@ -114,5 +114,5 @@ func TestACertificateOfTheFutureIsExplained(t *testing.T) {
 		Retention: csr.Retention{Approved: 1000 * time.Hour}})
 	_, err := env.ConfigFor(t.Context(), "dave")
 	contains(t, err, `the API server does not accept the certificate for "dave": it is valid from `)
-	contains(t, err, "by the Clock in Options, and the API server goes by the real time")
+	contains(t, err, "by the Clock in Options, but the API server uses the real time")
 }

@@ -88,7 +88,7 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	}
 	// If the user of cfg lacks this right, a manager would retry for minutes. This read fails at once.
 	if err := admin.List(ctx, &certificatesv1.CertificateSigningRequestList{}, client.Limit(1)); err != nil {
-		return nil, fmt.Errorf("list requests, as the administrator that csrenv needs: %w", err)
+		return nil, fmt.Errorf("list requests: %w; csrenv needs the rest.Config of an administrator", err)
 	}
 	if !opts.SkipRBAC {
 		if err := grantKubelets(ctx, admin); err != nil {
@@ -119,7 +119,7 @@ func (e *Env) await(ctx context.Context, synced func(context.Context) bool) erro
 		e.stopped <- err
 		e.stop()
 		<-done
-		return errors.Join(errors.New("the manager ended before it worked"), err)
+		return errors.Join(errors.New("the manager stopped before its cache was synced"), err)
 	}
 }
 

@@ -171,7 +171,7 @@ func TestConfigForSaysWhatIsWrong(t *testing.T) {
 		"subject that the profile forbids": {options: csrenv.Options{Profile: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=al*"}}},
 			want: "Failed: SubjectNotPermitted: "},
 		"CA that the API server does not trust": {options: csrenv.Options{CA: mine},
-			want: `the API server does not accept the certificate for "alice": call csrenv.Prepare before the environment starts, and give the CA that it returns to Start`},
+			want: `the API server does not accept the certificate for "alice": call csrenv.Prepare before the environment starts, and pass its CA to Start`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			env, ctx := start(t, test.options), t.Context()

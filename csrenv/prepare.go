@@ -54,7 +54,7 @@ func (c *CA) check(by clock.PassiveClock) error {
 func Prepare(env *envtest.Environment) (*CA, error) {
 	apiServer := env.ControlPlane.GetAPIServer()
 	if apiServer.Authn != nil {
-		return nil, errors.New("the environment has been started, or has an Authn of its own: call Prepare before")
+		return nil, errors.New("the environment is started or has its own Authn: call Prepare first, and set no Authn")
 	}
 	signing, err := NewCA()
 	if err != nil {

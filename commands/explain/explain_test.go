@@ -101,8 +101,8 @@ func hookRequest(t testing.TB) []func(*request) {
 func otherScenarios(t testing.TB) map[string]scenario {
 	end := explainNow.AddDate(1, 0, 0).Add(-6 * time.Minute)
 	caEnd := explainNow.AddDate(10, 0, 0)
-	const unlisted = `usages ["digital signature" "server auth"] are a server's, and API servers trust the CA of signer example.com/hook for clients: ` +
-		"it serves no server unless its allowedNames list the names"
+	const unlisted = `usages ["digital signature" "server auth"] are for servers, but API servers trust the CA of signer example.com/hook for clients: ` +
+		"list the permitted names in the signer's allowedNames"
 	all := map[string]scenario{
 		"failed-by-trust": {args: []string{"--config=testdata/custom.yaml"}, obj: explainRequest(t, append(hookRequest(t),
 			withCondition(certificatesv1.CertificateFailed, "NameNotPermitted", unlisted, time.Minute))...)},
@@ -196,16 +196,16 @@ func refusedEvent() client.Object {
 	return &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"}, InvolvedObject: corev1.ObjectReference{UID: "uid-1"},
 		Type: "Warning", Reason: "NotAuthorized", ReportingController: "csr-approver", EventTime: metav1.NewMicroTime(explainNow.Add(-time.Minute)),
-		Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers" "system:authenticated"] asks for subject ` +
+		Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers" "system:authenticated"] requests subject ` +
 			`"CN=system:node:a,O=system:nodes" but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-			"if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute",
+			"if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute",
 	}
 }
 
 func unnotedEvent() client.Object {
 	event := refusedEvent().(*corev1.Event)
 	event.Reason, event.ReportingController = "LedgerUnavailable", "csr-signer"
-	event.Message = "nothing is signed that the ledger of the CA does not know of: note what is to be issued: no route"
+	event.Message = "the certificate is not signed, because the CA's ledger cannot record it: note what is to be issued: no route"
 	return event
 }
 

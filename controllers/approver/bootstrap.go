@@ -119,14 +119,14 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 	switch {
 	case facts.unavailable != "":
 		return refuseBootstrap(verdict.Wait, "InventoryUnavailable",
-			"whether node %q may join can't be found out: %s", nodeOf(req), facts.unavailable)
+			"it is unknown whether node %q may join: %s", nodeOf(req), facts.unavailable)
 	case facts.node == nodeAlive:
 		return refuseBootstrap(verdict.Wait, "NodeAlive",
-			"node %q is alive: its lease is being renewed, and it renews its certificate itself", nodeOf(req))
+			"node %q is alive: its Lease is being renewed, and its kubelet renews the certificate itself", nodeOf(req))
 	case facts.node == nodeUnknown:
 		return refuseBootstrap(verdict.Wait, "NodeAlive",
-			"Node %q exists, or its lease does, and it is not known to be dead: "+
-				"its lease must be seen standing still for a minute while others move", nodeOf(req))
+			"node %q may be alive, because its Node or its Lease exists: "+
+				"its Lease must stay unchanged for one minute while other Leases are renewed", nodeOf(req))
 	}
 	if decision := p.checkExpected(req, facts.entry); decision.Reason != "" {
 		return decision
@@ -136,7 +136,7 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 	}
 	if facts.gone != "" {
 		return refuseBootstrap(verdict.Wait, "NotAuthorized",
-			"user %q, who asks for node %q, is gone: %s", userOf(req), nodeOf(req), facts.gone)
+			"user %q, which requests node %q, no longer exists: %s", userOf(req), nodeOf(req), facts.gone)
 	}
 	return Decision{}
 }
@@ -146,19 +146,20 @@ func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decis
 	binding := bindingOf(req)
 	switch {
 	case req.NodeName() == "":
-		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "the subject %q names no node", req.SubjectText())
+		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "subject %q has no node name", req.SubjectText())
 	case binding == boundToAnother:
 		return boundElsewhere(req)
 	case p.TokenBinding && binding != boundToNode:
 		return refuseBootstrap(verdict.Ignore, "NotAuthorized",
-			"user %q is not bound to node %q, and approval.nodeClient.requireTokenBinding is on: "+
-				"only a token with the group %s may ask for it", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
+			"user %q is not bound to node %q: approval.nodeClient.requireTokenBinding permits only a token "+
+				"with the group %s", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 	case len(p.Users) > 0 && !slices.Contains(p.Users, req.Requester.Username):
 		return refuseBootstrap(verdict.Ignore, "NotAuthorized",
-			"user %q is none of those who may bootstrap nodes: %q", userOf(req), csr.ShortenAll(p.Users))
+			"user %q may not bootstrap nodes: only users %q may", userOf(req), csr.ShortenAll(p.Users))
 	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
 		return refuseBootstrap(verdict.Ignore, "RequestTooOld",
-			"the request is older than %s: its kubelet has given up on it and asks anew", p.MaxRequestAge)
+			"the request is older than approval.nodeClient.maxRequestAge, %s: its kubelet no longer waits for it",
+			p.MaxRequestAge)
 	}
 	return Decision{}
 }
@@ -170,13 +171,13 @@ func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry)
 		return Decision{}
 	case entry == nil:
 		return refuseBootstrap(verdict.Wait, "NotExpected",
-			"no source of approval.inventory expects node %q", nodeOf(req))
+			"no source of approval.inventory expects node %q: add the node to a source", nodeOf(req))
 	case entry.Leaving:
 		return refuseBootstrap(verdict.Wait, "NotExpected",
 			"%s of node %q is being deleted", entry.Source, nodeOf(req))
 	case entry.Bound != "" && entry.Bound != req.NodeName():
 		return refuseBootstrap(verdict.Wait, "MachineBound",
-			"%s has become node %q, not %q", entry.Source, csr.Shorten(entry.Bound), nodeOf(req))
+			"%s is already node %q, so it cannot become node %q", entry.Source, csr.Shorten(entry.Bound), nodeOf(req))
 	}
 	return Decision{}
 }
@@ -187,13 +188,13 @@ func (p BootstrapPolicy) checkReturn(req *csr.Request, facts *bootstrapFacts) De
 	switch {
 	case facts.node == nodeDead && !p.Rejoin:
 		return refuseBootstrap(verdict.Wait, "MachineBound",
-			"Node %q is dead but exists: delete it if its machine is to join anew, "+
-				"or switch on approval.nodeClient.rejoin", nodeOf(req))
+			"Node %q is dead but still exists: delete it to let its machine join again, "+
+				"or enable approval.nodeClient.rejoin", nodeOf(req))
 	case !p.Expected:
 		return Decision{}
 	case comesBack && !p.Rejoin:
 		return refuseBootstrap(verdict.Wait, "MachineBound",
-			"%s has been node %q before, and approval.nodeClient.rejoin is off", facts.entry.Source, nodeOf(req))
+			"%s was node %q before: enable approval.nodeClient.rejoin to let it join again", facts.entry.Source, nodeOf(req))
 	case comesBack, facts.entry.AnyTime:
 		return Decision{}
 	}
@@ -208,14 +209,14 @@ func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
 		return Decision{}
 	case machine.Created.IsZero():
 		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
-			"%s does not say since when it is there, so that node %q may not join yet", machine.Source, nodeOf(req))
+			"%s has no creation time yet, which the join window of node %q starts from", machine.Source, nodeOf(req))
 	case early > w.Before:
 		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
-			"node %q asks %s before %s was created, and may at most %s before",
+			"node %q made its request %s before %s was created: approval.nodeClient.joinWindow permits %s before",
 			nodeOf(req), early.Round(time.Second), machine.Source, w.Before)
 	case late > w.After:
 		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
-			"node %q asks %s after %s was created, and may at most %s after",
+			"node %q made its request %s after %s was created: approval.nodeClient.joinWindow permits %s after",
 			nodeOf(req), late.Round(time.Second), machine.Source, w.After)
 	}
 	return Decision{}
@@ -225,7 +226,7 @@ func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
 // subject of a request change.
 func boundElsewhere(req *csr.Request) Decision {
 	return refuseBootstrap(verdict.Deny, "NotAuthorized",
-		"user %q is bound to another node than %q, which it asks for and whose group is %s",
+		"user %q is bound to another node than %q: only a token with the group %s may request this node",
 		userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 }
 
@@ -233,7 +234,7 @@ func boundElsewhere(req *csr.Request) Decision {
 func refuseBootstrap(v verdict.Verdict, reason, format string, args ...any) Decision {
 	advice := "; a new request is needed"
 	if v == verdict.Wait {
-		advice = "; looked at again when that changes, as long as the request is young enough"
+		advice = "; the request is checked again when this changes, unless it is too old by then"
 	}
 	return Decision{Result: v.Because(reason, format+advice, args...)}
 }

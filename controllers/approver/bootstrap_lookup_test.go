@@ -48,12 +48,12 @@ func TestConfirm(t *testing.T) {
 		want    string // reason and part of the message; empty means that it passes
 	}{
 		"no Node, and the token is there":      {cached: nodeNone, who: by(token, ""), objects: []client.Object{good}},
-		"a Node that the cache does not have":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}, want: "NodeAlive not known to be dead"},
+		"a Node that the cache does not have":  {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}, want: "NodeAlive may be alive"},
 		"a dead lease without a Node":          {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now)}},
-		"one that has moved unseen":            {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
-		"a kubelet that lives on":              {cached: nodeNone, unseen: true, who: by(token, ""), objects: []client.Object{good, lease(now)}, want: "NodeAlive not known to be dead"},
+		"one that has moved unseen":            {cached: nodeNone, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive may be alive"},
+		"a kubelet that lives on":              {cached: nodeNone, unseen: true, who: by(token, ""), objects: []client.Object{good, lease(now)}, want: "NodeAlive may be alive"},
 		"a lease that has stood still":         {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now)}},
-		"a lease that has moved unseen":        {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive not known to be dead"},
+		"a lease that has moved unseen":        {cached: nodeDead, who: by(token, ""), objects: []client.Object{good, lease(now.Add(time.Second))}, want: "NodeAlive may be alive"},
 		"a lease that is gone":                 {cached: nodeDead, who: by(token, ""), objects: []client.Object{good}, want: "InventoryUnavailable lease of a"},
 		"the token is gone":                    {cached: nodeNone, who: by(token, ""), objects: []client.Object{info("kubeconfig", "jws-kubeconfig-ghijkl")}, want: "NotAuthorized revoked"},
 		"a token of no name":                   {cached: nodeNone, who: by("system:bootstrap:", ""), objects: []client.Object{info("kubeconfig", "jws-kubeconfig-ghijkl")}, want: "NotAuthorized revoked"},

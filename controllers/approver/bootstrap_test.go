@@ -47,7 +47,7 @@ func TestBootstrap(t *testing.T) {
 			}
 		}
 	}
-	const pass, dead = "", "Node \"a\" is dead but exists"
+	const pass, dead = "", "Node \"a\" is dead but still exists"
 	for name, test := range map[string]struct {
 		change joinChange
 		want   string // verdict, reason and part of the message
@@ -55,28 +55,28 @@ func TestBootstrap(t *testing.T) {
 		"the smallest": {func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) {}, pass},
 		"no name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Cert.Subject.CommonName = "system:node:"
-		}, "Deny ShapeMismatch names no node"},
+		}, "Deny ShapeMismatch has no node name"},
 		"not expected":                 {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry = nil }, `Wait NotExpected no source of approval.inventory expects node "a"`},
 		"the machine is being deleted": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Leaving = true }, "Wait NotExpected Machine default/a of node \"a\" is being deleted"},
 		"a source that can't say":      {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.unavailable = "timeout" }, "Wait InventoryUnavailable timeout"},
 		"the Node is alive":            {node(nodeAlive, false), `Wait NodeAlive node "a" is alive`},
 		"alive, and it may rejoin":     {node(nodeAlive, true), "Wait NodeAlive is alive"},
-		"not known to be dead":         {node(nodeUnknown, false), "Wait NodeAlive is not known to be dead"},
-		"nor if it may rejoin":         {node(nodeUnknown, true), "Wait NodeAlive is not known to be dead"},
+		"not known to be dead":         {node(nodeUnknown, false), "Wait NodeAlive may be alive"},
+		"nor if it may rejoin":         {node(nodeUnknown, true), "Wait NodeAlive may be alive"},
 		"dead":                         {node(nodeDead, false), "Wait MachineBound " + dead},
 		"dead, and it may rejoin":      {node(nodeDead, true), pass},
 		"dead and not expected any more": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			f.node, p.Rejoin, f.entry = nodeDead, true, nil
 		}, "Wait NotExpected no source"},
-		"has become another node":       {bound("b", false), `Wait MachineBound Machine default/a has become node "b", not "a"`},
-		"another one, and may rejoin":   {bound("b", true), "Wait MachineBound has become node"},
-		"has been this node":            {bound("a", false), `Wait MachineBound Machine default/a has been node "a" before`},
+		"has become another node":       {bound("b", false), `Wait MachineBound Machine default/a is already node "b", so it cannot become node "a"`},
+		"another one, and may rejoin":   {bound("b", true), "Wait MachineBound is already node"},
+		"has been this node":            {bound("a", false), `Wait MachineBound Machine default/a was node "a" before`},
 		"has been this node and may be": {bound("a", true), pass},
 		"inside, at the beginning":      {created(-10 * time.Second), pass},
 		"inside, at the end":            {created(2 * time.Hour), pass},
-		"early":                         {created(-11 * time.Second), `Wait OutsideJoinWindow node "a" asks 11s before Machine default/a was created, and may at most 10s before`},
-		"late":                          {created(2*time.Hour + time.Second), `Wait OutsideJoinWindow node "a" asks 2h0m1s after Machine default/a was created, and may at most 2h0m0s after`},
-		"since when is not said":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = time.Time{} }, "Wait OutsideJoinWindow Machine default/a does not say since when"},
+		"early":                         {created(-11 * time.Second), `Wait OutsideJoinWindow node "a" made its request 11s before Machine default/a was created: approval.nodeClient.joinWindow permits 10s before`},
+		"late":                          {created(2*time.Hour + time.Second), `Wait OutsideJoinWindow node "a" made its request 2h0m1s after Machine default/a was created: approval.nodeClient.joinWindow permits 2h0m0s after`},
+		"since when is not said":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = time.Time{} }, "Wait OutsideJoinWindow Machine default/a has no creation time yet"},
 		"expected at any time": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			f.entry.Created, f.entry.AnyTime = time.Time{}, true
 		}, pass},
@@ -87,17 +87,17 @@ func TestBootstrap(t *testing.T) {
 			f.node, p.Rejoin, f.entry.Created = nodeDead, true, now.AddDate(-1, 0, 0)
 		}, pass},
 		"just young enough": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15 * time.Minute }, pass},
-		"too old":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15*time.Minute + 1 }, "Ignore RequestTooOld older than 15m0s"},
+		"too old":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15*time.Minute + 1 }, "Ignore RequestTooOld older than approval.nodeClient.maxRequestAge, 15m0s"},
 		"too old, whatever else": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			*f = bootstrapFacts{age: time.Hour, unavailable: "x"}
 		}, "Ignore RequestTooOld older than"},
 		"another user": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Requester.Username = "system:node:a"
-		}, `Ignore NotAuthorized user "system:node:a" is none of those who may bootstrap nodes: ["system:bootstrap:abcdef"]`},
+		}, `Ignore NotAuthorized user "system:node:a" may not bootstrap nodes: only users ["system:bootstrap:abcdef"]`},
 		"any user": {func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Requester.Username, p.Users = "x", nil
 		}, pass},
-		"gone":                {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.gone = "revoked" }, `Wait NotAuthorized user "system:bootstrap:abcdef", who asks for node "a", is gone: revoked`},
+		"gone":                {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.gone = "revoked" }, `Wait NotAuthorized user "system:bootstrap:abcdef", which requests node "a", no longer exists: revoked`},
 		"a token for it":      {group(false, "a"), pass},
 		"a token for another": {group(false, "b"), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
 		"a token for both":    {group(false, "b", "a"), pass},

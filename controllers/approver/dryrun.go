@@ -95,7 +95,7 @@ func (r *Reconciler) compare(ctx context.Context, obj *certificatesv1.Certificat
 	if approved {
 		did = "approved"
 	}
-	last.Message = fmt.Sprintf("another approver has %s it, and here the verdict is %s: %s: %s",
+	last.Message = fmt.Sprintf("another approver has %s this request, but the verdict of this dry run is %s: %s: %s",
 		did, last.Verdict, last.Reason, last.Message)
 	r.Reporter.Request(obj, obj.Spec.Username, "Approve", "WouldDiffer", last.Message)
 	r.audit(ctx, obj, nil, "WouldDiffer", last.Decision)

@@ -155,8 +155,8 @@ func TestDryRunWaits(t *testing.T) {
 	if err != nil || result.RequeueAfter != 7*time.Second {
 		t.Errorf("again after %s, error %v", result.RequeueAfter, err)
 	}
-	want := []string{`Warning WouldWait NotAuthorized: user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
-		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`}
+	want := []string{`Warning WouldWait NotAuthorized: user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
+		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`}
 	if diff := cmp.Diff(want, p.events()); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
@@ -171,7 +171,7 @@ func TestDryRunWaits(t *testing.T) {
 	if _, err := p.reconcile(t); err != nil {
 		t.Error(err)
 	}
-	want = []string{"Warning WouldDiffer another approver has not approved it, and here the verdict is Approve: AutoApproved: " + otherMessage}
+	want = []string{"Warning WouldDiffer another approver has not approved this request, but the verdict of this dry run is Approve: AutoApproved: " + otherMessage}
 	if diff := cmp.Diff(want, p.events()); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}

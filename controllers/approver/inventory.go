@@ -61,7 +61,7 @@ type Inventory struct {
 }
 
 // errNotRunning is the error of lookups without a manager.
-var errNotRunning = errors.New("no manager runs the inventory here")
+var errNotRunning = errors.New("the inventory is not running")
 
 // setup adds the sources, and whatever else rules need, to mgr.
 func (i *Inventory) setup(
@@ -126,8 +126,8 @@ func (i *Inventory) setupSources(
 // setupServing adds to mgr what only requests for serving certificates need.
 func (i *Inventory) setupServing(mgr manager.Manager, cluster *node.Source, wake wakeUps) error {
 	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
-		report.Warn(mgr.GetLogger().WithName(Name), "For kubelet serving certificates nothing counts but what nodes report "+
-			"of themselves, so a compromised node can keep another one from its certificate; "+
+		report.Warn(mgr.GetLogger().WithName(Name), "Kubelet serving certificates depend only on what nodes report "+
+			"about themselves, so a compromised node can block another node's certificate; "+
 			"add a machine, static or webhook source before node",
 			"setting", "approval.inventory.sources")
 	}
@@ -281,9 +281,9 @@ func (c *nodeComparison) compare(ctx context.Context) {
 		if c.told[name] || len(now) > mostReported {
 			continue
 		}
-		message := "its own word about its names and addresses is left out of the comparison with other Nodes: " +
-			found[name].String() + "; find out what runs there"
-		c.log.Error(nil, "A Node reports what belongs to others", "node", name, "message", message)
+		message := "the names and addresses that this Node reports are left out of the comparison with other Nodes: " +
+			found[name].String() + "; find out what runs on it"
+		c.log.Error(nil, "A Node reports names or addresses of other Nodes", "node", name, "message", message)
 		if node, err := c.inventory.cluster.Node(name); err == nil && node != nil {
 			about := &corev1.Node{}
 			about.Name, about.UID = node.Name, node.UID

@@ -26,13 +26,13 @@ var (
 	// decision).
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
-		Help: "CertificateSigningRequests that a dry run has judged, each once, by our verdict and whether another " +
-			"approver decided alike: agreed, disagreed, or undecided.",
+		Help: "CertificateSigningRequests that a dry run has judged, each once, by its verdict and by whether another " +
+			"approver decided the same: agreed, disagreed, or undecided.",
 	}, []string{"signer", "verdict", "reason", "outcome"})
 
 	createdToApproved = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_approver_created_to_approved_seconds",
-		Help:    "From creation, which the API server notes in whole seconds, to approval.",
+		Help:    "Time from creation, which the API server records in whole seconds, to approval.",
 		Buckets: report.LatencyBuckets,
 	}, []string{"signer"})
 
@@ -45,12 +45,12 @@ var (
 	nodesLeftOut = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_approver_nodes_left_out",
 		Help: "Nodes that report names or addresses of two or more other Nodes: " +
-			"their own word is left out of the comparison.",
+			"what they report is left out of the comparison.",
 	})
 
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_errors_total",
-		Help: "Reconciles of the approver that failed and are tried again, by the API server's reason, or Other.",
+		Help: "Reconciles of the approver that failed and are retried, by the API server's reason, or Other.",
 	}, []string{"reason"})
 )
 

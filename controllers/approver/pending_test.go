@@ -130,7 +130,7 @@ func TestALookupThatTakesLongIsTold(t *testing.T) {
 			}
 			return approved(NodeClient().Recognisers[1]), nil
 		}}}
-		message := `source webhook of approval.inventory has not answered yet what it knows of node "a"; the request goes on once it has`
+		message := `source webhook of approval.inventory has not answered about node "a" yet; the request is judged when it answers`
 		if dryRun {
 			message = "WouldWait InventoryPending: " + message
 		} else {

@@ -54,8 +54,8 @@ func (l *limiter) take(req *csr.Request) (Decision, bool) {
 		return Decision{}, true
 	}
 	limited := verdict.Wait.Because("RateLimited",
-		"user %q has had %d or more certificates of signer %s for node %q approved in a short time, and gets %d an hour: "+
-			"the newest request is approved when the next one is due; find out why so many are asked for",
+		"user %q has used the %d approvals of approval.limit for signer %s and node %q, and gets %d more an hour: "+
+			"the newest request is approved with the next of them; find out why the node makes so many requests",
 		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)
 	return Decision{Result: limited}, false
 }

@@ -163,7 +163,7 @@ func (r *Reconciler) setAside(req *csr.Request, err error, since time.Time) Deci
 	source := (*inventory.Unavailable)(nil)
 	if errors.As(err, &source) && r.Clock.Since(since) >= pendingAfter {
 		decision.Result = verdict.Wait.Because("InventoryPending",
-			"source %s of approval.inventory has not answered yet what it knows of node %q; the request goes on once it has",
+			"source %s of approval.inventory has not answered about node %q yet; the request is judged when it answers",
 			source.Source, csr.Shorten(req.NodeName()))
 	}
 	return decision
@@ -324,7 +324,7 @@ func (r *Reconciler) askFor(ctx context.Context, recogniser Recogniser, req *csr
 	}
 	allowed, err := r.allowed(ctx, req, recogniser.Permission)
 	if err != nil {
-		return Decision{}, fmt.Errorf("review whether the requester may %s: %w", recogniser.Name, err)
+		return Decision{}, fmt.Errorf("review permission %s of the requester: %w", recogniser.Name, err)
 	}
 	if !allowed {
 		return Decision{}, nil
@@ -417,7 +417,7 @@ func (r *Reconciler) unwritten(
 	}
 	if apierrors.IsInvalid(err) { // a retry is useless until the object changes
 		return r.refuse(ctx, obj, about.req, Decision{Result: verdict.Deny.Because("Malformed",
-			"the API server takes no approval for this request: %v; a new request is needed", err)}), nil
+			"the API server rejects the approval of this request as invalid: %v; a new request is needed", err)}), nil
 	}
 	r.written.Keep(obj, about)
 	return reconcile.Result{}, fmt.Errorf("update approval: %w", err)

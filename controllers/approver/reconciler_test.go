@@ -29,13 +29,13 @@ const (
 	selfMessage  = "Auto approving self kubelet client certificate after SubjectAccessReview."
 	otherMessage = "Auto approving kubelet client certificate after SubjectAccessReview."
 	noPEM        = "spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed"
-	badUsages    = "not a request that signer kubernetes.io/kube-apiserver-client-kubelet may sign: usages did not match [client auth digital signature key encipherment]; a new request is needed"
+	badUsages    = "the request for signer kubernetes.io/kube-apiserver-client-kubelet is not approved: usages did not match [client auth digital signature key encipherment]; a new request is needed"
 )
 
 func TestReconcileDecides(t *testing.T) {
 	t.Parallel()
-	const notAuthorized = `Warning NotAuthorized user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
-		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`
+	const notAuthorized = `Warning NotAuthorized user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
+		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`
 	type condition = certificatesv1.CertificateSigningRequestCondition
 	for name, test := range map[string]struct {
 		change []func(*request)
@@ -130,8 +130,8 @@ func TestReconcileFaults(t *testing.T) {
 	}{
 		"gone":                      {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":            {get: down, want: "down"},
-		"review fails":              {review: down, want: "review whether the requester may nodeclient: down"},
-		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review whether the requester may nodeclient: down"},
+		"review fails":              {review: down, want: "review permission nodeclient of the requester: down"},
+		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review permission nodeclient of the requester: down"},
 		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
 		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
 		"write fails":               {grants: []string{"nodeclient"}, write: down, writes: 1, want: "update approval: down"},

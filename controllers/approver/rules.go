@@ -56,7 +56,7 @@ func (r Recogniser) Asks() string {
 func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 	if err := r.Shape(req); err != nil {
 		return nil, Decision{Result: verdict.Deny.Because("ShapeMismatch",
-			"not a request that signer %s may sign: %v; a new request is needed", req.SignerName, err)}
+			"the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err)}
 	}
 	var recognisers []Recogniser
 	for _, recogniser := range r.Recognisers {
@@ -88,8 +88,8 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 		wanted[i] = recogniser.Asks()
 	}
 	return Decision{Result: verdict.Wait.Because("NotAuthorized",
-		"user %q with groups %q asks for subject %q but may not %s: if this requester is to join nodes, "+
-			"bind a ClusterRole with that permission to it; looked at again within a minute",
+		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
+			"bind a ClusterRole with this permission to it; the request is checked again within a minute",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),
 		strings.Join(wanted, " or "))}
 }

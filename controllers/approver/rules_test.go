@@ -33,7 +33,7 @@ func TestNodeClientRule(t *testing.T) {
 		return func(req *csr.Request) { req.Requester.Username = name }
 	}
 	mismatch := func(text string) Decision {
-		return Decision{Result: verdict.Result{Verdict: verdict.Deny, Reason: "ShapeMismatch", Message: "not a request that signer kubernetes.io/kube-apiserver-client-kubelet may sign: " + text + "; a new request is needed"}}
+		return Decision{Result: verdict.Result{Verdict: verdict.Deny, Reason: "ShapeMismatch", Message: "the request for signer kubernetes.io/kube-apiserver-client-kubelet is not approved: " + text + "; a new request is needed"}}
 	}
 	for name, test := range map[string]struct {
 		change func(*csr.Request)
@@ -105,15 +105,15 @@ func TestRefusals(t *testing.T) {
 	for name, test := range map[string]struct{ got, want Decision }{
 		"one permission": {
 			notAuthorized(bootstrap(), rule.Recognisers[1:]),
-			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`}},
+				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`}},
 		},
 		"two permissions": {
 			notAuthorized(bootstrap(), rule.Recognisers),
-			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] asks for subject "CN=system:node:a,O=system:nodes" ` +
+			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`if this requester is to join nodes, bind a ClusterRole with that permission to it; looked at again within a minute`}},
+				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`}},
 		},
 		"malformed": {
 			unread(&csr.Refused{Reason: "Malformed", Message: "spec.request is bad"}),

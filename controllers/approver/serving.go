@@ -68,7 +68,7 @@ func judgeServing(req *csr.Request, lookUp, compareClaims func(*servingFacts) er
 		return refuse(req, violations), nil
 	}
 	return Decision{Rule: "kubelet-serving", Result: verdict.Approve.Because("AutoApproved",
-		"Auto approving kubelet serving certificate: every name belongs to the node, says %s.", facts.Source)}, nil
+		"Auto approving kubelet serving certificate: according to %s, every name belongs to the node.", facts.Source)}, nil
 }
 
 // checkServing returns the violations in the content of req. It checks the three rules of the TLS bootstrapping
@@ -81,31 +81,31 @@ func checkServing(req *csr.Request) []verdict.Result {
 		}
 	}
 	subject := req.Cert.Subject
-	deny(!req.Requester.IsNode(), "RequesterNotNode", "the requester is user %q with groups %q, which is no kubelet: "+
-		"only a node (user system:node:NAME, group system:nodes) may ask for its serving certificate",
+	deny(!req.Requester.IsNode(), "RequesterNotNode", "user %q with groups %q is not a kubelet: "+
+		"only a node (user system:node:NAME, group system:nodes) may request its serving certificate",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups))
 	deny(subject.CommonName != req.Requester.Username || req.NodeName() == "", "CommonNameMismatch",
 		"common name %q is not the requester's user name %q",
 		csr.Shorten(subject.CommonName), csr.Shorten(req.Requester.Username))
 	deny(!slices.Equal(subject.Organization, []string{csr.NodeGroup}), "ShapeMismatch",
-		"organization is %q, and must be exactly system:nodes", csr.ShortenAll(subject.Organization))
+		"organization is %q, but must be exactly system:nodes", csr.ShortenAll(subject.Organization))
 	deny(!req.HasServingUsages(), "UsagesNotPermitted",
-		"usages are %q, and must be digital signature and server auth, with or without key encipherment", req.Usages)
+		"usages are %q, but must be digital signature and server auth, with or without key encipherment", req.Usages)
 	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted",
 		"e-mail addresses %q are not permitted", csr.ShortenAll(req.Cert.EmailAddresses))
 	deny(len(req.Cert.URIs) > 0, "SANTypeNotPermitted", "%d URI(s) are not permitted", len(req.Cert.URIs))
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
 	deny(len(unexpected) > 0, "UnexpectedContent",
-		"it holds what no kubelet asks for: %q", csr.ShortenAll(unexpected))
+		"the request has content that no kubelet requests: %q", csr.ShortenAll(unexpected))
 	isName := func(name string) bool { return san.CheckDNSName(name, true) == nil }
 	invalid := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isName)
 	deny(len(invalid) > 0, "NameNotPermitted",
 		"%+q are neither DNS names nor canonical IP addresses", csr.ShortenAll(invalid))
 	ambiguous := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isHostName)
 	deny(len(ambiguous) > 0 && len(invalid) == 0, "UnexpectedContent",
-		"%q are no names of hosts", csr.ShortenAll(ambiguous))
+		"%q are not host names", csr.ShortenAll(ambiguous))
 	deny(len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0, "SANMissing",
-		"it asks for no DNS name and no IP address")
+		"the request has no DNS name and no IP address")
 	return found
 }
 
@@ -133,7 +133,7 @@ func (f *servingFacts) checkReserved() []verdict.Result {
 		case each.apiServer != "":
 			reserved = append(reserved, verdict.Wait.Because("SANReserved",
 				"%s is a name or an address of the API server (%s), which no node can have: "+
-					"if one runs on this node, name the node in approval.kubeletServing.apiServerNodes",
+					"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes",
 				each.san, each.apiServer))
 		}
 	}
@@ -151,8 +151,8 @@ func (f *servingFacts) checkOwned(node string) []verdict.Result {
 	case f.Entry == nil:
 		return wait("NodeNotFound", "no source knows node %q", csr.Shorten(node))
 	case f.Bound != "" && f.Bound != node:
-		return wait("SANNotOwned", "nothing belongs to node %q: %s has become node %q",
-			csr.Shorten(node), f.Source, csr.Shorten(f.Bound))
+		return wait("SANNotOwned", "%s is node %q, so nothing belongs to node %q",
+			f.Source, csr.Shorten(f.Bound), csr.Shorten(node))
 	case f.Empty():
 		return wait("AddressNotPublished", "%s has no names and no addresses yet", f.Source)
 	}
@@ -171,7 +171,7 @@ func (f *servingFacts) checkOwned(node string) []verdict.Result {
 // unknown returns the violation that facts are missing.
 func (f *servingFacts) unknown(node string) []verdict.Result {
 	return []verdict.Result{verdict.Wait.Because("InventoryUnavailable",
-		"what belongs to node %q can't be found out: %s", csr.Shorten(node), f.unavailable)}
+		"it is unknown what belongs to node %q: %s", csr.Shorten(node), f.unavailable)}
 }
 
 // checkClaims returns the names that other nodes claim too.
@@ -194,7 +194,7 @@ func (f *servingFacts) checkClaims(node string) []verdict.Result {
 		case each.contest.Contested():
 			wait("SANContested", "%s", disputed(node, each.san, each.contest))
 		case each.unpublished:
-			wait("AddressNotPublished", "%s may be several nodes', says %s, and Node %q does not report it",
+			wait("AddressNotPublished", "%s may belong to several nodes, according to %s, but Node %q does not report it",
 				each.san, f.Source, csr.Shorten(node))
 		}
 	}
@@ -206,12 +206,12 @@ func disputed(node string, name san.SAN, contest inventory.Contest) string {
 	node = csr.Shorten(node)
 	switch {
 	case contest.LeftOut != nil:
-		return fmt.Sprintf("Node %q is left out of the comparison and gets nothing by its own word: %s; "+
-			"find out what runs there, or have a Machine, a row or a webhook say what belongs to it",
+		return fmt.Sprintf("Node %q is left out of the comparison, so what it reports does not count: %s; "+
+			"find out what runs on it, or describe the node in a Machine, a static row or a webhook",
 			node, contest.LeftOut)
 	case contest.Twice != "":
-		return fmt.Sprintf("%s is given to node %q alone and to Node %s alone by the same source, so neither gets it: "+
-			"correct the source, or delete the Node of a machine that was replaced",
+		return fmt.Sprintf("%s belongs to node %q alone and to Node %s alone, according to the same source, "+
+			"so neither gets it: correct the source, or delete the Node of a replaced machine",
 			name, node, contest.Twice)
 	}
 	// This row permits name for all nodes.
@@ -221,13 +221,13 @@ func disputed(node string, name san.SAN, contest inventory.Contest) string {
 			csr.Shorten(name.Name))
 	}
 	if contest.Reporters > 2 {
-		return fmt.Sprintf("%s is reported by %d Nodes, such as %q and %s, so none of them gets it: "+
-			"if they share it, add the row %s to a static source before the others",
+		return fmt.Sprintf("%s is reported by %d Nodes, for example %q and %s, so none of them gets it: "+
+			"if they share it, add the row %s to a static source before the other sources",
 			name, contest.Reporters, node, contest.Equal[0], row)
 	}
-	return fmt.Sprintf("%s is claimed by node %q and by Node %s with the same right, so neither gets it: "+
-		"delete the Node of a machine that was replaced; have a Machine, a row or a webhook say whose it is; "+
-		"or, if they share it, add the row %s to a static source before the others",
+	return fmt.Sprintf("%s is claimed by node %q and by Node %s with equal claims, so neither gets it: "+
+		"delete the Node of a replaced machine, or name the owner in a Machine, a static row or a webhook; "+
+		"if they share it, add the row %s to a static source before the other sources",
 		name, node, contest.Equal[0], row)
 }
 
@@ -248,14 +248,14 @@ func refuse(req *csr.Request, violations []verdict.Result) Decision {
 		}
 		configurable = configurable && ByConfiguration(each.Reason)
 	}
-	advice := "it is looked at again when that changes"
+	advice := "the request is checked again when this changes"
 	switch {
 	case result.Verdict == verdict.Deny && configurable:
 		advice = "a new request is needed, or a configuration that permits this one"
 	case result.Verdict == verdict.Deny:
 		advice = "a new request is needed"
 	}
-	result.Message = fmt.Sprintf("not a request that signer %s may be asked for: %s; %s",
+	result.Message = fmt.Sprintf("the request for signer %s is not approved: %s; %s",
 		req.SignerName, strings.Join(sentences, "; "), advice)
 	return Decision{Result: result}
 }

@@ -76,7 +76,7 @@ func (s Serving) lookUp(ctx context.Context, req *csr.Request, facts *servingFac
 func (s Serving) lookUpName(node string, entry *inventory.Entry, name *nameFacts) error {
 	service, apiServer, err := s.Inventory.cluster.Taken(name.san)
 	if err != nil {
-		return fmt.Errorf("look for %s among Services: %w", name.san, err)
+		return fmt.Errorf("look up %s in Services: %w", name.san, err)
 	}
 	if short, _, _ := strings.Cut(node, "."); name.san.Name == "" || name.san.Name != short {
 		name.taken = service
@@ -129,7 +129,7 @@ func (c claims) compare(names []nameFacts) error {
 		each := &names[i]
 		holders, err := c.holders(each.san)
 		if err != nil {
-			return fmt.Errorf("look for %s among Nodes: %w", each.san, err)
+			return fmt.Errorf("look up %s in Nodes: %w", each.san, err)
 		}
 		ours := c.found.Claim(each.san)
 		each.unpublished = c.found.Shares(each.san) && !slices.Contains(holders, node)
@@ -163,7 +163,7 @@ func (c claims) claim(node string, name san.SAN) (inventory.Claim, error) {
 	if !known {
 		first := c.found.Rank + 1
 		if len(c.others) >= maxLookups && !c.sources.NamesOwners(first) {
-			return inventory.Claim{}, fmt.Errorf("more than %d other Nodes would have to be looked up", maxLookups)
+			return inventory.Claim{}, fmt.Errorf("more than %d other Nodes claim the same names", maxLookups)
 		}
 		var err error
 		if found, err = c.sources.Claimant(c.ctx, node, first, c.req); err != nil {

@@ -177,26 +177,26 @@ func TestServingRefuses(t *testing.T) {
 		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b, which has the better claim`}},
 		"another Node reports it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest = inventory.Contest{Equal: []string{"b"}, Reporters: 2}
-		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b with the same right`, "delete the Node of a machine that was replaced", "a Machine, a row or a webhook", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b with equal claims`, "delete the Node of a replaced machine", "a Machine, a static row or a webhook", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
 		"many Nodes report it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest = inventory.Contest{Equal: []string{"b", "c"}, Reporters: 3}
-		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, such as "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, for example "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
 		"a source gives it to another one too": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest.Twice = "b"
-		}, verdict.Wait, "SANContested", []string{`given to node "a" alone and to Node b alone by the same source`}},
+		}, verdict.Wait, "SANContested", []string{`belongs to node "a" alone and to Node b alone, according to the same source`}},
 		"left out": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest.LeftOut = &inventory.LeftOut{Nodes: [2]string{"b", "c"}, SANs: [2]san.SAN{san.Parse("10.0.0.2"), san.Parse("10.0.0.3")}}
 		}, verdict.Wait, "SANContested", []string{`Node "a" is left out of the comparison`, "10.0.0.2, as Node b does, and 10.0.0.3, as Node c does"}},
 		"an address of the API server": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].apiServer = "in the kubeconfig"
 		}, verdict.Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of the API server (in the kubeconfig)", "approval.kubeletServing.apiServerNodes"}},
-		"one of several nodes', and not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may be several nodes'`, `Node "a" does not report it`}},
+		"one of several nodes', and not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may belong to several nodes, according to`, `Node "a" does not report it`}},
 		"that, and somebody else has it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].unpublished, facts.names[0].contested = true, "Machine default/b"
 		}, verdict.Wait, "SANContested", []string{"Machine default/b"}},
 		"its machine has become another node": {func(_ *csr.Request, facts *servingFacts) {
 			facts.Entry = &inventory.Entry{Source: "Machine default/m", Bound: "b"}
-		}, verdict.Wait, "SANNotOwned", []string{`Machine default/m has become node "b"`}},
+		}, verdict.Wait, "SANNotOwned", []string{`Machine default/m is node "b"`}},
 		"reserved goes before what is not owned": {func(_ *csr.Request, facts *servingFacts) {
 			facts.SANs, facts.names[0].reserved = nil, "a wildcard"
 		}, verdict.Deny, "SANReserved", nil},
@@ -223,8 +223,8 @@ func TestServingTellsAllViolations(t *testing.T) {
 	t.Parallel()
 	req, facts := serving()
 	req.Usages, req.Cert.EmailAddresses, req.Dropped = nil, []string{"a@b"}, []string{"extension 1.2.3"}
-	want := `not a request that signer kubernetes.io/kubelet-serving may be asked for: usages are [], and must be digital signature and server auth, with or without key encipherment; ` +
-		`e-mail addresses ["a@b"] are not permitted; it holds what no kubelet asks for: ["extension 1.2.3"]; a new request is needed`
+	want := `the request for signer kubernetes.io/kubelet-serving is not approved: usages are [], but must be digital signature and server auth, with or without key encipherment; ` +
+		`e-mail addresses ["a@b"] are not permitted; the request has content that no kubelet requests: ["extension 1.2.3"]; a new request is needed`
 	if got := judgeGiven(t, req, *facts); got.Message != want || got.Verdict != verdict.Deny || got.Reason != "UsagesNotPermitted" {
 		t.Errorf("%+v", got)
 	}

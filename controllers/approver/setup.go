@@ -176,15 +176,15 @@ func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
 func (r *Reconciler) check() error {
 	var errs []error
 	if r.Denial != DenialNever && r.Denial != DenialPermanent {
-		errs = append(errs, fmt.Errorf("denial %q is neither %s nor %s", r.Denial, DenialNever, DenialPermanent))
+		errs = append(errs, fmt.Errorf("denial %q is invalid: set it to %s or %s", r.Denial, DenialNever, DenialPermanent))
 	}
 	for _, rule := range r.Rules {
 		if rule.Shape == nil && rule.Judge == nil {
-			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape", rule.SignerName))
+			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape or Judge", rule.SignerName))
 		}
 		for _, recogniser := range rule.Recognisers {
 			if recogniser.Matches == nil {
-				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches",
+				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches: set it",
 					recogniser.Name, rule.SignerName))
 			}
 		}

@@ -18,7 +18,7 @@ var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 
 var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_errors_total",
-	Help: "Reconciles of the cleaner that failed and are tried again, by the API server's reason, or Other.",
+	Help: "Reconciles of the cleaner that failed and are retried, by the API server's reason, or Other.",
 }, []string{"reason"})
 
 func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTotal) }

@@ -191,7 +191,8 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 func (r *Reconciler) reportDue(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, state csr.State, why step,
 ) {
-	message := fmt.Sprintf("%s: it is %s, and due since %s", why.reason, state, why.at.UTC().Format(time.RFC3339))
+	message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
+		why.reason, state, why.at.UTC().Format(time.RFC3339))
 	if !r.Reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
 		return
 	}

@@ -208,7 +208,7 @@ func TestDryRunDeletesNothing(t *testing.T) {
 	if len(*deleted) != 0 || limiter.waits != 0 || len(recorder.Events) != 1 {
 		t.Fatalf("%d deletions, %d waits, %d Events", len(*deleted), limiter.waits, len(recorder.Events))
 	}
-	if want, got := "Normal WouldDelete Due: it is Denied, and due since 2026-03-01T13:00:00Z", <-recorder.Events; got != want {
+	if want, got := "Normal WouldDelete Due: the request is Denied and due for deletion since 2026-03-01T13:00:00Z", <-recorder.Events; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 
@@ -219,7 +219,7 @@ func TestDryRunDeletesNothing(t *testing.T) {
 	if _, problem := reconcileOnce(t, r); problem != "" || len(*deleted) != 0 {
 		t.Errorf("%d deletions, error %q", len(*deleted), problem)
 	}
-	if want, got := "Normal WouldDelete Superseded: it is Pending, and due since 2026-03-01T13:15:00Z", <-recorder.Events; got != want {
+	if want, got := "Normal WouldDelete Superseded: the request is Pending and due for deletion since 2026-03-01T13:15:00Z", <-recorder.Events; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -19,7 +19,7 @@ func TestDryRunSignsNothing(t *testing.T) {
 			obj.Status.Conditions[i].LastUpdateTime = metav1.NewTime(now.Add(-time.Minute))
 		}
 	}
-	const refusal = "Warning WouldFail SignerValidationFailure: signer kubernetes.io/kube-apiserver-client-kubelet refuses this request for good: " +
+	const refusal = "Warning WouldFail SignerValidationFailure: signer kubernetes.io/kube-apiserver-client-kubelet refuses this request permanently: " +
 		"usages did not match [client auth digital signature key encipherment]; a new request is needed"
 	const missing = "Warning WouldWait CAMissing: Secret ns/ca has not been read yet"
 	noClient := usages("digital signature")
@@ -30,16 +30,16 @@ func TestDryRunSignsNothing(t *testing.T) {
 		told   string // KEY stands for the CA's key
 		again  bool
 	}{
-		"approved":                        {told: "Normal WouldIssue key KEY would sign it"},
+		"approved":                        {told: "Normal WouldIssue key KEY would sign the request"},
 		"approved, no CA":                 {noCA: true, told: missing, again: true},
 		"to be failed":                    {change: []func(*request){noClient}, told: refusal},
-		"too old":                         {later: 2 * time.Hour, told: "Warning WouldIgnore RequestTooOld: approved, but due for deletion since 2026-03-01T13:00:00Z: it is not signed any more; a new request is needed"},
-		"signed by another":               {change: []func(*request){issued}, told: "Normal WouldIssue key KEY would sign it"},
+		"too old":                         {later: 2 * time.Hour, told: "Warning WouldIgnore RequestTooOld: the request is approved, but due for deletion since 2026-03-01T13:00:00Z and no longer signed; a new request is needed"},
+		"signed by another":               {change: []func(*request){issued}, told: "Normal WouldIssue key KEY would sign the request"},
 		"signed by another, no CA":        {change: []func(*request){issued}, noCA: true, told: missing},
 		"signed by another, to be failed": {change: []func(*request){noClient, issued}, told: refusal},
-		"failed by another":               {change: []func(*request){with("Failed", "True")}, told: "Normal WouldIssue key KEY would sign it"},
+		"failed by another":               {change: []func(*request){with("Failed", "True")}, told: "Normal WouldIssue key KEY would sign the request"},
 		"signed before, by another":       {change: []func(*request){issued, earlier}},
-		"approved before":                 {change: []func(*request){earlier}, told: "Normal WouldIssue key KEY would sign it"},
+		"approved before":                 {change: []func(*request){earlier}, told: "Normal WouldIssue key KEY would sign the request"},
 		"denied":                          {change: []func(*request){with("Denied", "True")}},
 		"pending":                         {change: []func(*request){func(obj *request) { obj.Status.Conditions = nil }}},
 		"not ours":                        {change: []func(*request){signerName("example.com/other")}},

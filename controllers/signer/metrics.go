@@ -13,26 +13,26 @@ var (
 	// Issued.
 	outcomesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_outcomes_total",
-		Help: "What became of approved CertificateSigningRequests, each distinct outcome of a request once.",
+		Help: "Outcomes of approved CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
 	// dryRunTotal counts the outcomes that a dry run would have caused, as outcomesTotal counts real outcomes.
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_dry_run_total",
-		Help: "What would have become of approved CertificateSigningRequests, each distinct outcome of a request once.",
+		Help: "Outcomes that a dry run would have caused, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
 	// lifetimeCutTotal counts certificates that end early because their CA ends.
 	lifetimeCutTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_lifetime_cut_total",
-		Help: "Certificates that were issued for less time than the profile gives because the CA ends before.",
+		Help: "Certificates with a shorter lifetime than the profile gives, because the CA expires earlier.",
 	}, []string{"signer"})
 
 	// discardedTotal rises if another signer is active.
 	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_discarded_total",
-		Help: "Certificates that the API server did not take because the request had changed, " +
-			"was gone or may not be written: nobody has them.",
+		Help: "Certificates that the API server did not store, because the request had changed, " +
+			"was deleted or may not be written: the requester never received them.",
 	}, []string{"signer"})
 
 	// foreignTotal rises if another signer is active, or if a person sets certificates by hand.
@@ -45,38 +45,38 @@ var (
 	// mismatchesTotal counts wrong certificates. It must stay zero.
 	mismatchesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_certificate_mismatches_total",
-		Help: "Finished certificates that were not what was judged, " +
-			"or more than the profile may contain: none of them was stored.",
+		Help: "Finished certificates that differ from the judged request " +
+			"or exceed what the profile may contain. None was stored.",
 	}, []string{"signer"})
 
 	approvedToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_signer_approved_to_issued_seconds",
-		Help:    "From approval, which the API server notes in whole seconds, to the stored certificate.",
+		Help:    "Time from approval, which the API server records in whole seconds, to the stored certificate.",
 		Buckets: report.LatencyBuckets,
 	}, []string{"signer"})
 
 	createdToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_signer_created_to_issued_seconds",
-		Help:    "From creation, which the API server notes in whole seconds, to the stored certificate.",
+		Help:    "Time from creation, which the API server records in whole seconds, to the stored certificate.",
 		Buckets: report.LatencyBuckets,
 	}, []string{"signer"})
 
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_errors_total",
-		Help: "Reconciles of the signer that failed and are tried again, by the API server's reason, or Other.",
+		Help: "Reconciles of the signer that failed and are retried, by the API server's reason, or Other.",
 	}, []string{"reason"})
 
 	lifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_lifetime_seconds",
-		Help: "Configured lifetime of certificates, in seconds, for requests that ask for none.",
+		Help: "Configured lifetime of certificates, in seconds, for requests without a lifetime of their own.",
 	}, []string{"signer"})
 
 	// issuedLifetimeSeconds shows only requests without a lifetime of their own. A lifetime that a requester chose says
 	// nothing about other certificates.
 	issuedLifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_issued_lifetime_seconds",
-		Help: "Lifetime of the last certificate that was issued to a request that asks for none: " +
-			"shorter than configured while a rotation caps lifetimes, or when the CA ends soon.",
+		Help: "Lifetime of the last certificate that was issued for a request without a lifetime of its own. " +
+			"It is shorter than configured while a rotation caps lifetimes, or if the CA expires soon.",
 	}, []string{"signer"})
 )
 

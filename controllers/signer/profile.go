@@ -166,7 +166,7 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Viola
 	}
 	if violation := trust.front.forbids(req); violation != nil {
 		if trust.front.unread != "" {
-			unknown = "it is not known whether API servers accept this CA for front proxies: " + trust.front.unread
+			unknown = "it is unknown whether API servers accept this CA for front proxies: " + trust.front.unread
 		}
 		return violation, unknown
 	}
@@ -175,11 +175,11 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Viola
 	case violation == nil || trust.Trust == probe.Recognised || trust.front.trusted:
 		return violation, ""
 	case trust.Trust == probe.Unknown:
-		return violation, "API servers have not said whether they accept client certificates of this CA: " + trust.Evidence
+		return violation, "it is unknown whether API servers accept client certificates of this CA: " + trust.Evidence
 	case len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage:
 		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %+q hold no extended key usage: without one a certificate is good for everything; "+
-				"ask for one of those that signer %s permits", req.Usages, req.SignerName)}, ""
+			Message: fmt.Sprintf("usages %+q include no extended key usage, so the certificate would be valid "+
+				"for every purpose; add a usage that signer %s permits", req.Usages, req.SignerName)}, ""
 	default:
 		return nil, ""
 	}
@@ -201,7 +201,8 @@ func (f frontProxy) forbids(req *csr.Request) *ca.Violation {
 	}
 	return &ca.Violation{Reason: "SubjectNotPermitted",
 		Message: fmt.Sprintf("subject %+q is not permitted: API servers accept the CA of signer %s for front proxies "+
-			"(--requestheader-client-ca-file), so a client of that name could act for any user; give the signer a CA of its own",
+			"(--requestheader-client-ca-file), so a client with this name could act as any user; "+
+			"give the signer a CA of its own",
 			req.SubjectText(), req.SignerName)}
 }
 
@@ -219,8 +220,8 @@ var serverUsages = []x509.ExtKeyUsage{
 func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	if len(req.Cert.ExtKeyUsage) == 0 {
 		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %+q hold no extended key usage: API servers trust this CA for clients, and would take "+
-				"the certificate for a client's; ask for one of those that signer %s permits", req.Usages, req.SignerName)}
+			Message: fmt.Sprintf("usages %+q include no extended key usage, so API servers, which trust this CA, "+
+				"would accept the certificate for clients; add a usage that signer %s permits", req.Usages, req.SignerName)}
 	}
 	forbidden := s.ForbiddenOnClientCA
 	if forbidden == nil {
@@ -239,12 +240,12 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	}
 	if s.AllowedNames.Empty() {
 		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("usages %+q are a server's, and API servers trust the CA of signer %s for clients: "+
-				"it serves no server unless its allowedNames list the names", req.Usages, req.SignerName)}
+			Message: fmt.Sprintf("usages %+q are for servers, but API servers trust the CA of signer %s for clients: "+
+				"list the permitted names in the signer's allowedNames", req.Usages, req.SignerName)}
 	}
 	if name := s.AllowedNames.Refused(req.Cert); name != "" {
 		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("name %+q is not among the allowedNames of signer %s", csr.Shorten(name), req.SignerName)}
+			Message: fmt.Sprintf("name %+q is not in the allowedNames of signer %s", csr.Shorten(name), req.SignerName)}
 	}
 	return nil
 }

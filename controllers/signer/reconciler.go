@@ -164,7 +164,7 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 	skew, skewErr := r.ServerTime.Skew()
 	if at, ok := r.Retention.Deadline(obj); ok && now.Add(-skew).After(at) && skewErr == nil {
 		return Judgement{Result: verdict.Ignore.Because("RequestTooOld",
-			"approved, but due for deletion since %s: it is not signed any more; a new request is needed",
+			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
 			at.UTC().Format(time.RFC3339))}
 	}
 	req, err := r.RequestLimits.Parse(obj)
@@ -205,7 +205,7 @@ func (r *Reconciler) judgeByCA(
 	switch {
 	case unknown != "":
 		return Judgement{Request: req, IfTrusted: violation, Result: verdict.Wait.Because("CATrustUnknown",
-			"%s; if they do, the request is refused (%s: %s), else it is signed",
+			"%s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			unknown, violation.Reason, violation.Message)}
 	case violation != nil:
 		return Judgement{Request: req, Result: deny(*violation)}
@@ -213,7 +213,7 @@ func (r *Reconciler) judgeByCA(
 	if size := obj.Size() + authority.LongestPEM(req.Cert); size > maxObject {
 		return Judgement{Request: req, Result: verdict.Deny.Because(csr.ReasonTooLarge,
 			"the request and its certificate need up to %d bytes, and the API server stores at most %d "+
-				"in an object; ask for fewer names, with fewer labels and annotations", size, maxObject)}
+				"in an object; make a request with fewer names, labels or annotations", size, maxObject)}
 	}
 	approve := verdict.Result{Verdict: verdict.Approve}
 	return Judgement{Request: req, Result: approve, Authority: authority, LifetimeCap: longest}
@@ -257,7 +257,7 @@ func (j Judgement) Sentence(signerName string) string {
 	if j.Verdict != verdict.Deny {
 		return j.Message
 	}
-	return fmt.Sprintf("signer %s refuses this request for good: %s; a new request is needed", signerName, j.Message)
+	return fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", signerName, j.Message)
 }
 
 // report reports an outcome other than a certificate as Event, metric and record, each distinct outcome once.
@@ -307,7 +307,7 @@ func (r *Reconciler) dryRun(
 	message := fmt.Sprintf("%s: %s", judged.Reason, judged.Sentence(obj.Spec.SignerName))
 	if judged.Authority != nil {
 		reportOnce = r.Reporter.Would
-		message = fmt.Sprintf("key %s would sign it", judged.Authority.KeyID())
+		message = fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
 	}
 	if would := wouldReasons[judged.Verdict]; reportOnce(obj, obj.Spec.Username, "Sign", would, message) {
 		dryRunTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()

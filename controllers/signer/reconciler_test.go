@@ -73,7 +73,7 @@ func TestReconcileSigns(t *testing.T) {
 
 func TestReconcileLeavesAlone(t *testing.T) {
 	t.Parallel()
-	stale := []string{"Warning RequestTooOld approved, but due for deletion since 2026-03-01T13:00:00Z: it is not signed any more; a new request is needed"}
+	stale := []string{"Warning RequestTooOld the request is approved, but due for deletion since 2026-03-01T13:00:00Z and no longer signed; a new request is needed"}
 	for name, test := range map[string]struct {
 		change func(*request)
 		later  time.Duration
@@ -123,7 +123,7 @@ func TestReconcileSignsUntilTheApprovalIsDue(t *testing.T) {
 func TestReconcileFails(t *testing.T) {
 	t.Parallel()
 	refusal := func(reason, message string) string {
-		return "Warning " + reason + " signer kubernetes.io/kube-apiserver-client-kubelet refuses this request for good: " + message + "; a new request is needed"
+		return "Warning " + reason + " signer kubernetes.io/kube-apiserver-client-kubelet refuses this request permanently: " + message + "; a new request is needed"
 	}
 	const badUsages = "usages did not match [client auth digital signature key encipherment]"
 	const noPEM = "spec.request is not a PEM block of type CERTIFICATE REQUEST"
@@ -191,7 +191,7 @@ func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 		t.Fatalf("%d writes, error %v", len(p.written), err)
 	}
-	want := []string{"Warning LifetimeCut the certificate ends 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA ends then: replace the CA"}
+	want := []string{"Warning LifetimeCut the certificate expires 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA"}
 	if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}

@@ -148,7 +148,7 @@ func (r *Reconciler) reportForeign(ctx context.Context, obj *certificatesv1.Cert
 	// The cache omits managedFields.
 	stored, err := r.read(ctx, obj)
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read who has stored the certificate: %w", err)
+		return fmt.Errorf("read field manager of the certificate: %w", err)
 	}
 	r.certificates.drop(obj.Name)
 	now, manager := r.Clock.Now(), ""
@@ -177,8 +177,8 @@ func secondSignerSentence(signerName, manager string) string {
 	case "":
 		by = "an unknown field manager"
 	}
-	return fmt.Sprintf("%s has stored the certificate of this request, and this manager signs for %s too: "+
-		"only one of them may; switch that signer off in one, and check the issuer of this certificate", by, signerName)
+	return fmt.Sprintf("%s has stored the certificate of this request, but this manager signs for %s too: "+
+		"disable that signer in one of the two, and check the issuer of this certificate", by, signerName)
 }
 
 // certificateManager returns the field manager that has set status.certificate. If there are several, it prefers

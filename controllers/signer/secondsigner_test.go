@@ -28,7 +28,7 @@ func storedBy(manager string, fields string) func(*request) {
 func TestSecondSignerIsNoticed(t *testing.T) {
 	t.Parallel()
 	const certificate = `{"f:status":{"f:certificate":{}}}`
-	const advice = "and this manager signs for example.com/second too: only one of them may; switch that signer off in one, and check the issuer of this certificate"
+	const advice = "but this manager signs for example.com/second too: disable that signer in one of the two, and check the issuer of this certificate"
 	for name, test := range map[string]struct {
 		after  func(*request)
 		led    time.Duration // time since the election; zero means an hour
@@ -142,7 +142,7 @@ func TestSecondSignerIsReadAgainAfterAFault(t *testing.T) {
 		},
 	}).Build()
 	p.reconciler.queueEvents().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after})
-	if _, err := p.reconcile(t); err == nil || err.Error() != "read who has stored the certificate: down" {
+	if _, err := p.reconcile(t); err == nil || err.Error() != "read field manager of the certificate: down" {
 		t.Errorf("error %v", err)
 	}
 	p.reconciler.Live = live

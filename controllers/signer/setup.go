@@ -54,8 +54,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 			pair.Create = nil
 		}
 		if shared := pair.SharesServing(); len(shared) > 0 {
-			report.Warn(mgr.GetLogger(), "Kubelet serving certificates share their CA with client certificates: "+
-				"only their usages keep one from being used as the other", "logger", Name, "source", pair.Name(), "signers", shared)
+			report.Warn(mgr.GetLogger(), "Kubelet serving certificates and client certificates have the same CA: "+
+				"only their usages distinguish them", "logger", Name, "source", pair.Name(), "signers", shared)
 		}
 		if err := pair.SetupWithManager(mgr, r.Live); err != nil {
 			return err

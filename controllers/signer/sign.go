@@ -58,11 +58,10 @@ func (r *Reconciler) sign(
 		notAfter = issued.NotAfter
 	}
 	if err := signer.KeyPair.Cover(ctx, keyID, obj.Spec.SignerName, notAfter); err != nil {
-		message := fmt.Sprintf("nothing is signed that the ledger of the CA does not know of: %v", err)
+		message := fmt.Sprintf("the certificate is not signed, because the CA's ledger cannot record it: %v", err)
 		if errors.Is(err, ledger.ErrNoAccount) {
-			message += "; it was deleted, or is not yet made: the rotation controller makes it, and then takes " +
-				"what was issued before for outstanding, so only see that this controller runs " +
-				"(kubectl get signingauthorities -o wide)"
+			message += "; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
+				"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"
 		}
 		r.report(ctx, obj, Judgement{Request: judged.Request,
 			Result: verdict.Wait.Because("LedgerUnavailable", "%s", message)})
@@ -104,7 +103,7 @@ func (r *Reconciler) issue(
 	record.Serial, record.Reason, record.Message = differs.Serial.Text(16), "CertificateMismatch", differs.Error()
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, record)
 	r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("CertificateMismatch",
-		"%v: it was not stored; report this as a defect of the signer, with the request", differs)})
+		"%v: the certificate was not stored; report this defect of the signer, with the request", differs)})
 	return nil, reconcile.TerminalError(err)
 }
 
@@ -168,10 +167,11 @@ func (r *Reconciler) afterDiscard(
 	switch {
 	case tooLarge(err):
 		return r.fail(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
-			"with its certificate this request does not fit into an object: the API server refused it as too large")})
+			"the request does not fit into an object with its certificate: the API server refused it as too large; "+
+				"make a request with fewer names, labels or annotations")})
 	case apierrors.IsInvalid(err):
 		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("Malformed",
-			"the API server takes no certificate for this request: %v; a new request is needed", err)})
+			"the API server rejects the certificate of this request as invalid: %v; a new request is needed", err)})
 		return nil
 	default:
 		return ignoreChanged(err)
@@ -236,7 +236,7 @@ func (r *Reconciler) stored(ctx context.Context, obj *certificatesv1.Certificate
 
 // CutShort returns the note of the Event about a certificate that ends early because its CA ends.
 func CutShort(issued *ca.Issued) string {
-	return fmt.Sprintf("the certificate ends %s early, at %s, because its CA ends then: replace the CA",
+	return fmt.Sprintf("the certificate expires %s early, at %s, because its CA expires then: replace the CA",
 		issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339))
 }
 

@@ -598,8 +598,8 @@ func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 		"unavailable": {errors.New("no route"), ""},
 		"sealed":      {fmt.Errorf("issue by key a: %w", ledger.ErrSealed), ""},
 		"lost": {fmt.Errorf("read the account of key a: %w", ledger.ErrNoAccount),
-			"; it was deleted, or is not yet made: the rotation controller makes it, and then takes what was issued before for outstanding, " +
-				"so only see that this controller runs (kubectl get signingauthorities -o wide)"},
+			"; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
+				"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -609,7 +609,7 @@ func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 					t.Errorf("written %d times, error %v", len(p.written), err)
 				}
 			}
-			want := []string{"Warning LedgerUnavailable nothing is signed that the ledger of the CA does not know of: " + test.fault.Error() + test.todo}
+			want := []string{"Warning LedgerUnavailable the certificate is not signed, because the CA's ledger cannot record it: " + test.fault.Error() + test.todo}
 			if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
 				t.Error(diff)
 			}

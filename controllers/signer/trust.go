@@ -276,9 +276,9 @@ func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []stri
 	}
 	message := ""
 	if len(refusing) > 0 {
-		message = fmt.Sprintf("certificates of key %s for %s are not accepted by API servers %s, which answer 401: "+
-			"append this CA to the --client-ca-file of every API server, or sign with one that is in it",
-			authority.KeyID(), strings.Join(names, " and "), strings.Join(refusing, ", "))
+		message = fmt.Sprintf("API servers %s answer 401 to certificates of key %s for %s: "+
+			"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
+			strings.Join(refusing, ", "), authority.KeyID(), strings.Join(names, " and "))
 	}
 	if message == *warned || message == "" && len(silent) > 0 { // without an answer an earlier warning stands
 		return

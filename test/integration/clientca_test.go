@@ -170,11 +170,11 @@ func TestServerSignerMakesNoAdministrator(t *testing.T) {
 					s.AllowedNames = names
 				})(o)
 			}})
-			failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature"), "UsagesNotPermitted", "API servers trust this CA for clients")
+			failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature"), "UsagesNotPermitted", "API servers, which trust this CA")
 			for _, subject := range []pkix.Name{kubeadmAdmin, {CommonName: "a", Organization: []string{"system:masters"}}, {CommonName: "system:admin"}} {
 				failsAs(t, askHook(t, subject, "hook.default.svc", "digital signature", "server auth"), "SubjectNotPermitted", "")
 			}
-			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "server auth"), "NameNotPermitted", `"kubernetes" is not among the allowedNames`)
+			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "server auth"), "NameNotPermitted", `"kubernetes" is not in the allowedNames`)
 			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "any"), "NameNotPermitted", "")
 			issued := reaches(t, askHook(t, plain, "hook.default.svc", "digital signature", "server auth"), csr.Issued)
 			block, _ := pem.Decode(issued.Status.Certificate)
@@ -236,7 +236,7 @@ func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 			if configured {
 				issuedBy(t, reaches(t, without, csr.Issued), own)
 			} else {
-				failsAs(t, without, "UsagesNotPermitted", "without one a certificate is good for everything")
+				failsAs(t, without, "UsagesNotPermitted", "so the certificate would be valid for every purpose")
 			}
 		})
 	}
@@ -276,7 +276,7 @@ func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	secret.Name = "untrusted"
 	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
-	hasEvent(t, secret, "CANotTrusted", "are not accepted by API servers", controlPlane(t).Config.Host, "--client-ca-file")
+	hasEvent(t, secret, "CANotTrusted", "API servers "+controlPlane(t).Config.Host+" answer 401 to certificates of key", "--client-ca-file")
 	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
 		t.Errorf("Events are %q", reasons)
 	}

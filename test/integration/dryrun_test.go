@@ -149,12 +149,12 @@ func TestDryRun(t *testing.T) {
 	agreed := createRequest(t, as(t, "joiner"), nodeRequest(t, "dry-a"))
 	tells(t, agreed, "Normal", "WouldApprove", "AutoApproved: Auto approving kubelet client certificate after SubjectAccessReview.")
 	approve(t, agreed)
-	tells(t, agreed, "Normal", "WouldIssue", "would sign it")
+	tells(t, agreed, "Normal", "WouldIssue", "would sign the request")
 
 	differs := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-b"))
 	tells(t, differs, "Warning", "WouldWait", "NotAuthorized: ", `user "stranger"`)
 	approve(t, differs)
-	tells(t, differs, "Warning", "WouldDiffer", "another approver has approved it, and here the verdict is Wait: NotAuthorized: ")
+	tells(t, differs, "Warning", "WouldDiffer", "another approver has approved this request, but the verdict of this dry run is Wait: NotAuthorized: ")
 
 	given := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-c"))
 	tells(t, given, "Warning", "WouldWait", "NotAuthorized")
@@ -170,7 +170,7 @@ func TestDryRun(t *testing.T) {
 
 	due := createRequest(t, admin(t), nodeRequest(t, "dry-e", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
 	decide(t, due, certificatesv1.CertificateDenied)
-	tells(t, due, "Normal", "WouldDelete", "Due: it is Denied, and due since ")
+	tells(t, due, "Normal", "WouldDelete", "Due: the request is Denied and due for deletion since ")
 
 	const signer = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,

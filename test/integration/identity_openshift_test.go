@@ -50,13 +50,13 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 		grantGroup(t, csr.NodeGroup, mayJoin)
 		node := kubeletOf(t, "rule-2")
 		eventually(t, "permission to ask", func(ctx context.Context) error { return node.Create(ctx, nodeRequest(t, "rule-2"), client.DryRunAll) })
-		refused(t, createRequest(t, node, nodeRequest(t, "rule-2")), "NotAuthorized", `asks for subject "CN=system:node:rule-2,O=system:nodes" but may not`)
+		refused(t, createRequest(t, node, nodeRequest(t, "rule-2")), "NotAuthorized", `requests subject "CN=system:node:rule-2,O=system:nodes" but may not`)
 	})
 	t.Run("3: not the node bootstrapper", func(t *testing.T) {
 		openshiftMachine(t, "rule-3")
 		_, other := account(t, "openshift-machine-config-operator", "other")
-		refused(t, createRequest(t, other, nodeRequest(t, "rule-3")), "NotAuthorized", "is none of those who may bootstrap")
-		refused(t, newToken(t, "rule03").asks(t, "rule-3"), "NotAuthorized", "is none of those who may bootstrap")
+		refused(t, createRequest(t, other, nodeRequest(t, "rule-3")), "NotAuthorized", "may not bootstrap nodes: only users")
+		refused(t, newToken(t, "rule03").asks(t, "rule-3"), "NotAuthorized", "may not bootstrap nodes: only users")
 	})
 	t.Run("4: the node exists", func(t *testing.T) {
 		openshiftMachine(t, "rule-4")
@@ -73,7 +73,7 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 		if err := controlPlane(t).Store(t.Context(), openshift+"/machines/openshift-machine-api/m-rule-6", old); err != nil {
 			t.Fatal(err)
 		}
-		refused(t, createRequest(t, joiner, nodeRequest(t, "rule-6")), "OutsideJoinWindow", "may at most 2h0m0s after")
+		refused(t, createRequest(t, joiner, nodeRequest(t, "rule-6")), "OutsideJoinWindow", "joinWindow permits 2h0m0s after")
 	})
 	t.Run("7: all of it", func(t *testing.T) {
 		openshiftMachine(t, "rule-7")

@@ -107,8 +107,8 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 		// A management cluster holds other clusters' Machines too.
 		"foreign": {"NotExpected", `expects node "foreign"`},
 		"nobody":  {"NotExpected", `expects node "nobody"`},
-		"bound":   {"MachineBound", `Machine default/m-bound has become node "another"`},
-		"was":     {"MachineBound", `Machine default/m-was has been node "was" before`},
+		"bound":   {"MachineBound", `Machine default/m-bound is already node "another"`},
+		"was":     {"MachineBound", `Machine default/m-was was node "was" before`},
 		"old":     {"OutsideJoinWindow", "after Machine default/m-old was created"},
 	} {
 		obj := token.asks(t, node)
@@ -127,7 +127,7 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), stale) })
-	hasEvent(t, stale, "RequestTooOld", "older than 15m0s")
+	hasEvent(t, stale, "RequestTooOld", "approval.nodeClient.maxRequestAge, 15m0s")
 	isPending(t, stale)
 }
 

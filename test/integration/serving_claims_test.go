@@ -31,7 +31,7 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 	waits := func() {
 		t.Helper()
 		hasEvent(t, theirs, "SANContested", `192.0.2.21 is claimed by node "a-older-liar" and by Node b-younger-victim`)
-		hasEvent(t, ours, "SANContested", `192.0.2.21 is claimed by node "b-younger-victim" and by Node a-older-liar`, "delete the Node of a machine that was replaced")
+		hasEvent(t, ours, "SANContested", `192.0.2.21 is claimed by node "b-younger-victim" and by Node a-older-liar`, "delete the Node of a replaced machine")
 		isPending(t, theirs)
 		isPending(t, ours)
 	}
@@ -78,7 +78,7 @@ func TestServingNodeThatReportsOthers(t *testing.T) {
 		reaches(t, asksFor(t, name, name+".example.com"), csr.Issued)
 	}
 	p.answers(t, p.metrics, "/metrics", 200, "csr_approver_nodes_left_out 1")
-	hasEvent(t, &corev1.Node{ObjectMeta: wide.ObjectMeta}, "SANContested", "its own word about its names and addresses is left out")
+	hasEvent(t, &corev1.Node{ObjectMeta: wide.ObjectMeta}, "SANContested", "the names and addresses that this Node reports are left out")
 	checkStop(t, p)
 }
 
@@ -91,10 +91,10 @@ func TestServingSharedAddress(t *testing.T) {
 		newNode(t, fmt.Sprintf("nat-%d", i), nat, fmt.Sprintf("192.0.2.%d", 60+i), fmt.Sprintf("nat-%d", i))
 	}
 	waiting := asksFor(t, "nat-0", nat, "192.0.2.60", "nat-0")
-	hasEvent(t, waiting, "SANContested", nat+` is reported by 3 Nodes, such as "nat-0" and nat-1`,
+	hasEvent(t, waiting, "SANContested", nat+` is reported by 3 Nodes, for example "nat-0" and nat-1`,
 		`{namePattern: ".*", dnsNames: ["${node}"], addresses: ["`+nat+`", CIDR of the nodes]}`)
 	isPending(t, waiting)
-	warned := `"level":"WARN","msg":"For kubelet serving certificates nothing counts but what nodes report of themselves`
+	warned := `"level":"WARN","msg":"Kubelet serving certificates depend only on what nodes report about themselves`
 	if !strings.Contains(p.log(t), warned) {
 		t.Error("no warning that node is the only source")
 	}

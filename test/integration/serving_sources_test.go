@@ -69,7 +69,7 @@ func TestServingOfSharedRanges(t *testing.T) {
 	// Nobody gets what its Node does not report: not without a Node, not because the Node is older.
 	first := newNode(t, "range-a", "192.0.2.97")
 	early, unborn := asks("range-a", "192.0.2.98"), asks("range-z", "192.0.2.99", "z.range.example.com")
-	hasEvent(t, early, "AddressNotPublished", "192.0.2.98 may be several nodes', says row 2 of configuration", `Node "range-a" does not report it`)
+	hasEvent(t, early, "AddressNotPublished", "192.0.2.98 may belong to several nodes, according to row 2 of configuration", `Node "range-a" does not report it`)
 	hasEvent(t, unborn, "AddressNotPublished", "192.0.2.99", "z.range.example.com")
 	issuedSoon(t, early, func() { publish(t, first, "192.0.2.97", "192.0.2.98") })
 	issuedSoon(t, unborn, func() { newNode(t, "range-z", "192.0.2.99", "z.range.example.com") })

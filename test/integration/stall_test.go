@@ -56,7 +56,7 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	startServingManager(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 10s}}, {node: {}}]", stalls.URL, ca))
 
 	waiting := createRequest(t, kubeletOf(t, "stalled"), servingRequest(t, "stalled", "192.0.2.200"))
-	hasEvent(t, waiting, "InventoryPending", `source webhook of approval.inventory has not answered yet what it knows of node "stalled"`)
+	hasEvent(t, waiting, "InventoryPending", `source webhook of approval.inventory has not answered about node "stalled" yet`)
 	hasEvent(t, waiting, "InventoryUnavailable", "ask webhook: context deadline exceeded")
 
 	delaysNobody(t, renewals(t), noLoad, func() func() {
