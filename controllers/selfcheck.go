@@ -153,12 +153,12 @@ func (s *selfCheck) Start(ctx context.Context) error {
 	ticker := s.clock.NewTicker(s.pause())
 	defer ticker.Stop()
 	elected, refused := s.elected, s.refused
-	var heedAgain <-chan time.Time
+	var listenAgain <-chan time.Time
 	leads := false
 	for {
 		for _, task := range s.tasks {
 			if !task.leader || leads {
-				s.look(ctx, task)
+				s.runIfDue(ctx, task)
 			}
 		}
 		select {
@@ -167,10 +167,10 @@ func (s *selfCheck) Start(ctx context.Context) error {
 		case <-elected:
 			elected, leads = nil, true
 		case <-refused: // refused calls must not cause as many reviews
-			refused, heedAgain = nil, time.After(refusalPause)
+			refused, listenAgain = nil, time.After(refusalPause)
 			s.rightsAreDue()
-		case <-heedAgain:
-			refused, heedAgain = s.refused, nil
+		case <-listenAgain:
+			refused, listenAgain = s.refused, nil
 		case <-ticker.C():
 		}
 	}
@@ -188,8 +188,8 @@ func (s *selfCheck) rightsAreDue() {
 // pause returns the time before a check that did not pass is repeated.
 func (s *selfCheck) pause() time.Duration { return min(s.interval, checkRetry) }
 
-// look runs task if it is due or its key has changed.
-func (s *selfCheck) look(ctx context.Context, task *checkTask) {
+// runIfDue runs task if it is due or its key has changed.
+func (s *selfCheck) runIfDue(ctx context.Context, task *checkTask) {
 	key := ""
 	if task.before != nil {
 		key = task.before()
@@ -221,11 +221,11 @@ func (s *selfCheck) look(ctx context.Context, task *checkTask) {
 		checkResult.WithLabelValues(task.name, string(status)).Set(value)
 	}
 	checkLastRun.Set(float64(now.Unix()))
-	s.tell(task, worst, results)
+	s.logChanges(task, worst, results)
 }
 
-// tell logs results that changed since the last run. The first run logs every result that is not OK.
-func (s *selfCheck) tell(task *checkTask, worst check.Status, results []check.Result) {
+// logChanges logs results that changed since the last run. The first run logs every result that is not OK.
+func (s *selfCheck) logChanges(task *checkTask, worst check.Status, results []check.Result) {
 	if task.last == nil {
 		s.log.Info("Self-check completed", "check", task.name, "result", worst, "questions", len(results))
 	}

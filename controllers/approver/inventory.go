@@ -248,7 +248,7 @@ type nodeComparison struct {
 	reporter  *report.Reporter
 	log       logr.Logger
 
-	told map[string]bool // node names of the last comparison
+	reported map[string]bool // node names of the last comparison
 }
 
 // Start compares all Nodes repeatedly until ctx ends. It runs only on the leader.
@@ -278,7 +278,7 @@ func (c *nodeComparison) compare(ctx context.Context) {
 	now := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		now[name] = true
-		if c.told[name] || len(now) > mostReported {
+		if c.reported[name] || len(now) > mostReported {
 			continue
 		}
 		message := "the names and addresses that this Node reports are left out of the comparison with other Nodes: " +
@@ -290,7 +290,7 @@ func (c *nodeComparison) compare(ctx context.Context) {
 			c.reporter.Object(about, corev1.EventTypeWarning, "Approve", "SANContested", message)
 		}
 	}
-	c.told = now
+	c.reported = now
 }
 
 // leftOut returns the Nodes that are left out of the comparison. It does not ask sources that may be slow.
