@@ -64,9 +64,9 @@ func TestSigners(t *testing.T) {
 		want    map[string]served
 		pairs   int
 	}{
-		"a Secret for all": {config.Signing{CA: shared}, all("Secret ns/ca", none), 1},
-		"files for all":    {config.Signing{CA: files("ca")}, all("files ca.crt and ca.key", none), 1},
-		"a duration for all": {
+		"one Secret for all signers": {config.Signing{CA: shared}, all("Secret ns/ca", none), 1},
+		"files for all signers":      {config.Signing{CA: files("ca")}, all("files ca.crt and ca.key", none), 1},
+		"one duration for all signers": {
 			config.Signing{CA: shared, Duration: *span(time.Hour)},
 			map[string]served{
 				client:  with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
@@ -74,30 +74,30 @@ func TestSigners(t *testing.T) {
 				serving: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
 			}, 1,
 		},
-		"one each": {
+		"one CA each": {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: files("a")}, {Name: kubelet, CA: files("b")}, {Name: serving, CA: config.CA{Secret: "ns/d"}}}},
 			map[string]served{
 				client: with(plain, "files a.crt and a.key"), kubelet: with(plain, "files b.crt and b.key"),
 				serving: with(plain, "Secret ns/d"),
 			}, 3,
 		},
-		"only some are served": {
+		"only some signers": {
 			config.Signing{Signers: []config.Signer{{Name: serving, CA: files("c")}}},
 			map[string]served{serving: with(plain, "files c.crt and c.key")}, 1,
 		},
-		"own durations under one CA": {
+		"own durations with a shared CA": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: serving, Duration: span(2 * time.Hour), MinDuration: span(time.Hour), MaxDuration: span(3 * time.Hour)}}},
 			all("Secret ns/ca", func(signers map[string]served) {
 				signers[serving] = with(ca.ProfileConfig{Lifetime: 2 * time.Hour, MinLifetime: time.Hour, MaxLifetime: 3 * time.Hour}, "Secret ns/ca")
 			}), 1,
 		},
-		"a longest one under the default": {
+		"a maximum below the default": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: serving, MaxDuration: span(time.Hour)}}},
 			all("Secret ns/ca", func(signers map[string]served) {
 				signers[serving] = with(ca.ProfileConfig{Lifetime: time.Hour, MaxLifetime: time.Hour}, "Secret ns/ca")
 			}), 1,
 		},
-		"a longest one over the default": {
+		"a maximum above the default": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: serving, MaxDuration: span(2 * year)}}},
 			all("Secret ns/ca", func(signers map[string]served) {
 				signers[serving] = with(ca.ProfileConfig{MaxLifetime: 2 * year}, "Secret ns/ca")
@@ -114,7 +114,7 @@ func TestSigners(t *testing.T) {
 				signers[kubelet] = with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a*"}}, "Secret ns/ca")
 			}), 1,
 		},
-		"subjects forbidden for all, and for one": {
+		"forbidden subjects for all signers and for one": {
 			config.Signing{ForbiddenSubjects: []string{"O=a"}, Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared, ForbiddenSubjects: []string{"O=b"}}}},
 			map[string]served{
 				client:  with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a"}}, "Secret ns/ca"),
@@ -129,13 +129,13 @@ func TestSigners(t *testing.T) {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared}}},
 			map[string]served{client: with(plain, "Secret ns/ca"), serving: with(plain, "Secret ns/ca")}, 1,
 		},
-		"a custom one beside Kubernetes'": {
+		"a custom signer beside Kubernetes' signers": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"client auth", "any"}}}},
 			all("Secret ns/ca", func(signers map[string]served) {
 				signers["example.com/a"] = with(ca.ProfileConfig{ForbidWildcards: true}, "Secret ns/other", "client auth", "any")
 			}), 2,
 		},
-		"a custom one that permits wildcards": {
+		"a custom signer that permits wildcards": {
 			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"server auth"}, AllowWildcards: true}}},
 			all("Secret ns/ca", func(signers map[string]served) {
 				signers["example.com/a"] = with(plain, "Secret ns/other", "server auth")
@@ -201,7 +201,7 @@ func TestRetention(t *testing.T) {
 			config.Cleaning{Retention: config.Retention{Denied: span(0)}},
 			csr.RetentionPolicy{Default: csr.Retention{Approved: hour, Failed: hour, Pending: 24 * hour}},
 		},
-		"a signer's own, the rest as for all": {
+		"a signer's own retention, with defaults": {
 			config.Cleaning{
 				Retention: config.Retention{Pending: span(2 * hour)},
 				Signers:   []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: span(-1)}}, {Name: "example.com/b"}},

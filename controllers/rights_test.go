@@ -219,7 +219,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			have:    []string{"delete certificatesigningrequests.certificates.k8s.io"},
 			havenot: []string{"get secrets a in b", "create leases.coordination.k8s.io in n", "create subjectaccessreviews.authorization.k8s.io"},
 		},
-		"a signer of one's own": {
+		"a custom signer": {
 			change: func(c *config.Configuration) {
 				c.Controllers = []string{"signer"}
 				c.Signing = config.Signing{Duration: c.Signing.Duration, MinRSABits: 2048, Signers: []config.Signer{{
@@ -232,7 +232,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			},
 			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
 		},
-		"a dry run of all": {
+		"a dry run of all controllers": {
 			change: func(c *config.Configuration) {
 				c.DryRun, c.Signing.Secret, c.Signing.CreateIfMissing = []string{"*"}, "b/a", true
 			},

@@ -167,7 +167,7 @@ func TestConfigForSaysWhatIsWrong(t *testing.T) {
 		want    string
 	}{
 		"group that the API server forbids": {groups: []string{"system:masters"}, want: `system:masters`},
-		"nobody signs":                      {options: csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }}, end: true, want: "is Approved: context deadline exceeded"},
+		"no signer":                         {options: csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }}, end: true, want: "is Approved: context deadline exceeded"},
 		"subject that the profile forbids": {options: csrenv.Options{Profile: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=al*"}}},
 			want: "Failed: SubjectNotPermitted: "},
 		"CA that the API server does not trust": {options: csrenv.Options{CA: mine},

@@ -33,13 +33,13 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		told   []string
 		writes int
 	}{
-		"a bootstrap":          {list: blockList(t, "a"), told: []string{blocked}},
-		"a renewal":            {list: blockList(t, "A"), change: user("system:node:a"), told: []string{blocked}},
-		"asked by such a node": {list: blockList(t, "b"), change: user("system:node:b"), told: []string{`Warning NodeBlocked node "b" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`}},
-		"of no proper shape":   {list: blockList(t, "a"), change: serverAuth, told: []string{blocked}},
-		"another node":         {list: blockList(t, "b"), writes: 1},
-		"nobody is blocked":    {list: blockList(t, ""), writes: 1},
-		"there is no list":     {writes: 1},
+		"a bootstrap":                 {list: blockList(t, "a"), told: []string{blocked}},
+		"a renewal":                   {list: blockList(t, "A"), change: user("system:node:a"), told: []string{blocked}},
+		"requested by a blocked node": {list: blockList(t, "b"), change: user("system:node:b"), told: []string{`Warning NodeBlocked node "b" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`}},
+		"shape mismatch":              {list: blockList(t, "a"), change: serverAuth, told: []string{blocked}},
+		"another node":                {list: blockList(t, "b"), writes: 1},
+		"empty list":                  {list: blockList(t, ""), writes: 1},
+		"no list":                     {writes: 1},
 		"not read yet": {list: unread, told: []string{
 			"Warning InventoryUnavailable whether its node is blocked can't be found out, so it waits: block list ConfigMap ns/blocked: not read yet",
 		}},

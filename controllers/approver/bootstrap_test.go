@@ -52,43 +52,43 @@ func TestBootstrap(t *testing.T) {
 		change joinChange
 		want   string // verdict, reason and part of the message
 	}{
-		"the smallest": {func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) {}, pass},
-		"no name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+		"the smallest request": {func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) {}, pass},
+		"no node name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Cert.Subject.CommonName = "system:node:"
 		}, "Deny ShapeMismatch has no node name"},
-		"not expected":                 {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry = nil }, `Wait NotExpected no source of approval.inventory expects node "a"`},
-		"the machine is being deleted": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Leaving = true }, "Wait NotExpected Machine default/a of node \"a\" is being deleted"},
-		"a source that can't say":      {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.unavailable = "timeout" }, "Wait InventoryUnavailable timeout"},
-		"the Node is alive":            {node(nodeAlive, false), `Wait NodeAlive node "a" is alive`},
-		"alive, and it may rejoin":     {node(nodeAlive, true), "Wait NodeAlive is alive"},
-		"not known to be dead":         {node(nodeUnknown, false), "Wait NodeAlive may be alive"},
-		"nor if it may rejoin":         {node(nodeUnknown, true), "Wait NodeAlive may be alive"},
-		"dead":                         {node(nodeDead, false), "Wait MachineBound " + dead},
-		"dead, and it may rejoin":      {node(nodeDead, true), pass},
-		"dead and not expected any more": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+		"not expected":                        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry = nil }, `Wait NotExpected no source of approval.inventory expects node "a"`},
+		"the machine is being deleted":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Leaving = true }, "Wait NotExpected Machine default/a of node \"a\" is being deleted"},
+		"a source fails":                      {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.unavailable = "timeout" }, "Wait InventoryUnavailable timeout"},
+		"the Node is alive":                   {node(nodeAlive, false), `Wait NodeAlive node "a" is alive`},
+		"the Node is alive, rejoin is on":     {node(nodeAlive, true), "Wait NodeAlive is alive"},
+		"the Node may be alive":               {node(nodeUnknown, false), "Wait NodeAlive may be alive"},
+		"the Node may be alive, rejoin is on": {node(nodeUnknown, true), "Wait NodeAlive may be alive"},
+		"the Node is dead":                    {node(nodeDead, false), "Wait MachineBound " + dead},
+		"the Node is dead, rejoin is on":      {node(nodeDead, true), pass},
+		"the Node is dead and no longer expected": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			f.node, p.Rejoin, f.entry = nodeDead, true, nil
 		}, "Wait NotExpected no source"},
-		"has become another node":       {bound("b", false), `Wait MachineBound Machine default/a is already node "b", so it cannot become node "a"`},
-		"another one, and may rejoin":   {bound("b", true), "Wait MachineBound is already node"},
-		"has been this node":            {bound("a", false), `Wait MachineBound Machine default/a was node "a" before`},
-		"has been this node and may be": {bound("a", true), pass},
-		"inside, at the beginning":      {created(-10 * time.Second), pass},
-		"inside, at the end":            {created(2 * time.Hour), pass},
-		"early":                         {created(-11 * time.Second), `Wait OutsideJoinWindow node "a" made its request 11s before Machine default/a was created: approval.nodeClient.joinWindow permits 10s before`},
-		"late":                          {created(2*time.Hour + time.Second), `Wait OutsideJoinWindow node "a" made its request 2h0m1s after Machine default/a was created: approval.nodeClient.joinWindow permits 2h0m0s after`},
-		"since when is not said":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = time.Time{} }, "Wait OutsideJoinWindow Machine default/a has no creation time yet"},
+		"the machine is another node":               {bound("b", false), `Wait MachineBound Machine default/a is already node "b", so it cannot become node "a"`},
+		"the machine is another node, rejoin is on": {bound("b", true), "Wait MachineBound is already node"},
+		"the machine was this node":                 {bound("a", false), `Wait MachineBound Machine default/a was node "a" before`},
+		"the machine was this node, rejoin is on":   {bound("a", true), pass},
+		"at the start of the window":                {created(-10 * time.Second), pass},
+		"at the end of the window":                  {created(2 * time.Hour), pass},
+		"before the window":                         {created(-11 * time.Second), `Wait OutsideJoinWindow node "a" made its request 11s before Machine default/a was created: approval.nodeClient.joinWindow permits 10s before`},
+		"after the window":                          {created(2*time.Hour + time.Second), `Wait OutsideJoinWindow node "a" made its request 2h0m1s after Machine default/a was created: approval.nodeClient.joinWindow permits 2h0m0s after`},
+		"unknown creation time":                     {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = time.Time{} }, "Wait OutsideJoinWindow Machine default/a has no creation time yet"},
 		"expected at any time": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			f.entry.Created, f.entry.AnyTime = time.Time{}, true
 		}, pass},
 		"no window": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			f.entry.Created, p.Window = time.Time{}, JoinWindow{}
 		}, pass},
-		"late, but it comes back": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+		"a returning machine after the window": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			f.node, p.Rejoin, f.entry.Created = nodeDead, true, now.AddDate(-1, 0, 0)
 		}, pass},
 		"just young enough": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15 * time.Minute }, pass},
 		"too old":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15*time.Minute + 1 }, "Ignore RequestTooOld older than approval.nodeClient.maxRequestAge, 15m0s"},
-		"too old, whatever else": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+		"too old, and a source fails": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			*f = bootstrapFacts{age: time.Hour, unavailable: "x"}
 		}, "Ignore RequestTooOld older than"},
 		"another user": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
@@ -97,25 +97,25 @@ func TestBootstrap(t *testing.T) {
 		"any user": {func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Requester.Username, p.Users = "x", nil
 		}, pass},
-		"gone":                {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.gone = "revoked" }, `Wait NotAuthorized user "system:bootstrap:abcdef", which requests node "a", no longer exists: revoked`},
-		"a token for it":      {group(false, "a"), pass},
-		"a token for another": {group(false, "b"), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
-		"a token for both":    {group(false, "b", "a"), pass},
-		"... in any order":    {group(false, "a", "b"), pass},
-		"a group that is of no node": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
+		"the requester was deleted":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.gone = "revoked" }, `Wait NotAuthorized user "system:bootstrap:abcdef", which requests node "a", no longer exists: revoked`},
+		"a token for this node":               {group(false, "a"), pass},
+		"a token for another node":            {group(false, "b"), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
+		"a token for both nodes":              {group(false, "b", "a"), pass},
+		"a token for both nodes, other order": {group(false, "a", "b"), pass},
+		"a group without a node name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Requester.Groups = []string{"system:bootstrappers:node:"}
 		}, "Deny NotAuthorized another node"},
-		"a token that must be bound is":    {group(true, "a"), pass},
-		"a token that must be bound isn't": {group(true), `Ignore NotAuthorized user "system:bootstrap:abcdef" is not bound to node "a"`},
-		"a bound token is expectation enough": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+		"binding required, bound":     {group(true, "a"), pass},
+		"binding required, not bound": {group(true), `Ignore NotAuthorized user "system:bootstrap:abcdef" is not bound to node "a"`},
+		"a bound token without an inventory": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
 			group(true, "a")(p, req, f)
 			p.Expected, f.entry = false, nil
 		}, pass},
-		"but not beside an inventory": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+		"a bound token for an unexpected node": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
 			group(true, "a")(p, req, f)
 			f.entry = nil
 		}, "Wait NotExpected no source"},
-		"nor for a node that is there": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+		"a bound token for a living node": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
 			group(true, "a")(p, req, f)
 			p.Expected, f.entry, f.node = false, nil, nodeAlive
 		}, "Wait NodeAlive is alive"},
@@ -291,19 +291,19 @@ func TestNodeStates(t *testing.T) {
 		lifetime time.Duration
 		want     nodeState
 	}{
-		"none":                              {want: nodeNone},
-		"none, and a lease that is dead":    {life: nodeidentity.Dead, want: nodeNone},
-		"none, but its lease moves":         {life: nodeidentity.Alive, renewed: now, want: nodeAlive},
-		"none, but nobody knows its lease":  {renewed: now, want: nodeUnknown},
-		"none, and a lease of the past":     {renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeNone},
-		"alive":                             {exists: true, life: nodeidentity.Alive, want: nodeAlive},
-		"alive, though its clock is slow":   {exists: true, life: nodeidentity.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
-		"dead":                              {exists: true, life: nodeidentity.Dead, renewed: now, want: nodeDead},
-		"unknown":                           {exists: true, renewed: now, lifetime: day, want: nodeUnknown},
-		"unknown without a lease":           {exists: true, lifetime: day, want: nodeUnknown},
-		"its certificate may still be good": {exists: true, renewed: seen(day + time.Hour), lifetime: day, want: nodeUnknown},
-		"its certificate has run out":       {exists: true, renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeDead},
-		"how long they live is not known":   {exists: true, renewed: seen(1000 * day), want: nodeUnknown},
+		"no Node":                      {want: nodeNone},
+		"no Node, dead Lease":          {life: nodeidentity.Dead, want: nodeNone},
+		"no Node, renewed Lease":       {life: nodeidentity.Alive, renewed: now, want: nodeAlive},
+		"no Node, unobserved Lease":    {renewed: now, want: nodeUnknown},
+		"no Node, expired certificate": {renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeNone},
+		"alive":                        {exists: true, life: nodeidentity.Alive, want: nodeAlive},
+		"alive with a slow clock":      {exists: true, life: nodeidentity.Alive, renewed: seen(100 * day), lifetime: day, want: nodeAlive},
+		"the Node is dead":             {exists: true, life: nodeidentity.Dead, renewed: now, want: nodeDead},
+		"unknown":                      {exists: true, renewed: now, lifetime: day, want: nodeUnknown},
+		"unknown without a Lease":      {exists: true, lifetime: day, want: nodeUnknown},
+		"its certificate may be valid": {exists: true, renewed: seen(day + time.Hour), lifetime: day, want: nodeUnknown},
+		"its certificate has expired":  {exists: true, renewed: seen(day + time.Hour + 1), lifetime: day, want: nodeDead},
+		"unknown certificate lifetime": {exists: true, renewed: seen(1000 * day), want: nodeUnknown},
 	} {
 		policy := BootstrapPolicy{CertificateLifetime: test.lifetime}
 		req := &csr.Request{Created: now}
@@ -346,11 +346,11 @@ func TestRenewalsAskNoInventory(t *testing.T) {
 		want   string
 		asked  []string
 	}{
-		"a renewal":                   {user("system:node:a"), []string{"selfnodeclient"}, "Approved", []string{"selfnodeclient"}},
-		"a renewal that may not":      {user("system:node:a"), nil, "Waits NotAuthorized", []string{"selfnodeclient"}},
-		"nor if it may bootstrap":     {user("system:node:a"), []string{"nodeclient"}, "Waits NotAuthorized", []string{"selfnodeclient"}},
-		"a bootstrap":                 {user("system:bootstrap:abcdef"), []string{"nodeclient"}, "Waits InventoryUnavailable", nil},
-		"a node that asks for others": {user("system:node:b"), []string{"nodeclient", "selfnodeclient"}, "Waits InventoryUnavailable", nil},
+		"a renewal":                                   {user("system:node:a"), []string{"selfnodeclient"}, "Approved", []string{"selfnodeclient"}},
+		"a renewal without permission":                {user("system:node:a"), nil, "Waits NotAuthorized", []string{"selfnodeclient"}},
+		"a renewal with permission to bootstrap only": {user("system:node:a"), []string{"nodeclient"}, "Waits NotAuthorized", []string{"selfnodeclient"}},
+		"a bootstrap":                                 {user("system:bootstrap:abcdef"), []string{"nodeclient"}, "Waits InventoryUnavailable", nil},
+		"a node that requests another node":           {user("system:node:b"), []string{"nodeclient", "selfnodeclient"}, "Waits InventoryUnavailable", nil},
 	} {
 		p := newParts(t, object(t, test.change))
 		p.reconciler.Rules = []Rule{BoundNodeClient(Bootstrap{Inventory: &Inventory{}, Policy: BootstrapPolicy{Expected: true}})}

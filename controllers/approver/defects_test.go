@@ -30,11 +30,11 @@ func TestDefects(t *testing.T) {
 		{name: "03 a name of the API server", obj: asks(t, []string{"kubernetes.default.svc"}), world: newKnown("kubernetes.default.svc"), want: "Denied SANReserved"},
 		{name: "03 another node's address", obj: asks(t, []string{"10.0.0.2"}), want: "Waits SANNotOwned"},
 		{name: "05 a prefix of the name", obj: asks(t, []string{"evil-node1.example.org.attacker"}), world: prefixed, want: "Waits SANNotOwned"},
-		{name: "05 the name and more", obj: asks(t, []string{"node1.example.org.attacker"}), world: prefixed, want: "Waits SANNotOwned"},
-		{name: "05 more and the name", obj: asks(t, []string{"evil-node1.example.org"}), world: prefixed, want: "Waits SANNotOwned"},
-		{name: "05 a dot is no joker", obj: asks(t, []string{"node1xexample.org"}), world: prefixed, want: "Waits SANNotOwned"},
+		{name: "05 a longer suffix", obj: asks(t, []string{"node1.example.org.attacker"}), world: prefixed, want: "Waits SANNotOwned"},
+		{name: "05 a longer prefix", obj: asks(t, []string{"evil-node1.example.org"}), world: prefixed, want: "Waits SANNotOwned"},
+		{name: "05 a dot is not a wildcard", obj: asks(t, []string{"node1xexample.org"}), world: prefixed, want: "Waits SANNotOwned"},
 		{name: "05 a suffix without its dot", obj: asks(t, []string{"eviLa.pool.example.org"}), world: prefixed, want: "Waits SANNotOwned"},
-		{name: "05 a node whose name only begins so", obj: asks(t, own, user("system:node:ab"), says(t, nodeTemplate("ab", own...))), want: "Waits NodeNotFound"},
+		{name: "05 a node name that is only a prefix", obj: asks(t, own, user("system:node:ab"), says(t, nodeTemplate("ab", own...))), want: "Waits NodeNotFound"},
 		{name: "08 a third usage", obj: asks(t, own, usagesAre("digital signature", "server auth", "code signing")), want: "Denied UsagesNotPermitted"},
 		{name: "08 a client with a URI", obj: object(t, says(t, func() *x509.CertificateRequest {
 			template := nodeTemplate("a")
@@ -44,10 +44,10 @@ func TestDefects(t *testing.T) {
 		{name: "08 another signer that got past the predicate", obj: object(t, func(obj *request) { obj.Spec.SignerName = "example.com/a" }), grants: []string{"nodeclient"}, want: "Untouched"},
 		{name: "10 fewer names than the node has", obj: asks(t, own), want: "Approved"},
 		{name: "13 an address and no name", obj: asks(t, own), want: "Approved"},
-		{name: "13 a second name that is foreign", obj: asks(t, []string{"a.example.com", "b.example.com"}), want: "Waits SANNotOwned"},
+		{name: "13 a second name of another node", obj: asks(t, []string{"a.example.com", "b.example.com"}), want: "Waits SANNotOwned"},
 		{name: "13 the common name of another node", obj: asks(t, own, user("system:node:b")), want: "Denied CommonNameMismatch"},
-		{name: "14 an ECDSA key, and so no key encipherment", obj: asks(t, own, usagesAre("digital signature", "server auth")), want: "Approved"},
-		{name: "16 what looks like serving, for another signer", obj: asks(t, own, func(obj *request) { obj.Spec.SignerName = "example.com/serving" }), want: "Untouched"},
+		{name: "14 an ECDSA key without key encipherment", obj: asks(t, own, usagesAre("digital signature", "server auth")), want: "Approved"},
+		{name: "16 a serving request for another signer", obj: asks(t, own, func(obj *request) { obj.Spec.SignerName = "example.com/serving" }), want: "Untouched"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -70,7 +70,7 @@ func requesterInputs(t *testing.T) []input {
 		{name: "02 serving by a ServiceAccount", obj: asks(t, own, user("system:serviceaccount:kube-system:x")), want: "Denied RequesterNotNode"},
 		{name: "02 serving by test", obj: asks(t, own, user("test")), want: "Denied RequesterNotNode"},
 		{name: "02 serving by an IAM role", obj: asks(t, own, user("arn:aws:sts::1:assumed-role/node/i-0")), want: "Denied RequesterNotNode"},
-		{name: "14 a webhook that calls itself a node", obj: asks(t, nil, user("system:serviceaccount:ns:svc"), says(t, nodeTemplate("svc.ns.svc", "svc.ns.svc"))), grants: rights, want: "Denied RequesterNotNode"},
+		{name: "14 a webhook with a node's common name", obj: asks(t, nil, user("system:serviceaccount:ns:svc"), says(t, nodeTemplate("svc.ns.svc", "svc.ns.svc"))), grants: rights, want: "Denied RequesterNotNode"},
 		{name: "22 a node for another node", obj: object(t, user("system:node:b")), grants: []string{"selfnodeclient"}, want: "Waits NotAuthorized"},
 	}
 }
@@ -90,7 +90,7 @@ func nameInputs(t *testing.T) []input {
 		{name: "06 no name", obj: asks(t, nil), want: "Denied SANMissing"},
 		{name: "06 DNS only", obj: asks(t, []string{"a.example.com"}), want: "Approved"},
 		{name: "06 address only", obj: asks(t, []string{"10.0.0.1"}), want: "Approved"},
-		{name: "06 the node is called as its address", obj: asks(t, nil, user("system:node:10.0.0.1"), says(t, nodeTemplate("10.0.0.1", "10.0.0.1"))),
+		{name: "06 the node's name is its address", obj: asks(t, nil, user("system:node:10.0.0.1"), says(t, nodeTemplate("10.0.0.1", "10.0.0.1"))),
 			world: &known{nodes: map[string]*inventory.Entry{"10.0.0.1": {Source: "Node 10.0.0.1", SANs: sans("10.0.0.1")}}}, want: "Approved"},
 		{name: "07 many names, all owned", obj: asks(t, many), world: newKnown(many...), want: "Approved"},
 		{name: "07 many names, one of them not", obj: asks(t, many), world: newKnown(many[:8]...), want: "Waits SANNotOwned"},
@@ -108,13 +108,13 @@ func formInputs(t *testing.T) []input {
 	short.nodes["a"].ShortNames = true
 	return []input{
 		{name: "09 short common name, full name", obj: asks(t, []string{"a.example.com"}), want: "Approved"},
-		{name: "09 short name, unless the source says so", obj: asks(t, []string{"a"}), want: "Waits SANNotOwned"},
-		{name: "09 short name, and the source says so", obj: asks(t, []string{"a"}), world: short, want: "Approved"},
+		{name: "09 short name that the source lacks", obj: asks(t, []string{"a"}), want: "Waits SANNotOwned"},
+		{name: "09 short name that the source has", obj: asks(t, []string{"a"}), world: short, want: "Approved"},
 		{name: "09 upper case", obj: asks(t, []string{"A.Example.COM"}), want: "Approved"},
 		{name: "09 trailing dot", obj: asks(t, []string{"a.example.com."}), want: "Approved"},
 		{name: "09 IPv4-mapped address", obj: asks(t, nil, says(t, mapped)), want: "Approved"},
 		{name: "09 IPv6 in full against compressed", obj: asks(t, []string{"2001:0db8:0000::0001"}), world: newKnown("2001:db8::1"), want: "Approved"},
-		{name: "09 an address with a zone is none", obj: asks(t, []string{"2001:db8::1"}), world: newKnown("2001:db8::1%eth0"), want: "Waits SANNotOwned"},
+		{name: "09 the source has an address with a zone", obj: asks(t, []string{"2001:db8::1"}), world: newKnown("2001:db8::1%eth0"), want: "Waits SANNotOwned"},
 		{name: "09 an address with a zone as a name", obj: asks(t, nil, says(t, func() *x509.CertificateRequest {
 			template := nodeTemplate("a")
 			template.DNSNames = []string{"2001:db8::1%eth0"}
@@ -193,12 +193,12 @@ func stateInputs(t *testing.T) []input {
 		}
 	}
 	return []input{
-		{name: "19 a name that suits, of a stranger", obj: object(t, func(obj *request) { obj.Name = "csr-node-a" }), want: "Waits NotAuthorized"},
+		{name: "19 a matching object name, another requester", obj: object(t, func(obj *request) { obj.Name = "csr-node-a" }), want: "Waits NotAuthorized"},
 		{name: "20 Approved and Denied", obj: asks(t, own, with("Approved"), with("Denied")), want: "Untouched"},
 		{name: "20 Approved and Failed", obj: asks(t, own, with("Approved"), with("Failed")), want: "Untouched"},
 		{name: "20 Denied without a status", obj: asks(t, own, withoutStatus("Denied")), want: "Untouched"},
 		{name: "20 Approved without a status", obj: asks(t, own, withoutStatus("Approved")), want: "Untouched"},
-		{name: "20 conditions of others only", obj: asks(t, own, with("Vetted"), withoutStatus("Seen")), want: "Approved"},
+		{name: "20 unknown conditions only", obj: asks(t, own, with("Vetted"), withoutStatus("Seen")), want: "Approved"},
 		{name: "24 a certificate of another signer", obj: asks(t, own, func(obj *request) { obj.Status.Certificate = []byte("nonsense") }), want: "Untouched"},
 	}
 }
@@ -234,7 +234,7 @@ func encodingInputs(t *testing.T) []input {
 func TestInputsThatAreCleaned(t *testing.T) {
 	t.Parallel()
 	for _, test := range append(nameInputs(t), stateInputs(t)...) {
-		if !strings.HasPrefix(test.name, "05") && test.name != "20 conditions of others only" {
+		if !strings.HasPrefix(test.name, "05") && test.name != "20 unknown conditions only" {
 			continue
 		}
 		at, ok := csr.RetentionPolicy{Default: csr.DefaultRetention}.Deadline(test.obj)

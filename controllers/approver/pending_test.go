@@ -67,7 +67,7 @@ func TestNoWorkerWaitsForAReview(t *testing.T) {
 		"refused":                {obj: object(t), rounds: 1, want: "Waits NotAuthorized"},
 		"a renewal":              {obj: object(t, user("system:node:a")), grants: []string{"selfnodeclient"}, rounds: 1, want: "Approved"},
 		"a node that bootstraps": {obj: object(t, user("system:node:a")), grants: []string{"nodeclient"}, rounds: 2, want: "Approved"},
-		"it fails":               {obj: object(t), grants: []string{"nodeclient"}, fault: errors.New("down"), rounds: 1, want: "down"},
+		"the review fails":       {obj: object(t), grants: []string{"nodeclient"}, fault: errors.New("down"), rounds: 1, want: "down"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

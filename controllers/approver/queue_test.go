@@ -83,15 +83,15 @@ func TestWhoIsWoken(t *testing.T) {
 		change func(wakeUps)
 		want   string
 	}{
-		"an address":         {func(w wakeUps) { w.free(sans("10.0.0.1")) }, "a"},
-		"some":               {func(w wakeUps) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
-		"by value":           {func(w wakeUps) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
-		"a name":             {func(w wakeUps) { w.free(sans("B.example.com.")) }, "b"},
-		"what nobody wants":  {func(w wakeUps) { w.free(sans("10.0.0.9")) }, ""},
-		"a node":             {func(w wakeUps) { w.node("b") }, "b"},
-		"any node":           {func(w wakeUps) { w.node("") }, "a b c"},
-		"a node and a name":  {func(w wakeUps) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
-		"a node with no one": {func(w wakeUps) { w.node("z") }, ""},
+		"an address":                  {func(w wakeUps) { w.free(sans("10.0.0.1")) }, "a"},
+		"some":                        {func(w wakeUps) { w.free(sans("10.0.0.2", "10.0.0.3", "10.0.0.4")) }, "b c"},
+		"an address in another form":  {func(w wakeUps) { w.free(sans("::ffff:10.0.0.1")) }, "a"},
+		"a name":                      {func(w wakeUps) { w.free(sans("B.example.com.")) }, "b"},
+		"an address without requests": {func(w wakeUps) { w.free(sans("10.0.0.9")) }, ""},
+		"a node":                      {func(w wakeUps) { w.node("b") }, "b"},
+		"any node":                    {func(w wakeUps) { w.node("") }, "a b c"},
+		"a node and a name":           {func(w wakeUps) { w.node("c"); w.free(sans("b.example.com")) }, "b c"},
+		"a node without requests":     {func(w wakeUps) { w.node("z") }, ""},
 	} {
 		w, q := newWakeUps(), newTestQueue(t)
 		w.nodes.runs, w.freed.runs = true, true
@@ -298,12 +298,12 @@ func TestRequestInfo(t *testing.T) {
 		obj             *request
 		requester, node string
 	}{
-		"a renewal":                  {object(t, user("system:node:a")), "system:node:a", "a"},
-		"a bootstrap":                {object(t), "system:bootstrap:abcdef", "a"},
-		"a node for another":         {object(t, user("system:node:b")), "system:node:b", "a"},
-		"serving":                    {of(t, "a", "10.0.0.1"), "system:node:a", "a"},
-		"malformed":                  {object(t, malformedRequest, user("system:node:a")), "system:node:a", ""},
-		"no node, with its own name": {object(t, user("x"), says(t, nodeTemplate("x"))), "x", "x"},
+		"a renewal":                         {object(t, user("system:node:a")), "system:node:a", "a"},
+		"a bootstrap":                       {object(t), "system:bootstrap:abcdef", "a"},
+		"a node that requests another node": {object(t, user("system:node:b")), "system:node:b", "a"},
+		"serving":                           {of(t, "a", "10.0.0.1"), "system:node:a", "a"},
+		"malformed":                         {object(t, malformedRequest, user("system:node:a")), "system:node:a", ""},
+		"no node, with its own name":        {object(t, user("x"), says(t, nodeTemplate("x"))), "x", "x"},
 	} {
 		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
 		for range 2 {

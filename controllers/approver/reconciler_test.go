@@ -46,9 +46,9 @@ func TestReconcileDecides(t *testing.T) {
 		events []string
 		again  bool
 	}{
-		"a bootstrapper that may":             {grants: []string{"nodeclient"}, asked: []string{"nodeclient"}, want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage}},
+		"a bootstrapper with permission":      {grants: []string{"nodeclient"}, asked: []string{"nodeclient"}, want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage}},
 		"a bootstrapper with the other right": {grants: []string{"selfnodeclient"}, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
-		"a bootstrapper that may not":         {asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
+		"a bootstrapper without permission":   {asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
 		"refused is not denied":               {denial: DenialPermanent, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
 		"a node that may renew": {
 			change: []func(*request){user("system:node:a")}, grants: []string{"selfnodeclient", "nodeclient"}, asked: []string{"selfnodeclient"},
@@ -62,7 +62,7 @@ func TestReconcileDecides(t *testing.T) {
 			change: []func(*request){with("Failed")}, grants: []string{"nodeclient"}, asked: []string{"nodeclient"},
 			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
 		},
-		"a condition of somebody else": {
+		"an unknown condition": {
 			change: []func(*request){with("Vetted")}, grants: []string{"nodeclient"}, asked: []string{"nodeclient"},
 			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
 		},

@@ -40,17 +40,17 @@ func TestNodeClientRule(t *testing.T) {
 		ask    []string
 		want   Decision
 	}{
-		"bootstrapper":             {change: by("system:bootstrap:abcdef"), ask: []string{"nodeclient"}},
-		"the node itself":          {change: by("system:node:a"), ask: []string{"selfnodeclient", "nodeclient"}},
-		"another node":             {change: by("system:node:b"), ask: []string{"nodeclient"}},
-		"another case":             {change: by("system:node:A"), ask: []string{"nodeclient"}},
-		"nobody":                   {change: by(""), ask: []string{"nodeclient"}},
-		"a person":                 {change: by("admin"), ask: []string{"nodeclient"}},
-		"DNS name":                 {change: func(req *csr.Request) { req.Cert.DNSNames = []string{"a"} }, want: mismatch("DNS subjectAltNames are not allowed")},
-		"another organization":     {change: func(req *csr.Request) { req.Cert.Subject.Organization = []string{"system:masters"} }, want: mismatch("subject organization is not system:nodes")},
-		"another common name":      {change: func(req *csr.Request) { req.Cert.Subject.CommonName = "a" }, want: mismatch("subject common name does not begin with system:node:")},
-		"server auth":              {change: func(req *csr.Request) { req.Usages = append(req.Usages, "server auth") }, want: mismatch("usages did not match [client auth digital signature key encipherment]")},
-		"content that goes unread": {change: func(req *csr.Request) { req.Dropped = []string{"extension 2.5.29.19"} }, ask: []string{"nodeclient"}},
+		"bootstrapper":         {change: by("system:bootstrap:abcdef"), ask: []string{"nodeclient"}},
+		"the node itself":      {change: by("system:node:a"), ask: []string{"selfnodeclient", "nodeclient"}},
+		"another node":         {change: by("system:node:b"), ask: []string{"nodeclient"}},
+		"upper case":           {change: by("system:node:A"), ask: []string{"nodeclient"}},
+		"empty user name":      {change: by(""), ask: []string{"nodeclient"}},
+		"a person":             {change: by("admin"), ask: []string{"nodeclient"}},
+		"DNS name":             {change: func(req *csr.Request) { req.Cert.DNSNames = []string{"a"} }, want: mismatch("DNS subjectAltNames are not allowed")},
+		"another organization": {change: func(req *csr.Request) { req.Cert.Subject.Organization = []string{"system:masters"} }, want: mismatch("subject organization is not system:nodes")},
+		"another common name":  {change: func(req *csr.Request) { req.Cert.Subject.CommonName = "a" }, want: mismatch("subject common name does not begin with system:node:")},
+		"server auth":          {change: func(req *csr.Request) { req.Usages = append(req.Usages, "server auth") }, want: mismatch("usages did not match [client auth digital signature key encipherment]")},
+		"dropped content":      {change: func(req *csr.Request) { req.Dropped = []string{"extension 2.5.29.19"} }, ask: []string{"nodeclient"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -97,10 +97,10 @@ func TestWeakerSourcesAreNotAsked(t *testing.T) {
 		barred       bool
 		unknown      bool
 	}{
-		"the same source is broken":                     {rank: 0, broken: 0, unknown: true},
-		"a weaker source is broken":                     {rank: 0, broken: 1},
-		"a stronger source is broken":                   {rank: 1, broken: 0, unknown: true},
-		"it is broken, but the other can have no claim": {rank: 1, broken: 0, barred: true},
+		"the same source is broken":                                 {rank: 0, broken: 0, unknown: true},
+		"a weaker source is broken":                                 {rank: 0, broken: 1},
+		"a stronger source is broken":                               {rank: 1, broken: 0, unknown: true},
+		"a stronger source is broken, but the other node is barred": {rank: 1, broken: 0, barred: true},
 	} {
 		broken := &askedOf{broken: "b"}
 		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a", "b"}, manySANs(1))

@@ -54,11 +54,11 @@ func TestServingIsJudgedStepByStep(t *testing.T) {
 		lookUp, compare error
 		want            string // the steps that ran
 	}{
-		"all steps":               {change: func(*csr.Request, *servingFacts) {}, want: "look up, compare, Approve"},
-		"its content is refused":  {change: func(req *csr.Request, _ *servingFacts) { req.Usages = nil }, want: "Deny"},
-		"a name is not its own":   {change: func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, want: "look up, Wait"},
-		"the lookup is cut short": {change: func(*csr.Request, *servingFacts) {}, lookUp: down, want: "look up, down"},
-		"the comparison is":       {change: func(*csr.Request, *servingFacts) {}, compare: down, want: "look up, compare, down"},
+		"all steps":                {change: func(*csr.Request, *servingFacts) {}, want: "look up, compare, Approve"},
+		"its content is refused":   {change: func(req *csr.Request, _ *servingFacts) { req.Usages = nil }, want: "Deny"},
+		"no source knows the node": {change: func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, want: "look up, Wait"},
+		"the lookup fails":         {change: func(*csr.Request, *servingFacts) {}, lookUp: down, want: "look up, down"},
+		"the comparison fails":     {change: func(*csr.Request, *servingFacts) {}, compare: down, want: "look up, compare, down"},
 	} {
 		req, facts := serving()
 		test.change(req, facts)
@@ -80,7 +80,7 @@ func TestServingIsJudgedStepByStep(t *testing.T) {
 func TestServingApproves(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*csr.Request, *servingFacts){
-		"the smallest":                   func(*csr.Request, *servingFacts) {},
+		"the smallest request":           func(*csr.Request, *servingFacts) {},
 		"key encipherment, as RSA needs": func(req *csr.Request, _ *servingFacts) { req.Usages = append(req.Usages, "key encipherment") },
 		"usages in another order": func(req *csr.Request, _ *servingFacts) {
 			req.Usages = []certificatesv1.KeyUsage{"server auth", "digital signature"}
@@ -90,7 +90,7 @@ func TestServingApproves(t *testing.T) {
 			req.Cert.IPAddresses, req.Cert.DNSNames = nil, []string{"node-a"}
 			facts.SANs, facts.names = []san.SAN{name}, []nameFacts{{san: name}}
 		},
-		"fewer names than belong to it": func(_ *csr.Request, facts *servingFacts) {
+		"fewer names than the node has": func(_ *csr.Request, facts *servingFacts) {
 			facts.SANs = append(facts.SANs, san.Parse("node-a"))
 		},
 	} {
@@ -127,48 +127,48 @@ func TestServingRefuses(t *testing.T) {
 		"a user called test, with the group": {func(req *csr.Request, _ *servingFacts) {
 			req.Requester.Username, req.Cert.Subject.CommonName = "test", "test"
 		}, verdict.Deny, "RequesterNotNode", nil},
-		"no group of nodes":               {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:authenticated"} }, verdict.Deny, "RequesterNotNode", nil},
-		"a group that only looks like it": {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:nodes "} }, verdict.Deny, "RequesterNotNode", nil},
-		"another node's name":             {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:b" }, verdict.Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
-		"another case":                    {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:A" }, verdict.Deny, "CommonNameMismatch", nil},
+		"without the group system:nodes": {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:authenticated"} }, verdict.Deny, "RequesterNotNode", nil},
+		"a similar group":                {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:nodes "} }, verdict.Deny, "RequesterNotNode", nil},
+		"another node's name":            {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:b" }, verdict.Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
+		"upper case":                     {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:A" }, verdict.Deny, "CommonNameMismatch", nil},
 		"no name": {func(req *csr.Request, _ *servingFacts) {
 			req.Requester.Username, req.Cert.Subject.CommonName = "system:node:", "system:node:"
 		}, verdict.Deny, "RequesterNotNode", []string{"common name"}},
-		"no common name":            {subject(pkix.Name{Organization: nodes}), verdict.Deny, "CommonNameMismatch", nil},
-		"no organization":           {subject(pkix.Name{CommonName: "system:node:a"}), verdict.Deny, "ShapeMismatch", nil},
-		"two organizations":         {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes", "system:masters"}}), verdict.Deny, "ShapeMismatch", []string{"system:masters"}},
-		"another organization":      {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:masters"}}), verdict.Deny, "ShapeMismatch", nil},
-		"an organizational unit":    {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, OrganizationalUnit: []string{"x"}}), verdict.Deny, "UnexpectedContent", []string{"organizational unit"}},
-		"a serial number":           {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, SerialNumber: "x"}), verdict.Deny, "UnexpectedContent", []string{"serial number"}},
-		"no server auth":            {usages("digital signature", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
-		"client auth":               {usages("digital signature", "client auth"), verdict.Deny, "UsagesNotPermitted", nil},
-		"both":                      {usages("digital signature", "server auth", "client auth"), verdict.Deny, "UsagesNotPermitted", nil},
-		"no digital signature":      {usages("server auth", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
-		"code signing as the third": {usages("digital signature", "server auth", "code signing"), verdict.Deny, "UsagesNotPermitted", nil},
-		"no usage":                  {usages(), verdict.Deny, "UsagesNotPermitted", nil},
-		"an e-mail address":         {func(req *csr.Request, _ *servingFacts) { req.Cert.EmailAddresses = []string{"a@b"} }, verdict.Deny, "SANTypeNotPermitted", []string{"a@b"}},
-		"a URI":                     {func(req *csr.Request, _ *servingFacts) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, verdict.Deny, "SANTypeNotPermitted", nil},
-		"another kind of name":      {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"subjectAltName otherName"} }, verdict.Deny, "UnexpectedContent", []string{"otherName"}},
-		"CA:TRUE":                   {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, verdict.Deny, "UnexpectedContent", []string{"2.5.29.19"}},
-		"a name with a byte that ends it for others": {func(req *csr.Request, _ *servingFacts) {
+		"no common name":                {subject(pkix.Name{Organization: nodes}), verdict.Deny, "CommonNameMismatch", nil},
+		"no organization":               {subject(pkix.Name{CommonName: "system:node:a"}), verdict.Deny, "ShapeMismatch", nil},
+		"two organizations":             {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes", "system:masters"}}), verdict.Deny, "ShapeMismatch", []string{"system:masters"}},
+		"another organization":          {subject(pkix.Name{CommonName: "system:node:a", Organization: []string{"system:masters"}}), verdict.Deny, "ShapeMismatch", nil},
+		"an organizational unit":        {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, OrganizationalUnit: []string{"x"}}), verdict.Deny, "UnexpectedContent", []string{"organizational unit"}},
+		"a serial number":               {subject(pkix.Name{CommonName: "system:node:a", Organization: nodes, SerialNumber: "x"}), verdict.Deny, "UnexpectedContent", []string{"serial number"}},
+		"no server auth":                {usages("digital signature", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
+		"client auth":                   {usages("digital signature", "client auth"), verdict.Deny, "UsagesNotPermitted", nil},
+		"server auth and client auth":   {usages("digital signature", "server auth", "client auth"), verdict.Deny, "UsagesNotPermitted", nil},
+		"no digital signature":          {usages("server auth", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
+		"code signing as a third usage": {usages("digital signature", "server auth", "code signing"), verdict.Deny, "UsagesNotPermitted", nil},
+		"no usage":                      {usages(), verdict.Deny, "UsagesNotPermitted", nil},
+		"an e-mail address":             {func(req *csr.Request, _ *servingFacts) { req.Cert.EmailAddresses = []string{"a@b"} }, verdict.Deny, "SANTypeNotPermitted", []string{"a@b"}},
+		"a URI":                         {func(req *csr.Request, _ *servingFacts) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, verdict.Deny, "SANTypeNotPermitted", nil},
+		"another kind of name":          {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"subjectAltName otherName"} }, verdict.Deny, "UnexpectedContent", []string{"otherName"}},
+		"CA:TRUE":                       {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, verdict.Deny, "UnexpectedContent", []string{"2.5.29.19"}},
+		"a name with a NUL byte": {func(req *csr.Request, _ *servingFacts) {
 			req.Cert.DNSNames = []string{"victim.corp\x00.nodes.example.com"}
 		}, verdict.Deny, "NameNotPermitted", []string{`["victim.corp\x00.nodes.example.com"]`}},
 		"two names in one": {func(req *csr.Request, _ *servingFacts) {
 			req.Cert.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"}
 		}, verdict.Deny, "NameNotPermitted", []string{`["::ffff:10.0.0.1%, DNS:kubernetes.default.svc"]`}},
-		"an address in another form":          {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, verdict.Deny, "NameNotPermitted", nil},
-		"a name with two dots at its end":     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, verdict.Deny, "NameNotPermitted", nil},
-		"a name with an underscore":           {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a_b"} }, verdict.Deny, "UnexpectedContent", nil},
-		"a name that some read as an address": {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"127.1"} }, verdict.Deny, "UnexpectedContent", nil},
-		"a name with a space":                 {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, verdict.Deny, "NameNotPermitted", nil},
-		"no name at all":                      {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, verdict.Deny, "SANMissing", nil},
-		"a reserved address":                  {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, verdict.Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
-		"a Service's address":                 {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, verdict.Wait, "SANReserved", []string{"Service default/x"}},
-		"an unknown node":                     {func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
-		"nobody can say":                      {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, verdict.Wait, "InventoryUnavailable", []string{"ask machine: down"}},
-		"nobody can say, nobody knows":        {func(_ *csr.Request, facts *servingFacts) { facts.Entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
-		"no addresses yet":                    {func(_ *csr.Request, facts *servingFacts) { facts.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
-		"somebody else's address": {func(_ *csr.Request, facts *servingFacts) {
+		"an address in another form":                    {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, verdict.Deny, "NameNotPermitted", nil},
+		"a name with two dots at its end":               {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, verdict.Deny, "NameNotPermitted", nil},
+		"a name with an underscore":                     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a_b"} }, verdict.Deny, "UnexpectedContent", nil},
+		"a name that some programs parse as an address": {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"127.1"} }, verdict.Deny, "UnexpectedContent", nil},
+		"a name with a space":                           {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, verdict.Deny, "NameNotPermitted", nil},
+		"no name at all":                                {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, verdict.Deny, "SANMissing", nil},
+		"a reserved address":                            {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, verdict.Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
+		"a Service's address":                           {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, verdict.Wait, "SANReserved", []string{"Service default/x"}},
+		"an unknown node":                               {func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
+		"a source fails":                                {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, verdict.Wait, "InventoryUnavailable", []string{"ask machine: down"}},
+		"a source fails, unknown node":                  {func(_ *csr.Request, facts *servingFacts) { facts.Entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
+		"no addresses yet":                              {func(_ *csr.Request, facts *servingFacts) { facts.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
+		"another node's address": {func(_ *csr.Request, facts *servingFacts) {
 			facts.SANs = []san.SAN{san.Parse("10.0.0.2")}
 		}, verdict.Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
 		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
@@ -181,7 +181,7 @@ func TestServingRefuses(t *testing.T) {
 		"many Nodes report it": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest = inventory.Contest{Equal: []string{"b", "c"}, Reporters: 3}
 		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, for example "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
-		"a source gives it to another one too": {func(_ *csr.Request, facts *servingFacts) {
+		"the source gives it to two nodes": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].contest.Twice = "b"
 		}, verdict.Wait, "SANContested", []string{`belongs to node "a" alone and to Node b alone, according to the same source`}},
 		"left out": {func(_ *csr.Request, facts *servingFacts) {
@@ -190,14 +190,14 @@ func TestServingRefuses(t *testing.T) {
 		"an address of the API server": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].apiServer = "in the kubeconfig"
 		}, verdict.Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of the API server (in the kubeconfig)", "approval.kubeletServing.apiServerNodes"}},
-		"one of several nodes', and not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may belong to several nodes, according to`, `Node "a" does not report it`}},
-		"that, and somebody else has it": {func(_ *csr.Request, facts *servingFacts) {
+		"shared by several nodes, not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may belong to several nodes, according to`, `Node "a" does not report it`}},
+		"shared by several nodes, and another owner": {func(_ *csr.Request, facts *servingFacts) {
 			facts.names[0].unpublished, facts.names[0].contested = true, "Machine default/b"
 		}, verdict.Wait, "SANContested", []string{"Machine default/b"}},
 		"its machine has become another node": {func(_ *csr.Request, facts *servingFacts) {
 			facts.Entry = &inventory.Entry{Source: "Machine default/m", Bound: "b"}
 		}, verdict.Wait, "SANNotOwned", []string{`Machine default/m is node "b"`}},
-		"reserved goes before what is not owned": {func(_ *csr.Request, facts *servingFacts) {
+		"reserved comes before not owned": {func(_ *csr.Request, facts *servingFacts) {
 			facts.SANs, facts.names[0].reserved = nil, "a wildcard"
 		}, verdict.Deny, "SANReserved", nil},
 	} {

@@ -47,15 +47,15 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 		then  func(*parts) // a change before the next reconcile, whose writes succeed
 		want  string
 	}{
-		"a conflict with a try before": {write: conflict, live: stored, want: "Approve"},
-		"no answer, stored":            {write: down, live: stored, want: "Approve"},
-		"a conflict with another": {write: conflict, live: func(p *parts, now *request) error {
+		"a conflict with an earlier attempt": {write: conflict, live: stored, want: "Approve"},
+		"no answer, stored":                  {write: down, live: stored, want: "Approve"},
+		"a conflict with another approver": {write: conflict, live: func(p *parts, now *request) error {
 			*now = *p.served.DeepCopy()
 			with("Denied")(now)
 			now.ResourceVersion = "8"
 			return nil
 		}, then: func(p *parts) { with("Denied")(p.served) }},
-		"a conflict, another by a name": {write: conflict, live: func(p *parts, now *request) error {
+		"a conflict, recreated under the same name": {write: conflict, live: func(p *parts, now *request) error {
 			*now = *p.written[0].DeepCopy()
 			now.UID, now.ResourceVersion = "another", "8"
 			return nil

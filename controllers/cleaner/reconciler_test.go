@@ -112,14 +112,14 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		"pending":                       {again: longestTimer},
 		"pending for 23 hours":          {age: 23 * hour, again: longestTimer},
 		"pending, nearly due":           {age: day - time.Minute, again: time.Minute + time.Millisecond},
-		"pending, due this very moment": {age: day, again: time.Millisecond}, // "older" is strict, as in kube-controller-manager
-		"pending, a nanosecond later":   {age: day + 1, gone: true},
+		"pending, exactly due":          {age: day, again: time.Millisecond}, // "older" is strict, as in kube-controller-manager
+		"pending, a nanosecond overdue": {age: day + 1, gone: true},
 		"pending, long ago":             {age: 1000 * day, gone: true},
 		"approved":                      {change: []func(*request){with("Approved")}, age: 55 * time.Minute, again: 5*time.Minute + time.Millisecond},
 		"approved, due":                 {change: []func(*request){with("Approved")}, age: hour + 1, gone: true},
 		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
 		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
-		"somebody else's condition":     {change: []func(*request){with("Vetted")}, age: hour + 1, again: longestTimer},
+		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1, again: longestTimer},
 		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
 		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
 		"created in the future":         {age: -hour, again: longestTimer},
@@ -171,10 +171,10 @@ func TestReconcileFaults(t *testing.T) {
 		deletions       int
 		want            string
 	}{
-		"gone":               {get: apierrors.NewNotFound(requests, "csr-1")},
+		"not found":          {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":     {get: down, want: "down"},
 		"stopping":           {limit: context.Canceled, want: "wait for the deletion rate: context canceled"},
-		"gone meanwhile":     {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1},
+		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1},
 		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1},
 		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
 		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
@@ -199,11 +199,11 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 		machine, server time.Duration // since the approval, by each clock
 		gone            bool
 	}{
-		"fresh, the clock is an hour ahead":  {machine: time.Hour + time.Second, server: time.Second},
-		"due, the clock is an hour behind":   {machine: time.Second, server: time.Hour + time.Second, gone: true},
-		"fresh, the clock is a year behind":  {machine: -365 * 24 * time.Hour, server: time.Second},
-		"nearly due, both clocks are right":  {machine: time.Hour, server: time.Hour},
-		"due, the clock of the server alone": {machine: time.Hour, server: time.Hour + 1, gone: true},
+		"fresh, the clock is an hour ahead": {machine: time.Hour + time.Second, server: time.Second},
+		"due, the clock is an hour behind":  {machine: time.Second, server: time.Hour + time.Second, gone: true},
+		"fresh, the clock is a year behind": {machine: -365 * 24 * time.Hour, server: time.Second},
+		"nearly due, both clocks are right": {machine: time.Hour, server: time.Hour},
+		"due by the server's clock only":    {machine: time.Hour, server: time.Hour + 1, gone: true},
 	} {
 		r, deleted, _ := newReconciler(object(with("Approved")), now.Add(test.machine), nil, nil)
 		r.ServerTime = servertime.Apart(r.Clock, clocktesting.NewFakePassiveClock(now.Add(test.server)))

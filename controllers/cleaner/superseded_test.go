@@ -82,26 +82,26 @@ func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
 		again  time.Duration
 		gone   bool
 	}{
-		"young, whatever else there is":   {others: []*request{ofNode(t, "a", 60)}, age: 59 * minute, again: minute + time.Millisecond},
-		"alone":                           {age: 2 * hour, again: hour + time.Millisecond},
-		"a newer one, not for long":       {others: []*request{ofNode(t, "a", 900)}, age: 70 * minute, again: 5*minute + time.Millisecond},
-		"a newer one, this very moment":   {others: []*request{ofNode(t, "a", 900)}, age: 75 * minute, again: time.Millisecond},
-		"a newer one":                     {others: []*request{ofNode(t, "a", 900)}, age: 75*minute + 1, gone: true},
-		"several newer ones":              {others: []*request{ofNode(t, "a", 2700, named("c")), ofNode(t, "a", 900, named("b"))}, age: 75*minute + 1, gone: true},
-		"an older one":                    {others: []*request{ofNode(t, "a", -900)}, age: 2 * hour, again: hour + time.Millisecond},
-		"one of the same second":          {others: []*request{ofNode(t, "a", 0)}, age: 2 * hour, again: hour + time.Millisecond},
-		"another node's":                  {others: []*request{ofNode(t, "b", 900)}, age: 2 * hour, again: hour + time.Millisecond},
-		"another requester's":             {others: []*request{ofNode(t, "a", 900, someone)}, age: 2 * hour, again: hour + time.Millisecond},
-		"another signer's":                {others: []*request{ofNode(t, "a", 900, serving)}, age: 2 * hour, again: hour + time.Millisecond},
-		"a newer one that is approved":    {others: []*request{ofNode(t, "a", 900, with("Approved"))}, age: 2 * hour, again: hour + time.Millisecond},
-		"a newer one that is denied":      {others: []*request{ofNode(t, "a", 900, with("Denied"))}, age: 2 * hour, again: hour + time.Millisecond},
-		"both for serving certificates":   {served: ofNode(t, "a", 0, serving), others: []*request{ofNode(t, "a", 900, serving)}, age: 75*minute + 1, gone: true},
-		"a foreign signer's":              {served: ofNode(t, "a", 0, func(obj *request) { obj.Spec.SignerName = "example.com/a" }), others: []*request{ofNode(t, "a", 900)}, age: 2 * hour, again: 22*hour + time.Millisecond},
-		"approved":                        {served: ofNode(t, "a", 0, with("Approved")), others: []*request{ofNode(t, "a", 900)}, age: 50 * minute, again: 10*minute + time.Millisecond},
-		"malformed":                       {served: object(func(obj *request) { obj.Spec.SignerName = "kubernetes.io/kubelet-serving" }), age: 2 * hour, again: 22*hour + time.Millisecond},
-		"switched off":                    {others: []*request{ofNode(t, "a", 900)}, off: true, age: 2 * hour, again: 22*hour + time.Millisecond},
-		"its retention ends before":       {age: 24 * hour, again: time.Millisecond},
-		"its retention has ended, though": {age: 25 * hour, gone: true},
+		"younger than SupersededAfter":         {others: []*request{ofNode(t, "a", 60)}, age: 59 * minute, again: minute + time.Millisecond},
+		"the only request":                     {age: 2 * hour, again: hour + time.Millisecond},
+		"a newer request, not long enough":     {others: []*request{ofNode(t, "a", 900)}, age: 70 * minute, again: 5*minute + time.Millisecond},
+		"a newer request, exactly long enough": {others: []*request{ofNode(t, "a", 900)}, age: 75 * minute, again: time.Millisecond},
+		"a newer request":                      {others: []*request{ofNode(t, "a", 900)}, age: 75*minute + 1, gone: true},
+		"several newer requests":               {others: []*request{ofNode(t, "a", 2700, named("c")), ofNode(t, "a", 900, named("b"))}, age: 75*minute + 1, gone: true},
+		"an older request":                     {others: []*request{ofNode(t, "a", -900)}, age: 2 * hour, again: hour + time.Millisecond},
+		"a request of the same second":         {others: []*request{ofNode(t, "a", 0)}, age: 2 * hour, again: hour + time.Millisecond},
+		"another node":                         {others: []*request{ofNode(t, "b", 900)}, age: 2 * hour, again: hour + time.Millisecond},
+		"another requester":                    {others: []*request{ofNode(t, "a", 900, someone)}, age: 2 * hour, again: hour + time.Millisecond},
+		"another signer":                       {others: []*request{ofNode(t, "a", 900, serving)}, age: 2 * hour, again: hour + time.Millisecond},
+		"a newer request that is approved":     {others: []*request{ofNode(t, "a", 900, with("Approved"))}, age: 2 * hour, again: hour + time.Millisecond},
+		"a newer request that is denied":       {others: []*request{ofNode(t, "a", 900, with("Denied"))}, age: 2 * hour, again: hour + time.Millisecond},
+		"both for serving certificates":        {served: ofNode(t, "a", 0, serving), others: []*request{ofNode(t, "a", 900, serving)}, age: 75*minute + 1, gone: true},
+		"a signer without kubelet requests":    {served: ofNode(t, "a", 0, func(obj *request) { obj.Spec.SignerName = "example.com/a" }), others: []*request{ofNode(t, "a", 900)}, age: 2 * hour, again: 22*hour + time.Millisecond},
+		"approved":                             {served: ofNode(t, "a", 0, with("Approved")), others: []*request{ofNode(t, "a", 900)}, age: 50 * minute, again: 10*minute + time.Millisecond},
+		"malformed":                            {served: object(func(obj *request) { obj.Spec.SignerName = "kubernetes.io/kubelet-serving" }), age: 2 * hour, again: 22*hour + time.Millisecond},
+		"disabled":                             {others: []*request{ofNode(t, "a", 900)}, off: true, age: 2 * hour, again: 22*hour + time.Millisecond},
+		"its retention ends first":             {age: 24 * hour, again: time.Millisecond},
+		"its retention has ended":              {age: 25 * hour, gone: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -133,10 +133,10 @@ func TestReconcileDeletesWhatIsSuperseded(t *testing.T) {
 func TestSupersededByNothingAnyMore(t *testing.T) {
 	t.Parallel()
 	for name, now := range map[string]*request{
-		"approved":       ofNode(t, "a", 900, with("Approved")),
-		"another node's": ofNode(t, "b", 900),
-		"made again":     ofNode(t, "a", 901),
-		"deleted":        nil,
+		"approved":     ofNode(t, "a", 900, with("Approved")),
+		"another node": ofNode(t, "b", 900),
+		"recreated":    ofNode(t, "a", 901),
+		"deleted":      nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -41,17 +41,17 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		change []func(*request)
 		told   string // empty means signed
 	}{
-		"a kubelet's client certificate":   {list: list, told: blocked},
-		"a kubelet's serving certificate":  {list: list, change: []func(*request){serving}, told: blocked},
-		"a client's":                       {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: blocked},
-		"of a signer of one's own":         {list: list, change: []func(*request){signerName("example.com/custom"), usages("client auth")}, told: blocked},
-		"what would be failed":             {list: list, change: []func(*request){usages("server auth")}, told: blocked},
-		"asked by a blocked node":          {list: list, change: []func(*request){named("system:node:c"), func(obj *request) { obj.Spec.Username = "system:node:a" }}, told: blocked},
-		"another node":                     {list: list, change: []func(*request){named("system:node:c")}},
-		"another user of the name":         {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
-		"not read yet":                     {list: unread, told: unknown},
-		"not read yet, what has no node":   {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
-		"not read yet, a client as a node": {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: unknown},
+		"a kubelet's client certificate":            {list: list, told: blocked},
+		"a kubelet's serving certificate":           {list: list, change: []func(*request){serving}, told: blocked},
+		"a client certificate":                      {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: blocked},
+		"a custom signer":                           {list: list, change: []func(*request){signerName("example.com/custom"), usages("client auth")}, told: blocked},
+		"a request that would fail":                 {list: list, change: []func(*request){usages("server auth")}, told: blocked},
+		"requested by a blocked node":               {list: list, change: []func(*request){named("system:node:c"), func(obj *request) { obj.Spec.Username = "system:node:a" }}, told: blocked},
+		"another node":                              {list: list, change: []func(*request){named("system:node:c")}},
+		"another user with the name":                {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
+		"not read yet":                              {list: unread, told: unknown},
+		"not read yet, a client without a node":     {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
+		"not read yet, a client with a node's name": {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

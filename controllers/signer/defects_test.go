@@ -29,11 +29,11 @@ func TestDefects(t *testing.T) {
 		change func(*request)
 		want   string
 	}{
-		"12 an approval stands for no check": {template(t, func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:nodes", "joiners"} }), "Failed SignerValidationFailure"},
-		"12 a request without its key":       {forged, "Failed Malformed"},
-		"14 an ECDSA key":                    {usages("client auth", "digital signature"), "Issued"},
-		"16 a signer that is not ours":       {signerName("example.com/kubelet-serving"), "Untouched"},
-		"32 a usage that nobody knows":       {usages("digital signature", "client auth", "magic"), "Failed SignerValidationFailure"},
+		"12 an approved request with another organization": {template(t, func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:nodes", "joiners"} }), "Failed SignerValidationFailure"},
+		"12 a request with a forged signature":             {forged, "Failed Malformed"},
+		"14 an ECDSA key":                                  {usages("client auth", "digital signature"), "Issued"},
+		"16 an unconfigured signer":                        {signerName("example.com/kubelet-serving"), "Untouched"},
+		"32 an unknown usage":                              {usages("digital signature", "client auth", "magic"), "Failed SignerValidationFailure"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -165,8 +165,8 @@ func TestDefect30ABundleStopsSigning(t *testing.T) {
 	p.pair.Load(good.cert, good.key)
 	want := state(p.pair, now)
 	for name, bundle := range map[string][]byte{
-		"another one after": append(bytes.Clone(good.cert), other.cert...), "another one before": append(bytes.Clone(other.cert), good.cert...),
-		"two others": append(bytes.Clone(other.cert), other.cert...), "nothing": nil,
+		"another CA after": append(bytes.Clone(good.cert), other.cert...), "another CA before": append(bytes.Clone(other.cert), good.cert...),
+		"two other CAs": append(bytes.Clone(other.cert), other.cert...), "nothing": nil,
 	} {
 		p.pair.Load(bundle, good.key)
 		if got := state(p.pair, now); got != want {

@@ -30,19 +30,19 @@ func TestDryRunSignsNothing(t *testing.T) {
 		told   string // KEY stands for the CA's key
 		again  bool
 	}{
-		"approved":                        {told: "Normal WouldIssue key KEY would sign the request"},
-		"approved, no CA":                 {noCA: true, told: missing, again: true},
-		"to be failed":                    {change: []func(*request){noClient}, told: refusal},
-		"too old":                         {later: 2 * time.Hour, told: "Warning WouldIgnore RequestTooOld: the request is approved, but due for deletion since 2026-03-01T13:00:00Z and no longer signed; a new request is needed"},
-		"signed by another":               {change: []func(*request){issued}, told: "Normal WouldIssue key KEY would sign the request"},
-		"signed by another, no CA":        {change: []func(*request){issued}, noCA: true, told: missing},
-		"signed by another, to be failed": {change: []func(*request){noClient, issued}, told: refusal},
-		"failed by another":               {change: []func(*request){with("Failed", "True")}, told: "Normal WouldIssue key KEY would sign the request"},
-		"signed before, by another":       {change: []func(*request){issued, earlier}},
-		"approved before":                 {change: []func(*request){earlier}, told: "Normal WouldIssue key KEY would sign the request"},
-		"denied":                          {change: []func(*request){with("Denied", "True")}},
-		"pending":                         {change: []func(*request){func(obj *request) { obj.Status.Conditions = nil }}},
-		"not ours":                        {change: []func(*request){signerName("example.com/other")}},
+		"approved":                 {told: "Normal WouldIssue key KEY would sign the request"},
+		"approved, no CA":          {noCA: true, told: missing, again: true},
+		"a request that fails":     {change: []func(*request){noClient}, told: refusal},
+		"too old":                  {later: 2 * time.Hour, told: "Warning WouldIgnore RequestTooOld: the request is approved, but due for deletion since 2026-03-01T13:00:00Z and no longer signed; a new request is needed"},
+		"signed by another":        {change: []func(*request){issued}, told: "Normal WouldIssue key KEY would sign the request"},
+		"signed by another, no CA": {change: []func(*request){issued}, noCA: true, told: missing},
+		"signed by another, a request that fails": {change: []func(*request){noClient, issued}, told: refusal},
+		"failed by another":                       {change: []func(*request){with("Failed", "True")}, told: "Normal WouldIssue key KEY would sign the request"},
+		"signed by another before the dry run":    {change: []func(*request){issued, earlier}},
+		"approved before the dry run":             {change: []func(*request){earlier}, told: "Normal WouldIssue key KEY would sign the request"},
+		"denied":                                  {change: []func(*request){with("Denied", "True")}},
+		"pending":                                 {change: []func(*request){func(obj *request) { obj.Status.Conditions = nil }}},
+		"another signer":                          {change: []func(*request){signerName("example.com/other")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

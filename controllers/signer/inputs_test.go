@@ -95,11 +95,11 @@ func TestInputs(t *testing.T) {
 			r.Subject.CommonName, r.URIs = "100%", []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/%"}}
 		})}, "Issued"},
 		"13 system:masters":                        {[]func(*request){organization("system:masters")}, "Failed SignerValidationFailure"},
-		"13 system:nodes and another":              {[]func(*request){organization("system:nodes", "system:masters")}, "Failed SignerValidationFailure"},
+		"13 system:nodes and another organization": {[]func(*request){organization("system:nodes", "system:masters")}, "Failed SignerValidationFailure"},
 		"13 system:masters for a client":           {[]func(*request){signerName(clientSigner), organization("a", "system:masters")}, "Failed SubjectNotPermitted"},
 		"13 no common name":                        {[]func(*request){template(t, func(r *x509.CertificateRequest) { r.Subject.CommonName = "" })}, "Failed SignerValidationFailure"},
-		"15 a signer that is not ours":             {[]func(*request){signerName("beta.eks.amazonaws.com/app-serving"), named}, "Untouched"},
-		"15 a signer of one node":                  {[]func(*request){signerName("interlink.example.com/node-a"), named}, "Untouched"},
+		"15 an unconfigured signer":                {[]func(*request){signerName("beta.eks.amazonaws.com/app-serving"), named}, "Untouched"},
+		"15 a signer name with one node":           {[]func(*request){signerName("interlink.example.com/node-a"), named}, "Untouched"},
 		"15 legacy-unknown, approved":              {[]func(*request){signerName("kubernetes.io/legacy-unknown")}, "Untouched"},
 		"20 Approved and Denied":                   {[]func(*request){with("Denied", "True")}, "Untouched"},
 		"20 Approved and Denied, without a status": {[]func(*request){stripped("Denied")}, "Untouched"},
@@ -109,7 +109,7 @@ func TestInputs(t *testing.T) {
 		"20 unknown conditions only":               {[]func(*request){func(obj *request) { obj.Status.Conditions[0].Type = "Vetted" }}, "Untouched"},
 		"23 nothing":                               {[]func(*request){func(obj *request) { obj.Spec.Request = nil }}, "Failed Malformed"},
 		"23 another block after":                   {[]func(*request){func(obj *request) { obj.Spec.Request = append(obj.Spec.Request, obj.Spec.Request...) }}, "Issued"},
-		"24 a certificate, and it is nonsense":     {[]func(*request){func(obj *request) { obj.Status.Certificate = []byte("nonsense") }}, "Untouched"},
+		"24 a certificate that cannot be parsed":   {[]func(*request){func(obj *request) { obj.Status.Certificate = []byte("nonsense") }}, "Untouched"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -140,19 +140,19 @@ func TestInput16Keys(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"16 RSA-1024":                   {payload(t, nodeRequest(), weakKey()), "Failed KeyTooWeak"},
-		"16 RSA-2048":                   {payload(t, nodeRequest(), must(rsa.GenerateKey(rand.Reader, 2048))), "Issued"},
-		"16 RSA-16384":                  {huge, "Failed KeyNotPermitted"},
-		"16 RSA-524288":                 {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 500_000, 1), big.NewInt(65537)}).FullBytes), "Failed KeyNotPermitted"},
-		"16 P-224":                      {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))), "Failed KeyNotPermitted"},
-		"16 Ed25519":                    {payload(t, nodeRequest(), edKey), "Issued"},
-		"16 P-256":                      {payload(t, nodeRequest(), leafKey()), "Issued"},
-		"16 P-521":                      {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))), "Issued"},
-		"16 P-256, signed with SHA-1":   {signedWithSHA1(t), "Issued"}, // the self-signature only proves possession of the key
-		"16 ML-DSA-65":                  {ofKey(t, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, asn1.RawValue{}, make([]byte, 1952)), "Failed KeyNotPermitted"},
-		"16 DSA":                        {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 10040, 4, 1}, raw(t, []*big.Int{big.NewInt(23), big.NewInt(11), big.NewInt(4)}), raw(t, big.NewInt(3)).FullBytes), "Failed KeyNotPermitted"},
-		"16 RSA with an even exponent":  {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).Lsh(big.NewInt(1), 2047), big.NewInt(2)}).FullBytes), "Failed KeyNotPermitted"},
-		"16 RSA whose key is not there": {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 8191, 1), big.NewInt(65537)}).FullBytes), "Failed Malformed"},
+		"16 RSA-1024":                    {payload(t, nodeRequest(), weakKey()), "Failed KeyTooWeak"},
+		"16 RSA-2048":                    {payload(t, nodeRequest(), must(rsa.GenerateKey(rand.Reader, 2048))), "Issued"},
+		"16 RSA-16384":                   {huge, "Failed KeyNotPermitted"},
+		"16 RSA-524288":                  {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 500_000, 1), big.NewInt(65537)}).FullBytes), "Failed KeyNotPermitted"},
+		"16 P-224":                       {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))), "Failed KeyNotPermitted"},
+		"16 Ed25519":                     {payload(t, nodeRequest(), edKey), "Issued"},
+		"16 P-256":                       {payload(t, nodeRequest(), leafKey()), "Issued"},
+		"16 P-521":                       {payload(t, nodeRequest(), must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))), "Issued"},
+		"16 P-256, signed with SHA-1":    {signedWithSHA1(t), "Issued"}, // the self-signature only proves possession of the key
+		"16 ML-DSA-65":                   {ofKey(t, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, asn1.RawValue{}, make([]byte, 1952)), "Failed KeyNotPermitted"},
+		"16 DSA":                         {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 10040, 4, 1}, raw(t, []*big.Int{big.NewInt(23), big.NewInt(11), big.NewInt(4)}), raw(t, big.NewInt(3)).FullBytes), "Failed KeyNotPermitted"},
+		"16 RSA with an even exponent":   {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).Lsh(big.NewInt(1), 2047), big.NewInt(2)}).FullBytes), "Failed KeyNotPermitted"},
+		"16 RSA without its private key": {ofKey(t, asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, null, raw(t, struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), 8191, 1), big.NewInt(65537)}).FullBytes), "Failed Malformed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -183,7 +183,7 @@ func TestInput17Lifetimes(t *testing.T) {
 		"17 less than 0":                  {seconds(-1 << 31), 15 * time.Minute},
 		"17 a day":                        {seconds(86400), 24 * time.Hour},
 		"17 1e9":                          {seconds(1e9), year},
-		"17 the longest that fits":        {seconds(1<<31 - 1), year},
+		"17 the maximum":                  {seconds(1<<31 - 1), year},
 		"17 a second more than permitted": {seconds(int32(year/time.Second) + 1), year},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -63,9 +63,9 @@ func TestCheck(t *testing.T) {
 		"custom, another usage":         {change: []func(*request){signerName(custom), usages("client auth", "server auth")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `usage "server auth" is not permitted: signer example.com/custom permits ["client auth"]`}},
 		"custom, unknown usage":         {change: []func(*request){signerName(custom), usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
 
-		"Kubernetes' rules go before ours": {change: []func(*request){weak, usages("server auth")}, want: failure("usages did not match [client auth digital signature key encipherment]")},
-		"usages go before the key":         {change: []func(*request){signerName(custom), weak, usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
-		"the key goes before the subject": {change: []func(*request){signerName(client), func(obj *request) {
+		"Kubernetes' rules come first": {change: []func(*request){weak, usages("server auth")}, want: failure("usages did not match [client auth digital signature key encipherment]")},
+		"usages come before the key":   {change: []func(*request){signerName(custom), weak, usages("magic")}, want: &ca.Violation{Reason: "UsagesNotPermitted", Message: `unrecognized usage values: ["magic"]`}},
+		"the key comes before the subject": {change: []func(*request){signerName(client), func(obj *request) {
 			changed := nodeRequest()
 			changed.Subject.Organization = []string{"system:masters"}
 			obj.Spec.Request = payload(t, changed, weakKey())

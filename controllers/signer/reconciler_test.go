@@ -28,11 +28,11 @@ var requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "cer
 func TestReconcileSigns(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*request){
-		"approved":                       func(*request) {},
-		"approved by hand, years of age": func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.AddDate(-2, 0, 0)) },
-		"failed is False":                with("Failed", "False"),
-		"somebody else's condition":      with("Vetted", "True"),
-		"approved without a time":        func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = metav1.Time{} },
+		"approved":                               func(*request) {},
+		"approved by hand, years after creation": func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.AddDate(-2, 0, 0)) },
+		"failed is False":                        with("Failed", "False"),
+		"an unknown condition":                   with("Vetted", "True"),
+		"approved without a time":                func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = metav1.Time{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -209,18 +209,18 @@ func TestReconcileFaults(t *testing.T) {
 		want       string
 		events     int
 	}{
-		"gone":                              {get: apierrors.NewNotFound(requests, "csr-1")},
-		"cannot be read":                    {get: down, want: "down"},
-		"certificate, conflict, no change":  {write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, want: "Operation cannot be fulfilled"},
-		"certificate, deleted meanwhile":    {write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
-		"certificate, write fails":          {write: down, writes: 1, want: "update status: down"},
-		"certificate, forbidden":            {write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: "forbidden"},
-		"certificate, invalid for good":     {write: invalid, writes: 1, events: 1},
-		"failure, conflict":                 {change: bad, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
-		"failure, deleted meanwhile":        {change: bad, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
-		"failure, write fails":              {change: bad, write: down, writes: 1, want: "update status: down"},
-		"failure that cannot be marked":     {change: bad, write: invalid, writes: 1, events: 1},
-		"failure that can be, once written": {change: bad, writes: 1, events: 1},
+		"gone":                             {get: apierrors.NewNotFound(requests, "csr-1")},
+		"cannot be read":                   {get: down, want: "down"},
+		"certificate, conflict, no change": {write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, want: "Operation cannot be fulfilled"},
+		"certificate, deleted meanwhile":   {write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
+		"certificate, write fails":         {write: down, writes: 1, want: "update status: down"},
+		"certificate, forbidden":           {write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: "forbidden"},
+		"certificate, invalid for good":    {write: invalid, writes: 1, events: 1},
+		"failure, conflict":                {change: bad, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
+		"failure, deleted meanwhile":       {change: bad, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
+		"failure, write fails":             {change: bad, write: down, writes: 1, want: "update status: down"},
+		"failure that cannot be marked":    {change: bad, write: invalid, writes: 1, events: 1},
+		"failure that was stored":          {change: bad, writes: 1, events: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -268,13 +268,13 @@ func TestReconcileWithASkewedClock(t *testing.T) {
 		signed bool
 		event  string
 	}{
-		"as the API server":            {signed: true},
+		"no skew":                      {signed: true},
 		"five minutes ahead":           {ahead: servertime.MaxSkew, signed: true},
 		"five minutes behind":          {ahead: -servertime.MaxSkew, signed: true},
 		"more than five minutes ahead": {ahead: servertime.MaxSkew + 1, event: "ClockSkewed the manager's clock is 5m0s ahead of"},
 		"an hour ahead":                {ahead: 61 * time.Minute, event: "ClockSkewed the manager's clock is 1h1m0s ahead of"},
 		"an hour behind":               {ahead: -61 * time.Minute, event: "ClockSkewed the manager's clock is 1h1m0s behind"},
-		"what never can be signed, an hour ahead": {
+		"an invalid request, an hour ahead": {
 			ahead: 61 * time.Minute, change: []func(*request){usages("client auth", "server auth")}, event: "SignerValidationFailure",
 		},
 	} {

@@ -37,18 +37,18 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 		dryRun bool
 		want   string // prefix of the Event, or empty
 	}{
-		"kube-controller-manager":                 {after: storedBy("kube-controller-manager", certificate), want: `field manager "kube-controller-manager" has`},
-		"kube-controller-manager, just after":     {after: storedBy("kube-controller-manager", certificate), led: time.Second, want: `field manager "kube-controller-manager" has`},
-		"a person":                                {after: storedBy("kubectl-edit", certificate), want: `field manager "kubectl-edit" has`},
-		"a name that fools a terminal":            {after: storedBy("a\u202eb", certificate), want: `field manager "a\u202eb" has`},
-		"another csr-controller-manager":          {after: storedBy(FieldManager, certificate), want: "another csr-controller-manager has"},
-		"perhaps the leader before":               {after: storedBy(FieldManager, certificate), led: 59 * time.Second},
-		"not noted":                               {after: storedBy("someone", `{"f:status":{"f:conditions":{}}}`), want: "an unknown field manager has"},
-		"not noted, perhaps the leader before":    {after: storedBy("someone", "broken"), led: 59 * time.Second},
-		"it was there before":                     {before: storedBy("kube-controller-manager", certificate), after: storedBy("kube-controller-manager", certificate)},
-		"for a signer that is not ours":           {after: storedBy("kube-controller-manager", certificate), signer: "example.com/theirs"},
-		"beside a dry run":                        {after: storedBy("kube-controller-manager", certificate), dryRun: true},
-		"a change that brings no certificate yet": {after: func(obj *request) { obj.Labels = map[string]string{"a": "b"} }},
+		"kube-controller-manager":                              {after: storedBy("kube-controller-manager", certificate), want: `field manager "kube-controller-manager" has`},
+		"kube-controller-manager, just after":                  {after: storedBy("kube-controller-manager", certificate), led: time.Second, want: `field manager "kube-controller-manager" has`},
+		"a person":                                             {after: storedBy("kubectl-edit", certificate), want: `field manager "kubectl-edit" has`},
+		"a name with control characters":                       {after: storedBy("a\u202eb", certificate), want: `field manager "a\u202eb" has`},
+		"another csr-controller-manager":                       {after: storedBy(FieldManager, certificate), want: "another csr-controller-manager has"},
+		"perhaps the former leader":                            {after: storedBy(FieldManager, certificate), led: 59 * time.Second},
+		"no field manager recorded":                            {after: storedBy("someone", `{"f:status":{"f:conditions":{}}}`), want: "an unknown field manager has"},
+		"no field manager recorded, perhaps the former leader": {after: storedBy("someone", "broken"), led: 59 * time.Second},
+		"a certificate from before":                            {before: storedBy("kube-controller-manager", certificate), after: storedBy("kube-controller-manager", certificate)},
+		"an unconfigured signer":                               {after: storedBy("kube-controller-manager", certificate), signer: "example.com/theirs"},
+		"in a dry run":                                         {after: storedBy("kube-controller-manager", certificate), dryRun: true},
+		"an update without a certificate":                      {after: func(obj *request) { obj.Labels = map[string]string{"a": "b"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

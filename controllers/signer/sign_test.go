@@ -161,16 +161,16 @@ func TestACertificateIsGivenUpWhenSomethingChanges(t *testing.T) {
 			p.served = p.written[0].DeepCopy()
 			p.served.ResourceVersion = "8"
 		}, 1, "Signed, Uncertain, Stored"},
-		"another request of that name": {func(_ *testing.T, p *parts) {
+		"another request with the same name": {func(_ *testing.T, p *parts) {
 			p.served = p.served.DeepCopy()
 			p.served.UID = "another"
 		}, 2, "Signed, Uncertain, Signed"},
-		"it would live shorter": {func(t *testing.T, p *parts) {
+		"the lifetime would be shorter": {func(t *testing.T, p *parts) {
 			signer := p.reconciler.Signers[p.served.Spec.SignerName]
 			signer.Profile = signer.Profile.Within(time.Hour)
 			p.reconciler.Signers[p.served.Spec.SignerName] = signer
 		}, 2, "Signed, Uncertain, Signed"},
-		"it is too old": {func(_ *testing.T, p *parts) { p.clock.SetTime(now.Add(2 * time.Hour)) }, 1, "Signed, Uncertain, NotSigned RequestTooOld"},
+		"the request is too old": {func(_ *testing.T, p *parts) { p.clock.SetTime(now.Add(2 * time.Hour)) }, 1, "Signed, Uncertain, NotSigned RequestTooOld"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -199,11 +199,11 @@ func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
 		write error // of the first write
 		want  string
 	}{
-		"it fits":                          {1 << 20, nil, "Signed"},
-		"not with its certificate":         {1<<20 + 1<<19 - 1<<12, nil, "NotSigned RequestTooLarge"},
-		"the API server says so":           {10, apierrors.NewRequestEntityTooLargeError("limit is 3145728"), "Signed, Discarded, NotSigned RequestTooLarge"},
-		"etcd says so":                     {10, apierrors.NewInternalError(errors.New("etcdserver: request is too large")), "Signed, Discarded, NotSigned RequestTooLarge"},
-		"the client of etcd's does say so": {10, apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2099474 vs. 2097152)")), "Signed, Discarded, NotSigned RequestTooLarge"},
+		"the certificate fits":            {1 << 20, nil, "Signed"},
+		"too large with its certificate":  {1<<20 + 1<<19 - 1<<12, nil, "NotSigned RequestTooLarge"},
+		"the API server refuses the size": {10, apierrors.NewRequestEntityTooLargeError("limit is 3145728"), "Signed, Discarded, NotSigned RequestTooLarge"},
+		"etcd refuses the size":           {10, apierrors.NewInternalError(errors.New("etcdserver: request is too large")), "Signed, Discarded, NotSigned RequestTooLarge"},
+		"etcd's client refuses the size":  {10, apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2099474 vs. 2097152)")), "Signed, Discarded, NotSigned RequestTooLarge"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -231,8 +231,8 @@ func TestALostAnswerAboutAFailure(t *testing.T) {
 		live  func(p *parts, now *request) error
 		fails bool // the first time
 	}{
-		"stored":            {live: func(p *parts, now *request) error { *now = *p.written[0]; return nil }},
-		"seen by the watch": {live: func(*parts, *request) error { return down }, fails: true},
+		"stored":                {live: func(p *parts, now *request) error { *now = *p.written[0]; return nil }},
+		"observed by the watch": {live: func(*parts, *request) error { return down }, fails: true},
 	} {
 		p, events := audited(t, object(t, usages("magic")))
 		p.writeFault = down
@@ -281,12 +281,12 @@ func TestEndOfACertificate(t *testing.T) {
 			now.ResourceVersion = "8"
 			return nil
 		}, want: audit.Discarded},
-		"conflict, stored by a try before": {write: conflict, live: func(p *parts, now *request) error {
+		"conflict, stored by an earlier attempt": {write: conflict, live: func(p *parts, now *request) error {
 			*now = *p.written[0].DeepCopy()
 			now.ResourceVersion = "8"
 			return nil
 		}, want: audit.Stored},
-		"conflict, another signer's": {write: conflict, live: func(p *parts, now *request) error {
+		"conflict with another signer": {write: conflict, live: func(p *parts, now *request) error {
 			*now = *p.written[0].DeepCopy()
 			now.ResourceVersion, now.Status.Certificate = "8", []byte("another")
 			return nil
@@ -298,7 +298,7 @@ func TestEndOfACertificate(t *testing.T) {
 			*now = *p.written[0]
 			return nil
 		}, want: audit.Stored},
-		"no answer, another signer's": {write: down, live: func(p *parts, now *request) error {
+		"no answer, stored by another signer": {write: down, live: func(p *parts, now *request) error {
 			*now = *p.written[0].DeepCopy()
 			now.ResourceVersion, now.Status.Certificate = "8", []byte("another")
 			return nil
@@ -308,12 +308,12 @@ func TestEndOfACertificate(t *testing.T) {
 			now.ResourceVersion = "8"
 			return nil
 		}, want: audit.Discarded, fails: true},
-		"no answer, another request of that name": {write: down, live: func(p *parts, now *request) error {
+		"no answer, another request with the same name": {write: down, live: func(p *parts, now *request) error {
 			*now = *p.served.DeepCopy()
 			now.UID = "another"
 			return nil
 		}, want: audit.Uncertain, fails: true},
-		"no answer, gone":      {write: down, live: func(*parts, *request) error { return apierrors.NewNotFound(requests, "csr-1") }, want: audit.Uncertain, fails: true},
+		"no answer, deleted":   {write: down, live: func(*parts, *request) error { return apierrors.NewNotFound(requests, "csr-1") }, want: audit.Uncertain, fails: true},
 		"no answer, no change": {write: down, live: func(p *parts, now *request) error { *now = *p.served.DeepCopy(); return nil }, want: audit.Uncertain, fails: true},
 		"no answer at all":     {write: down, live: func(*parts, *request) error { return down }, want: audit.Uncertain, fails: true},
 	} {
@@ -555,10 +555,10 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 		want     time.Duration // of the certificate
 		events   int
 	}{
-		"the profile's":                            {10 * 365 * 24 * time.Hour, 0, 365*24*time.Hour - 5*time.Minute, 0},
-		"no longer than now permitted":             {10 * 365 * 24 * time.Hour, 24 * time.Hour, 24*time.Hour - 5*time.Minute, 0},
-		"a permit that is longer than the profile": {10 * 365 * 24 * time.Hour, 9999 * time.Hour, 365*24*time.Hour - 5*time.Minute, 0},
-		"cut by the end of the CA":                 {time.Hour, 24 * time.Hour, time.Hour, 1},
+		"the profile's lifetime":   {10 * 365 * 24 * time.Hour, 0, 365*24*time.Hour - 5*time.Minute, 0},
+		"the permit's cap":         {10 * 365 * 24 * time.Hour, 24 * time.Hour, 24*time.Hour - 5*time.Minute, 0},
+		"a cap above the profile":  {10 * 365 * 24 * time.Hour, 9999 * time.Hour, 365*24*time.Hour - 5*time.Minute, 0},
+		"cut by the end of the CA": {time.Hour, 24 * time.Hour, time.Hour, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

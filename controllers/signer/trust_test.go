@@ -57,25 +57,25 @@ func TestCheckTrust(t *testing.T) {
 		change []func(*request)
 		want   string // three letters: trust unknown, trusted, not trusted
 	}{
-		"no extended usage":                       {change: about(plain, "", "digital signature"), want: "wUU"},
-		"no extended usage, configured":           {signer: Signer{AllowNoExtKeyUsage: true}, change: about(plain, "", "digital signature"), want: "wUs"},
-		"a client":                                {change: about(plain, "", "client auth"), want: "sss"},
-		"a client in a group of Kubernetes":       {change: about(of("system:masters"), "", "client auth"), want: "wSs"},
-		"a client in a group of kubeadm":          {change: about(of("kubeadm:cluster-admins"), "", "client auth"), want: "wSs"},
-		"a client by a name of Kubernetes":        {change: about(pkix.Name{CommonName: "system:admin"}, "", "client auth"), want: "wSs"},
-		"a code signer in a group of Kubernetes":  {change: about(of("system:nodes"), "", "code signing"), want: "wSs"},
-		"a group that its owner does not list":    {signer: Signer{ForbiddenOnClientCA: []string{"O=other"}}, change: about(of("system:nodes"), "", "client auth"), want: "sss"},
-		"a group that its owner lists":            {signer: Signer{ForbiddenOnClientCA: []string{"O=system:*"}}, change: about(of("system:nodes"), "", "client auth"), want: "wSs"},
-		"nothing forbidden by its owner":          {signer: Signer{ForbiddenOnClientCA: []string{}}, change: about(of("system:masters"), "", "client auth"), want: "sss"},
-		"a server without a list":                 {change: about(plain, "a.svc", "server auth"), want: "wNs"},
-		"a server beside a client without a list": {change: about(plain, "a.svc", "client auth", "server auth"), want: "wNs"},
-		"any usage without a list":                {change: about(plain, "a.svc", "any"), want: "wNs"},
-		"server gated crypto without a list":      {change: about(plain, "a.svc", "netscape sgc"), want: "wNs"},
-		"a server of a listed name":               {signer: Signer{AllowedNames: allowedNames(t, "a.svc")}, change: about(plain, "a.svc", "server auth"), want: "sss"},
-		"a server of another name":                {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(plain, "a.svc", "server auth"), want: "wNs"},
-		"a server of no name":                     {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(pkix.Name{CommonName: "a.svc"}, "", "server auth"), want: "wNs"},
-		"Kubernetes' own signer":                  {name: certificatesv1.KubeAPIServerClientSignerName, change: about(of("system:nodes"), "", "client auth"), want: "sss"},
-		"Kubernetes' own serving signer":          {name: certificatesv1.KubeletServingSignerName, change: about(of("system:nodes"), "a", "server auth"), want: "sss"},
+		"no extended usage":                            {change: about(plain, "", "digital signature"), want: "wUU"},
+		"no extended usage, configured":                {signer: Signer{AllowNoExtKeyUsage: true}, change: about(plain, "", "digital signature"), want: "wUs"},
+		"a client":                                     {change: about(plain, "", "client auth"), want: "sss"},
+		"a client in a group of Kubernetes":            {change: about(of("system:masters"), "", "client auth"), want: "wSs"},
+		"a client in a group of kubeadm":               {change: about(of("kubeadm:cluster-admins"), "", "client auth"), want: "wSs"},
+		"a client by a name of Kubernetes":             {change: about(pkix.Name{CommonName: "system:admin"}, "", "client auth"), want: "wSs"},
+		"a code signer in a group of Kubernetes":       {change: about(of("system:nodes"), "", "code signing"), want: "wSs"},
+		"a group that the configuration does not list": {signer: Signer{ForbiddenOnClientCA: []string{"O=other"}}, change: about(of("system:nodes"), "", "client auth"), want: "sss"},
+		"a group that the configuration lists":         {signer: Signer{ForbiddenOnClientCA: []string{"O=system:*"}}, change: about(of("system:nodes"), "", "client auth"), want: "wSs"},
+		"an empty list of forbidden subjects":          {signer: Signer{ForbiddenOnClientCA: []string{}}, change: about(of("system:masters"), "", "client auth"), want: "sss"},
+		"a server without a list":                      {change: about(plain, "a.svc", "server auth"), want: "wNs"},
+		"a server beside a client without a list":      {change: about(plain, "a.svc", "client auth", "server auth"), want: "wNs"},
+		"any usage without a list":                     {change: about(plain, "a.svc", "any"), want: "wNs"},
+		"server gated crypto without a list":           {change: about(plain, "a.svc", "netscape sgc"), want: "wNs"},
+		"a server of a listed name":                    {signer: Signer{AllowedNames: allowedNames(t, "a.svc")}, change: about(plain, "a.svc", "server auth"), want: "sss"},
+		"a server of another name":                     {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(plain, "a.svc", "server auth"), want: "wNs"},
+		"a server of no name":                          {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(pkix.Name{CommonName: "a.svc"}, "", "server auth"), want: "wNs"},
+		"Kubernetes' own signer":                       {name: certificatesv1.KubeAPIServerClientSignerName, change: about(of("system:nodes"), "", "client auth"), want: "sss"},
+		"Kubernetes' own serving signer":               {name: certificatesv1.KubeletServingSignerName, change: about(of("system:nodes"), "a", "server auth"), want: "sss"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,13 +105,13 @@ func TestTogether(t *testing.T) {
 		missing error
 		want    probe.Trust
 	}{
-		"nobody":                   {},
-		"one that trusts":          {answers: map[string]probe.Answer{"a": yes}, want: probe.Recognised},
-		"one of several":           {answers: map[string]probe.Answer{"a": no, "b": silent, "c": yes}, missing: errors.New("forbidden"), want: probe.Recognised},
-		"all refuse":               {answers: map[string]probe.Answer{"a": no, "b": no}, want: probe.Refused},
-		"one is silent":            {answers: map[string]probe.Answer{"a": no, "b": silent}},
-		"others can't be listed":   {answers: map[string]probe.Answer{"a": no}, missing: errors.New("forbidden")},
-		"there is nobody but this": {answers: map[string]probe.Answer{"a": silent}},
+		"no API servers":             {},
+		"one API server that trusts": {answers: map[string]probe.Answer{"a": yes}, want: probe.Recognised},
+		"one of several":             {answers: map[string]probe.Answer{"a": no, "b": silent, "c": yes}, missing: errors.New("forbidden"), want: probe.Recognised},
+		"all refuse":                 {answers: map[string]probe.Answer{"a": no, "b": no}, want: probe.Refused},
+		"one is silent":              {answers: map[string]probe.Answer{"a": no, "b": silent}},
+		"others can't be listed":     {answers: map[string]probe.Answer{"a": no}, missing: errors.New("forbidden")},
+		"the only API server":        {answers: map[string]probe.Answer{"a": silent}},
 	} {
 		if got := together(probe.Round{Answers: test.answers}, test.missing); got.Trust != test.want {
 			t.Errorf("%s: %s (%s), want %s", name, got.Trust, got.Evidence, test.want)
