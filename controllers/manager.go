@@ -58,7 +58,7 @@ type Options struct {
 	// SelfCheck, if set, checks the manager's own rights, the kubelets' rights and the trust in the CA.
 	SelfCheck *SelfCheck
 
-	// Publish, if set, has the leader write the configuration of the manager into a ConfigMap.
+	// Publish, if set, makes the leader publish the manager's configuration in a ConfigMap.
 	Publish *Publish
 
 	// Concurrency is the number of requests that each controller works on at a time; zero means DefaultConcurrency.

@@ -22,11 +22,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// Publish configures what the leader writes about its manager into a ConfigMap, for people and for the kubectl plugin.
+// Publish configures the ConfigMap in which the leader publishes its manager's configuration, for people and for the
+// kubectl plugin.
 type Publish struct {
-	// ConfigMap is where to write it.
+	// ConfigMap is the name of the ConfigMap.
 	ConfigMap types.NamespacedName
-	// Configuration is published as it is: it must hold no credentials.
+	// Configuration is published unchanged, so it must hold no credentials.
 	Configuration *config.Configuration
 	// Version is the version of the program.
 	Version string
@@ -47,7 +48,7 @@ func PublishOf(c *config.Configuration, version string) (*Publish, error) {
 	return &Publish{ConfigMap: name, Configuration: published, Version: version}, nil
 }
 
-// PublishedName returns the name of the ConfigMap in which a manager with the configuration c publishes it.
+// PublishedName returns the name of the ConfigMap for a manager with the configuration c.
 func PublishedName(c *config.Configuration) string {
 	return c.LeaderElection.ResourceName + config.PublishedSuffix
 }
@@ -59,7 +60,7 @@ const StatusKey = "manager.yaml"
 type PublishedStatus struct {
 	// Version is the version of the manager.
 	Version string `json:"version"`
-	// User and Groups are how the API server knows the manager.
+	// User and Groups identify the manager at the API server.
 	User   string   `json:"user,omitempty"`
 	Groups []string `json:"groups,omitempty"`
 	// Authorities are the CAs that the manager signs with.
@@ -68,35 +69,36 @@ type PublishedStatus struct {
 
 // PublishedAuthority is a CA without its key.
 type PublishedAuthority struct {
-	// Signers are those that it signs for.
+	// Signers are the names of the signers that the CA signs for.
 	Signers []string `json:"signers"`
-	// Certificate is the certificate of the CA in PEM, and Chain what certificates come with.
+	// Certificate is the CA's certificate in PEM. Chain holds the certificates that are appended to issued ones.
 	Certificate string `json:"certificate"`
 	Chain       string `json:"chain,omitempty"`
 }
 
 const (
-	// publishTick is how often the publisher compares what it has published with what holds now. That asks no API server.
+	// publishTick is the pause between two comparisons of the published data with the current data. A comparison makes no
+	// API call.
 	publishTick = 10 * time.Second
-	// publishInterval is how often it reads the ConfigMap, which somebody may have changed.
+	// publishInterval is the pause between two reads of the ConfigMap, because another program may have changed it.
 	publishInterval = 5 * time.Minute
-	// publishPause is the pause after a refusal: a missing right is not granted every minute.
+	// publishPause is the pause after a refused write, because missing rights are rarely granted soon.
 	publishPause = time.Hour
 )
 
-// publisher is a Runnable of the leader that keeps the ConfigMap as it should be.
+// publisher is a Runnable of the leader that keeps the ConfigMap up to date.
 type publisher struct {
 	Publish
-	reader client.Reader // not a cache: the manager may not list ConfigMaps
+	reader client.Reader // not a cache, because the manager may not list ConfigMaps
 	client client.Client
 	signer *signer.Reconciler
 	clock  clock.WithTicker
 	log    logr.Logger
 
 	user    authenticationv1.UserInfo
-	written map[string]string // what the ConfigMap held last
-	due     time.Time         // when to read it again
-	problem string            // that was logged last
+	written map[string]string // the last known content of the ConfigMap
+	due     time.Time         // when to read the ConfigMap again
+	problem string            // the problem that was last logged
 }
 
 // setupPublish adds the publisher to mgr, if o.Publish is set.
@@ -114,7 +116,7 @@ func (o Options) setupPublish(mgr manager.Manager) error {
 	return mgr.Add(p)
 }
 
-// NeedLeaderElection returns true: the leader's configuration is the one that holds.
+// NeedLeaderElection returns true, because the leader's configuration is in effect.
 func (*publisher) NeedLeaderElection() bool { return true }
 
 // Start publishes until ctx ends.
@@ -131,7 +133,7 @@ func (p *publisher) Start(ctx context.Context) error {
 	}
 }
 
-// sync writes the ConfigMap if it is due, or if what to publish has changed. It logs a problem once.
+// sync writes the ConfigMap if a read is due or the data has changed. It logs each problem once.
 func (p *publisher) sync(ctx context.Context) {
 	now := p.clock.Now()
 	if p.user.Username == "" && !now.Before(p.due) {
@@ -163,7 +165,7 @@ func (p *publisher) sync(ctx context.Context) {
 	}
 }
 
-// whoAmI returns how the API server knows the manager, or nothing if it does not say.
+// whoAmI returns the manager's user according to the API server, or an empty value on an error.
 func (p *publisher) whoAmI(ctx context.Context) authenticationv1.UserInfo {
 	review := &authenticationv1.SelfSubjectReview{}
 	if err := p.client.Create(ctx, review); err != nil {
@@ -172,7 +174,7 @@ func (p *publisher) whoAmI(ctx context.Context) authenticationv1.UserInfo {
 	return review.Status.UserInfo
 }
 
-// data returns what to publish at now.
+// data returns the data to publish at now.
 func (p *publisher) data(now time.Time) (map[string]string, error) {
 	configuration, err := yaml.Marshal(p.Configuration)
 	if err != nil {
@@ -187,7 +189,7 @@ func (p *publisher) data(now time.Time) (map[string]string, error) {
 	return map[string]string{config.PublishedKey: string(configuration), StatusKey: string(status)}, nil
 }
 
-// publishedAuthorities returns the CAs of r at now, each once. A signer without a CA is left out.
+// publishedAuthorities returns the CAs of r at now, without duplicates. It omits signers without a CA.
 func publishedAuthorities(r *signer.Reconciler, now time.Time) []PublishedAuthority {
 	if r == nil {
 		return nil
@@ -213,7 +215,8 @@ func publishedAuthorities(r *signer.Reconciler, now time.Time) []PublishedAuthor
 	return all
 }
 
-// write makes the ConfigMap hold data and the label by which it is found. It creates the ConfigMap if it is missing.
+// write stores data, and the label that the plugin selects, in the ConfigMap. It creates the ConfigMap if it is
+// missing.
 func (p *publisher) write(ctx context.Context, data map[string]string) error {
 	obj := &corev1.ConfigMap{}
 	err := p.reader.Get(ctx, p.ConfigMap, obj)
