@@ -43,7 +43,7 @@ func TestTutorials(t *testing.T) {
 		for _, block := range blocks {
 			script += string(block[1]) + "echo '" + end + "'\n"
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		shell := exec.CommandContext(ctx, "bash", "-c", script)
 		shell.Dir, shell.Env = repository, append(os.Environ(), "TMPDIR="+t.TempDir())
@@ -55,7 +55,7 @@ func TestTutorials(t *testing.T) {
 		for i, block := range blocks {
 			output := stable(string(outputs[i]))
 			for line := range strings.Lines(string(block[2])) {
-				if !strings.Contains(output, stable(line)) {
+				if !strings.Contains(output, stable(strings.TrimSpace(line))) {
 					t.Errorf("%s: block %d does not print\n%sbut\n%s", name, i+1, line, outputs[i])
 				}
 			}
