@@ -172,6 +172,10 @@ docs: ## the generated parts of docs/reference, from the code
 docs-check: ## every link and anchor of the documentation leads somewhere, and every Mermaid diagram renders
 	cd hack/docs && go test ./... && go run . links && go run . diagrams
 
+.PHONY: docs-shots
+docs-shots: ## pictures of the diagrams, of README and of the commands' output, in bin/shots
+	cd hack/docs && go run . shots
+
 .PHONY: verify
 verify: ## generated files, modules, formatting, the list of the exported API and the documentation are up to date
 	hack/verify.sh

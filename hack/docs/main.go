@@ -30,6 +30,8 @@ func run(root string, args []string) error {
 		return links(root)
 	case "diagrams":
 		return diagrams(root)
+	case "shots":
+		return shots(root)
 	default:
 		return fmt.Errorf("unknown command %q", args[0])
 	}
