@@ -20,7 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// kubeadmGroup is what kubeadm lets read what a node needs for kubeadm join.
+// kubeadmGroup is the group that kubeadm allows to read the configuration for kubeadm join.
 const kubeadmGroup = "system:bootstrappers:kubeadm:default-node-token"
 
 // tokenOptions are the flags of bootstrap-token.
@@ -30,23 +30,23 @@ type tokenOptions struct {
 	kubeadm, rbac     bool
 }
 
-// bootstrapTokenCommand returns the command that prints a token which is bound to one node.
+// bootstrapTokenCommand returns the command that prints a bootstrap token for one node.
 func bootstrapTokenCommand(clock clock.PassiveClock) *cobra.Command {
 	o := tokenOptions{}
 	cmd := &cobra.Command{
 		Use:   "bootstrap-token --node NAME",
 		Short: "Print a bootstrap token for one node",
-		Long: `bootstrap-token prints a Secret with a new bootstrap token for one node, to be piped into kubectl create -f -.
-Nothing is sent anywhere. The token itself goes to standard error, as a comment.`,
+		Long: `bootstrap-token prints a Secret with a new bootstrap token for one node. Pipe it into kubectl create -f -.
+The command does not contact the cluster. It prints the token itself to standard error, as a comment.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.node, "node", "", "`name` of the node that may use it, as the kubelet will call itself")
-	flags.DurationVar(&o.ttl, "ttl", time.Hour, "`time` until it ends, from now on")
-	flags.StringVar(&o.description, "description", "", "`text` for people (default Bootstrap token for node NAME)")
+	flags.StringVar(&o.node, "node", "", "`name` of the node that may use it, as the kubelet names itself")
+	flags.DurationVar(&o.ttl, "ttl", time.Hour, "`time` from now until the token expires")
+	flags.StringVar(&o.description, "description", "", "`text` for the description (default Bootstrap token for node NAME)")
 	flags.BoolVar(&o.kubeadm, "kubeadm", false, "add the group "+kubeadmGroup+", which kubeadm join needs")
 	flags.BoolVar(&o.rbac, "rbac", false,
-		"print the ClusterRoleBindings that let the node's group ask for a certificate and have it approved")
+		"also print the ClusterRoleBindings that let the node's group request a certificate and allow its approval")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := o.check(args); err != nil {
 			return usageError(cmd, err)
@@ -83,18 +83,18 @@ Nothing is sent anywhere. The token itself goes to standard error, as a comment.
 func (o *tokenOptions) check(args []string) error {
 	problems := []error{atMost(0, args)}
 	if o.node == "" {
-		problems = append(problems, errors.New("--node: say which node"))
+		problems = append(problems, errors.New("--node is missing: add the name of the node"))
 	} else if found := validation.IsDNS1123Subdomain(o.node); len(found) > 0 {
-		problems = append(problems, fmt.Errorf("--node: %q is no node's name: %s", o.node, strings.Join(found, "; ")))
+		problems = append(problems, fmt.Errorf("--node: %q is not a valid node name: %s", o.node, strings.Join(found, "; ")))
 	}
 	if o.ttl < time.Second {
-		problems = append(problems, fmt.Errorf("--ttl: %s is too short", o.ttl))
+		problems = append(problems, fmt.Errorf("--ttl: %s is too short: use 1s or more", o.ttl))
 	}
 	o.description = cmp.Or(o.description, "Bootstrap token for node "+o.node)
 	return errors.Join(problems...)
 }
 
-// secret returns the Secret of token, as the API server's authenticator reads it
+// secret returns the Secret of token in the form that the API server's authenticator reads
 // (plugin/pkg/auth/authenticator/token/bootstrap).
 func (o *tokenOptions) secret(token string, end time.Time) *corev1.Secret {
 	id, secret, _ := strings.Cut(token, ".")
@@ -118,7 +118,7 @@ func (o *tokenOptions) secret(token string, end time.Time) *corev1.Secret {
 	}
 }
 
-// binding returns a ClusterRoleBinding of role to the node's group.
+// binding returns a ClusterRoleBinding that grants role to the node's group.
 func (o *tokenOptions) binding(purpose, role string) *rbacv1.ClusterRoleBinding {
 	group := csr.TokenGroup(o.node)
 	return &rbacv1.ClusterRoleBinding{

@@ -144,12 +144,12 @@ func TestBootstrapTokenMistakes(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"no node":        {want: []string{"--node: say which node"}},
-		"a user":         {args: []string{"--node=system:node:a"}, want: []string{`--node: "system:node:a" is no node's name`}},
-		"in capitals":    {args: []string{"--node=Worker"}, want: []string{`--node: "Worker" is no node's name`}},
+		"no node":        {want: []string{"--node is missing"}},
+		"a user":         {args: []string{"--node=system:node:a"}, want: []string{`--node: "system:node:a" is not a valid node name`}},
+		"in capitals":    {args: []string{"--node=Worker"}, want: []string{`--node: "Worker" is not a valid node name`}},
 		"no time at all": {args: []string{"--node=a", "--ttl=0"}, want: []string{"--ttl: 0s is too short"}},
 		"it has ended":   {args: []string{"--node=a", "--ttl=-1h"}, want: []string{"--ttl: -1h0m0s is too short"}},
-		"all at once":    {args: []string{"--ttl=1ms", "x"}, want: []string{"--node: say which node", "--ttl: 1ms is too short", `unexpected argument "x"`}},
+		"all at once":    {args: []string{"--ttl=1ms", "x"}, want: []string{"--node is missing", "--ttl: 1ms is too short", `unexpected argument "x"`}},
 		"unknown":        {args: []string{"--nodes=a"}, want: []string{"unknown flag: --nodes"}},
 	} {
 		var out, aside bytes.Buffer

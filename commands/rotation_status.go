@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,35 +14,123 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// status prints a page for each of objs.
-func (r *rotation) status(ctx context.Context, objs []v1alpha1.SigningAuthority) error {
+// statusReport is what rotation status prints.
+type statusReport struct {
+	Items []authorityReport `json:"items"`
+}
+
+// authorityReport is the status of one SigningAuthority.
+type authorityReport struct {
+	Name    string   `json:"name"`
+	Signers []string `json:"signers"`
+	// Requested is the command that the manager has not picked up yet.
+	Requested string `json:"requested,omitempty"`
+	// Allowed are the commands that the phase allows.
+	Allowed []string                        `json:"allowed"`
+	Status  v1alpha1.SigningAuthorityStatus `json:"status"`
+	// NotMoved are the nodes that use another CA than the one that signs. It is nil unless a CA retires.
+	NotMoved *notMoved `json:"notMoved,omitempty"`
+}
+
+// status prints the status, and with --watch again after each change.
+func (r *rotation) status(ctx context.Context) error {
+	report, err := r.report(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.printReport(report, false); err != nil || !r.watch {
+		return err
+	}
+	_, err = fmt.Fprintf(r.aside, "Watching for changes for at most %s (--timeout). Ctrl-C stops.\n", r.timeout)
+	if err != nil {
+		return err
+	}
+	printed := report
+	err = wait.PollUntilContextCancel(ctx, watchEvery*r.interval, false, func(ctx context.Context) (bool, error) {
+		report, err := r.report(ctx)
+		if ctx.Err() != nil {
+			return false, nil
+		}
+		if err != nil {
+			_, err = fmt.Fprintf(r.aside, "Warning: the status could not be read: %s\n", oneLine(err.Error()))
+			return false, err
+		}
+		if equality.Semantic.DeepEqual(report, printed) {
+			return false, nil
+		}
+		printed = report
+		return false, r.printReport(report, true)
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// watchEvery is how many intervals pass between two reads of a watched status, which also reads the list of nodes.
+const watchEvery = 5
+
+// report reads the status of the authorities.
+func (r *rotation) report(ctx context.Context) (*statusReport, error) {
+	objs, err := r.authorities(ctx)
+	if err != nil {
+		return nil, err
+	}
+	report := &statusReport{}
 	for i := range objs {
-		page := statusPage{now: r.clock.Now()}
-		if i > 0 {
-			page.line("")
+		obj := &objs[i]
+		item := authorityReport{
+			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj).Command(), Allowed: []string{}, Status: obj.Status,
 		}
-		page.authority(&objs[i])
-		if objs[i].Status.Retiring != nil {
-			page.nodes(r.stayed(ctx, &objs[i]))
+		for _, operation := range v1alpha1.Allowed(obj.Status.Phase) {
+			item.Allowed = append(item.Allowed, operation.Command())
 		}
-		if _, err := r.out.Write(page.text.Bytes()); err != nil {
+		if obj.Status.Retiring != nil {
+			item.NotMoved = r.notMoved(ctx, obj)
+		}
+		report.Items = append(report.Items, item)
+	}
+	return report, nil
+}
+
+// printReport prints report in the format of --output. again is set if another one was printed before.
+func (r *rotation) printReport(report *statusReport, again bool) error {
+	if again {
+		separator := map[string]string{"": "\n", outputTable: "\n", "yaml": "---\n"}[r.output]
+		if _, err := io.WriteString(r.out, separator); err != nil {
 			return err
 		}
 	}
-	return nil
+	if r.output != "" && r.output != outputTable {
+		return writeFields(r.out, r.output, report)
+	}
+	page := statusPage{now: r.clock.Now()}
+	for i := range report.Items {
+		if i > 0 {
+			page.line("")
+		}
+		page.authority(&report.Items[i])
+	}
+	_, err := r.out.Write(page.text.Bytes())
+	return err
 }
 
-// statusPage is what a person reads.
+// outputTable is the default format by name.
+const outputTable = "table"
+
+// statusPage is the table.
 type statusPage struct {
 	text bytes.Buffer
 	now  time.Time
@@ -51,7 +140,7 @@ func (p *statusPage) line(format string, args ...any) {
 	p.text.WriteString(oneLine(fmt.Sprintf(format, args...)) + "\n")
 }
 
-// table writes an empty line and rows, of which the first is the heading. It writes nothing if that is the only one.
+// table writes an empty line and rows. The first row is the heading. It writes nothing if there is no other row.
 func (p *statusPage) table(rows [][]string) {
 	if len(rows) < 2 {
 		return
@@ -65,15 +154,15 @@ func (p *statusPage) table(rows [][]string) {
 	_ = writeTable(&p.text, rows) // a Buffer takes all
 }
 
-func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
-	status := &obj.Status
-	p.line("SigningAuthority %s: %s, generation %d", obj.Name, phase(status), status.Generation)
-	p.line("signs for %s", strings.Join(obj.Spec.Signers, ", "))
-	if pending := obj.Annotations[v1alpha1.OperationAnnotation]; pending != "" {
-		p.line("asked for: %s", pending)
+func (p *statusPage) authority(item *authorityReport) {
+	status := &item.Status
+	p.line("SigningAuthority %s: %s, generation %d", item.Name, phase(status), status.Generation)
+	p.line("signs for: %s", strings.Join(item.Signers, ", "))
+	if item.Requested != "" {
+		p.line("requested: %s", item.Requested)
 	}
 	if status.Intent != "" {
-		p.line("at: %s", status.Intent)
+		p.line("current step: %s", status.Intent)
 	}
 	p.line("allowed now: %s", v1alpha1.AllowedText(status.Phase))
 	if status.LastCompletedAt != nil {
@@ -82,7 +171,7 @@ func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
 	p.cas(status)
 	if len(status.WaitingFor) > 0 {
 		p.line("")
-		p.line("Waits for")
+		p.line("Waiting:")
 		for _, each := range status.WaitingFor {
 			p.line("- %s", each)
 		}
@@ -92,7 +181,7 @@ func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
 		rows = append(rows, []string{server.Address, server.Trust, p.since(server.Since), server.Evidence})
 	}
 	p.table(rows)
-	rows = [][]string{{"STILL ON THE RETIRING CA", "AT MOST", "UNTIL"}}
+	rows = [][]string{{"VALID CERTIFICATES OF THE RETIRING CA", "AT MOST", "UNTIL"}}
 	for _, outstanding := range status.Outstanding {
 		count := "unknown"
 		if outstanding.Count > 0 {
@@ -106,11 +195,14 @@ func (p *statusPage) authority(obj *v1alpha1.SigningAuthority) {
 		rows = append(rows, []string{condition.Type, string(condition.Status), condition.Reason, condition.Message})
 	}
 	p.table(rows)
+	if item.NotMoved != nil {
+		p.nodes(item.NotMoved)
+	}
 }
 
-// cas writes the CAs, with what their owner has said of them.
+// cas writes the CAs, with what the administrator has stated about them.
 func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
-	rows := [][]string{{"CA", "KEY ID", "GENERATION", "ENDS", "SIGNS SINCE", "OWNER"}}
+	rows := [][]string{{"CA", "KEY ID", "GENERATION", "EXPIRES", "SIGNS SINCE", "NOTES"}}
 	for _, each := range []struct {
 		role string
 		ca   *v1alpha1.CAStatus
@@ -119,33 +211,33 @@ func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
 		if ca == nil {
 			continue
 		}
-		var owner []string
+		var notes []string
 		for _, statement := range []struct {
 			text string
 			at   *metav1.Time
 		}{
-			{"brought it", ca.AdoptedAt}, {"attested", ca.AttestedAt}, {"confirmed its trust", ca.TrustConfirmedAt},
-			{"accepts that it breaks", ca.OutstandingAcceptedAt},
+			{"adopted", ca.AdoptedAt}, {"attested", ca.AttestedAt}, {"trust confirmed", ca.TrustConfirmedAt},
+			{"outstanding accepted", ca.OutstandingAcceptedAt},
 		} {
 			if statement.at != nil {
-				owner = append(owner, statement.text)
+				notes = append(notes, statement.text)
 			}
 		}
 		rows = append(rows, []string{
 			each.role, ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.end(ca.NotAfter.Time), p.since(ca.SignsSince),
-			strings.Join(owner, ", "),
+			strings.Join(notes, ", "),
 		})
 	}
 	p.table(rows)
 }
 
-// end returns the text for the end of a certificate or a CA.
+// end returns the text for the instant when a certificate or a CA expires.
 func (p *statusPage) end(at time.Time) string {
 	text := at.UTC().Format(time.RFC3339)
 	if left := at.Sub(p.now); left > 0 {
 		return fmt.Sprintf("%s (in %s)", text, duration.HumanDuration(left))
 	}
-	return text + " (over)"
+	return text + " (expired)"
 }
 
 func (p *statusPage) since(at *metav1.Time) string {
@@ -155,85 +247,96 @@ func (p *statusPage) since(at *metav1.Time) string {
 	return fmt.Sprintf("%s (%s)", at.UTC().Format(time.RFC3339), duration.HumanDuration(p.now.Sub(at.Time)))
 }
 
-// stayed holds the nodes that have not moved to the CA that signs.
-type stayed struct {
-	// certificates are the newest ones of nodes, if another CA has issued them.
-	certificates []ledger.Certificate
-	// unknown are the nodes without a certificate in the list.
-	unknown []string
-	// deleted are nodes with a certificate, and no Node.
-	deleted map[string]bool
-	// problems are why the list is incomplete.
-	problems []error
+// notMoved holds the nodes that use another CA than the one that signs.
+type notMoved struct {
+	Nodes []nodeReport `json:"nodes"`
+	// Problems say why the list is incomplete.
+	Problems []string `json:"problems,omitempty"`
 }
 
-// stayed finds the nodes that have not moved. It leaves out what it may not read, and notes the problem.
-func (r *rotation) stayed(ctx context.Context, obj *v1alpha1.SigningAuthority) *stayed {
-	s := &stayed{deleted: map[string]bool{}}
+// nodeReport is the newest certificate of a node.
+type nodeReport struct {
+	Node string `json:"node"`
+	// Signer, KeyID and Expires are empty if the manager has seen no certificate of the node.
+	Signer  string       `json:"signer,omitempty"`
+	KeyID   string       `json:"keyID,omitempty"`
+	Expires *metav1.Time `json:"expires,omitempty"`
+	// Deleted reports that the Node object is gone.
+	Deleted bool `json:"deleted,omitempty"`
+}
+
+// notMoved finds the nodes that have not moved. It leaves out what the user may not read, and notes the problem.
+func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority) *notMoved {
+	found := &notMoved{Nodes: []nodeReport{}}
 	secret := types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
-	newest, err := ledger.NewNodes(nil, r.api, secret, r.clock).Read(ctx) // nothing is written without Flush
-	if err != nil {
-		right := fmt.Sprintf("get on the configmaps %s-nodes-00 to -0f in namespace %s", secret.Name, secret.Namespace)
-		s.problems = append(s.problems, withRight(err, right))
-	}
-	known := sets.New[string]()
-	for _, certificate := range newest {
-		known.Insert(certificate.Node)
-		if signing := obj.Status.Signing; signing == nil || certificate.KeyID != signing.KeyID {
-			s.certificates = append(s.certificates, certificate)
-		}
+	newest, readErr := ledger.NewNodes(nil, r.api, secret, r.clock).Read(ctx) // nothing is written without Flush
+	if readErr != nil {
+		right := fmt.Sprintf("get ConfigMaps %s-nodes-00 to -0f in namespace %s", secret.Name, secret.Namespace)
+		found.Problems = append(found.Problems, withRight(readErr, right).Error())
 	}
 	nodes := &metav1.PartialObjectMetadataList{}
 	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-	if err := r.api.List(ctx, nodes); err != nil {
-		s.problems = append(s.problems, withRight(err, "list on nodes"))
-		return s
+	listErr := r.api.List(ctx, nodes)
+	if listErr != nil {
+		found.Problems = append(found.Problems, withRight(listErr, "list nodes").Error())
 	}
-	existing := sets.New[string]()
+	existing, known := sets.New[string](), sets.New[string]()
 	for i := range nodes.Items {
 		existing.Insert(nodes.Items[i].Name)
 	}
-	for _, certificate := range s.certificates {
-		s.deleted[certificate.Node] = !existing.Has(certificate.Node)
+	for _, certificate := range newest {
+		known.Insert(certificate.Node)
+		if signing := obj.Status.Signing; signing == nil || certificate.KeyID != signing.KeyID {
+			expires := metav1.NewTime(certificate.NotAfter)
+			found.Nodes = append(found.Nodes, nodeReport{
+				Node: certificate.Node, Signer: certificate.Signer, KeyID: certificate.KeyID, Expires: &expires,
+				Deleted: listErr == nil && !existing.Has(certificate.Node),
+			})
+		}
 	}
 	signsForNodes := slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName)
-	if signsForNodes && (err == nil || len(newest) > 0) {
-		s.unknown = sets.List(existing.Difference(known))
+	if signsForNodes && (readErr == nil || len(newest) > 0) {
+		for _, name := range sets.List(existing.Difference(known)) {
+			found.Nodes = append(found.Nodes, nodeReport{Node: name})
+		}
 	}
-	return s
+	return found
 }
 
 // withRight returns an error that names the missing right, if err says that it is missing.
 func withRight(err error, right string) error {
 	if apierrors.IsForbidden(err) {
-		return errors.New("you may not: it needs " + right)
+		return errors.New("you need the right to " + right)
 	}
 	return err
 }
 
 // nodes writes the nodes that have not moved.
-func (p *statusPage) nodes(s *stayed) {
-	rows := [][]string{{"NOT MOVED YET", "SIGNER", "KEY ID", "ENDS"}}
-	for _, certificate := range s.certificates {
-		name, signer := certificate.Node, strings.TrimPrefix(certificate.Signer, "kubernetes.io/")
-		if s.deleted[name] {
-			name += " (no Node any more)"
+func (p *statusPage) nodes(found *notMoved) {
+	rows, unknown := [][]string{{"NODE NOT MOVED YET", "SIGNER", "KEY ID", "EXPIRES"}}, false
+	for _, node := range found.Nodes {
+		name, keyID, expires := node.Node, node.KeyID, ""
+		switch {
+		case node.Deleted:
+			name += " (Node deleted)"
+		case keyID == "":
+			keyID, unknown = "unknown", true
 		}
-		rows = append(rows, []string{name, signer, certificate.KeyID, p.end(certificate.NotAfter)})
-	}
-	for _, name := range s.unknown {
-		rows = append(rows, []string{name, "", "unknown", ""})
+		if node.Expires != nil {
+			expires = p.end(node.Expires.Time)
+		}
+		rows = append(rows, []string{name, strings.TrimPrefix(node.Signer, "kubernetes.io/"), keyID, expires})
 	}
 	p.table(rows)
-	if len(rows) == 1 && len(s.problems) == 0 {
+	if len(rows) == 1 && len(found.Problems) == 0 {
 		p.line("")
-		p.line("No node is known to have stayed on the old CA.")
+		p.line("No node is known to use a certificate of the old CA.")
 	}
-	if len(s.unknown) > 0 {
-		p.line("unknown: no certificate of it was seen since the manager keeps the list.")
+	if unknown {
+		p.line("unknown: the manager has not seen a certificate of this node since it keeps the list.")
 	}
-	for _, problem := range s.problems {
+	for _, problem := range found.Problems {
 		p.line("")
-		p.line("The list of nodes that have not moved is incomplete: %s", fmt.Sprint(problem))
+		p.line("The list of nodes that have not moved is incomplete: %s", problem)
 	}
 }

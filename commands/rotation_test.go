@@ -2,6 +2,7 @@ package commands
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,7 +79,7 @@ func authorityPreparing() *v1alpha1.SigningAuthority {
 	obj := authority("cluster", v1alpha1.SigningAuthorityStatus{
 		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),
 		InitiatedAt: at(-2 * time.Minute), LastCompletedAt: at(-100 * day),
-		WaitingFor: []string{"API server 10.0.0.2:6443 to recognise the CA 2222222222222222\x1b[31m: it answers 401", "its owner to confirm that those who can't be asked trust the candidate 2222222222222222 (kubernetes.io/kubelet-serving): operation trust-confirmed"},
+		WaitingFor: []string{"10.0.0.2:6443: it answers 401\x1b[31m", "check that the verifiers of kubernetes.io/kubelet-serving trust the candidate 2222222222222222, because they cannot be probed; then run \"rotation confirm cluster\""},
 		APIServers: []v1alpha1.APIServerStatus{
 			{Address: "10.0.0.1:6443", Trust: "Recognised", Since: at(-90 * time.Second)},
 			{Address: "10.0.0.2:6443", Trust: "Refused", Evidence: "it answers 401"},
@@ -96,7 +97,7 @@ func authorityPrepared() *v1alpha1.SigningAuthority {
 	return authority("cluster", v1alpha1.SigningAuthorityStatus{
 		Phase: v1alpha1.Prepared, Generation: 2, Retiring: caStatus("1111111111111111", 1, brought),
 		Signing:    caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = at(-3 * time.Hour) }),
-		WaitingFor: []string{"up to 12 certificates of kubernetes.io/kube-apiserver-client-kubelet by the CA 1111111111111111 live until 2026-03-02T09:00:00Z"},
+		WaitingFor: []string{"up to 12 certificates of kubernetes.io/kube-apiserver-client-kubelet from the CA 1111111111111111 are valid until 2026-03-02T09:00:00Z"},
 		Outstanding: []v1alpha1.Outstanding{
 			{Signer: "kubernetes.io/kube-apiserver-client-kubelet", Count: 12, Until: *at(21 * time.Hour)},
 			{Until: *at(200 * day)},
@@ -158,7 +159,10 @@ func TestRotationStatus(t *testing.T) {
 		objs    []client.Object
 		fails   interceptor.Funcs
 		unmoved bool
+		output  string
 	}{
+		"json":       {objs: []client.Object{authorityPrepared()}, unmoved: true, output: "json"},
+		"yaml":       {objs: []client.Object{authorityPreparing()}, output: "yaml"},
 		"preparing":  {objs: []client.Object{authorityPreparing()}},
 		"prepared":   {objs: []client.Object{authorityPrepared()}, unmoved: true},
 		"no-rights":  {objs: []client.Object{authorityPrepared()}, fails: noMaps},
@@ -173,12 +177,22 @@ func TestRotationStatus(t *testing.T) {
 				moved(t, api)
 			}
 			var out bytes.Buffer
-			r := &rotation{rotationOptions{timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
+			r := rotationOf(rotationOptions{verb: "status", output: test.output}, api, &out)
 			if err := r.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, filepath.Join("testdata", "rotation", name+".txt"), out.String())
 		})
+	}
+}
+
+// rotationOf returns a rotation command that runs at fixedNow.
+func rotationOf(options rotationOptions, api client.Client, out io.Writer) *rotation {
+	options.program = "csr-controller-manager rotation"
+	options.timeout = cmp.Or(options.timeout, time.Minute)
+	return &rotation{
+		rotationOptions: options, api: api, clock: clocktesting.NewFakePassiveClock(fixedNow), out: out, aside: io.Discard,
+		interval: time.Millisecond, eventTimeout: time.Second,
 	}
 }
 
@@ -194,7 +208,7 @@ func golden(t *testing.T, path, text string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
+	if diff := gocmp.Diff(string(want), text); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}
 }
@@ -242,14 +256,14 @@ func TestRotationOutcome(t *testing.T) {
 	}
 }
 
-// TestRotationMeaning: what can't be undone is explained first, and not asked for.
+// TestRotationMeaning: an operation that cannot be undone is explained first, and not requested without --yes.
 func TestRotationMeaning(t *testing.T) {
 	t.Parallel()
 	text := ""
 	for _, operation := range []v1alpha1.Operation{v1alpha1.RotateComplete, v1alpha1.OutstandingAccepted, v1alpha1.AdoptionAttested} {
 		api := statusClient(t, interceptor.Funcs{}, authorityPrepared())
 		var out bytes.Buffer
-		r := &rotation{rotationOptions{operation: operation, name: "cluster", timeout: time.Minute}, api, clocktesting.NewFakePassiveClock(fixedNow), &out, time.Millisecond, time.Second}
+		r := rotationOf(rotationOptions{verb: strings.TrimPrefix(operation.Command(), "rotation "), operation: operation, name: "cluster"}, api, &out)
 		err := r.run(t.Context())
 		text += fmt.Sprintf("%serror: %v\n\n", out.String(), err)
 		obj := &v1alpha1.SigningAuthority{}
@@ -263,10 +277,11 @@ func TestRotationMeaning(t *testing.T) {
 func TestRotationMistakes(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"":                     "rotation (--help lists the flags): say what: status, start",
-		"begin":                `unknown subcommand "begin"`,
+		"":                     "rotation (--help lists the flags): a command is missing: use one of status, wait, start",
+		"begin":                `unknown subcommand "begin": use one of status, wait, start`,
+		"status -o wide":       `use table, json or yaml`,
 		"start a b":            `unexpected argument "b"`,
-		"start --timeout 0":    "--timeout: 0s is no time to wait",
+		"start --timeout 0":    "--timeout: 0s is not a time to wait",
 		"status --split":       "rotation status (--help lists the flags): unknown flag: --split",
 		"start a --wait=maybe": `invalid argument "maybe" for "--wait" flag`,
 	} {
@@ -285,13 +300,85 @@ func TestRotationMistakes(t *testing.T) {
 func TestRotationFindsOne(t *testing.T) {
 	t.Parallel()
 	for want, objs := range map[string][]client.Object{
-		"there is no SigningAuthority":                                                      nil,
-		"there are 2 authorities: name one of a, b":                                         {authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})},
-		"rotate-start is refused: the phase is not begun; allowed now: nothing but to wait": {authority("a", v1alpha1.SigningAuthorityStatus{})},
+		"there is no SigningAuthority":                                                            nil,
+		"there are 2 SigningAuthorities: add the name of one: a, b":                               {authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})},
+		"rotation start is refused: the phase is New; allowed now: none, wait for the next phase": {authority("a", v1alpha1.SigningAuthorityStatus{})},
 	} {
-		r := &rotation{rotationOptions{operation: v1alpha1.RotateStart, timeout: time.Minute, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), clocktesting.NewFakePassiveClock(fixedNow), io.Discard, time.Millisecond, time.Second}
+		r := rotationOf(rotationOptions{verb: "start", operation: v1alpha1.RotateStart, wait: true}, statusClient(t, interceptor.Funcs{}, objs...), io.Discard)
 		if err := r.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// TestRotationWait attaches to what is under way in each phase, and ends with it.
+func TestRotationWait(t *testing.T) {
+	t.Parallel()
+	pending := authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: signing()})
+	pending.Annotations = map[string]string{v1alpha1.OperationAnnotation: "rotate-start"}
+	outstanding := v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: candidate(), Retiring: signing(),
+		Outstanding: []v1alpha1.Outstanding{{Signer: "s", Count: 1, Until: *at(time.Hour)}}}
+	movedOn := *outstanding.DeepCopy()
+	movedOn.Outstanding = nil
+	completing := *movedOn.DeepCopy()
+	completing.Phase = v1alpha1.Completing
+	rollingBack := *movedOn.DeepCopy()
+	rollingBack.Intent = swapBack
+	for name, test := range map[string]struct {
+		obj       *v1alpha1.SigningAuthority
+		out, fail string
+	}{
+		"nothing is under way": {authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1}),
+			"a: nothing is under way: Completed, generation 1", ""},
+		"a requested start":    {pending, "until the new CA is trusted and signs", "the manager has not picked up rotation start yet"},
+		"the first CA":         {authority("a", v1alpha1.SigningAuthorityStatus{}), "until the new CA is trusted and signs", "not done within 20ms: New"},
+		"a confirmation":       {authorityPreparing(), "until the manager has recorded rotation confirm", "the manager has not picked up rotation confirm yet"},
+		"valid certificates":   {authority("a", outstanding), "the last certificate expires at 2026-03-01T13:00:00Z", "not done within 20ms: Prepared"},
+		"no valid certificate": {authority("a", movedOn), "a: done: Prepared, generation 2", ""},
+		"a completion": {authority("a", completing), "waiting at most 20ms (--timeout) until every API server refuses the old CA and its key is destroyed",
+			"rotation wait a waits again"},
+		"a rollback": {authority("a", rollingBack), "until the old CA signs again", "step SwapBack"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			r := rotationOf(rotationOptions{verb: "wait", timeout: 20 * time.Millisecond}, statusClient(t, interceptor.Funcs{}, test.obj), &out)
+			err := r.run(t.Context())
+			if !strings.Contains(out.String(), test.out) {
+				t.Errorf("got %q, want %q", out.String(), test.out)
+			}
+			if (err == nil) != (test.fail == "") || err != nil && !strings.Contains(err.Error(), test.fail) {
+				t.Errorf("error %v, want %q", err, test.fail)
+			}
+		})
+	}
+}
+
+// TestRotationStatusWatch prints again only after a change.
+func TestRotationStatusWatch(t *testing.T) {
+	t.Parallel()
+	obj := authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reads := 0
+	changes := interceptor.Funcs{List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		err := api.List(ctx, list, opts...)
+		if all, is := list.(*v1alpha1.SigningAuthorityList); is && err == nil {
+			if reads++; reads > 3 {
+				all.Items[0].Status.Phase = v1alpha1.Preparing
+			}
+			if reads > 6 {
+				cancel()
+			}
+		}
+		return err
+	}}
+	var out bytes.Buffer
+	r := rotationOf(rotationOptions{verb: "status", watch: true}, statusClient(t, changes, obj), &out)
+	if err := r.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(out.String(), "SigningAuthority a: "); got != 2 || !strings.Contains(out.String(), "Preparing") {
+		t.Errorf("printed %d times in %d reads, want 2:\n%s", got, reads, out.String())
 	}
 }

@@ -31,16 +31,16 @@ type trustFileOptions struct {
 	interval time.Duration
 }
 
-// writeTrustCommand returns the command that copies a bundle of CAs to a file whenever it changes.
+// writeTrustCommand returns the command that copies a trust bundle to a file whenever it changes.
 func writeTrustCommand() *cobra.Command {
 	o := &trustFileOptions{}
 	cmd := &cobra.Command{
 		Use:   "write-trust --from FILE --to FILE",
-		Short: "Keep a file of this host as the CAs that its API server is to trust",
-		Long: `write-trust keeps a file on this host as a file of a mounted ConfigMap is: the CAs that an API server is to
-trust, for its --client-ca-file, which it reads again by itself. It asks no API server. What holds no certificate, or
-something that is none, it does not write, and a file that it has not made it does not replace. With --accept, it
-writes only the CAs of --from that an administrator has accepted on this host.`,
+		Short: "Keep a trust bundle file on this host up to date",
+		Long: `write-trust copies a trust bundle from a mounted ConfigMap to a file on this host, for the --client-ca-file of
+an API server. The API server reads the file again by itself. write-trust contacts no API server. It writes nothing if
+the bundle holds no certificate, or anything that is not a CA certificate. It does not replace a file that it has not
+created. With --accept, it writes only CAs of --from that an administrator has accepted on this host.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(args); err != nil {
@@ -59,37 +59,38 @@ writes only the CAs of --from that an administrator has accepted on this host.`,
 }
 
 func (o *trustFileOptions) define(flags *pflag.FlagSet) {
-	flags.StringVar(&o.from, "from", "", "`file` with the bundle, of a volume from the ConfigMap that it is published in")
-	flags.StringVar(&o.to, "to", "", "`file` to keep, in a folder that exists")
+	flags.StringVar(&o.from, "from", "", "`file` with the trust bundle, from a volume of the ConfigMap where the manager publishes it")
+	flags.StringVar(&o.to, "to", "", "`file` to write, in a folder that exists")
 	flags.StringArrayVar(&o.also, "also", nil,
-		"`file` with CAs to trust beside the bundle, if there are any; may be given again")
+		"`file` with more CAs to trust; may be given again")
 	flags.Func("accept", "SHA-256 `fingerprint` of a CA certificate, as openssl x509 -fingerprint -sha256 prints it, "+
-		"that --from may hold; may be given again (default any)", func(text string) error {
+		"that --from may hold; may be given again (default: any CA)", func(text string) error {
 		sum256 := strings.ToLower(strings.ReplaceAll(text, ":", ""))
 		if sum, err := hex.DecodeString(sum256); err != nil || len(sum) != sha256.Size {
-			return errors.New("want 64 hexadecimal digits")
+			return errors.New("want the SHA-256 fingerprint as 64 hexadecimal digits")
 		}
 		o.accept = append(o.accept, sum256)
 		return nil
 	})
-	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two looks; 0 is to look once")
+	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two checks; 0 checks once and exits")
 }
 
 // check returns every mistake in the command line.
 func (o *trustFileOptions) check(args []string) error {
 	problems := []error{atMost(0, args)}
 	if o.from == "" || o.to == "" {
-		problems = append(problems, errors.New("--from and --to: say what to write, and where"))
+		problems = append(problems, errors.New("--from and --to are required: name the file to read and the file to write"))
 	} else if o.to == o.from || slices.Contains(o.also, o.to) {
-		problems = append(problems, errors.New("--to: is what is read"))
+		problems = append(problems, errors.New("--to: names a file that --from or --also reads: name another file"))
 	}
 	if o.interval < 0 {
-		problems = append(problems, fmt.Errorf("--interval: %s is too short", o.interval))
+		problems = append(problems, fmt.Errorf("--interval: %s is negative: use for example 5s", o.interval))
 	}
 	return errors.Join(problems...)
 }
 
-// keep looks again and again until ctx ends. A problem leaves the file as it is, and is logged once.
+// keep checks the file at each interval until ctx ends. If a check fails, the file stays unchanged, and keep logs the
+// problem once.
 func (o *trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
 	last := ""
 	wait.UntilWithContext(ctx, func(context.Context) {
@@ -104,7 +105,7 @@ func (o *trustFileOptions) keep(ctx context.Context, logger logr.Logger) {
 	}, o.interval)
 }
 
-// once writes the file if it is not as it should be.
+// once writes the file if its content differs from the bundle.
 func (o *trustFileOptions) once(logger logr.Logger) error {
 	bundle, count, err := o.read()
 	if err != nil {
@@ -117,15 +118,15 @@ func (o *trustFileOptions) once(logger logr.Logger) error {
 	return err
 }
 
-// trustFileMark is the first line of a file that write-trust has made. PEM may have text before and between its blocks
-// (RFC 7468, section 2), and client-go's cert.ParseCertsPEM passes over it.
+// trustFileMark is the first line of a file that write-trust has created. PEM may have text before and between its
+// blocks (RFC 7468, section 2). client-go's cert.ParseCertsPEM skips it.
 const trustFileMark = "# Kept by csr-controller-manager write-trust: it replaces what is changed here.\n"
 
-// maxBundle is a ConfigMap's limit.
+// maxBundle is the size limit of a ConfigMap.
 const maxBundle = 1 << 20
 
-// read returns the certificates of all files, each once, and their number. It is an error if from holds a certificate
-// that accept does not list. The files of also are not compared: a person has put them on this host.
+// read returns the certificates of all files without duplicates, and their number. It returns an error if from holds a
+// certificate that accept does not list. It does not compare the files of also: an administrator put them on this host.
 func (o *trustFileOptions) read() ([]byte, int, error) {
 	bundle, seen := []byte(trustFileMark), map[string]bool{}
 	for i, file := range slices.Concat([]string{o.from}, o.also) {
@@ -141,7 +142,7 @@ func (o *trustFileOptions) read() ([]byte, int, error) {
 			sum := sha256.Sum256(cert.Raw)
 			fingerprint := hex.EncodeToString(sum[:])
 			if i == 0 && len(o.accept) > 0 && !slices.Contains(o.accept, fingerprint) {
-				return nil, 0, fmt.Errorf("%s: the CA %s is not accepted: if it is yours, start write-trust with --accept %s too",
+				return nil, 0, fmt.Errorf("%s: the CA %s is not accepted: compare its fingerprint, then add --accept %s",
 					file, strconv.QuoteToASCII(cert.Subject.CommonName), fingerprint)
 			}
 			if seen[string(cert.Raw)] {
@@ -154,41 +155,42 @@ func (o *trustFileOptions) read() ([]byte, int, error) {
 	return bundle, len(seen), nil
 }
 
-// readBundle are the CAs in data: at least one, and nothing else. A key in it would be for everybody to read.
+// readBundle returns the CA certificates in data. It returns an error if there is none, or anything else: the file is
+// world-readable, and must not hold a key.
 func readBundle(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > maxBundle {
-		return nil, fmt.Errorf("%d bytes are too many", len(data))
+		return nil, fmt.Errorf("%d bytes are more than a ConfigMap can hold (%d)", len(data), maxBundle)
 	}
 	var certs []*x509.Certificate
-	begun := bytes.Count(data, []byte("-----BEGIN ")) // Decode passes over a block that it can't read
+	begun := bytes.Count(data, []byte("-----BEGIN ")) // Decode skips a block that it can't read
 	for {
 		block, rest := pem.Decode(data)
 		if block == nil {
 			break
 		}
 		if block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("has a block %q, and only certificates belong there", block.Type)
+			return nil, fmt.Errorf("has a block %q: remove everything but certificates", block.Type)
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
 			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
 		}
 		if !cert.IsCA {
-			return nil, fmt.Errorf("certificate %d, %s, is not a CA's", len(certs)+1, cert.Subject)
+			return nil, fmt.Errorf("certificate %d, %s, is not a CA certificate", len(certs)+1, cert.Subject)
 		}
 		certs, data = append(certs, cert), rest
 	}
 	switch {
 	case begun != len(certs):
-		return nil, fmt.Errorf("%d of %d certificates can't be read", begun-len(certs), begun)
+		return nil, fmt.Errorf("%d of %d PEM blocks cannot be parsed", begun-len(certs), begun)
 	case len(certs) == 0:
 		return nil, errors.New("holds no certificate")
 	}
 	return certs, nil
 }
 
-// replaceTrustFile makes path hold data, and reports whether it wrote the file. A reader of path gets the old or the
-// new data as a whole, even after a loss of power. It is an error if path is something that write-trust has not made.
+// replaceTrustFile writes data to path, and reports whether it changed the file. A reader of path gets the complete old
+// or new data, even after a power failure. It returns an error if write-trust has not created the file at path.
 func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	found, err := os.Lstat(path)
 	switch {
@@ -196,14 +198,14 @@ func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	case err != nil:
 		return false, err
 	case !found.Mode().IsRegular():
-		return false, fmt.Errorf("%s is no plain file: another --to, please", path)
+		return false, fmt.Errorf("%s is not a regular file: choose another --to", path)
 	default:
 		held, err := os.ReadFile(path)
 		switch {
 		case err != nil:
 			return false, err
 		case !bytes.HasPrefix(held, []byte(trustFileMark)):
-			return false, fmt.Errorf("%s was not made by write-trust: move it away, or choose another --to", path)
+			return false, fmt.Errorf("%s was not created by write-trust: move it away, or choose another --to", path)
 		case bytes.Equal(held, data) && found.Mode().Perm() == 0o644:
 			return false, nil
 		}
@@ -214,9 +216,9 @@ func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	return true, nil
 }
 
-// writeWhole writes a file beside path, and then gives it that name.
+// writeWhole writes a temporary file beside path, and renames it to path.
 func writeWhole(path string, data []byte) error {
-	temporary := path + ".new" // one that was left by a crash is overwritten
+	temporary := path + ".new" // it replaces a file that a crash left behind
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -125,31 +125,31 @@ func TestWriteTrustRefuses(t *testing.T) {
 	}{
 		"empty":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from) }, "holds no certificate"},
 		"text":          {func(t *testing.T, o *trustFileOptions) { put(t, o.from, []byte("hello")) }, "holds no certificate"},
-		"cut off":       {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, other[:len(other)-40]) }, "1 of 2 certificates can't be read"},
-		"broken, first": {func(t *testing.T, o *trustFileOptions) { put(t, o.from, broken, good) }, "1 of 2 certificates can't be read"},
+		"cut off":       {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, other[:len(other)-40]) }, "1 of 2 PEM blocks cannot be parsed"},
+		"broken, first": {func(t *testing.T, o *trustFileOptions) { put(t, o.from, broken, good) }, "1 of 2 PEM blocks cannot be parsed"},
 		"no certificate": {func(t *testing.T, o *trustFileOptions) {
 			put(t, o.from, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}))
 		}, "certificate 1: x509"},
 		"a key": {func(t *testing.T, o *trustFileOptions) {
 			put(t, o.from, good, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY"}))
 		}, `has a block "EC PRIVATE KEY"`},
-		"a client's":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, bundled(t, "client", false)) }, "certificate 2, CN=client, is not a CA's"},
-		"too long":           {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, make([]byte, maxBundle)) }, "bytes are too many"},
+		"a client's":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, bundled(t, "client", false)) }, "certificate 2, CN=client, is not a CA certificate"},
+		"too long":           {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, make([]byte, maxBundle)) }, "more than a ConfigMap can hold"},
 		"gone":               {func(t *testing.T, o *trustFileOptions) { o.from += "-not" }, "no such file"},
 		"the others are":     {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-not"} }, "no such file"},
 		"the others are bad": {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-also"}; put(t, o.also[0]) }, "holds no certificate"},
-		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not made by write-trust"},
-		"an empty file":      {func(t *testing.T, o *trustFileOptions) { put(t, o.to) }, "was not made by write-trust"},
+		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not created by write-trust"},
+		"an empty file":      {func(t *testing.T, o *trustFileOptions) { put(t, o.to) }, "was not created by write-trust"},
 		"a link": {func(t *testing.T, o *trustFileOptions) {
 			if err := os.Symlink(o.from, o.to); err != nil {
 				t.Fatal(err)
 			}
-		}, "is no plain file"},
+		}, "is not a regular file"},
 		"a folder": {func(t *testing.T, o *trustFileOptions) {
 			if err := os.Mkdir(o.to, 0o700); err != nil {
 				t.Fatal(err)
 			}
-		}, "is no plain file"},
+		}, "is not a regular file"},
 		"no folder": {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
 		"a folder in the way of the temporary file": {func(t *testing.T, o *trustFileOptions) {
 			if err := os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700); err != nil {
@@ -238,11 +238,11 @@ func TestWriteTrustKeepsOn(t *testing.T) {
 func TestWriteTrustFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"":                               "--from and --to: say what to write",
+		"":                               "--from and --to are required",
 		"--from a":                       "--from and --to",
-		"--from a --to a":                "--to: is what is read",
-		"--from a --to b --also b":       "--to: is what is read",
-		"--from a --to b --interval -1s": "--interval: -1s is too short",
+		"--from a --to a":                "--to: names a file that --from or --also reads",
+		"--from a --to b --also b":       "--to: names a file that --from or --also reads",
+		"--from a --to b --interval -1s": "--interval: -1s is negative",
 		"--from a --to b c":              `unexpected argument "c"`,
 		"--configmap a":                  "unknown flag: --configmap",
 	} {
@@ -278,7 +278,7 @@ func TestWriteTrustAccept(t *testing.T) {
 	}
 	withColons := strings.ReplaceAll(fmt.Sprintf("% X", mustDecode(t, fingerprint(a))), " ", ":")
 	if err := Execute(t.Context(), []string{"write-trust", "--from=x", "--to=y", "--accept=abc"}, io.Discard); err == nil ||
-		!strings.Contains(err.Error(), "want 64 hexadecimal digits") {
+		!strings.Contains(err.Error(), "64 hexadecimal digits") {
 		t.Errorf("an abridged fingerprint: error %v", err)
 	}
 	also := filepath.Join(t.TempDir(), "local.crt")
@@ -293,7 +293,7 @@ func TestWriteTrustAccept(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, o.from, a, b)
-	want := "the CA \"b\" is not accepted: if it is yours, start write-trust with --accept " + strings.ToLower(fingerprint(b)) + " too"
+	want := "the CA \"b\" is not accepted: compare its fingerprint, then add --accept " + strings.ToLower(fingerprint(b))
 	if err := given.once(logr.Discard()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}

@@ -189,8 +189,8 @@ type APIServerStatus struct {
 	Evidence string `json:"evidence,omitempty"`
 }
 
-// Allowed returns the operations that an owner can ask for in phase. If there are none, the owner can only wait. The
-// ValidatingAdmissionPolicy in config/rotation/admission says the same, which a test compares.
+// Allowed returns the operations that an administrator can request in phase. The ValidatingAdmissionPolicy in
+// config/rotation/admission says the same. A test compares the two.
 func Allowed(phase Phase) []Operation {
 	switch phase {
 	case Preparing:
@@ -204,11 +204,32 @@ func Allowed(phase Phase) []Operation {
 	}
 }
 
-// AllowedText says so to people.
+// AllowedText returns the commands for the operations that phase allows, as a list for people.
 func AllowedText(phase Phase) string {
 	var names []string
 	for _, operation := range Allowed(phase) {
-		names = append(names, string(operation))
+		names = append(names, operation.Command())
 	}
-	return cmp.Or(strings.Join(names, ", "), "nothing but to wait")
+	return cmp.Or(strings.Join(names, ", "), "none, wait for the next phase")
+}
+
+// Command returns the command that requests o, such as "rotation start". If o is not an operation, it returns o
+// itself.
+func (o Operation) Command() string {
+	switch o {
+	case RotateStart:
+		return "rotation start"
+	case RotateComplete:
+		return "rotation complete"
+	case RotateRollback:
+		return "rotation rollback"
+	case TrustConfirmed:
+		return "rotation confirm"
+	case OutstandingAccepted:
+		return "rotation accept"
+	case AdoptionAttested:
+		return "rotation attest"
+	default:
+		return string(o)
+	}
 }

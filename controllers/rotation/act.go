@@ -54,7 +54,7 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 		return nil
 	}
 	resource := v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource()
-	return apierrors.NewConflict(resource, obj.Name, errors.New("it has changed since it was looked at"))
+	return apierrors.NewConflict(resource, obj.Name, errors.New("it has changed since it was read"))
 }
 
 // act takes action. Each action may be repeated.
@@ -153,7 +153,7 @@ func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 		Lifetime:   lifetime,
 	}, now)
 	if err != nil {
-		return fmt.Errorf("make a CA: %w", err)
+		return fmt.Errorf("create CA: %w", err)
 	}
 	if err := r.recorder(obj).Book.Open(ctx, authority.KeyID()); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthorit
 		return err
 	}
 	if !sameCA(other.Secret.Signing, o.From) {
-		return fmt.Errorf("SigningAuthority %s is changing its CA", o.from.Name)
+		return fmt.Errorf("SigningAuthority %s is changing its signing CA", o.from.Name)
 	}
 	accounts, err := r.recorder(o.from).Book.Read(ctx)
 	if err != nil {

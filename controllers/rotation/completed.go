@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -18,8 +19,8 @@ func (p *planner) planCompleted() {
 	case p.restoreTLS():
 	case p.completedOperation():
 	case p.signingMissing():
-		p.waitForSigningKey("rotate-start makes another, which signs as soon as it is trusted; " +
-			"what the lost one has issued stays trusted")
+		p.waitForSigningKey(fmt.Sprintf("run %s to create another CA, which signs as soon as it is trusted; certificates of "+
+			"the lost CA stay trusted", p.command(v1alpha1.RotateStart)))
 	case !p.facts.Permitted:
 		p.act(Permit)
 	case p.rotationDue():

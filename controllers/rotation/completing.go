@@ -2,6 +2,7 @@ package rotation
 
 import (
 	"strings"
+	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
@@ -11,7 +12,7 @@ import (
 // then the CA leaves the bundle, then every API server refuses it, then its key is destroyed.
 func (p *planner) planCompleting() {
 	if p.facts.Operation != "" {
-		p.refuseOperation("the old CA is leaving, and there is no way back")
+		p.refuseOperation("the old CA is being removed, which cannot be undone")
 		return
 	}
 	s := p.status
@@ -22,7 +23,7 @@ func (p *planner) planCompleting() {
 		p.enter(v1alpha1.Completed)
 	case p.checkSecret():
 	case p.signingMissing() && p.facts.Secret.Retiring != nil: // a refusal counts beside a certificate that is accepted
-		p.waitForSigningKey("there is no way on but to remove retiring.crt and retiring.key from the Secret")
+		p.waitForSigningKey("remove retiring.crt and retiring.key from the Secret to continue")
 	case p.restoreTLS():
 	case s.UnpublishedAt == nil:
 		p.planUnpublish()
@@ -39,7 +40,7 @@ func (p *planner) planCompleting() {
 func (p *planner) planUnpublish() {
 	s, outstanding := p.status, p.outstandingTexts()
 	if len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil { // issued after the completion was asked for
-		p.step.Refused = "completion stops, as more was issued meanwhile: " + strings.Join(outstanding, "; ")
+		p.step.Refused = "completion stops, because the old CA has issued more certificates: " + strings.Join(outstanding, "; ")
 		p.enter(v1alpha1.Prepared)
 		return
 	}
@@ -52,8 +53,9 @@ func (p *planner) planUnpublish() {
 		if s.LedgerClosedAt == nil {
 			s.LedgerClosedAt = p.now()
 		}
-		if s.LedgerClosedAt.Add(ledger.QuietAfter).After(p.facts.Now) {
-			p.wait("every signer to have seen that the ledger of the CA %s is closed", s.Retiring.KeyID)
+		if quiet := s.LedgerClosedAt.Add(ledger.QuietAfter); quiet.After(p.facts.Now) {
+			p.wait("every signer must learn that the ledger of the CA %s is closed, which takes until %s",
+				s.Retiring.KeyID, quiet.UTC().Format(time.RFC3339))
 			return
 		}
 	}
@@ -73,7 +75,8 @@ func (p *planner) waitForRefusal() {
 			return
 		}
 		for _, server := range p.facts.Holding {
-			p.wait("aggregated API server %s to refuse the retiring CA %s", server, p.status.Retiring.KeyID)
+			p.wait("aggregated API server %s still accepts the retiring CA %s; if it does so for more than a minute, restart it",
+				server, p.status.Retiring.KeyID)
 		}
 	}
 	if len(p.step.Waiting) == 0 && p.step.Action == None {
@@ -92,8 +95,9 @@ func (p *planner) waitForPrunedCA() {
 	if p.status.PrunedAt == nil {
 		p.status.PrunedAt = p.now()
 	}
-	if p.status.PrunedAt.Add(p.facts.SettleFor).After(p.facts.Now) {
-		p.wait("API servers not to publish the retiring CA %s again, for %s", p.status.Retiring.KeyID, p.facts.SettleFor)
+	if settled := p.status.PrunedAt.Add(p.facts.SettleFor); settled.After(p.facts.Now) {
+		p.wait("API servers must not publish the retiring CA %s again for %s, until %s",
+			p.status.Retiring.KeyID, p.facts.SettleFor, settled.UTC().Format(time.RFC3339))
 	}
 }
 

@@ -46,7 +46,7 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 	}
 	r.recorders.bySecret[name] = recorder
 	r.runUntilStopped(func(ctx context.Context) {
-		recorder.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Note what was issued", "secret", name) })
+		recorder.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Write ledger", "secret", name) })
 	})
 	return recorder
 }
@@ -57,7 +57,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	flushErr := recorder.Flush(ctx)
 	accounts, err := recorder.Book.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("read what was issued: %w", err)
+		return fmt.Errorf("read ledger: %w", err)
 	}
 	o.noteAccounts(accounts, &obj.Status)
 	retiring := obj.Status.Retiring
@@ -66,12 +66,12 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 		return nil
 	}
 	if flushErr != nil && !o.SigningUnaccounted { // a missing account fails every write
-		return fmt.Errorf("note what was issued: %w", flushErr)
+		return fmt.Errorf("write ledger: %w", flushErr)
 	}
 	account, found := accounts[retiring.KeyID]
 	if !found { // it had one since it began to sign
 		o.Outstanding = append(o.Outstanding,
-			v1alpha1.Outstanding{Signer: "any signer, as the ledger of it is gone", Until: retiring.NotAfter})
+			v1alpha1.Outstanding{Signer: "any signer (the ledger of this CA is lost)", Until: retiring.NotAfter})
 		return nil
 	}
 	if err := r.addFromCoholders(ctx, obj, o, account); err != nil {
@@ -110,7 +110,7 @@ func (r *Reconciler) addFromCoholders(
 	for _, other := range o.coholders {
 		accounts, err := r.recorder(other).Book.Read(ctx)
 		if err != nil {
-			return fmt.Errorf("read what SigningAuthority %s has issued: %w", other.Name, err)
+			return fmt.Errorf("read ledger of SigningAuthority %s: %w", other.Name, err)
 		}
 		theirs := accounts[obj.Status.Retiring.KeyID]
 		for _, signer := range obj.Spec.Signers {

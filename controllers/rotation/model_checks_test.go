@@ -24,7 +24,7 @@ const (
 )
 
 // anySigner is the signer of what is outstanding when the ledger is gone.
-const anySigner = "any signer, as the ledger of it is gone"
+const anySigner = "any signer (the ledger of this CA is lost)"
 
 // promises are what the owner has said or done that excuses.
 type promises struct {

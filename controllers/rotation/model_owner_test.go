@@ -178,23 +178,23 @@ func (a *authority) repairs() bool {
 	missing := s.Signing != nil && string(ring.Signing.Cert) != s.Signing.Certificate &&
 		string(ring.TLS.Cert) != s.Signing.Certificate
 	switch {
-	case a.waitsFor("signing.crt and signing.key of the Secret to be moved to retiring.crt and retiring.key"):
+	case a.waitsFor("move signing.crt and signing.key of the Secret to retiring.crt and retiring.key"):
 		a.saw("what retires is moved")
 		a.edit(func(ring *keypair.Ring) { ring.Retiring, ring.Signing = ring.Signing, keypair.Pair{} })
-	case a.waitsFor("candidate.crt and candidate.key to be removed"):
+	case a.waitsFor("remove candidate.crt and candidate.key"):
 		a.saw("a candidate is removed")
 		a.edit(func(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} })
-	case a.waitsFor("retiring.crt and retiring.key to be removed"):
+	case a.waitsFor("remove retiring.crt and retiring.key"):
 		a.saw("what no rotation has left is taken out")
 		a.edit(func(ring *keypair.Ring) { ring.Retiring = keypair.Pair{} })
-	case s.Phase == v1alpha1.New && a.waitsFor("another CA in signing.crt"):
+	case s.Phase == v1alpha1.New && a.waitsFor("replace the CA in signing.crt"):
 		a.saw("what has retired is taken out of the place of what signs")
 		a.edit(func(ring *keypair.Ring) { ring.Signing = keypair.Pair{} })
 	case missing:
 		bring("what signs is put back", s.Signing.Certificate)
-	case s.Candidate != nil && a.alive(s.Candidate.Certificate) && a.waitsFor("tls.key of the Secret, or another one"):
+	case s.Candidate != nil && a.alive(s.Candidate.Certificate) && a.waitsFor("tls.key of the Secret, or another CA"):
 		bring("a candidate is put back", s.Candidate.Certificate)
-	case a.waitsFor("another CA in tls.crt"), a.waitsFor("a CA in the Secret that can be used"):
+	case a.waitsFor("put another CA into tls.crt"), a.waitsFor("put a usable CA into"):
 		bring("another first CA is brought", a.newCA(3650*day))
 	default:
 		return false
@@ -222,7 +222,7 @@ func (a *authority) helps() bool {
 	case s.Phase == v1alpha1.Prepared && waitForEnd:
 		a.saw("gone back from what has ended")
 		a.want(v1alpha1.RotateRollback)
-	case a.waitsFor("its owner to confirm"):
+	case a.waitsFor("because they cannot be probed"):
 		a.want(v1alpha1.TrustConfirmed)
 	default:
 		return false

@@ -282,7 +282,7 @@ func (c *cluster) settle() error {
 			for a.recorded < len(a.issued) {
 				a.recordNext()
 			}
-			if c.reconcile(a) || a.waitsFor("every signer to have seen") {
+			if c.reconcile(a) || a.waitsFor("every signer must learn") {
 				calm = 0
 			}
 		}

@@ -11,7 +11,8 @@ func (p *planner) planNew() {
 		p.refuseOperation("the first CA does not sign yet")
 	case p.checkSecret():
 	case signing != nil && p.facts.SigningSealed:
-		p.wait("another CA in signing.crt of the Secret, or none: %s has retired here before", signing.KeyID)
+		p.wait("replace the CA in signing.crt and signing.key of the Secret, or remove both: the CA %s has retired here",
+			signing.KeyID)
 	case signing != nil:
 		p.restoreStatus()
 	default:
@@ -28,13 +29,13 @@ func (p *planner) planFirstCA() {
 		p.status.Candidate = p.adopted(secret.Candidate)
 		p.enter(v1alpha1.Preparing)
 	case secret.TLS != nil && p.refuseAsCandidate() != "":
-		p.wait("another CA in tls.crt and tls.key of the Secret: %s", p.refuseAsCandidate())
+		p.wait("put another CA into tls.crt and tls.key of the Secret: %s", p.refuseAsCandidate())
 	case secret.TLS != nil:
 		p.adopt()
 	case secret.TLSProblem != "":
-		p.wait("a CA in the Secret that can be used: %s", secret.TLSProblem)
+		p.wait("put a usable CA into tls.crt and tls.key of the Secret: %s", secret.TLSProblem)
 	case p.spec.From != "" && p.facts.From == nil:
-		p.wait("SigningAuthority %s to sign", p.spec.From)
+		p.wait("SigningAuthority %s of spec.from has no signing CA yet", p.spec.From)
 	case p.spec.From != "":
 		p.act(CopyFrom)
 	default:

@@ -6,6 +6,7 @@ package rotation
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -69,6 +70,8 @@ type Step struct {
 // Facts are what was observed at one instant.
 type Facts struct {
 	Now time.Time
+	// Name is the name of the authority, for messages.
+	Name string
 	// Operation is what the owner asks for.
 	Operation v1alpha1.Operation
 	Secret    SecretFacts
@@ -147,7 +150,7 @@ func (proof Proof) missing() []string {
 	case proof.Proven:
 		return nil
 	case len(proof.Missing) == 0:
-		return []string{"every API server to be asked"}
+		return []string{"not every API server was probed yet"}
 	default:
 		return proof.Missing
 	}
@@ -193,7 +196,7 @@ func (p *planner) plan() {
 	case v1alpha1.Completed:
 		p.planCompleted()
 	default:
-		p.wait("phase %q is none that this version knows", p.status.Phase)
+		p.wait("the phase %q is unknown: run the version of the manager that wrote it", p.status.Phase)
 	}
 }
 
@@ -238,6 +241,11 @@ func (p *planner) wait(format string, args ...any) {
 	p.step.Waiting = append(p.step.Waiting, fmt.Sprintf(format, args...))
 }
 
+// command returns the command for operation on this authority, in quotes.
+func (p *planner) command(operation v1alpha1.Operation) string {
+	return strconv.Quote(strings.TrimSpace(operation.Command() + " " + p.facts.Name))
+}
+
 // acceptOperation notes that the operation is answered, so that its annotation is removed.
 func (p *planner) acceptOperation() {
 	p.status.TakenOperation, p.step.RemoveOperation = p.facts.Operation, true
@@ -246,7 +254,7 @@ func (p *planner) acceptOperation() {
 // refuseOperation answers the operation with the reason and with what is allowed now.
 func (p *planner) refuseOperation(format string, args ...any) {
 	p.step.Refused = fmt.Sprintf("%s is refused: %s; allowed now: %s",
-		p.facts.Operation, fmt.Sprintf(format, args...), v1alpha1.AllowedText(p.status.Phase))
+		p.facts.Operation.Command(), fmt.Sprintf(format, args...), v1alpha1.AllowedText(p.status.Phase))
 	p.acceptOperation()
 }
 
@@ -259,7 +267,7 @@ func (p *planner) attest() {
 		}
 	}
 	if !adopted {
-		p.refuseOperation("no CA here was adopted, or it is attested already")
+		p.refuseOperation("no adopted CA needs it: none was adopted, or all are attested")
 		return
 	}
 	p.acceptOperation()
@@ -310,8 +318,8 @@ func (p *planner) missingTrust(proof Proof) []string {
 // waitForNextCA waits for a CA that may sign for the signers that were added after the signing CA was proven.
 func (p *planner) waitForNextCA() {
 	if added := withoutTrust(p.spec.Signers, p.status.Signing); len(added) > 0 {
-		p.wait("the next CA, to sign for %s too: it is not known of those who verify its certificates that they trust "+
-			"the CA %s", strings.Join(added, ", "), p.status.Signing.KeyID)
+		p.wait("the CA %s does not sign for %s, because their verifiers are not known to trust it: the CA of the next "+
+			"rotation will", p.status.Signing.KeyID, strings.Join(added, ", "))
 	}
 }
 

@@ -37,7 +37,7 @@ type observation struct {
 // observe reads what the API server stores, past any cache.
 func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
-		Now: r.Clock.Now(), Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]),
+		Now: r.Clock.Now(), Name: obj.Name, Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]),
 		Published: true, SettleFor: r.settleFor(obj),
 	}}
 	if err := r.observeAuthorities(ctx, obj, o); err != nil {
@@ -85,7 +85,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
 	if object.Type != corev1.SecretTypeTLS {
-		return fmt.Errorf("its Secret %s has type %q, want %q", name, object.Type, corev1.SecretTypeTLS)
+		return fmt.Errorf("Secret %s has type %q, want %q: create it again with that type", name, object.Type, corev1.SecretTypeTLS)
 	}
 	ring, err := keypair.ParseRing(object.Data)
 	if err != nil {
@@ -163,13 +163,14 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 		return nil
 	}
 	if other.Spec.Secret == obj.Spec.Secret {
-		return fmt.Errorf("its Secret %s is that of SigningAuthority %s: give this one another", secretName(obj), other.Name)
+		return fmt.Errorf("spec.secret: SigningAuthority %s already uses Secret %s: name another Secret",
+			other.Name, secretName(obj))
 	}
 	for _, theirs := range other.Spec.Trust.ConfigMaps {
 		for _, ours := range obj.Spec.Trust.ConfigMaps {
 			if configMapKey(ours) == configMapKey(theirs) {
-				return fmt.Errorf("spec.trust: ConfigMap %s/%s is where SigningAuthority %s publishes: give this one another",
-					theirs.Namespace, theirs.Name, other.Name)
+				return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to ConfigMap %s/%s: name another ConfigMap",
+					other.Name, theirs.Namespace, theirs.Name)
 			}
 		}
 	}
@@ -207,7 +208,7 @@ func checkReserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthori
 			}
 		}
 		if taken {
-			return fmt.Errorf("spec.trust: ConfigMap %s/%s is for something else: publish to another", at.Namespace, at.Name)
+			return fmt.Errorf("spec.trust: ConfigMap %s/%s is reserved: name another ConfigMap", at.Namespace, at.Name)
 		}
 	}
 	return nil
@@ -246,7 +247,7 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 func certificateOf(authority *v1alpha1.CAStatus) (*x509.Certificate, error) {
 	certs, err := ca.ParseCertificates([]byte(authority.Certificate))
 	if err == nil && len(certs) != 1 {
-		err = fmt.Errorf("there are %d", len(certs))
+		err = fmt.Errorf("want one certificate, got %d", len(certs))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the status has no certificate for the CA %s: %w", authority.KeyID, err)

@@ -27,7 +27,7 @@ func (p *planner) planPrepared() {
 	case p.restoreTLS():
 	case p.preparedOperation():
 	case p.signingMissing():
-		p.waitForSigningKey("rotate-rollback has the CA sign that retires")
+		p.waitForSigningKey("run " + p.command(v1alpha1.RotateRollback) + " to sign with the retiring CA")
 	case !p.facts.Permitted:
 		p.act(Permit)
 	case p.publishFirst():
@@ -44,11 +44,11 @@ func (p *planner) waitForCompletion() {
 		p.step.Waiting = append(p.step.Waiting, p.outstandingTexts()...)
 	}
 	if len(p.step.Waiting) == 0 {
-		p.wait("its owner: operation %s, or %s", v1alpha1.RotateComplete, v1alpha1.RotateRollback)
+		p.wait("run %s, or %s to go back", p.command(v1alpha1.RotateComplete), p.command(v1alpha1.RotateRollback))
 	}
 	p.waitForNextCA()
 	if p.facts.Secret.Retiring == nil {
-		p.wait("the retiring CA %s: it is not in the Secret any more, so nobody can be shown that it is refused",
+		p.wait("the key of the retiring CA %s is missing from the Secret, so no probe can show that API servers refuse it",
 			p.status.Retiring.KeyID)
 	}
 }
@@ -110,14 +110,15 @@ func (p *planner) planRollback() {
 	retiring, signing, missing := p.status.Retiring, p.status.Signing, p.missingTrust(p.facts.RetiringTrusted)
 	switch {
 	case !p.signingMissing() && signing.Generation < retiring.Generation && signing.NotAfter.After(p.facts.Now):
-		p.refuseOperation("the CA %s signs again already; rotate-complete leaves %s", signing.KeyID, retiring.KeyID)
+		p.refuseOperation("the CA %s signs again already; %s removes the CA %s",
+			signing.KeyID, p.command(v1alpha1.RotateComplete), retiring.KeyID)
 	case !sameCA(p.facts.Secret.Retiring, retiring):
-		p.refuseOperation("the CA %s is not in the Secret any more", retiring.KeyID)
+		p.refuseOperation("the key of the CA %s is missing from the Secret", retiring.KeyID)
 	case !retiring.NotAfter.After(p.facts.Now):
-		p.refuseOperation("the CA %s has ended", retiring.KeyID)
+		p.refuseOperation("the CA %s has expired", retiring.KeyID)
 	case p.waitForSettling(p.facts.RetiringTrusted):
 	case len(missing) > 0:
-		p.refuseOperation("not every API server is known to trust the CA %s now: %s; ask again when they are",
+		p.refuseOperation("not every API server trusts the CA %s now: %s; run it again when they do",
 			retiring.KeyID, strings.Join(missing, "; "))
 	case p.facts.Sealed:
 		p.refuseOperation("the CA %s is not published yet", retiring.KeyID)
@@ -138,8 +139,8 @@ func (p *planner) waitForSettling(proof Proof) bool {
 	if !proof.Settling || !AsksAPIServers(p.spec.Signers) {
 		return false
 	}
-	p.wait("all API servers to give the same answer for long enough, to follow %s: %s",
-		p.facts.Operation, strings.Join(proof.Missing, "; "))
+	p.wait("%s starts when all API servers have given the same answer for %s: %s",
+		p.facts.Operation.Command(), p.facts.SettleFor, strings.Join(proof.Missing, "; "))
 	return true
 }
 
@@ -175,11 +176,12 @@ func (p *planner) completionBlockers() []string {
 		blockers = append(blockers, p.missingTrust(p.facts.Signing)...)
 	case !p.signingMissing():
 	case p.facts.Secret.Retiring != nil:
-		blockers = append(blockers, fmt.Sprintf("the CA %s is not in the Secret any more: put it back, or have %s sign by %s",
-			signing.KeyID, retiring.KeyID, v1alpha1.RotateRollback))
+		blockers = append(blockers, fmt.Sprintf("the key of the CA %s is missing from the Secret: "+
+			"put it back, or run %s to sign with the CA %s",
+			signing.KeyID, p.command(v1alpha1.RotateRollback), retiring.KeyID))
 	}
 	if !p.facts.Published {
-		blockers = append(append(blockers, "the bundle is not published"), p.facts.Unpublished...)
+		blockers = append(append(blockers, "the trust bundle is not published"), p.facts.Unpublished...)
 	}
 	if retiring.OutstandingAcceptedAt == nil {
 		blockers = append(blockers, p.outstandingTexts()...)
@@ -193,8 +195,8 @@ func (p *planner) trustedAbove() []string {
 	if len(p.facts.Above) == 0 || !p.refusalProvable() {
 		return nil
 	}
-	return []string{fmt.Sprintf("API servers to trust no CA above the retiring %s, as they would never refuse it: "+
-		"take %s out of their client CA files, and then out of ConfigMap kube-system/extension-apiserver-authentication",
+	return []string{fmt.Sprintf("API servers trust a CA above the retiring CA %s, so they would never refuse it: "+
+		"remove %s from their client CA files, then from ConfigMap kube-system/extension-apiserver-authentication",
 		p.status.Retiring.KeyID, strings.Join(p.facts.Above, ", "))}
 }
 
@@ -210,7 +212,7 @@ func (p *planner) outstandingTexts() []string {
 		if part.Signer == "" {
 			issuer = "that others have issued"
 		}
-		all = append(all, fmt.Sprintf("%scertificates %s by the CA %s live until %s",
+		all = append(all, fmt.Sprintf("%scertificates %s from the CA %s are valid until %s",
 			count, issuer, p.status.Retiring.KeyID, part.Until.UTC().Format(time.RFC3339)))
 	}
 	return all

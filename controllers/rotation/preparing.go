@@ -81,9 +81,9 @@ func (p *planner) placeCandidate() bool {
 		s.Candidate = nil
 		p.act(MakeCandidate)
 	case p.facts.Operation != "":
-		p.refuseOperation("the CA %s is not in the Secret any more", s.Candidate.KeyID)
+		p.refuseOperation("the key of the CA %s is missing from the Secret", s.Candidate.KeyID)
 	default: // others may have issued by the first CA, so only its owner replaces it
-		p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, or another one: it is not there any more",
+		p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing",
 			s.Candidate.KeyID)
 	}
 	return true
@@ -105,15 +105,15 @@ func (p *planner) preparingOperation() bool {
 		p.attest()
 	case v1alpha1.RotateRollback:
 		if p.facts.Secret.Signing == nil {
-			p.refuseOperation("there is no CA to go back to; another one in tls.crt and tls.key of the Secret takes the place " +
-				"of the candidate")
+			p.refuseOperation("there is no CA to go back to; to replace the candidate, put another CA into tls.crt and tls.key " +
+				"of the Secret")
 			break
 		}
 		p.status.Candidate = nil
 		p.enter(v1alpha1.Completed) // there the candidate is dropped from the Secret
 		p.acceptOperation()
 	default:
-		p.refuseOperation("a candidate waits to be trusted")
+		p.refuseOperation("a rotation is under way, and the candidate is not trusted yet")
 	}
 	return true
 }
@@ -128,14 +128,14 @@ func (p *planner) proveCandidate() {
 	case !p.publishFirst():
 		return
 	case !secret.Candidate.NotAfter.After(p.facts.Now):
-		p.wait("another candidate, as this one has ended: rotate-rollback, or if no CA signs yet another one in " +
-			"tls.crt and tls.key of the Secret")
+		p.wait("the candidate has expired: run %s, or if no CA signs yet, put another CA into tls.crt and tls.key of the Secret",
+			p.command(v1alpha1.RotateRollback))
 		return
 	}
 	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {
-		p.wait("its owner to confirm that those who can't be asked trust the candidate %s (%s): operation %s",
-			p.status.Candidate.KeyID, strings.Join(unconfirmed, ", "), v1alpha1.TrustConfirmed)
+		p.wait("check that the verifiers of %s trust the candidate %s, because they cannot be probed; then run %s",
+			strings.Join(unconfirmed, ", "), p.status.Candidate.KeyID, p.command(v1alpha1.TrustConfirmed))
 	}
 	if len(p.step.Waiting) == 0 {
 		p.status.Candidate.Signers = slices.Clone(p.spec.Signers)

@@ -31,9 +31,9 @@ func (p *planner) checkSecret() bool {
 	case len(repairs) == 0:
 		return false
 	case p.facts.Operation != "":
-		p.refuseOperation("the Secret is not as the rotation left it, and waits for %s", strings.Join(repairs, "; "))
+		p.refuseOperation("the Secret is not as the rotation left it: %s", strings.Join(repairs, "; "))
 	case !slices.Equal(p.status.WaitingFor, repairs): // else the Event was written before
-		p.step.Refused = "the Secret is not as the rotation left it, and waits for " + strings.Join(repairs, "; ")
+		p.step.Refused = "the Secret is not as the rotation left it: " + strings.Join(repairs, "; ")
 	}
 	p.step.Waiting = repairs
 	return true
@@ -51,15 +51,15 @@ func (p *planner) repairSigning() string {
 	case !p.signingMissing():
 		return ""
 	case p.retiringInPlaceOfSigning():
-		return fmt.Sprintf("signing.crt and signing.key of the Secret to be moved to retiring.crt and retiring.key: "+
-			"they hold the CA %s, which retires", secret.Signing.KeyID)
+		return fmt.Sprintf("move signing.crt and signing.key of the Secret to retiring.crt and retiring.key: "+
+			"they hold the retiring CA %s", secret.Signing.KeyID)
 	case secret.Signing != nil:
-		return fmt.Sprintf("the CA %s to be put back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, "+
+		return fmt.Sprintf("put the CA %s back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, "+
 			"which does not sign here; without a backup, remove signing.crt and signing.key",
 			signing.KeyID, secret.Signing.KeyID)
 	case sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing):
-		return fmt.Sprintf("the CA %s to be put into tls.crt and tls.key of the Secret: it signs here, and is in the "+
-			"place of another", signing.KeyID)
+		return fmt.Sprintf("put the CA %s into tls.crt and tls.key of the Secret: it signs here, but the Secret has it "+
+			"in the place of another CA", signing.KeyID)
 	default: // the pair is lost, for which each phase has a way on
 		return ""
 	}
@@ -75,15 +75,15 @@ func (p *planner) repairCandidate() string {
 	var why string
 	switch signing := cmp.Or(s.Signing, secret.Signing); {
 	case p.facts.CandidateRetired:
-		why = "which has retired here before"
+		why = "which has retired here"
 	case signing != nil && secret.Candidate.KeyID == signing.KeyID:
-		why = "which has the key that signs"
+		why = "which has the key of the signing CA"
 	case s.Candidate != nil && !sameCA(secret.Candidate, s.Candidate) && !sameCA(secret.TLS, s.Candidate):
-		why = "which no rotation has left there"
+		why = "which no rotation has put there"
 	default:
 		return ""
 	}
-	return fmt.Sprintf("candidate.crt and candidate.key to be removed from the Secret: they hold the CA %s, %s",
+	return fmt.Sprintf("remove candidate.crt and candidate.key from the Secret: they hold the CA %s, %s",
 		secret.Candidate.KeyID, why)
 }
 
@@ -95,17 +95,17 @@ func (p *planner) repairRetiring() string {
 	if retiring == nil || sameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
 		return ""
 	}
-	return fmt.Sprintf("retiring.crt and retiring.key to be removed from the Secret: they hold the CA %s, which no "+
-		"rotation has left there", retiring.KeyID)
+	return fmt.Sprintf("remove retiring.crt and retiring.key from the Secret: they hold the CA %s, which no "+
+		"rotation has put there", retiring.KeyID)
 }
 
 // waitForSigningKey waits for a missing signing pair. otherwise says what can be done without a backup.
 func (p *planner) waitForSigningKey(otherwise string) {
 	instead := ""
 	if p.facts.Secret.TLS != nil || p.facts.Secret.TLSProblem != "" {
-		instead = "; what is there instead is not taken: " + p.refuseTLS()
+		instead = "; its present content is refused: " + p.refuseTLS()
 	}
-	p.wait("the CA %s to be put back into tls.crt and tls.key of the Secret, from a backup: it is not there any more%s; "+
+	p.wait("put the CA %s back into tls.crt and tls.key of the Secret, from a backup: its key is missing%s; "+
 		"without a backup, %s", p.status.Signing.KeyID, instead, otherwise)
 }
 
@@ -135,7 +135,7 @@ func (p *planner) actOnSecret(action Action) {
 
 // reportReplacedTLS says that the content of tls.crt and tls.key is replaced, and why.
 func (p *planner) reportReplacedTLS() {
-	p.step.Refused = "what was put into tls.crt and tls.key of the Secret is not taken, and replaced by what signs: " +
+	p.step.Refused = "the new content of tls.crt and tls.key of the Secret is refused and replaced by the signing CA: " +
 		p.refuseTLS()
 }
 
@@ -146,11 +146,11 @@ func (p *planner) refuseTLS() string {
 	case secret.TLSProblem != "":
 		return secret.TLSProblem
 	case secret.TLS == nil:
-		return "there is nothing"
+		return "it is empty"
 	case p.status.Phase != v1alpha1.Completed:
 		return "a rotation is under way"
 	case secret.TLS.KeyID == p.status.Signing.KeyID:
-		return "it has the key that signs: who leaves a CA needs another key"
+		return "it has the key of the signing CA, and a rotation needs a new key"
 	default:
 		return p.refuseAsCandidate()
 	}
@@ -161,9 +161,9 @@ func (p *planner) refuseAsCandidate() string {
 	secret, last := p.facts.Secret, p.status.LastRetired
 	switch {
 	case !secret.TLS.NotAfter.After(p.facts.Now):
-		return "it has ended"
+		return "it has expired"
 	case p.facts.TLSRetired || last != nil && last.KeyID == secret.TLS.KeyID:
-		return "it has retired here before, so those who left it would trust it again"
+		return "it has retired here, and verifiers would trust its old certificates again"
 	default:
 		return ""
 	}
@@ -198,7 +198,7 @@ var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
 func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keypair.Permit) (keypair.Ring, error) {
 	edit, found := secretEdits[action]
 	if !found {
-		return ring, fmt.Errorf("%s changes no Secret", action)
+		return ring, fmt.Errorf("action %s does not change the Secret", action)
 	}
 	edit(&ring, made)
 	if action == CopyFrom {

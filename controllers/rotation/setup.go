@@ -192,7 +192,7 @@ func (w *secretWatches) run(ctx context.Context, authority string, secret types.
 		OnChange: func(_, _ *metav1.PartialObjectMetadata) { w.enqueue(authority) },
 		OnFailure: func(err error) {
 			if apierrors.IsForbidden(err) {
-				logger.Info("A Secret can't be watched: what changes in it is seen within half a minute", "why", err.Error())
+				logger.Info("Cannot watch Secret: a change is noticed within 30 seconds", "why", err.Error())
 			}
 		},
 	}

@@ -73,7 +73,7 @@ func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
 
 // reportFailure says in the status and in an Event why nothing can be decided. It returns err.
 func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
-	err = fmt.Errorf("look at what there is: %w", err)
+	err = fmt.Errorf("read state of rotation: %w", err)
 	before := obj.Status.DeepCopy()
 	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "RotationStuck", Message: err.Error(),
@@ -105,19 +105,19 @@ func auditRecord(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
 func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	key := func(authority *v1alpha1.CAStatus) string {
 		if authority == nil {
-			return "none yet"
+			return "none"
 		}
 		return authority.KeyID
 	}
 	switch status.Phase {
 	case v1alpha1.Preparing:
-		return fmt.Sprintf("CA generation %d waits to be trusted; what signs is %s", status.Generation, key(status.Signing))
+		return fmt.Sprintf("the CA of generation %d is not trusted everywhere yet; signing CA: %s", status.Generation, key(status.Signing))
 	case v1alpha1.Prepared:
-		return fmt.Sprintf("signing with %s; %s is trusted until rotate-complete", key(status.Signing), key(status.Retiring))
+		return fmt.Sprintf("signing with %s; %s stays trusted until rotation complete", key(status.Signing), key(status.Retiring))
 	case v1alpha1.Completing:
-		return fmt.Sprintf("%s is leaving what is published", key(status.Retiring))
+		return fmt.Sprintf("removing %s from the trust bundle", key(status.Retiring))
 	default:
-		return fmt.Sprintf("signing with %s, and nothing else is trusted", key(status.Signing))
+		return fmt.Sprintf("signing with %s, the only trusted CA", key(status.Signing))
 	}
 }
 
@@ -144,10 +144,10 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 		return
 	}
 	if f.Published {
-		set(v1alpha1.ConditionPublished, metav1.ConditionTrue, "Published", "the bundle is where it belongs")
+		set(v1alpha1.ConditionPublished, metav1.ConditionTrue, "Published", "the trust bundle is published")
 	} else {
 		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished",
-			cmp.Or(strings.Join(f.Unpublished, "; "), "the bundle is being published"))
+			cmp.Or(strings.Join(f.Unpublished, "; "), "the trust bundle is being published"))
 	}
 	setTrusted(obj, f, set)
 	setRetiring(obj, f, set)
@@ -166,12 +166,12 @@ func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition
 	switch signing := f.Secret.Signing; {
 	case signing == nil:
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven",
-			"no CA signs yet: "+cmp.Or(strings.Join(status.WaitingFor, "; "), "one is being made"))
+			"no CA signs yet: "+cmp.Or(strings.Join(status.WaitingFor, "; "), "a CA is being created"))
 	case !sameCA(signing, status.Signing):
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven",
 			fmt.Sprintf("signing.crt holds the CA %s, which does not sign here", signing.KeyID))
 	case !signing.NotAfter.After(f.Now):
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CAExpired", fmt.Sprintf("the CA %s has ended", signing.KeyID))
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CAExpired", fmt.Sprintf("the CA %s has expired", signing.KeyID))
 	default:
 		set(v1alpha1.ConditionReady, metav1.ConditionTrue, "Signing", fmt.Sprintf("signing with %s", signing.KeyID))
 	}
@@ -189,19 +189,19 @@ func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	case authority == nil:
 	case !AsksAPIServers(obj.Spec.Signers) && authority.TrustConfirmedAt == nil:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionUnknown, "Owner",
-			"its owner has not confirmed yet that those who can't be asked trust it")
+			"its verifiers cannot be probed: check that they trust it, then run rotation confirm")
 	case !AsksAPIServers(obj.Spec.Signers):
 		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Owner",
-			"its owner has confirmed that those who can't be asked trust it")
+			"rotation confirm was run: its verifiers, which cannot be probed, trust it")
 	case proof.Proven:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
-			fmt.Sprintf("every API server recognises certificates of the CA %s", authority.KeyID))
+			fmt.Sprintf("every API server accepts certificates of the CA %s", authority.KeyID))
 	case !asked:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
-			fmt.Sprintf("every API server recognised certificates of the CA %s when it began to sign", authority.KeyID))
+			fmt.Sprintf("every API server accepted certificates of the CA %s when it began to sign", authority.KeyID))
 	default:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven",
-			joined(proof.Missing, "not every API server was asked yet"))
+			joined(proof.Missing, "not every API server was probed yet"))
 	}
 }
 
@@ -218,13 +218,13 @@ func setRetiring(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	switch {
 	case len(status.Outstanding) == 0:
 		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionTrue, "Moved",
-			fmt.Sprintf("nothing lives on the CA %s any more", status.Retiring.KeyID))
+			fmt.Sprintf("no certificate of the CA %s is valid any more", status.Retiring.KeyID))
 	case status.Retiring.OutstandingAcceptedAt != nil:
 		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionFalse, "Accepted",
-			"its owner accepts that what lives on the retiring CA breaks")
+			"rotation accept was run: certificates of the retiring CA may stop working")
 	default:
 		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionFalse, "Outstanding",
-			fmt.Sprintf("up to %d certificates live on the CA %s", status.OutstandingOnRetiring, status.Retiring.KeyID))
+			fmt.Sprintf("up to %d certificates of the CA %s are valid", status.OutstandingOnRetiring, status.Retiring.KeyID))
 	}
 	if status.UnpublishedAt != nil {
 		setRefused(obj, f, set)
@@ -238,19 +238,19 @@ func setRefused(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	case f.RetiringRefused.Proven:
 		unclear := ""
 		if len(f.Unclear) > 0 {
-			unclear = "; not known of aggregated API servers: " + joined(f.Unclear, "")
+			unclear = "; these aggregated API servers could not be probed: " + joined(f.Unclear, "")
 		}
 		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused",
 			fmt.Sprintf("every API server refuses certificates of the CA %s%s", key, unclear))
 	case len(f.Sharing) > 0:
 		sharing := strings.Join(f.Sharing[:min(len(f.Sharing), maxListed)], ", ")
 		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "Shared",
-			fmt.Sprintf("nobody is asked to refuse the CA %s: it is also that of %s", key, sharing))
+			fmt.Sprintf("API servers are not probed, because the CA %s is also a CA of SigningAuthority %s", key, sharing))
 	case !askedToRefuse(obj.Spec.Signers, f):
 		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "NotAsked",
-			fmt.Sprintf("those who verify certificates of the CA %s can't be asked whether they refuse them", key))
+			fmt.Sprintf("the verifiers of the CA %s cannot be probed", key))
 	default:
 		set(v1alpha1.ConditionRefused, metav1.ConditionFalse, "NotProven",
-			joined(f.RetiringRefused.Missing, "not every API server was asked yet"))
+			joined(f.RetiringRefused.Missing, "not every API server was probed yet"))
 	}
 }

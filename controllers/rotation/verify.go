@@ -120,7 +120,7 @@ func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthor
 		addresses, err = probe.Endpoints(ctx, r.Live)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("no API server to ask: %w", err)
+		return nil, fmt.Errorf("no API server to probe: %w", err)
 	}
 	return probe.Direct(r.Cluster, obj.Spec.Verification.ServerName, addresses), nil
 }

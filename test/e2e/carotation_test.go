@@ -136,7 +136,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 	c.ask(t, authorityName, v1alpha1.RotateComplete) // while those of the old CA live
 	c.toldRefused(t, authorityName, "live until")
 	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate != nil })
-	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], string(v1alpha1.TrustConfirmed)) {
+	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.TrustConfirmed.Command()) {
 		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", status.WaitingFor, status.APIServers)
 	}
 	if status.Signing.Certificate != string(c.next.CertPEM) {

@@ -45,7 +45,7 @@ func TestRotationAdmission(t *testing.T) {
 		for _, operation := range operations {
 			err := ask(t.Context(), operation, client.DryRunAll)
 			allowed := slices.Contains(v1alpha1.Allowed(phase), operation)
-			text := string(operation) + " is refused: the phase is " + cmp.Or(string(phase), "not begun") + "; allowed now: " + v1alpha1.AllowedText(phase)
+			text := operation.Command() + " is refused: the phase is " + cmp.Or(string(phase), "New") + "; allowed now: " + v1alpha1.AllowedText(phase)
 			if allowed && err != nil || !allowed && (err == nil || !strings.Contains(err.Error(), text)) {
 				t.Errorf("%s in phase %q: error %v, want none: %t, or %q", operation, phase, err, allowed, text)
 			}
@@ -81,7 +81,7 @@ func TestRotationAdmission(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "rotation-admission-new", Annotations: map[string]string{v1alpha1.OperationAnnotation: "rotate-start"}},
 		Spec:       obj.Spec, Status: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed},
 	}
-	if err := api.Create(t.Context(), made, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "rotate-start is refused: the phase is not begun") {
+	if err := api.Create(t.Context(), made, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "rotation start is refused: the phase is New") {
 		t.Errorf("created with an operation: %v", err)
 	}
 	made.Annotations = nil

@@ -54,7 +54,7 @@ func caOf(keyID string, generation int64) *v1alpha1.CAStatus {
 func statuses() (completed, preparing, prepared, completing, moved v1alpha1.SigningAuthorityStatus) {
 	one, two := caOf("one", 1), caOf("two", 2)
 	completed = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: one}
-	preparing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: one, Candidate: two, WaitingFor: []string{"10.0.0.9:6443 to trust it"}}
+	preparing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: one, Candidate: two, WaitingFor: []string{"10.0.0.9:6443 does not trust it"}}
 	prepared = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: two, Retiring: one, OutstandingOnRetiring: 7}
 	completing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completing, Generation: 2, Signing: two, Retiring: one}
 	moved = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 2, Signing: two}
@@ -79,18 +79,18 @@ func TestRotationCommand(t *testing.T) {
 	obj := newAuthority(t, api, "rotation-command", completed)
 	stop := plays(t, api, obj.Name, map[v1alpha1.Operation]answer{
 		v1alpha1.RotateStart:         {statuses: []v1alpha1.SigningAuthorityStatus{preparing, prepared}},
-		v1alpha1.RotateComplete:      {refusal: "rotate-complete is refused: up to 7 certificates live; allowed now: rotate-rollback"},
+		v1alpha1.RotateComplete:      {refusal: "rotation complete is refused: up to 7 certificates are valid; allowed now: rotation rollback"},
 		v1alpha1.OutstandingAccepted: {statuses: []v1alpha1.SigningAuthorityStatus{accepted}},
 	})
 	output, code := runRotation(t, user, "complete", obj.Name, "--yes")
-	says(t, output, code, 1, "rotation complete: rotate-complete is refused: the phase is Completed; allowed now: rotate-start, adoption-attested")
+	says(t, output, code, 1, "rotation complete is refused: the phase is Completed; allowed now: rotation start, rotation attest")
 	output, code = runRotation(t, user, "start", obj.Name, "--timeout=20s")
 	says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
 	output, code = runRotation(t, user, "complete", obj.Name)
-	says(t, output, code, 1, "destroys its key. There is no way back", "rotation complete: not asked for: add --yes")
+	says(t, output, code, 1, "destroys its key. You cannot go back", "rotation complete: not requested: to do it, run csr-controller-manager rotation complete "+obj.Name+" --yes")
 	for range 2 { // an Event of before is not taken for the answer, and does not hide it
 		output, code = runRotation(t, user, "complete", obj.Name, "--yes", "--timeout=20s")
-		says(t, output, code, 1, "rotation complete: rotate-complete is refused: up to 7 certificates live; allowed now: rotate-rollback")
+		says(t, output, code, 1, "rotation complete is refused: up to 7 certificates are valid; allowed now: rotation rollback")
 	}
 	output, code = runRotation(t, user, "accept", obj.Name, "--yes", "--timeout=20s")
 	says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
@@ -111,15 +111,17 @@ func TestRotationCommandWaits(t *testing.T) {
 	completed, preparing, _, _, _ := statuses()
 	obj := newAuthority(t, api, "rotation-waits", completed)
 	output, code := runRotation(t, controlPlane(t).Config, "start", obj.Name, "--wait=false")
-	says(t, output, code, 0, "rotation-waits: asked for rotate-start")
+	says(t, output, code, 0, "rotation-waits: requested rotation start")
 	output, code = runRotation(t, controlPlane(t).Config, "attest", obj.Name, "--yes")
-	says(t, output, code, 1, "adoption-attested is refused: rotate-start was asked for, and the manager has not taken it yet; allowed now: rotate-start, adoption-attested")
+	says(t, output, code, 1, "rotation attest is refused: the manager has not picked up rotation start yet, which was requested before; allowed now: rotation start, rotation attest")
 	output, code = runRotation(t, controlPlane(t).Config, "start", obj.Name, "--timeout=1500ms")
-	says(t, output, code, 1, "not done within 1.5s: the manager has not taken rotate-start yet")
+	says(t, output, code, 1, "not done within 1.5s: the manager has not picked up rotation start yet")
 	obj = newAuthority(t, api, "rotation-waits-on", completed)
 	defer plays(t, api, obj.Name, map[v1alpha1.Operation]answer{v1alpha1.RotateStart: {statuses: []v1alpha1.SigningAuthorityStatus{preparing}}})()
 	output, code = runRotation(t, controlPlane(t).Config, "start", obj.Name, "--timeout=3s")
-	says(t, output, code, 1, "Preparing, generation 2, waits for 10.0.0.9:6443 to trust it", "not done within 3s: Preparing", "the manager goes on")
+	says(t, output, code, 1, "Preparing, generation 2, waiting: 10.0.0.9:6443 does not trust it", "not done within 3s: Preparing", "the manager continues")
+	output, code = runRotation(t, controlPlane(t).Config, "wait", obj.Name, "--timeout=2s")
+	says(t, output, code, 1, "waiting at most 2s (--timeout) until the new CA is trusted and signs", "not done within 2s: Preparing")
 	output, code = runRotation(t, controlPlane(t).Config, "status", "nobody")
 	says(t, output, code, 1, `signingauthorities.csr-controller-manager.io "nobody" not found`)
 }
@@ -132,7 +134,7 @@ func TestRotationCommandRefusedUnseen(t *testing.T) {
 	obj := newAuthority(t, api, "rotation-unseen", prepared)
 	defer plays(t, api, obj.Name, nil)()
 	output, code := runRotation(t, controlPlane(t).Config, "rollback", obj.Name, "--timeout=20s")
-	says(t, output, code, 1, "rotate-rollback is refused, and no Event says why; allowed now: rotate-complete, rotate-rollback")
+	says(t, output, code, 1, "rotation rollback is refused, and no Event says why; allowed now: rotation complete, rotation rollback")
 }
 
 // TestRotationCommandStatus reads as an operator, and as somebody who may see SigningAuthorities alone.
@@ -159,11 +161,11 @@ func TestRotationCommandStatus(t *testing.T) {
 		})
 	}
 	output, code := runRotation(t, user, "status", obj.Name)
-	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared, generation 2", "rotation-status-old (no Node any more)", "rotation-status-unknown")
+	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared, generation 2", "rotation-status-old (Node deleted)", "rotation-status-unknown")
 
 	grant(t, "joiner", "csr-signing-authorities-view")
 	output, code = runRotation(t, tokenConfig(t, "joiner"), "status", obj.Name)
-	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared", "you may not: it needs get on the configmaps csr-signer-nodes-00 to -0f in namespace default", "you may not: it needs list on nodes")
+	says(t, output, code, 0, "SigningAuthority csr-signer: Prepared", "you need the right to get ConfigMaps csr-signer-nodes-00 to -0f in namespace default", "you need the right to list nodes")
 	output, code = runRotation(t, tokenConfig(t, "joiner"), "rollback", obj.Name)
 	says(t, output, code, 1, "cannot patch resource")
 }

@@ -24,7 +24,7 @@ func testLost(t *testing.T, r *rotating) {
 		t.Fatal(err)
 	}
 	within(t, 10*time.Second, "that is seen when it happens", func(context.Context) error {
-		if waiting := r.get(t, "lost").Status.WaitingFor; !strings.Contains(strings.Join(waiting, " "), "put back") {
+		if waiting := r.get(t, "lost").Status.WaitingFor; !strings.Contains(strings.Join(waiting, " "), "back into tls.crt") {
 			return fmt.Errorf("it waits for %q", waiting)
 		}
 		return nil
@@ -53,9 +53,9 @@ func testNoBackup(t *testing.T, r *rotating) {
 	if err := r.admin.Delete(t.Context(), r.secret(t, name)); err != nil {
 		t.Fatal(err)
 	}
-	r.waitsFor(t, name, v1alpha1.Completed, "without a backup, rotate-start")
+	r.waitsFor(t, name, v1alpha1.Completed, "without a backup, run \"rotation start no-backup\"")
 	r.ask(t, name, v1alpha1.RotateStart)
-	prepared := r.waitsFor(t, name, v1alpha1.Prepared, "certificates of kubernetes.io/kube-apiserver-client by the CA "+lost.KeyID)
+	prepared := r.waitsFor(t, name, v1alpha1.Prepared, "certificates of kubernetes.io/kube-apiserver-client from the CA "+lost.KeyID)
 	if prepared.Status.Retiring.KeyID != lost.KeyID || prepared.Status.Generation != 2 {
 		t.Errorf("what retires is not what was lost: %+v", prepared.Status)
 	}
@@ -88,15 +88,15 @@ func TestRootAboveIsNamed(t *testing.T) {
 	before := r.user(t, "before", r.get(t, name).Status.Signing)
 	r.edit(t, name, second.CertPEM, second.KeyPEM)
 	subject := fmt.Sprintf("%q", certificate(t, root).Subject)
-	r.waitsFor(t, name, v1alpha1.Prepared, "take "+subject+" out of")
+	r.waitsFor(t, name, v1alpha1.Prepared, "remove "+subject+" from")
 	r.does(t, name, v1alpha1.OutstandingAccepted)
 	r.does(t, name, v1alpha1.RotateComplete)
-	r.tells(t, name, "RotationRefused", "take "+subject+" out of")
+	r.tells(t, name, "RotationRefused", "remove "+subject+" from")
 	r.isTakenFor(t, before, "before")
 
 	// Its owner follows that, in both places.
 	r.feed(t)
-	r.waitsFor(t, name, v1alpha1.Prepared, "take "+subject+" out of") // it stays in the ConfigMap
+	r.waitsFor(t, name, v1alpha1.Prepared, "remove "+subject+" from") // it stays in the ConfigMap
 	eventually(t, "the API server trusts the bundle, and not the root", func(context.Context) error {
 		return publisher(t, r.Config).Prune(t.Context(), certificate(t, root))
 	})

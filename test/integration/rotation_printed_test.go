@@ -44,7 +44,7 @@ func testPrinted(t *testing.T, r *rotating) {
 	}
 	r.ask(t, name, v1alpha1.RotateStart)
 	waiting := r.reaches(t, name, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
-		return len(obj.Status.WaitingFor) == 1 && strings.Contains(obj.Status.WaitingFor[0], "operation trust-confirmed")
+		return len(obj.Status.WaitingFor) == 1 && strings.Contains(obj.Status.WaitingFor[0], "rotation confirm ")
 	}).Status.WaitingFor
 	if got := printed("-o", "wide"); got["WAITING FOR"] != waiting[0] {
 		t.Errorf("waits for %q, want %q", got["WAITING FOR"], waiting[0])

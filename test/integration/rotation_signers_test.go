@@ -30,7 +30,7 @@ func testOutstanding(t *testing.T, r *rotating) {
 
 	r.does(t, name, v1alpha1.RotateComplete)
 	left := r.leftOf(t, name, certificatesv1.KubeAPIServerClientSignerName, user.Leaf.NotAfter)
-	r.tells(t, name, "RotationRefused", fmt.Sprintf("certificates of %s by the CA %s live until %s", left.Signer, old.KeyID, left.Until.UTC().Format(time.RFC3339)))
+	r.tells(t, name, "RotationRefused", fmt.Sprintf("certificates of %s from the CA %s are valid until %s", left.Signer, old.KeyID, left.Until.UTC().Format(time.RFC3339)))
 	if ahead := left.Until.Sub(user.Leaf.NotAfter); ahead > 5*time.Minute || left.Count < 1 {
 		t.Errorf("the ledger is %s ahead of the only certificate, and counts %d", ahead, left.Count)
 	}
@@ -39,7 +39,7 @@ func testOutstanding(t *testing.T, r *rotating) {
 	r.storedBySomebodyElse(t, foreign)
 	left = r.leftOf(t, name, certificatesv1.KubeAPIServerClientKubeletSignerName, foreign.Leaf.NotAfter)
 	r.does(t, name, v1alpha1.RotateComplete)
-	r.tells(t, name, "RotationRefused", fmt.Sprintf("certificates of %s by the CA %s live until %s", left.Signer, old.KeyID, left.Until.UTC().Format(time.RFC3339)))
+	r.tells(t, name, "RotationRefused", fmt.Sprintf("certificates of %s from the CA %s are valid until %s", left.Signer, old.KeyID, left.Until.UTC().Format(time.RFC3339)))
 	if phase := r.get(t, name).Status.Phase; phase != v1alpha1.Prepared {
 		t.Errorf("it is %s", phase)
 	}
@@ -84,7 +84,7 @@ func testServing(t *testing.T, r *rotating) {
 	r.serves(t, "served", first)
 	r.ask(t, name, v1alpha1.RotateStart)
 	r.reaches(t, name, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
-		return strings.Contains(strings.Join(obj.Status.WaitingFor, " "), "operation trust-confirmed")
+		return strings.Contains(strings.Join(obj.Status.WaitingFor, " "), "rotation confirm ")
 	})
 	if bundle := string(r.bundle(t, name)); !strings.HasSuffix(bundle, first.Certificate) || len(bundle) <= len(first.Certificate) {
 		t.Error("what is to be trusted is not the new CA and then the old one")

@@ -52,7 +52,7 @@ func TestRotationSplit(t *testing.T) {
 	prepared := r.reaches(t, "cluster", v1alpha1.Prepared, nil).Status
 	after := r.user(t, "after", prepared.Signing)
 	r.does(t, "cluster", v1alpha1.RotateComplete)
-	r.tells(t, "cluster", "RotationRefused", "certificates of kubernetes.io/kube-apiserver-client by the CA "+old.KeyID+" live until") // by the ledger
+	r.tells(t, "cluster", "RotationRefused", "certificates of kubernetes.io/kube-apiserver-client from the CA "+old.KeyID+" are valid until") // by the ledger
 	r.does(t, "cluster", v1alpha1.OutstandingAccepted)
 	r.completes(t, "cluster")
 	r.trustPublished(t, 1)
