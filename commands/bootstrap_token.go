@@ -43,7 +43,8 @@ The command does not contact the cluster. It prints the token itself to standard
 	flags := cmd.Flags()
 	flags.StringVar(&o.node, "node", "", "`name` of the node that may use it, as the kubelet names itself")
 	flags.DurationVar(&o.ttl, "ttl", time.Hour, "`time` from now until the token expires")
-	flags.StringVar(&o.description, "description", "", "`text` for the description (default Bootstrap token for node NAME)")
+	flags.StringVar(&o.description, "description", "",
+		"`text` for the description (default Bootstrap token for node NAME)")
 	flags.BoolVar(&o.kubeadm, "kubeadm", false, "add the group "+kubeadmGroup+", which kubeadm join needs")
 	flags.BoolVar(&o.rbac, "rbac", false,
 		"also print the ClusterRoleBindings that let the node's group request a certificate and allow its approval")

@@ -59,7 +59,7 @@ var rotationVerbs = []rotationVerb{
 	{"rollback", "Go back to the old CA", v1alpha1.RotateRollback},
 	{"confirm", "Confirm that verifiers which cannot be probed trust the new CA", v1alpha1.TrustConfirmed},
 	{"accept", "Accept that certificates of the old CA stop working", v1alpha1.OutstandingAccepted},
-	{"attest", "State that certificates which others issued from an adopted CA are no longer used", v1alpha1.AdoptionAttested},
+	{"attest", "State that nobody uses certificates which others issued from an adopted CA", v1alpha1.AdoptionAttested},
 }
 
 // NewRotationCommand returns the command that shows and controls the rotation of signing CAs.
@@ -269,10 +269,10 @@ func warning(operation v1alpha1.Operation, obj *v1alpha1.SigningAuthority) strin
 			"rotation status lists them. Whoever uses one of them loses access at rotation complete.",
 			obj.Status.OutstandingOnRetiring, retiring)
 	case v1alpha1.AdoptionAttested:
-		return fmt.Sprintf("rotation attest states that no certificate is in use which anyone other than this manager issued "+
+		return fmt.Sprintf("rotation attest states that nobody uses a certificate which others than this manager issued "+
 			"from %s. Check admin.conf, the kubeconfigs of kube-controller-manager and kube-scheduler, the API server's client "+
-			"certificate for kubelets, and every kubeconfig of people and scripts. The manager does not check them. Any of them "+
-			"that is still in use stops working at rotation complete.", adopted)
+			"certificate for kubelets, and every kubeconfig of people and scripts. The manager does not check them. Any of "+
+			"them that is still in use stops working at rotation complete.", adopted)
 	default:
 		return ""
 	}

@@ -92,7 +92,8 @@ func (r *rotation) report(ctx context.Context) (*statusReport, error) {
 	for i := range objs {
 		obj := &objs[i]
 		item := authorityReport{
-			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj).Command(), Allowed: []string{}, Status: obj.Status,
+			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj).Command(),
+			Allowed: []string{}, Status: obj.Status,
 		}
 		for _, operation := range v1alpha1.Allowed(obj.Status.Phase) {
 			item.Allowed = append(item.Allowed, operation.Command())

@@ -59,7 +59,8 @@ created. With --accept, it writes only CAs of --from that an administrator has a
 }
 
 func (o *trustFileOptions) define(flags *pflag.FlagSet) {
-	flags.StringVar(&o.from, "from", "", "`file` with the trust bundle, from a volume of the ConfigMap where the manager publishes it")
+	flags.StringVar(&o.from, "from", "",
+		"`file` with the trust bundle, from a volume of the ConfigMap where the manager publishes it")
 	flags.StringVar(&o.to, "to", "", "`file` to write, in a folder that exists")
 	flags.StringArrayVar(&o.also, "also", nil,
 		"`file` with more CAs to trust; may be given again")

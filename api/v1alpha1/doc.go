@@ -1,4 +1,5 @@
-// Package v1alpha1 is the API of csr-controller-manager.io: how an owner sees and steers the life of a signing CA.
+// Package v1alpha1 is the API of csr-controller-manager.io: an administrator sees and controls the rotation of a signing
+// CA with it.
 //
 // +kubebuilder:object:generate=true
 // +groupName=csr-controller-manager.io
@@ -10,10 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupVersion is that of this package.
+// GroupVersion is the group and version of this package.
 var GroupVersion = schema.GroupVersion{Group: "csr-controller-manager.io", Version: "v1alpha1"}
 
-// AddToScheme makes scheme know this package.
+// AddToScheme adds the types of this package to scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion, &SigningAuthority{}, &SigningAuthorityList{})
 	metav1.AddToGroupVersion(scheme, GroupVersion)

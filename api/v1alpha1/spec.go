@@ -4,7 +4,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// SigningAuthority is a signing CA through its generations. It holds no key: those are in the Secret that it names.
+// SigningAuthority describes a signing CA through its generations. It holds no key: the keys are in the Secret that it
+// names.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -13,10 +14,10 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="whether a CA signs"
 // +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.signing.keyID`
 // +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.status.signing.notAfter`
-// +kubebuilder:printcolumn:name="Outstanding",type=integer,JSONPath=`.status.outstandingOnRetiring`,description="certificates that may still live on the CA that retires, at most"
+// +kubebuilder:printcolumn:name="Outstanding",type=integer,JSONPath=`.status.outstandingOnRetiring`,description="certificates of the retiring CA that may still be valid, at most"
 // +kubebuilder:printcolumn:name="Rotated",type=date,JSONPath=`.status.lastCompletedAt`,description="when the last rotation was completed"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:printcolumn:name="Waiting for",type=string,JSONPath=`.status.waitingFor[0]`,priority=1,description="what must happen before the next step; empty while there is none to take"
+// +kubebuilder:printcolumn:name="Waiting for",type=string,JSONPath=`.status.waitingFor[0]`,priority=1,description="what must happen before the next step; empty if there is no next step"
 type SigningAuthority struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -25,7 +26,7 @@ type SigningAuthority struct {
 	Status SigningAuthorityStatus `json:"status,omitempty"`
 }
 
-// SigningAuthorityList is a list of them.
+// SigningAuthorityList is a list of SigningAuthorities.
 //
 // +kubebuilder:object:root=true
 type SigningAuthorityList struct {
@@ -35,37 +36,38 @@ type SigningAuthorityList struct {
 	Items []SigningAuthority `json:"items"`
 }
 
-// SigningAuthoritySpec is what the owner wants.
+// SigningAuthoritySpec is the wanted state of a SigningAuthority.
 type SigningAuthoritySpec struct {
-	// Secret holds the CA and, during a rotation, both. It is made if it does not exist.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority stays the same: make another authority, with spec.from, to move signers"
+	// Secret holds the CA, and during a rotation both CAs. The manager creates it if it does not exist.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority cannot be changed: create another authority with spec.from to move signers"
 	Secret SecretReference `json:"secret"`
-	// Signers are the signer names that it serves. One may leave. One that API servers verify may come if they verify
-	// another one here; for any other to come, make another authority with spec.from.
+	// Signers are the names of the signers that this CA serves. You may remove one. You may add
+	// kubernetes.io/kube-apiserver-client or kubernetes.io/kube-apiserver-client-kubelet if the other one is listed. For
+	// any other signer, create another authority with spec.from.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=571
-	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf || signer in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet'] && oldSelf.exists(old, old in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet']))",message="nobody has been asked whether they trust this CA for another signer, but for one that API servers verify beside another one: make another authority, with spec.from, to move signers"
+	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf || signer in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet'] && oldSelf.exists(old, old in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet']))",message="the verifiers of an added signer are not known to trust this CA: create another authority with spec.from to move signers"
 	// +listType=set
 	Signers []string `json:"signers"`
-	// From names the authority whose CA this one begins with, so that signers can leave a CA that they shared: rotate it
-	// then.
+	// From names the authority whose CA this one starts with. Signers that share a CA can so get a CA of their own: rotate
+	// this authority then.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="an authority begins only once"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.from cannot be changed"
 	From string `json:"from,omitempty"`
-	// CA is how new CAs are made.
+	// CA configures new CAs.
 	// +optional
 	CA NewCA `json:"ca,omitempty"`
-	// Lifetimes bound how long a rotation takes.
+	// Lifetimes limit how long a rotation takes.
 	// +optional
 	Lifetimes Lifetimes `json:"lifetimes,omitempty"`
-	// Trust is where those who verify find what to trust.
+	// Trust says where the trust bundle is published for verifiers.
 	// +optional
 	Trust Trust `json:"trust,omitempty"`
-	// Verification is how it is proven that the API servers do.
+	// Verification says how the manager verifies that API servers trust the CA.
 	// +optional
 	Verification Verification `json:"verification,omitempty"`
-	// RotateAfter starts a rotation by itself when the CA has signed for so long. Unset is never.
+	// RotateAfter starts a rotation when the CA has signed for this long. Unset is never.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	RotateAfter *metav1.Duration `json:"rotateAfter,omitempty"`
@@ -81,47 +83,50 @@ type SecretReference struct {
 	Name string `json:"name"`
 }
 
-// NewCA says how CAs are made.
+// NewCA configures new CAs.
 type NewCA struct {
-	// KeyAlgorithm of the key. Unset is ECDSAP256.
+	// KeyAlgorithm is the algorithm of the key. Unset is ECDSAP256.
 	// +optional
 	// +kubebuilder:validation:Enum=ECDSAP256;ECDSAP384;RSA3072;RSA4096;ED25519
 	KeyAlgorithm string `json:"keyAlgorithm,omitempty"`
-	// Duration that it is valid for. Unset is ten years.
+	// Duration is the lifetime of the CA. Unset is ten years.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('24h')",message="must be 24h or more"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 }
 
-// Lifetimes bound those of certificates, and what is believed of them.
+// Lifetimes limit the lifetimes of certificates during a rotation.
 type Lifetimes struct {
-	// OldCap is the longest that certificates live which the old CA issues while a new one waits to be trusted. Unset
-	// is the manager's rotation.oldLifetimeCap.
+	// OldCap is the longest lifetime of certificates that the old CA issues while a new CA is not trusted yet. Unset is
+	// the manager's rotation.oldLifetimeCap.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('5m')",message="must be 5m or more"
 	OldCap *metav1.Duration `json:"oldCap,omitempty"`
-	// Adopted is the longest lifetime of what others have issued from a CA that was not made here: so long after its
-	// adoption it counts as outstanding. Unset is one year, kube-controller-manager's and kubeadm's.
+	// Adopted is the longest lifetime of certificates that others have issued from a CA that this manager did not create.
+	// For this long after its adoption they count as valid. Unset is one year, as kube-controller-manager and kubeadm
+	// issue.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	Adopted *metav1.Duration `json:"adopted,omitempty"`
 }
 
-// Trust is where the bundle of CAs is published: the new first, what has expired left out.
+// Trust says where the trust bundle is published. The bundle has the newest CA first, and no expired CA.
 type Trust struct {
-	// ConfigMaps to write it to.
+	// ConfigMaps are the ConfigMaps to write the bundle to.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
-	// ClusterTrustBundles has one made for each signer where the API server serves them. Unset is true.
+	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves them.
+	// Unset is true.
 	// +optional
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }
 
-// ConfigMapKey is one entry of a ConfigMap. It is none of those that the manager and the API servers keep their own in.
+// ConfigMapKey is one entry of a ConfigMap. ConfigMaps in which the manager or the API servers keep their own data are
+// refused.
 //
-// +kubebuilder:validation:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write that one, with what they trust"
-// +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.matches('-nodes-0[0-9a-f]$')",message="what is issued is noted in ConfigMaps of such names"
+// +kubebuilder:validation:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write this ConfigMap: name another one"
+// +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.matches('-nodes-0[0-9a-f]$')",message="the ledgers of issued certificates have such names: name another ConfigMap"
 type ConfigMapKey struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
@@ -129,21 +134,22 @@ type ConfigMapKey struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
-	// Key in its data. Unset is ca.crt.
+	// Key is the key in its data. Unset is ca.crt.
 	// +optional
 	Key string `json:"key,omitempty"`
 }
 
-// Verification is how to ask the API servers, and what to expect of others.
+// Verification says how the manager probes the API servers.
 type Verification struct {
-	// APIServers are all that verify client certificates, as host:port. Unset is the endpoints of the Service kubernetes.
+	// APIServers are the addresses of all API servers that verify client certificates, as host:port. Unset is the
+	// endpoints of the Service kubernetes.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	APIServers []string `json:"apiServers,omitempty"`
-	// ServerName is the name in their certificates. Unset is kubernetes.default.svc.
+	// ServerName is the name in the certificates of the API servers. Unset is kubernetes.default.svc.
 	// +optional
 	ServerName string `json:"serverName,omitempty"`
-	// SettleFor is how long all of them must give the same answer. Unset is the manager's rotation.settleFor.
+	// SettleFor is how long all API servers must give the same answer. Unset is the manager's rotation.settleFor.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be 1s or more"
 	SettleFor *metav1.Duration `json:"settleFor,omitempty"`

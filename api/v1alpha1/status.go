@@ -7,28 +7,29 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Phase of an authority.
+// Phase is the phase of a rotation.
 // +kubebuilder:validation:Enum="";Preparing;Prepared;Completing;Completed
 type Phase string
 
 // The phases of a rotation (Gardener GEP-18).
 const (
-	// New has not begun.
+	// New is the phase of an authority that the manager has not processed yet.
 	New Phase = ""
-	// Preparing has a candidate that its verifiers do not all trust yet. The CA before it, if there is one, signs.
+	// Preparing is the phase in which not every verifier trusts the candidate yet. The CA before it, if there is one,
+	// signs.
 	Preparing Phase = "Preparing"
-	// Prepared signs with the new CA, and has both trusted.
+	// Prepared is the phase in which the new CA signs and both CAs are trusted.
 	Prepared Phase = "Prepared"
-	// Completing has left the old CA and makes sure that nobody trusts it.
+	// Completing is the phase in which the old CA is removed and verifiers must refuse it.
 	Completing Phase = "Completing"
-	// Completed has one CA.
+	// Completed is the phase with only one CA.
 	Completed Phase = "Completed"
 )
 
-// OperationAnnotation is how an owner asks for an Operation. It is taken and removed (GEP-18).
+// OperationAnnotation requests an Operation. The manager picks it up and removes it (GEP-18).
 const OperationAnnotation = "csr-controller-manager.io/operation"
 
-// Operation is what an owner can ask for.
+// Operation is a step that an administrator requests.
 type Operation string
 
 // The operations.
@@ -36,59 +37,59 @@ const (
 	RotateStart    Operation = "rotate-start"
 	RotateComplete Operation = "rotate-complete"
 	RotateRollback Operation = "rotate-rollback"
-	// TrustConfirmed says that those who can't be asked trust the candidate.
+	// TrustConfirmed states that verifiers which cannot be probed trust the candidate.
 	TrustConfirmed Operation = "trust-confirmed"
-	// OutstandingAccepted says that what still lives on the retiring CA may break.
+	// OutstandingAccepted accepts that valid certificates of the retiring CA stop working.
 	OutstandingAccepted Operation = "outstanding-accepted"
-	// AdoptionAttested says that nothing is left that others have issued from the adopted CA.
+	// AdoptionAttested states that no certificate is in use that others have issued from the adopted CA.
 	AdoptionAttested Operation = "adoption-attested"
 )
 
 // The types of conditions.
 const (
-	// ConditionReady says whether the authority can sign.
+	// ConditionReady reports whether the authority can sign.
 	ConditionReady = "Ready"
-	// ConditionPublished says whether the bundle is where it belongs.
+	// ConditionPublished reports whether the trust bundle is published everywhere.
 	ConditionPublished = "Published"
-	// ConditionTrusted says whether those who verify trust what signs, or the candidate while there is one.
+	// ConditionTrusted reports whether verifiers trust the signing CA, or the candidate while there is one.
 	ConditionTrusted = "Trusted"
-	// ConditionNothingOutstanding says whether nothing lives on the retiring CA any more.
+	// ConditionNothingOutstanding reports whether no certificate of the retiring CA is valid any more.
 	ConditionNothingOutstanding = "NothingOutstanding"
-	// ConditionRefused says whether those who verify refuse the retired CA.
+	// ConditionRefused reports whether verifiers refuse the removed CA.
 	ConditionRefused = "Refused"
 )
 
-// SigningAuthorityStatus is what the manager knows and does. Nobody else writes it.
+// SigningAuthorityStatus is the observed state of a SigningAuthority. Only the manager writes it.
 type SigningAuthorityStatus struct {
-	// ObservedGeneration is the metadata.generation that this is about.
+	// ObservedGeneration is the metadata.generation that the status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Phase of the rotation.
+	// Phase is the phase of the rotation.
 	// +optional
 	Phase Phase `json:"phase,omitempty"`
-	// Generation counts the CAs: that of the newest one.
+	// Generation is the number of the newest CA.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
-	// Intent is the step under way: written before it is taken, removed after.
+	// Intent is the step under way. The manager writes it before it acts, and removes it after.
 	// +optional
 	Intent string `json:"intent,omitempty"`
-	// TakenOperation is what was taken from the annotation, until that is gone.
+	// TakenOperation is the operation that the manager has picked up, until its annotation is removed.
 	// +optional
 	TakenOperation Operation `json:"takenOperation,omitempty"`
 	// Signing is the CA that signs.
 	// +optional
 	Signing *CAStatus `json:"signing,omitempty"`
-	// Candidate waits to be trusted.
+	// Candidate is the new CA that is not trusted everywhere yet.
 	// +optional
 	Candidate *CAStatus `json:"candidate,omitempty"`
-	// Retiring has signed before.
+	// Retiring is the CA that signed before.
 	// +optional
 	Retiring *CAStatus `json:"retiring,omitempty"`
-	// LastRetired is the CA that was left last, with what its owner has said of it.
+	// LastRetired is the CA that was removed last, with what the administrator has stated about it.
 	// +optional
 	LastRetired *CAStatus `json:"lastRetired,omitempty"`
-	// InitiatedAt is when the last rotation began, PreparedAt when the new CA began to sign, CompletionInitiatedAt when
-	// the old one began to leave, CompletedAt when it had left.
+	// InitiatedAt is when the last rotation started, PreparedAt when the new CA began to sign, CompletionInitiatedAt when
+	// the removal of the old CA started, CompletedAt when it ended.
 	// +optional
 	InitiatedAt *metav1.Time `json:"initiatedAt,omitempty"`
 	// +optional
@@ -97,94 +98,94 @@ type SigningAuthorityStatus struct {
 	CompletionInitiatedAt *metav1.Time `json:"completionInitiatedAt,omitempty"`
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
-	// LastCompletedAt is when the last rotation was completed. It stays while the next one goes on (GEP-18).
+	// LastCompletedAt is when the last rotation was completed. It stays while the next one is under way (GEP-18).
 	// +optional
 	LastCompletedAt *metav1.Time `json:"lastCompletedAt,omitempty"`
-	// LedgerClosedAt is when, while completing, the ledger of the retiring CA was seen closed.
+	// LedgerClosedAt is when, in Completing, the ledger of the retiring CA was first seen closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
-	// PrunedAt is when, while completing, the retiring CA was last taken out of what API servers publish, or not found
-	// there.
+	// PrunedAt is when, in Completing, the retiring CA was last removed from the ConfigMap that API servers publish, or
+	// not found there.
 	// +optional
 	PrunedAt *metav1.Time `json:"prunedAt,omitempty"`
-	// UnpublishedAt is when, while completing, the retiring CA began to leave everything published: from then on there is
-	// no way back.
+	// UnpublishedAt is when, in Completing, the removal of the retiring CA from the trust bundles started. It cannot be
+	// undone.
 	// +optional
 	UnpublishedAt *metav1.Time `json:"unpublishedAt,omitempty"`
 	// WaitingFor names what must happen before the next step.
 	// +optional
 	WaitingFor []string `json:"waitingFor,omitempty"`
-	// OutstandingOnRetiring is how many certificates may still live on the retiring CA, at most.
+	// OutstandingOnRetiring is how many certificates of the retiring CA may still be valid, at most.
 	// +optional
 	OutstandingOnRetiring int64 `json:"outstandingOnRetiring"`
-	// Outstanding says so by signer.
+	// Outstanding lists them by signer.
 	// +optional
 	Outstanding []Outstanding `json:"outstanding,omitempty"`
-	// APIServers are those that were asked last, and what they said.
+	// APIServers are the API servers that were probed last, with their answers.
 	// +optional
 	APIServers []APIServerStatus `json:"apiServers,omitempty"`
-	// Conditions with their reasons.
+	// Conditions are the conditions of the authority.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// CAStatus tells one CA from another.
+// CAStatus identifies a CA, and says what is known about it.
 type CAStatus struct {
 	// KeyID is the hex of the first eight bytes of the SHA-256 of its public key (SubjectPublicKeyInfo).
 	KeyID string `json:"keyID"`
 	// Fingerprint is the hex SHA-256 of its certificate.
 	Fingerprint string `json:"fingerprint"`
-	// Certificate is it in PEM, for the bundle.
+	// Certificate is its certificate in PEM, for the trust bundle.
 	// +optional
 	Certificate string `json:"certificate,omitempty"`
-	// Generation counts the CAs of this authority.
+	// Generation is the number of this CA in its authority.
 	Generation int64 `json:"generation"`
-	// NotAfter is its end.
+	// NotAfter is when it expires.
 	NotAfter metav1.Time `json:"notAfter"`
-	// SignsSince is when it began to sign here.
+	// SignsSince is when it began to sign in this authority.
 	// +optional
 	SignsSince *metav1.Time `json:"signsSince,omitempty"`
-	// AdoptedAt is when it was found, if it was not made here: others may have issued from it until then.
+	// AdoptedAt is when the manager found the CA, if it did not create it. Others may have issued from it until then.
 	// +optional
 	AdoptedAt *metav1.Time `json:"adoptedAt,omitempty"`
-	// AttestedAt is when its owner said that nothing is left of what others have issued from it.
+	// AttestedAt is when the administrator stated that no certificate is in use that others have issued from it.
 	// +optional
 	AttestedAt *metav1.Time `json:"attestedAt,omitempty"`
-	// Signers are those whose verifiers are known to trust it: they were asked, or its owner has said so.
+	// Signers are the signers whose verifiers are known to trust it: they were probed, or the administrator confirmed it.
 	// +optional
 	Signers []string `json:"signers,omitempty"`
-	// TrustConfirmedAt is when its owner said that those who can't be asked trust it.
+	// TrustConfirmedAt is when the administrator confirmed that verifiers which cannot be probed trust it.
 	// +optional
 	TrustConfirmedAt *metav1.Time `json:"trustConfirmedAt,omitempty"`
-	// OutstandingAcceptedAt is when its owner said that what lives on it may break.
+	// OutstandingAcceptedAt is when the administrator accepted that its valid certificates stop working.
 	// +optional
 	OutstandingAcceptedAt *metav1.Time `json:"outstandingAcceptedAt,omitempty"`
 }
 
-// Outstanding is what may still live on the retiring CA.
+// Outstanding counts certificates of the retiring CA that may still be valid.
 type Outstanding struct {
-	// Signer is a signer name, or empty for what others have issued from an adopted CA.
+	// Signer is a signer name, or empty for certificates that others have issued from an adopted CA.
 	// +optional
 	Signer string `json:"signer,omitempty"`
-	// Count is how many there are, at most; zero is unknown.
+	// Count is the number of certificates, at most. Zero is unknown.
 	// +optional
 	Count int64 `json:"count,omitempty"`
-	// Until is when the last of them ends, at the latest.
+	// Until is when the last of them expires, at the latest.
 	Until metav1.Time `json:"until"`
 }
 
-// APIServerStatus is what an API server said last.
+// APIServerStatus is the last answer of an API server.
 type APIServerStatus struct {
-	// Address as host:port.
+	// Address is its address as host:port.
 	Address string `json:"address"`
 	// Trust is Recognised, Refused or Unknown.
 	Trust string `json:"trust"`
-	// Since is when it began to say so without a break.
+	// Since is when it began to give this answer without a break.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
-	// Evidence is what was seen.
+	// Evidence is what the probe saw.
 	// +optional
 	Evidence string `json:"evidence,omitempty"`
 }

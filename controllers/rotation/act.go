@@ -20,12 +20,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// shortestCap keeps certificates from being due for renewal at the moment they are issued.
+// shortestCap is the least lifetime cap. With a shorter one, certificates would be due for renewal when they are
+// issued.
 const shortestCap = 2 * ca.ShortestLifetime
 
 // execute takes action, and writes it to the audit log once. A leader that was replaced meanwhile must not act on
-// what it saw before. If the intent was stored just now, no other leader has gone on since. If it was stored before,
-// again is set, and the authority is read once more.
+// outdated observations. If the intent was stored just now, no other leader has acted since. If it was stored before,
+// again is set, and execute reads the authority once more.
 func (r *Reconciler) execute(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, o *observation, again bool,
 ) error {
@@ -42,8 +43,8 @@ func (r *Reconciler) execute(
 	return nil
 }
 
-// current returns a Conflict if obj has changed since it was read or written. Annotations do not count. They ask for
-// what the next reconcile decides, and somebody who changes them all the time would stop every step.
+// current returns a Conflict if obj has changed since it was read or written. It ignores annotations: they request what
+// the next reconcile decides, and a client that changes them all the time could otherwise stop every step.
 func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	latest := &v1alpha1.SigningAuthority{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), latest); err != nil {
@@ -57,7 +58,7 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return apierrors.NewConflict(resource, obj.Name, errors.New("it has changed since it was read"))
 }
 
-// act takes action. Each action may be repeated.
+// act takes action. Each action is idempotent.
 func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, o *observation) error {
 	switch action {
 	case Publish:
@@ -85,7 +86,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 	}
 }
 
-// publish makes the bundle as the status wants it.
+// publish publishes the trust bundle for the status of obj.
 func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	wanted, err := bundleOf(obj, r.Clock.Now())
 	if err != nil {
@@ -99,7 +100,7 @@ func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return errors.Join(errs...)
 }
 
-// openAccounts makes the accounts that are missing.
+// openAccounts creates the missing accounts.
 func (r *Reconciler) openAccounts(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	var signingErr, candidateErr error
 	if o.SigningUnaccounted {
@@ -111,7 +112,7 @@ func (r *Reconciler) openAccounts(ctx context.Context, obj *v1alpha1.SigningAuth
 	return errors.Join(signingErr, candidateErr)
 }
 
-// unseal opens the accounts of the signing and of the retiring CA, if they are closed.
+// unseal opens the accounts of the signing and of the retiring CA if they are closed.
 func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	var signingErr, retiringErr error
 	if o.SigningSealed && sameCA(o.Secret.Signing, obj.Status.Signing) {
@@ -123,8 +124,8 @@ func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority,
 	return errors.Join(signingErr, retiringErr)
 }
 
-// seal closes the account of the retiring CA. A lost account is closed empty if nothing depends on it: the owner
-// accepts what is outstanding, or the CA has ended.
+// seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing
+// depends on it: the administrator accepted outstanding certificates, or the CA has expired.
 func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	book, retiring := r.recorder(obj).Book, obj.Status.Retiring
 	mayBeEmpty := retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(r.Clock.Now())
@@ -138,14 +139,15 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) e
 	return book.Seal(ctx, retiring.KeyID)
 }
 
-// makeCandidate makes a CA. Its account is made first, so that the ledger knows it before it is stored anywhere.
+// makeCandidate creates a CA. It creates the account first, so that the ledger knows the CA before it is stored
+// anywhere.
 func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	lifetime := ca.DefaultAuthorityLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
 	}
 	now := r.Clock.Now()
-	// No verifier takes one CA for another if each has a name of its own, of at most 64 letters (X.520).
+	// Each CA has a name of its own, so no verifier confuses two of them. A name has at most 64 letters (X.520).
 	suffix := fmt.Sprintf("-g%d-%d", obj.Status.Generation, now.Unix())
 	authority, key, err := ca.New(ca.NewOptions{
 		CommonName: obj.Name[:min(len(obj.Name), 64-len(suffix))] + suffix,
@@ -162,8 +164,8 @@ func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 	return r.writeSecret(ctx, obj, o.secret, MakeCandidate, made)
 }
 
-// takeCandidate takes the CA from tls.crt and tls.key. A CA that was copied from another authority has its account
-// already.
+// takeCandidate makes the CA in tls.crt and tls.key the candidate. A CA that was copied from another authority has an
+// account already.
 func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	if candidate := obj.Status.Candidate; candidate.AdoptedAt != nil {
 		if err := r.recorder(obj).Book.Open(ctx, candidate.KeyID); err != nil {
@@ -173,7 +175,7 @@ func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 	return r.writeSecret(ctx, obj, o.secret, TakeCandidate, keypair.Pair{})
 }
 
-// copyFrom copies the signing pair of another authority, after its account.
+// copyFrom copies the account of the signing CA of another authority, then its key pair.
 func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	other := &observation{}
 	if err := r.readSecret(ctx, o.from, other); err != nil {
@@ -196,8 +198,8 @@ func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthorit
 	return r.writeSecret(ctx, obj, o.secret, CopyFrom, other.secret.ring.Signing)
 }
 
-// writeSecret takes an action that changes the Secret, in one write. The write fails if somebody has changed the
-// Secret since it was read. made is the pair of MakeCandidate or CopyFrom.
+// writeSecret takes an action that changes the Secret, in one write. The write fails if the Secret has changed since it
+// was read. made is the key pair of MakeCandidate or CopyFrom.
 func (r *Reconciler) writeSecret(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, read *caSecret, action Action, made keypair.Pair,
 ) error {
@@ -219,7 +221,7 @@ func (r *Reconciler) writeSecret(
 		if err := r.Client.Create(ctx, changed); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create Secret: %w", err)
 		}
-		return nil // the next reconcile sees what was created meanwhile
+		return nil // the next reconcile reads the Secret that exists
 	}
 	if maps.EqualFunc(changed.Data, read.object.Data, bytes.Equal) {
 		return nil
@@ -230,7 +232,7 @@ func (r *Reconciler) writeSecret(
 	return nil
 }
 
-// permit returns what the signer is told after action.
+// permit returns the lifetime cap and the signers that the signer must obey after action.
 func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keypair.Permit {
 	lifetime := r.OldLifetimeCap
 	if own := obj.Spec.Lifetimes.OldCap; own != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// planCompleted waits until the owner asks for a rotation, brings a CA, or spec.rotateAfter is over.
+// planCompleted waits until a rotation is requested, the Secret gets another CA, or spec.rotateAfter is over.
 func (p *planner) planCompleted() {
 	secret := p.facts.Secret
 	switch {
@@ -31,7 +31,7 @@ func (p *planner) planCompleted() {
 	}
 }
 
-// completedOperation answers an operation, and reports whether there was one.
+// completedOperation answers the requested operation, and reports whether there was one.
 func (p *planner) completedOperation() bool {
 	switch p.facts.Operation {
 	case "":

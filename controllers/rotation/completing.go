@@ -8,8 +8,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// planCompleting leaves the retiring CA. The order is the promise: the ledger is closed, then nothing is outstanding,
-// then the CA leaves the bundle, then every API server refuses it, then its key is destroyed.
+// planCompleting removes the retiring CA, in this order: close the ledger, verify that no certificate is outstanding,
+// remove the CA from the trust bundle, verify that every API server refuses it, destroy its key.
 func (p *planner) planCompleting() {
 	if p.facts.Operation != "" {
 		p.refuseOperation("the old CA is being removed, which cannot be undone")
@@ -22,7 +22,8 @@ func (p *planner) planCompleting() {
 		s.LastRetired.Certificate, s.LastCompletedAt = "", p.now()
 		p.enter(v1alpha1.Completed)
 	case p.checkSecret():
-	case p.signingMissing() && p.facts.Secret.Retiring != nil: // a refusal counts beside a certificate that is accepted
+	// A refusal proves nothing unless a certificate of the signing CA is accepted.
+	case p.signingMissing() && p.facts.Secret.Retiring != nil:
 		p.waitForSigningKey("remove retiring.crt and retiring.key from the Secret to continue")
 	case p.restoreTLS():
 	case s.UnpublishedAt == nil:
@@ -35,12 +36,13 @@ func (p *planner) planCompleting() {
 	}
 }
 
-// planUnpublish takes the retiring CA out of the bundle. It looks for outstanding certificates before and after the
-// ledger is closed: only then none is added any more.
+// planUnpublish removes the retiring CA from the trust bundle. It checks for outstanding certificates before and after
+// the ledger is closed, because only a closed ledger gets no new entries.
 func (p *planner) planUnpublish() {
 	s, outstanding := p.status, p.outstandingTexts()
-	if len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil { // issued after the completion was asked for
-		p.step.Refused = "completion stops, because the old CA has issued more certificates: " + strings.Join(outstanding, "; ")
+	if len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil { // issued after the completion was requested
+		p.step.Refused = "completion stops, because the old CA has issued more certificates: " +
+			strings.Join(outstanding, "; ")
 		p.enter(v1alpha1.Prepared)
 		return
 	}
@@ -49,7 +51,7 @@ func (p *planner) planUnpublish() {
 		p.act(Seal)
 		return
 	}
-	if len(outstanding) > 0 { // so a late signer may still use what it has reserved
+	if len(outstanding) > 0 { // a late signer may still issue what it has reserved
 		if s.LedgerClosedAt == nil {
 			s.LedgerClosedAt = p.now()
 		}
@@ -84,8 +86,8 @@ func (p *planner) waitForRefusal() {
 	}
 }
 
-// waitForPrunedCA waits until no API server publishes the retiring CA any more. Without its key no certificate can be
-// shown to them. An API server whose file still has the CA publishes it again within a minute.
+// waitForPrunedCA waits until no API server publishes the retiring CA any more. Without its key, no probe is possible.
+// An API server whose file still has the CA publishes it again within a minute.
 func (p *planner) waitForPrunedCA() {
 	if p.facts.Kept {
 		p.status.PrunedAt = p.now()
@@ -101,8 +103,8 @@ func (p *planner) waitForPrunedCA() {
 	}
 }
 
-// refusalProvable reports whether a refusal would prove anything. Everybody refuses a CA that has ended, and API
-// servers must go on to trust a CA that another authority has.
+// refusalProvable reports whether a refusal would prove anything. Every verifier refuses an expired CA, and API servers
+// must continue to trust a CA that another authority uses.
 func (p *planner) refusalProvable() bool {
 	return p.status.Retiring.NotAfter.After(p.facts.Now) && len(p.facts.Sharing) == 0 &&
 		askedToRefuse(p.spec.Signers, p.facts)

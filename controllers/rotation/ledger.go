@@ -20,10 +20,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// ledgerName is the name of the controller that records what was issued.
+// ledgerName is the name of the controller that records issued certificates.
 const ledgerName = Name + "-ledger"
 
-// recorders hold a ledger for each Secret. Each of them stores what was noted every few seconds.
+// recorders hold a ledger for each Secret. Each of them is stored every few seconds.
 type recorders struct {
 	mu       sync.Mutex
 	bySecret map[types.NamespacedName]*ledger.Recorder
@@ -51,7 +51,7 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 	return recorder
 }
 
-// readLedger reads what was issued, and what of it lives on the retiring CA.
+// readLedger reads the issued certificates, and which of them depend on the retiring CA.
 func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	recorder := r.recorder(obj)
 	flushErr := recorder.Flush(ctx)
@@ -65,7 +65,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 		o.Sealed = o.Secret.Retiring != nil && accounts[o.Secret.Retiring.KeyID].Sealed
 		return nil
 	}
-	if flushErr != nil && !o.SigningUnaccounted { // a missing account fails every write
+	if flushErr != nil && !o.SigningUnaccounted { // a missing account makes every write fail
 		return fmt.Errorf("write ledger: %w", flushErr)
 	}
 	account, found := accounts[retiring.KeyID]
@@ -86,7 +86,7 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return nil
 }
 
-// noteAccounts notes what the ledger knows of the CAs in the Secret.
+// noteAccounts records what the ledger knows about the CAs in the Secret.
 func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alpha1.SigningAuthorityStatus) {
 	secret := o.Secret
 	if secret.TLS != nil && !sameCA(secret.TLS, secret.Signing) && !sameCA(secret.TLS, secret.Retiring) {
@@ -102,8 +102,8 @@ func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alph
 	}
 }
 
-// addFromCoholders adds to account what other authorities have issued by the retiring CA for signers that obj serves
-// by now. The verifiers of such certificates go by the bundle of obj.
+// addFromCoholders adds certificates to account that other authorities have issued from the retiring CA, for signers
+// that obj serves now. The verifiers of such certificates follow the trust bundle of obj.
 func (r *Reconciler) addFromCoholders(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation, account ledger.Account,
 ) error {
@@ -122,9 +122,9 @@ func (r *Reconciler) addFromCoholders(
 	return nil
 }
 
-// recordIssued notes the certificate that a request holds, whoever has issued it. If authorities share the CA, as
-// with spec.from, it counts for those that serve its signer. If none does, it counts for all: any bundle may be the
-// one that its verifiers follow.
+// recordIssued records the certificate of a request, whoever has issued it. If authorities share the CA, as with
+// spec.from, the certificate counts for those that serve its signer. If none does, it counts for all, because its
+// verifiers may follow any of their trust bundles.
 func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
@@ -147,7 +147,7 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	return reconcile.Result{}, nil
 }
 
-// certificates returns those of the CAs that obj has now.
+// certificates returns the certificates of the CAs of obj.
 func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	var all []*x509.Certificate
 	for _, authority := range []*v1alpha1.CAStatus{obj.Status.Candidate, obj.Status.Signing, obj.Status.Retiring} {
@@ -161,14 +161,14 @@ func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	return all
 }
 
-// holdsCertificate reports whether obj is a request with something to record.
+// holdsCertificate reports whether obj is a request that has a certificate.
 func holdsCertificate(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
 	return ok && len(request.Status.Certificate) > 0
 }
 
-// casChanged lets updates pass after which a certificate may count for another authority: its CAs or signers have
-// changed.
+// casChanged passes updates that change the CAs or signers of an authority. After them, a certificate may count for
+// another authority.
 var casChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)

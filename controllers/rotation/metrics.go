@@ -8,27 +8,27 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// Labels are signers, which are configured, and never an object.
+// Labels are configured signers, and never an object.
 var (
 	phaseGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_phase",
-		Help: "The phase of the authority that serves the signer: 1 for the present one, 0 for the others.",
+		Help: "The phase of the authority that serves the signer: 1 for the present phase, 0 for the others.",
 	}, []string{"signer", "phase"})
 
 	phaseSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_initiated_timestamp_seconds",
-		Help: "When the rotation that is under way began, in seconds since 1970; 0 while there is none.",
+		Help: "When the rotation that is under way started, in seconds since 1970; 0 if there is none.",
 	}, []string{"signer"})
 
 	outstandingGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_outstanding_certificates",
-		Help: "Certificates of the authority that serves the signer that may still live on its retiring CA, at most.",
+		Help: "Certificates of the retiring CA of the authority that serves the signer which may still be valid, at most.",
 	}, []string{"signer"})
 
 	trustedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_trusted",
-		Help: "Whether all who verify are known to trust the CA that signs, or while there is one the candidate: 1, " +
-			"or 0 while that is not known.",
+		Help: "Whether all verifiers are known to trust the signing CA, or the candidate while there is one: 1 if so, " +
+			"0 otherwise.",
 	}, []string{"signer"})
 )
 

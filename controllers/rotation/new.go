@@ -4,7 +4,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// planNew finds or makes the first CA. It becomes a candidate like any other.
+// planNew finds or creates the first CA. It becomes a candidate like any other CA.
 func (p *planner) planNew() {
 	switch signing := p.facts.Secret.Signing; {
 	case p.facts.Operation != "":
@@ -20,7 +20,7 @@ func (p *planner) planNew() {
 	}
 }
 
-// planFirstCA takes the first CA from the Secret or from spec.from, or makes one.
+// planFirstCA takes the first CA from the Secret or from spec.from, or creates one.
 func (p *planner) planFirstCA() {
 	secret := p.facts.Secret
 	switch {
@@ -43,8 +43,8 @@ func (p *planner) planFirstCA() {
 	}
 }
 
-// restoreStatus reads from the Secret what a status that is lost has held. The CAs count as adopted: what was known
-// of their certificates is lost too.
+// restoreStatus rebuilds a lost status from the Secret. The CAs count as adopted, because the record of their
+// certificates is lost too.
 func (p *planner) restoreStatus() {
 	secret := p.facts.Secret
 	p.status.Generation = max(p.status.Generation, 1)
@@ -64,7 +64,7 @@ func (p *planner) restoreStatus() {
 	}
 }
 
-// adopted returns what the status notes of found, a CA that somebody else has made, with the present generation.
+// adopted returns the status entry for found, a CA that was created elsewhere, with the present generation.
 func (p *planner) adopted(found *v1alpha1.CAStatus) *v1alpha1.CAStatus {
 	authority := found.DeepCopy()
 	authority.Generation, authority.AdoptedAt = p.status.Generation, p.now()

@@ -1,6 +1,6 @@
-// Package rotation replaces signing CAs in two phases, as Gardener's GEP-18 does, and proves before each step that
-// the step breaks nothing: every API server is asked, as HyperShift's control-plane-pki-operator does. Next decides
-// in values. The Reconciler observes, stores the decision, acts once, and observes again.
+// Package rotation replaces signing CAs in two phases, as Gardener's GEP-18 does. Before each step it verifies that the
+// step breaks nothing: it probes every API server, as HyperShift's control-plane-pki-operator does. Next is a pure
+// function that decides. The Reconciler observes, stores the decision, acts once, and observes again.
 package rotation
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// Action is one change outside of the authority's status. Each action may be repeated.
+// Action is one change outside of the status of the authority. Each action is idempotent.
 type Action string
 
 // The actions.
@@ -24,7 +24,7 @@ const (
 	None Action = ""
 	// CopyFrom copies the CA and the ledger of spec.from.
 	CopyFrom Action = "CopyFrom"
-	// MakeCandidate makes a CA.
+	// MakeCandidate creates a CA.
 	MakeCandidate Action = "MakeCandidate"
 	// TakeCandidate makes the CA in tls.crt and tls.key the candidate, and puts the signing pair back there.
 	TakeCandidate Action = "TakeCandidate"
@@ -40,13 +40,13 @@ const (
 	Switch Action = "Switch"
 	// SwapBack makes the retiring CA sign again and the signing CA retire, in one write.
 	SwapBack Action = "SwapBack"
-	// Open makes an account in the ledger for the signing CA and for the candidate, if they have none any more.
+	// Open creates the lost accounts of the signing CA and of the candidate in the ledger.
 	Open Action = "Open"
-	// Permit updates what the signer is told about the signing pair.
+	// Permit updates the lifetime cap and the signers in the Secret, which the signer obeys.
 	Permit Action = "Permit"
-	// Seal closes the ledger for the retiring CA: it issues nothing more that the ledger does not name.
+	// Seal closes the account of the retiring CA in the ledger. No signer issues from that CA any more.
 	Seal Action = "Seal"
-	// Unseal opens the ledger again, for the retiring and for the signing CA.
+	// Unseal opens the closed accounts of the retiring and of the signing CA again.
 	Unseal Action = "Unseal"
 	// Prune removes the retiring CA from the ConfigMap extension-apiserver-authentication.
 	Prune Action = "Prune"
@@ -54,14 +54,14 @@ const (
 	DestroyRetiring Action = "DestroyRetiring"
 )
 
-// Step is what to do about an authority: store Status, then remove the operation, then take Action. A step that
-// changes nothing waits.
+// Step is the decision about an authority: store Status, then remove the annotation of the operation, then take Action.
+// A step that changes nothing waits.
 type Step struct {
 	Status v1alpha1.SigningAuthorityStatus
 	Action Action
 	// RemoveOperation removes the operation's annotation.
 	RemoveOperation bool
-	// Refused says why an operation, or an edit of the Secret, is not followed, and what is possible now.
+	// Refused says why an operation or an edit of the Secret is refused, and what is possible now.
 	Refused string
 	// Waiting names what must happen before the next step.
 	Waiting []string
@@ -72,55 +72,54 @@ type Facts struct {
 	Now time.Time
 	// Name is the name of the authority, for messages.
 	Name string
-	// Operation is what the owner asks for.
+	// Operation is the requested operation.
 	Operation v1alpha1.Operation
 	Secret    SecretFacts
-	// Permitted reports whether the signer has been told what the spec says now.
+	// Permitted reports whether the Secret has the lifetime cap and the signers of the spec.
 	Permitted bool
-	// From is the CA that signs for spec.from, nil if none does yet.
+	// From is the signing CA of the authority spec.from, or nil if it has none yet.
 	From *v1alpha1.CAStatus
 
-	// Published reports whether the CAs of Trusted, and no other, are published everywhere. Unpublished says what is
-	// wrong.
+	// Published reports whether exactly the CAs of Trusted are published everywhere. Unpublished says what is wrong.
 	Published   bool
 	Unpublished []string
 
 	// SettleFor is how long verifiers must give the same answer.
 	SettleFor time.Duration
 	Answers
-	// Sharing are other authorities for whose clients API servers must go on to accept the retiring CA.
+	// Sharing are other authorities whose clients need API servers to accept the retiring CA.
 	Sharing []string
 
-	// The rest is from the ledger. Outstanding is what lives on the retiring CA.
+	// The fields below are from the ledger. Outstanding counts valid certificates of the retiring CA.
 	Outstanding []v1alpha1.Outstanding
 	// RetiringSigners are the signers that the retiring CA has issued for.
 	RetiringSigners []string
-	// Sealed and RetiringOpen report whether the retiring CA has an account that is closed, or that is not.
+	// Sealed and RetiringOpen report whether the retiring CA has a closed account, or an open one.
 	Sealed, RetiringOpen bool
-	// SigningSealed, CandidateRetired and TLSRetired report whether the account of that CA in the Secret is closed. A
-	// candidate and a CA in tls.crt have retired here then.
+	// SigningSealed, CandidateRetired and TLSRetired report whether the account of that CA in the Secret is closed. If so,
+	// a candidate or a CA in tls.crt has retired in this authority.
 	SigningSealed, CandidateRetired, TLSRetired bool
-	// SigningUnaccounted and CandidateUnaccounted report whether the ledger has no account of that CA any more.
+	// SigningUnaccounted and CandidateUnaccounted report whether the ledger has lost the account of that CA.
 	SigningUnaccounted, CandidateUnaccounted bool
 }
 
-// Answers are what verifiers have answered about the CAs of a phase.
+// Answers are the answers of verifiers about the CAs of a phase.
 type Answers struct {
 	// Candidate, Signing and RetiringTrusted prove that API servers trust that CA, RetiringRefused that they refuse it.
 	Candidate, Signing, RetiringTrusted, RetiringRefused Proof
-	// APIServers are the last answers about the CA that the phase is for.
+	// APIServers are the last answers about the CA that the phase depends on.
 	APIServers []v1alpha1.APIServerStatus
-	// Above are the CAs by which API servers accept the retiring CA although they do not trust it by itself.
+	// Above are CAs that make API servers accept the retiring CA, although they do not trust it directly.
 	Above []string
 	// Kept reports whether extension-apiserver-authentication holds the retiring CA.
 	Kept bool
-	// Holding are aggregated API servers that accept the retiring CA. Those in Unclear can't be asked, and nothing
-	// waits for them.
+	// Holding are aggregated API servers that accept the retiring CA. Those in Unclear cannot be probed. The rotation does
+	// not wait for them.
 	Holding, Unclear []string
 }
 
-// SecretFacts are what the Secret holds. A CA that is missing or unusable is nil. The others have only what is known
-// by their certificates.
+// SecretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
+// from their certificates.
 type SecretFacts struct {
 	TLS, Signing, Candidate, Retiring *v1alpha1.CAStatus
 	// PermittedSigners are the signers that the signing CA may sign for now.
@@ -136,11 +135,11 @@ func sameCA(a, b *v1alpha1.CAStatus) bool {
 
 // Proof is the answer of all API servers about one CA. The zero value proves nothing.
 type Proof struct {
-	// Proven says that all of them have given the same answer for long enough.
+	// Proven reports whether all of them have given the same answer for long enough.
 	Proven bool
-	// Settling says that all of them have given the answer, but not for long enough yet.
+	// Settling reports whether all of them have given the answer, but not for long enough yet.
 	Settling bool
-	// Missing has a sentence for each API server that stands in the way.
+	// Missing has a sentence for each API server that has not given the answer for long enough.
 	Missing []string
 }
 
@@ -156,7 +155,7 @@ func (proof Proof) missing() []string {
 	}
 }
 
-// Next decides what to do about an authority. It depends on its arguments only.
+// Next decides the next step of an authority. It is a pure function.
 func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts Facts) Step {
 	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
 	p.plan()
@@ -173,9 +172,9 @@ type planner struct {
 	step   Step
 }
 
-// plan decides what comes before any phase, and else what the phase is for.
+// plan handles what is common to all phases, and then the phase.
 func (p *planner) plan() {
-	if taken := p.status.TakenOperation; taken != "" && p.facts.Operation == taken { // asked for twice is asked for once
+	if taken := p.status.TakenOperation; taken != "" && p.facts.Operation == taken { // a repeated request counts once
 		p.step.RemoveOperation = true
 		return
 	}
@@ -200,15 +199,15 @@ func (p *planner) plan() {
 	}
 }
 
-// noteSigners notes which signers the signing CA is permitted for, unless that is noted already.
+// noteSigners records the signers that the signing CA may sign for, unless they are recorded already.
 func (p *planner) noteSigners() {
 	if signing := p.status.Signing; signing != nil && signing.Signers == nil && sameCA(p.facts.Secret.Signing, signing) {
 		signing.Signers = slices.Clone(p.facts.Secret.PermittedSigners)
 	}
 }
 
-// repairLedger opens the accounts that CAs need to sign, and reports whether it acts. A CA whose account is lost
-// counts as adopted: it is not known what it has issued.
+// repairLedger opens the accounts that CAs need to sign, and reports whether it acts. A CA with a lost account counts
+// as adopted, because the manager does not know what it has issued.
 func (p *planner) repairLedger() bool {
 	var lost []*v1alpha1.CAStatus
 	if p.facts.SigningUnaccounted {
@@ -231,12 +230,12 @@ func (p *planner) repairLedger() bool {
 	return true
 }
 
-// act notes the intent of action. Next returns it again until its result is seen.
+// act records action as the intent. Next returns it again until it sees the result.
 func (p *planner) act(action Action) {
 	p.status.Intent, p.step.Action = string(action), action
 }
 
-// wait notes what must happen before the next step.
+// wait records what must happen before the next step.
 func (p *planner) wait(format string, args ...any) {
 	p.step.Waiting = append(p.step.Waiting, fmt.Sprintf(format, args...))
 }
@@ -246,19 +245,19 @@ func (p *planner) command(operation v1alpha1.Operation) string {
 	return strconv.Quote(strings.TrimSpace(operation.Command() + " " + p.facts.Name))
 }
 
-// acceptOperation notes that the operation is answered, so that its annotation is removed.
+// acceptOperation records that the operation is answered, so that its annotation is removed.
 func (p *planner) acceptOperation() {
 	p.status.TakenOperation, p.step.RemoveOperation = p.facts.Operation, true
 }
 
-// refuseOperation answers the operation with the reason and with what is allowed now.
+// refuseOperation answers the operation with the reason and with the operations that are allowed now.
 func (p *planner) refuseOperation(format string, args ...any) {
 	p.step.Refused = fmt.Sprintf("%s is refused: %s; allowed now: %s",
 		p.facts.Operation.Command(), fmt.Sprintf(format, args...), v1alpha1.AllowedText(p.status.Phase))
 	p.acceptOperation()
 }
 
-// attest notes adoption-attested on every CA that was adopted.
+// attest records adoption-attested for every CA that was adopted.
 func (p *planner) attest() {
 	adopted := false
 	for _, authority := range []*v1alpha1.CAStatus{p.status.Candidate, p.status.Signing, p.status.Retiring} {
@@ -296,7 +295,7 @@ func (p *planner) now() *metav1.Time {
 	return &now
 }
 
-// publishFirst publishes the bundle, and reports whether nothing is left to publish.
+// publishFirst publishes the trust bundle, and reports whether it is published everywhere.
 func (p *planner) publishFirst() bool {
 	if !p.facts.Published {
 		p.step.Waiting = append(p.step.Waiting, p.facts.Unpublished...)
@@ -307,7 +306,7 @@ func (p *planner) publishFirst() bool {
 	return p.facts.Published
 }
 
-// missingTrust returns what proof lacks, or nothing if API servers verify no certificate of this authority.
+// missingTrust returns what proof lacks. It returns nothing if API servers verify no certificate of this authority.
 func (p *planner) missingTrust(proof Proof) []string {
 	if !AsksAPIServers(p.spec.Signers) {
 		return nil
@@ -315,7 +314,7 @@ func (p *planner) missingTrust(proof Proof) []string {
 	return proof.missing()
 }
 
-// waitForNextCA waits for a CA that may sign for the signers that were added after the signing CA was proven.
+// waitForNextCA reports signers that were added after the signing CA was proven. Only the next CA may sign for them.
 func (p *planner) waitForNextCA() {
 	if added := withoutTrust(p.spec.Signers, p.status.Signing); len(added) > 0 {
 		p.wait("the CA %s does not sign for %s, because their verifiers are not known to trust it: the CA of the next "+
@@ -341,13 +340,14 @@ func verifiedByAPIServers(signer string) bool {
 		signer == certificatesv1.KubeAPIServerClientKubeletSignerName
 }
 
-// signersToConfirm returns those of signers whose verifiers can't be asked: their trust is for the owner to confirm.
+// signersToConfirm returns those of signers whose verifiers cannot be probed. The administrator must confirm their
+// trust.
 func signersToConfirm(signers []string) []string {
 	return slices.DeleteFunc(slices.Clone(signers), verifiedByAPIServers)
 }
 
-// withoutTrust returns those of signers whose verifiers are not known to trust authority. API servers verify
-// certificates of all their signers alike.
+// withoutTrust returns those of signers whose verifiers are not known to trust authority. API servers verify the
+// certificates of all client signers in the same way.
 func withoutTrust(signers []string, authority *v1alpha1.CAStatus) []string {
 	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool {
 		return authority != nil && (slices.Contains(authority.Signers, name) ||
@@ -355,8 +355,8 @@ func withoutTrust(signers []string, authority *v1alpha1.CAStatus) []string {
 	})
 }
 
-// permittedSigners returns the signers that the CA that signs after action may sign for: no CA signs for a signer
-// whose verifiers are not known to trust it.
+// permittedSigners returns the signers that the signing CA may sign for after action. A CA signs only for signers whose
+// verifiers are known to trust it.
 func permittedSigners(
 	spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, action Action,
 ) []string {
@@ -372,8 +372,8 @@ func permittedSigners(
 	return slices.DeleteFunc(slices.Clone(spec.Signers), isUntrusted)
 }
 
-// askedToRefuse reports whether API servers have verified what the retiring CA has issued, be it for signers that
-// have left.
+// askedToRefuse reports whether API servers verify certificates of the retiring CA, also for signers that were removed
+// from the spec.
 func askedToRefuse(signers []string, f Facts) bool {
 	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
 }

@@ -24,17 +24,17 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// observation is Facts with the objects that they were read from, which an Action needs.
+// observation is Facts together with the objects that they were read from. An Action needs the objects.
 type observation struct {
 	Facts
 	secret *caSecret
-	// from is the authority of spec.from.
+	// from is the authority that spec.from names.
 	from *v1alpha1.SigningAuthority
-	// coholders are other authorities that have, or had, the CA that retires here.
+	// coholders are other authorities that have, or had, the retiring CA of this one.
 	coholders []*v1alpha1.SigningAuthority
 }
 
-// observe reads what the API server stores, past any cache.
+// observe reads the state from the API server, without a cache.
 func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
 		Now: r.Clock.Now(), Name: obj.Name, Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]),
@@ -69,7 +69,7 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return o, nil
 }
 
-// caSecret is the Secret of an authority, with those of its CAs that can be used.
+// caSecret is the Secret of an authority, with its usable CAs.
 type caSecret struct {
 	object                       *corev1.Secret // with an empty UID if there is none yet
 	ring                         keypair.Ring
@@ -85,7 +85,8 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
 	if object.Type != corev1.SecretTypeTLS {
-		return fmt.Errorf("Secret %s has type %q, want %q: create it again with that type", name, object.Type, corev1.SecretTypeTLS)
+		return fmt.Errorf("the Secret %s has type %q, want %q: create it again with that type",
+			name, object.Type, corev1.SecretTypeTLS)
 	}
 	ring, err := keypair.ParseRing(object.Data)
 	if err != nil {
@@ -106,7 +107,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	o.secret.signing, o.Secret.Signing, signingErr = load(ring.Signing)
 	o.secret.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
 	o.secret.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
-	if _, o.Secret.TLS, tlsErr = load(ring.TLS); tlsErr != nil { // which is for its owner to repair
+	if _, o.Secret.TLS, tlsErr = load(ring.TLS); tlsErr != nil { // the administrator must repair it
 		o.Secret.TLSProblem = tlsErr.Error()
 	}
 	if err := errors.Join(signingErr, candidateErr, retiringErr); err != nil {
@@ -115,7 +116,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return nil
 }
 
-// factsOf returns what is known of authority by its certificate.
+// factsOf returns the fields of authority that follow from its certificate.
 func factsOf(authority *ca.Authority) *v1alpha1.CAStatus {
 	fingerprint := sha256.Sum256(authority.Certificate().Raw)
 	return &v1alpha1.CAStatus{
@@ -128,7 +129,7 @@ func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 }
 
-// observeAuthorities reads the other authorities: the one of spec.from, and those that have the CA that retires here.
+// observeAuthorities reads the other authorities: the one of spec.from, and those that have the retiring CA.
 func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := r.Live.List(ctx, list); err != nil {
@@ -155,7 +156,7 @@ func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.Signi
 	return checkReserved(append(list.Items, *obj), obj)
 }
 
-// conflictWith returns an error if other is older than obj and has the Secret or a ConfigMap of obj.
+// conflictWith returns an error if other is older than obj and uses the Secret or a ConfigMap of obj.
 func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 	older := other.CreationTimestamp.Before(&obj.CreationTimestamp) ||
 		other.CreationTimestamp.Equal(&obj.CreationTimestamp) && other.Name < obj.Name
@@ -177,9 +178,8 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 	return nil
 }
 
-// requiresTrust reports whether API servers must go on to accept certificates of authority for other. They may trust
-// for clients what other publishes, unless that is for kubelets' serving certificates alone: no client has such a
-// certificate.
+// requiresTrust reports whether other needs API servers to accept certificates of authority. API servers may trust the
+// CAs of other for clients, unless other serves only kubernetes.io/kubelet-serving: no client has such a certificate.
 func requiresTrust(other *v1alpha1.SigningAuthority, authority *v1alpha1.CAStatus) bool {
 	forClients := func(name string) bool { return name != certificatesv1.KubeletServingSignerName }
 	same := func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == authority.KeyID }
@@ -196,8 +196,8 @@ func holdsCA(other *v1alpha1.SigningAuthority, authority *v1alpha1.CAStatus) boo
 	})
 }
 
-// checkReserved refuses to publish into a ConfigMap that is for something else. The manager may write such
-// ConfigMaps, but whoever may edit the authority must not, through the manager.
+// checkReserved refuses to publish to a reserved ConfigMap. The manager may write such ConfigMaps, but a user who may
+// edit the authority must not be able to write them through the manager.
 func checkReserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthority) error {
 	for _, at := range obj.Spec.Trust.ConfigMaps {
 		taken := at.Namespace == trust.ExtensionNamespace && at.Name == trust.ExtensionName
@@ -218,7 +218,7 @@ func configMapKey(at v1alpha1.ConfigMapKey) trust.ConfigMapKey {
 	return trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")}
 }
 
-// bundleOf returns what obj publishes, by its status.
+// bundleOf returns the trust bundle of obj, according to its status, and where to publish it.
 func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error) {
 	var certs []*x509.Certificate
 	for _, authority := range Trusted(&obj.Status) {
@@ -230,8 +230,8 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 	}
 	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
 	if len(wanted.Bundle) == 0 {
-		// Verifiers can't be told to trust nothing. A CA that has ended is nothing too, and with it the others leave
-		// the bundle.
+		// Verifiers cannot be told to trust nothing. So the bundle holds only the expired CAs. That removes any other CA
+		// from it, and no verifier accepts an expired one.
 		wanted.Bundle = trust.Bundle(time.Time{}, certs...)
 	}
 	for _, at := range obj.Spec.Trust.ConfigMaps {

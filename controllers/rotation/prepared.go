@@ -11,10 +11,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// DefaultAdopted is the longest lifetime of what kube-controller-manager and kubeadm issue by default.
+// DefaultAdopted is the longest lifetime of certificates that kube-controller-manager and kubeadm issue by default.
 const DefaultAdopted = 365 * 24 * time.Hour
 
-// planPrepared keeps both CAs trusted until the owner completes the rotation or rolls it back.
+// planPrepared keeps both CAs trusted until the administrator completes the rotation or rolls it back.
 func (p *planner) planPrepared() {
 	s := p.status
 	switch {
@@ -36,7 +36,7 @@ func (p *planner) planPrepared() {
 	}
 }
 
-// waitForCompletion waits for what a completion needs, and then for the owner.
+// waitForCompletion waits until a completion is possible, and then for the administrator.
 func (p *planner) waitForCompletion() {
 	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Signing)...)
 	p.step.Waiting = append(p.step.Waiting, p.trustedAbove()...)
@@ -53,7 +53,7 @@ func (p *planner) waitForCompletion() {
 	}
 }
 
-// swappedBack reports whether the retiring CA signs again. If the pair that signed is lost, only the intent tells a
+// swappedBack reports whether the retiring CA signs again. If the signing pair is lost, only the intent distinguishes a
 // rollback from a restored Secret.
 func (p *planner) swappedBack() bool {
 	secret := p.facts.Secret
@@ -61,9 +61,9 @@ func (p *planner) swappedBack() bool {
 		(sameCA(secret.Retiring, p.status.Signing) || secret.Retiring == nil && p.status.Intent == string(SwapBack))
 }
 
-// continueRollback opens the ledger of the retiring CA once that is published, and ends a rollback that was noted. It
-// reports whether it does either. Trust was proven before the rollback was noted, and is verified again after an
-// interruption.
+// continueRollback opens the ledger of the retiring CA after the CA is published, and finishes a recorded rollback. It
+// reports whether it does either. Trust was proven before the rollback was recorded. After an interruption it is
+// verified again.
 func (p *planner) continueRollback() bool {
 	noted := p.rollbackNoted() && p.facts.Operation == ""
 	switch missing := p.missingTrust(p.facts.RetiringTrusted); {
@@ -79,13 +79,13 @@ func (p *planner) continueRollback() bool {
 	return true
 }
 
-// rollbackNoted reports whether a rollback was noted that can still be done: not to a CA that is gone, or has ended.
+// rollbackNoted reports whether a rollback was recorded and is still possible: its CA exists and has not expired.
 func (p *planner) rollbackNoted() bool {
 	return p.status.Intent == string(SwapBack) && sameCA(p.facts.Secret.Retiring, p.status.Retiring) &&
 		p.status.Retiring.NotAfter.After(p.facts.Now)
 }
 
-// preparedOperation answers an operation, and reports whether there was one.
+// preparedOperation answers the requested operation, and reports whether there was one.
 func (p *planner) preparedOperation() bool {
 	switch p.facts.Operation {
 	case "":
@@ -105,7 +105,7 @@ func (p *planner) preparedOperation() bool {
 	return true
 }
 
-// planRollback makes the retiring CA sign again, if all API servers trust it now.
+// planRollback makes the retiring CA sign again if all API servers trust it now.
 func (p *planner) planRollback() {
 	retiring, signing, missing := p.status.Retiring, p.status.Signing, p.missingTrust(p.facts.RetiringTrusted)
 	switch {
@@ -124,7 +124,7 @@ func (p *planner) planRollback() {
 		p.refuseOperation("the CA %s is not published yet", retiring.KeyID)
 	default:
 		for _, name := range withoutTrust(p.spec.Signers, retiring) {
-			if verifiedByAPIServers(name) { // which is proven just now
+			if verifiedByAPIServers(name) { // which was proven above
 				retiring.Signers = append(retiring.Signers, name)
 			}
 		}
@@ -133,8 +133,8 @@ func (p *planner) planRollback() {
 	}
 }
 
-// waitForSettling leaves the operation unanswered while all API servers give the answer of proof, but not for long
-// enough. It reports whether they do.
+// waitForSettling leaves the operation unanswered while all API servers give the wanted answer, but not for long enough
+// yet. It reports whether they do.
 func (p *planner) waitForSettling(proof Proof) bool {
 	if !proof.Settling || !AsksAPIServers(p.spec.Signers) {
 		return false
@@ -144,9 +144,9 @@ func (p *planner) waitForSettling(proof Proof) bool {
 	return true
 }
 
-// planCompletion starts to leave the retiring CA, if nothing depends on it. A bundle that is not as it should be, as
-// right after a rollback, is published first. A rollback that was noted comes before: a leader that was replaced may
-// still write it, and must not find its CA on the way out.
+// planCompletion starts the removal of the retiring CA if nothing depends on it. If the trust bundle is outdated, for
+// example right after a rollback, it is published first. A recorded rollback comes first too: a replaced leader may
+// still write it, and its CA must not be in removal then.
 func (p *planner) planCompletion() {
 	if p.rollbackNoted() {
 		p.refuseOperation("a rollback to the CA %s is under way", p.status.Retiring.KeyID)
@@ -166,12 +166,12 @@ func (p *planner) planCompletion() {
 	}
 }
 
-// completionBlockers returns what stands in the way of a completion. Time alone is left to waitForSettling.
+// completionBlockers returns the reasons against a completion. waitForSettling handles a mere lack of time.
 func (p *planner) completionBlockers() []string {
 	signing, retiring := p.status.Signing, p.status.Retiring
 	blockers := p.trustedAbove()
 	switch {
-	case !retiring.NotAfter.After(p.facts.Now): // there is nothing to go back to
+	case !retiring.NotAfter.After(p.facts.Now): // going back is impossible anyway
 	case !p.signingMissing() && !p.facts.Signing.Settling:
 		blockers = append(blockers, p.missingTrust(p.facts.Signing)...)
 	case !p.signingMissing():
@@ -189,8 +189,7 @@ func (p *planner) completionBlockers() []string {
 	return blockers
 }
 
-// trustedAbove says which CAs API servers must stop to trust: below one of them the retiring CA would never be
-// refused.
+// trustedAbove names CAs that API servers must stop trusting. They would never refuse the retiring CA below such a CA.
 func (p *planner) trustedAbove() []string {
 	if len(p.facts.Above) == 0 || !p.refusalProvable() {
 		return nil
@@ -200,7 +199,7 @@ func (p *planner) trustedAbove() []string {
 		p.status.Retiring.KeyID, strings.Join(p.facts.Above, ", "))}
 }
 
-// outstandingTexts returns a sentence for each part of what lives on the retiring CA.
+// outstandingTexts returns a sentence for each group of valid certificates of the retiring CA.
 func (p *planner) outstandingTexts() []string {
 	var all []string
 	for _, part := range Outstanding(p.spec, p.status.Retiring, p.facts) {
@@ -218,8 +217,8 @@ func (p *planner) outstandingTexts() []string {
 	return all
 }
 
-// Outstanding returns what may live on retiring: what the ledger holds, and what others may have issued before the CA
-// was adopted. Nothing outlives the CA itself.
+// Outstanding returns the certificates of retiring that may be valid: those in the ledger, and those that others may
+// have issued before the CA was adopted. No certificate outlives the CA.
 func Outstanding(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatus, f Facts) []v1alpha1.Outstanding {
 	if retiring == nil {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// start begins a rotation to a CA that is made here.
+// start starts a rotation to a CA that the manager creates.
 func (p *planner) start() {
 	p.status.Generation++
 	p.status.Candidate = nil
@@ -15,9 +15,9 @@ func (p *planner) start() {
 	p.act(MakeCandidate)
 }
 
-// adopt begins a rotation to the CA that its owner has put into tls.crt and tls.key. With the first CA, the owner
-// says that the verifiers that can't be asked trust it. A CA that was copied from spec.from has the past that it has
-// there: its ledger was copied too.
+// adopt starts a rotation to the CA that the administrator has put into tls.crt and tls.key. Doing so with the first CA
+// also confirms that verifiers which cannot be probed trust it. A CA that was copied from spec.from keeps its history,
+// because its ledger was copied too.
 func (p *planner) adopt() {
 	p.status.Generation++
 	p.enter(v1alpha1.Preparing)
@@ -33,7 +33,7 @@ func (p *planner) adopt() {
 	p.act(TakeCandidate)
 }
 
-// planPreparing publishes the candidate, waits until its verifiers trust it, and switches to it.
+// planPreparing publishes the candidate, waits until its verifiers trust it, and then signs with it.
 func (p *planner) planPreparing() {
 	s, secret := p.status, p.facts.Secret
 	switch {
@@ -56,14 +56,14 @@ func (p *planner) planPreparing() {
 	}
 }
 
-// otherCABrought reports whether the owner has put another CA into tls.crt and tls.key while none signs.
+// otherCABrought reports whether tls.crt and tls.key hold another CA while none signs.
 func (p *planner) otherCABrought() bool {
 	secret := p.facts.Secret
 	return secret.Signing == nil && secret.TLS != nil && p.refuseAsCandidate() == "" &&
 		!sameCA(secret.TLS, p.status.Candidate) && !sameCA(secret.TLS, p.status.Signing)
 }
 
-// placeCandidate makes or takes the candidate, unless it is in its place, and reports whether it was not.
+// placeCandidate creates or takes the candidate if the Secret does not have it, and reports whether that was so.
 func (p *planner) placeCandidate() bool {
 	s, secret := p.status, p.facts.Secret
 	switch {
@@ -82,14 +82,14 @@ func (p *planner) placeCandidate() bool {
 		p.act(MakeCandidate)
 	case p.facts.Operation != "":
 		p.refuseOperation("the key of the CA %s is missing from the Secret", s.Candidate.KeyID)
-	default: // others may have issued by the first CA, so only its owner replaces it
+	default: // others may have issued from the first CA, so only the administrator replaces it
 		p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing",
 			s.Candidate.KeyID)
 	}
 	return true
 }
 
-// preparingOperation answers an operation, and reports whether there was one.
+// preparingOperation answers the requested operation, and reports whether there was one.
 func (p *planner) preparingOperation() bool {
 	switch p.facts.Operation {
 	case "":
@@ -105,12 +105,12 @@ func (p *planner) preparingOperation() bool {
 		p.attest()
 	case v1alpha1.RotateRollback:
 		if p.facts.Secret.Signing == nil {
-			p.refuseOperation("there is no CA to go back to; to replace the candidate, put another CA into tls.crt and tls.key " +
-				"of the Secret")
+			p.refuseOperation("there is no CA to go back to; to replace the candidate, put another CA into tls.crt and " +
+				"tls.key of the Secret")
 			break
 		}
 		p.status.Candidate = nil
-		p.enter(v1alpha1.Completed) // there the candidate is dropped from the Secret
+		p.enter(v1alpha1.Completed) // planCompleted drops the candidate from the Secret
 		p.acceptOperation()
 	default:
 		p.refuseOperation("a rotation is under way, and the candidate is not trusted yet")
@@ -118,7 +118,7 @@ func (p *planner) preparingOperation() bool {
 	return true
 }
 
-// proveCandidate waits until all verifiers trust the candidate, and switches to it.
+// proveCandidate waits until all verifiers trust the candidate, and then switches to it.
 func (p *planner) proveCandidate() {
 	secret := p.facts.Secret
 	switch {
@@ -128,8 +128,8 @@ func (p *planner) proveCandidate() {
 	case !p.publishFirst():
 		return
 	case !secret.Candidate.NotAfter.After(p.facts.Now):
-		p.wait("the candidate has expired: run %s, or if no CA signs yet, put another CA into tls.crt and tls.key of the Secret",
-			p.command(v1alpha1.RotateRollback))
+		p.wait("the candidate has expired: run %s, or if no CA signs yet, put another CA into tls.crt and tls.key of the "+
+			"Secret", p.command(v1alpha1.RotateRollback))
 		return
 	}
 	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)

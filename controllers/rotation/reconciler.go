@@ -24,28 +24,29 @@ import (
 const Name = "csr-rotation"
 
 const (
-	// DefaultOldLifetimeCap makes kubelets move within a day.
+	// DefaultOldLifetimeCap makes kubelets renew within a day.
 	DefaultOldLifetimeCap = 24 * time.Hour
-	// DefaultSettleFor is longer than an API server takes to notice another client CA file. It looks every minute.
+	// DefaultSettleFor is longer than an API server takes to notice a changed client CA file, which it checks every
+	// minute.
 	DefaultSettleFor = 90 * time.Second
 	// idleInterval is the time between two reconciles of an authority without a rotation.
 	idleInterval = 30 * time.Second
-	// maxConcurrent is how many authorities are verified at the same time. Their steps are taken one after the other.
+	// maxConcurrent is how many authorities are verified at the same time. Their steps are executed one after the other.
 	maxConcurrent = 8
 )
 
 // Reconciler rotates the CAs of SigningAuthorities. Nil fields are filled in from the manager.
 type Reconciler struct {
-	// OldLifetimeCap and SettleFor are for authorities whose spec has none.
+	// OldLifetimeCap and SettleFor apply to authorities whose spec has none.
 	OldLifetimeCap, SettleFor time.Duration
 
 	Client client.Client
-	// Live reads past the cache: a step must not depend on what was true before the last one.
+	// Live reads without the cache: a step must not depend on the state before the last step.
 	Live     client.Reader
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	Audit    *audit.Log
-	// Cluster says how to reach the API servers and how to know them. Nothing else of it is used.
+	// Cluster is used only for the addresses of the API servers and for how to verify them.
 	Cluster *rest.Config
 
 	publisher     *trust.Publisher
@@ -59,13 +60,13 @@ type Reconciler struct {
 	runUntilStopped func(run func(ctx context.Context))
 }
 
-// prober asks servers about CAs. It is a probe.Prober, but for tests.
+// prober probes servers about CAs. It is a probe.Prober, except in tests.
 type prober interface {
 	Recognise(ctx context.Context, authority *ca.Authority, targets []probe.Target) probe.Round
 	Refuse(ctx context.Context, retiring, signing *ca.Authority, targets []probe.Target) probe.Round
 }
 
-// Reconcile observes one authority, stores what is decided, and takes at most one action.
+// Reconcile observes one authority, stores the decision, and takes at most one action.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &v1alpha1.SigningAuthority{}
 	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
@@ -75,7 +76,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if obj.DeletionTimestamp != nil { // the CA in the Secret goes on to sign
+	if obj.DeletionTimestamp != nil { // the CA in the Secret continues to sign
 		return reconcile.Result{}, nil
 	}
 	r.watchSecret(ctx, obj)
@@ -83,7 +84,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
 	}
-	r.deciding.Lock() // until the action is taken, no other authority changes
+	r.deciding.Lock() // no other authority changes until the action is done
 	defer r.deciding.Unlock()
 	o, err := r.observe(ctx, obj)
 	if err != nil {
@@ -96,11 +97,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err == nil && step.Action != None {
 		err = r.execute(ctx, obj, step.Action, o, again)
 	}
-	busy = busy || step.Action != None && !again // an action that somebody else undoes is not repeated at once
+	busy = busy || step.Action != None && !again // an action that another client undoes is not repeated at once
 	return r.result(obj, busy, err)
 }
 
-// result returns when to reconcile obj again: at once while it is busy. After a conflict it waits without an error.
+// result returns when to reconcile obj again: at once while it is busy. After a conflict it requeues without an error.
 func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error) (reconcile.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
@@ -116,7 +117,7 @@ func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error
 	}
 }
 
-// interval returns the time between two questions to an API server.
+// interval returns the time between two probes of an API server.
 func (r *Reconciler) interval(obj *v1alpha1.SigningAuthority) time.Duration {
 	return min(max(r.settleFor(obj)/5, time.Second), idleInterval)
 }

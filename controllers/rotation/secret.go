@@ -10,13 +10,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// signingMissing reports whether the CA that is to sign is not in signing.crt and signing.key.
+// signingMissing reports whether signing.crt and signing.key lack the signing CA.
 func (p *planner) signingMissing() bool {
 	return p.status.Signing != nil && !sameCA(p.facts.Secret.Signing, p.status.Signing)
 }
 
-// checkSecret restores a missing signing pair from tls.crt and tls.key. Any other pair that no step has put into its
-// place is refused: an Event and the status name the repair. It reports whether it does either.
+// checkSecret restores a missing signing pair from tls.crt and tls.key. It refuses any other pair that no step has
+// written: an Event and the status name the repair. It reports whether it does either.
 func (p *planner) checkSecret() bool {
 	var repairs []string
 	for _, repair := range []string{p.repairSigning(), p.repairCandidate(), p.repairRetiring()} {
@@ -32,19 +32,19 @@ func (p *planner) checkSecret() bool {
 		return false
 	case p.facts.Operation != "":
 		p.refuseOperation("the Secret is not as the rotation left it: %s", strings.Join(repairs, "; "))
-	case !slices.Equal(p.status.WaitingFor, repairs): // else the Event was written before
+	case !slices.Equal(p.status.WaitingFor, repairs): // otherwise the Event was written before
 		p.step.Refused = "the Secret is not as the rotation left it: " + strings.Join(repairs, "; ")
 	}
 	p.step.Waiting = repairs
 	return true
 }
 
-// retiringInPlaceOfSigning reports whether the only copy of the retiring pair is where the signing pair belongs.
+// retiringInPlaceOfSigning reports whether the only copy of the retiring pair is in signing.crt and signing.key.
 func (p *planner) retiringInPlaceOfSigning() bool {
 	return sameCA(p.facts.Secret.Signing, p.status.Retiring) && p.facts.Secret.Retiring == nil
 }
 
-// repairSigning returns what a person must do about signing.crt and signing.key, or nothing.
+// repairSigning returns the repair of signing.crt and signing.key, or nothing.
 func (p *planner) repairSigning() string {
 	signing, secret := p.status.Signing, p.facts.Secret
 	switch {
@@ -60,13 +60,13 @@ func (p *planner) repairSigning() string {
 	case sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing):
 		return fmt.Sprintf("put the CA %s into tls.crt and tls.key of the Secret: it signs here, but the Secret has it "+
 			"in the place of another CA", signing.KeyID)
-	default: // the pair is lost, for which each phase has a way on
+	default: // the pair is lost, which each phase handles
 		return ""
 	}
 }
 
-// repairCandidate returns what a person must do about candidate.crt and candidate.key, or nothing. A candidate that
-// waits for no trust is dropped or ignored.
+// repairCandidate returns the repair of candidate.crt and candidate.key, or nothing. In phases without a candidate, the
+// pair is dropped or ignored.
 func (p *planner) repairCandidate() string {
 	s, secret := p.status, p.facts.Secret
 	if secret.Candidate == nil || s.Phase != v1alpha1.New && s.Phase != v1alpha1.Preparing {
@@ -87,8 +87,8 @@ func (p *planner) repairCandidate() string {
 		secret.Candidate.KeyID, why)
 }
 
-// repairRetiring returns what a person must do about retiring.crt and retiring.key, or nothing. If the status is
-// lost, another CA than the signing one is taken for the retiring CA.
+// repairRetiring returns the repair of retiring.crt and retiring.key, or nothing. If the status is lost, any CA there
+// except the signing CA counts as the retiring CA.
 func (p *planner) repairRetiring() string {
 	retiring, signing := p.facts.Secret.Retiring, p.facts.Secret.Signing
 	statusLost := p.status.Phase == v1alpha1.New && signing != nil
@@ -99,7 +99,7 @@ func (p *planner) repairRetiring() string {
 		"rotation has put there", retiring.KeyID)
 }
 
-// waitForSigningKey waits for a missing signing pair. otherwise says what can be done without a backup.
+// waitForSigningKey waits for a missing signing pair. otherwise says what is possible without a backup.
 func (p *planner) waitForSigningKey(otherwise string) {
 	instead := ""
 	if p.facts.Secret.TLS != nil || p.facts.Secret.TLSProblem != "" {
@@ -109,8 +109,8 @@ func (p *planner) waitForSigningKey(otherwise string) {
 		"without a backup, %s", p.status.Signing.KeyID, instead, otherwise)
 }
 
-// restoreTLS puts the signing pair back into tls.crt and tls.key, and reports whether it was not there. Only
-// planCompleted takes another CA from there.
+// restoreTLS puts the signing pair back into tls.crt and tls.key, and reports whether it was missing. Only
+// planCompleted accepts another CA there.
 func (p *planner) restoreTLS() bool {
 	secret := p.facts.Secret
 	known := sameCA(secret.TLS, secret.Signing) || sameCA(secret.TLS, secret.Candidate)
@@ -122,7 +122,7 @@ func (p *planner) restoreTLS() bool {
 	return true
 }
 
-// actOnSecret takes an action that writes tls.crt and tls.key too, and reports an edit that is lost by that.
+// actOnSecret takes an action that also writes tls.crt and tls.key. It reports an edit that the write discards.
 func (p *planner) actOnSecret(action Action) {
 	secret := p.facts.Secret
 	known := sameCA(secret.TLS, secret.Signing) || sameCA(secret.TLS, secret.Candidate) ||
@@ -133,13 +133,13 @@ func (p *planner) actOnSecret(action Action) {
 	p.act(action)
 }
 
-// reportReplacedTLS says that the content of tls.crt and tls.key is replaced, and why.
+// reportReplacedTLS reports that the content of tls.crt and tls.key is replaced, and why.
 func (p *planner) reportReplacedTLS() {
 	p.step.Refused = "the new content of tls.crt and tls.key of the Secret is refused and replaced by the signing CA: " +
 		p.refuseTLS()
 }
 
-// refuseTLS returns why the content of tls.crt and tls.key can't be the candidate, or nothing.
+// refuseTLS returns why the content of tls.crt and tls.key cannot be the candidate, or nothing.
 func (p *planner) refuseTLS() string {
 	secret := p.facts.Secret
 	switch {
@@ -169,7 +169,7 @@ func (p *planner) refuseAsCandidate() string {
 	}
 }
 
-// secretEdits are the actions that change the Secret, each in one write. made is the pair of MakeCandidate or
+// secretEdits are the actions that change the Secret, each in one write. made is the key pair of MakeCandidate or
 // CopyFrom.
 var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
 	CopyFrom:      func(ring *keypair.Ring, made keypair.Pair) { ring.TLS = made }, // from where it is adopted
@@ -193,8 +193,8 @@ var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
 	DestroyRetiring: func(ring *keypair.Ring, _ keypair.Pair) { ring.Retiring = keypair.Pair{} },
 }
 
-// editSecret returns ring after action. permit is what the signer is told from then on. Its cap applies while a
-// candidate waits.
+// editSecret returns ring after action. permit is what the signer must obey from then on. Its lifetime cap applies
+// while there is a candidate.
 func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keypair.Permit) (keypair.Ring, error) {
 	edit, found := secretEdits[action]
 	if !found {

@@ -38,7 +38,7 @@ import (
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
-// SetupWithManager fills in nil fields, and registers two controllers: for authorities, and for what was issued.
+// SetupWithManager fills in nil fields, and registers two controllers: for authorities, and for issued certificates.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
 	if err := r.setDefaults(mgr); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issued)).
-		// A certificate that was issued before its CA was known is recorded then.
+		// This records a certificate that was issued before its CA was known.
 		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.issuedRequests),
 			builder.WithPredicates(casChanged)).
 		WithOptions(options).
@@ -65,9 +65,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		Complete(r)
 }
 
-// setDefaults fills in nil fields, and makes the clients that are not the manager's.
+// setDefaults fills in nil fields, and creates the clients that the manager does not provide.
 func (r *Reconciler) setDefaults(mgr manager.Manager) error {
-	// Others may read a scheme that has the version already, so it is not changed then.
+	// If the scheme has the version already, it is not changed: other goroutines may read it.
 	if scheme := mgr.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) {
 		if err := v1alpha1.AddToScheme(scheme); err != nil {
 			return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
@@ -111,8 +111,8 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	return nil
 }
 
-// secretWatches enqueue authorities whose Secrets change. Each Secret is watched by its name, which is all that the
-// role permits, and without its data. A Secret that can't be watched is read every half minute all the same.
+// secretWatches enqueue authorities whose Secrets change. They watch each Secret by its name, which is all that the
+// role permits, and without its data. A Secret that cannot be watched is still read every 30 seconds.
 type secretWatches struct {
 	secrets informer.Resource
 
@@ -127,10 +127,10 @@ type secretWatch struct {
 	stop   context.CancelFunc
 }
 
-// enqueueAfter bounds how often a Secret is read that somebody changes again and again.
+// enqueueAfter limits how often a frequently changed Secret is read.
 const enqueueAfter = 5 * time.Second
 
-// source returns a source that takes the queue to add authorities to.
+// source returns a source that stores the queue for enqueue.
 func (w *secretWatches) source() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		w.mu.Lock()
@@ -149,7 +149,7 @@ func (w *secretWatches) enqueue(authority string) {
 	}
 }
 
-// watchSecret starts to watch the Secret of obj, unless it is watched already. The watch goes on when ctx has ended.
+// watchSecret starts to watch the Secret of obj unless it is watched already. The watch continues after ctx has ended.
 func (r *Reconciler) watchSecret(ctx context.Context, obj *v1alpha1.SigningAuthority) {
 	w := &r.secretWatches
 	w.mu.Lock()

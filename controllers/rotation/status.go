@@ -22,8 +22,8 @@ import (
 // maxListed bounds the lists in a status.
 const maxListed = 20
 
-// storeStatus stores the decision of step before any action, and removes an operation that is answered. It reports
-// whether the next step may follow at once.
+// storeStatus stores the decision of step before any action, and removes the annotation of an answered operation. It
+// reports whether the next step may follow at once.
 func (r *Reconciler) storeStatus(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, f Facts,
 ) (busy bool, err error) {
@@ -53,13 +53,13 @@ func (r *Reconciler) storeStatus(
 	if step.Refused == "" && before.TakenOperation == "" {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(obj.Status.TakenOperation)))
 	}
-	// The patch fails if the annotation is another one by now.
+	// The patch fails if the annotation has changed meanwhile.
 	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	delete(obj.Annotations, v1alpha1.OperationAnnotation)
 	return true, r.Client.Patch(ctx, obj, patch)
 }
 
-// decisionOf returns the part of a status that the next step depends on, apart from the time.
+// decisionOf returns the part of a status that the next step depends on, without timestamps.
 func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
 	var b strings.Builder
 	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.TakenOperation, status.UnpublishedAt == nil)
@@ -71,7 +71,7 @@ func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
 	return b.String()
 }
 
-// reportFailure says in the status and in an Event why nothing can be decided. It returns err.
+// reportFailure writes to the status and to an Event why no decision is possible. It returns err.
 func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
 	err = fmt.Errorf("read state of rotation: %w", err)
 	before := obj.Status.DeepCopy()
@@ -86,7 +86,7 @@ func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAut
 	return errors.Join(err, r.Client.Status().Update(ctx, obj))
 }
 
-// auditRecord returns the record of action, with the CA that is to sign or to leave.
+// auditRecord returns the record of action, with the CA that it concerns.
 func auditRecord(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
 	status := &obj.Status
 	authority := cmp.Or(status.Candidate, status.Signing)
@@ -101,7 +101,7 @@ func auditRecord(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
 	return record
 }
 
-// phaseText says what a phase means.
+// phaseText returns what the phase means, for an Event.
 func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	key := func(authority *v1alpha1.CAStatus) string {
 		if authority == nil {
@@ -111,9 +111,11 @@ func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	}
 	switch status.Phase {
 	case v1alpha1.Preparing:
-		return fmt.Sprintf("the CA of generation %d is not trusted everywhere yet; signing CA: %s", status.Generation, key(status.Signing))
+		return fmt.Sprintf("the CA of generation %d is not trusted everywhere yet; signing CA: %s",
+			status.Generation, key(status.Signing))
 	case v1alpha1.Prepared:
-		return fmt.Sprintf("signing with %s; %s stays trusted until rotation complete", key(status.Signing), key(status.Retiring))
+		return fmt.Sprintf("signing with %s; %s stays trusted until rotation complete",
+			key(status.Signing), key(status.Retiring))
 	case v1alpha1.Completing:
 		return fmt.Sprintf("removing %s from the trust bundle", key(status.Retiring))
 	default:
@@ -121,7 +123,7 @@ func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	}
 }
 
-// describe fills in the part of a status that is for people.
+// describe fills in the fields of the status that are for people.
 func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
@@ -153,7 +155,7 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	setRetiring(obj, f, set)
 }
 
-// joined returns the first of texts as one text, or otherwise if there are none.
+// joined joins the first texts, or returns otherwise if there are none.
 func joined(texts []string, otherwise string) string {
 	return cmp.Or(strings.Join(texts[:min(len(texts), maxListed)], "; "), otherwise)
 }
@@ -161,7 +163,7 @@ func joined(texts []string, otherwise string) string {
 // setCondition sets one condition.
 type setCondition func(kind string, state metav1.ConditionStatus, reason, message string)
 
-// setReady sets the condition Ready: whether the CA that is to sign does.
+// setReady sets the condition Ready, which reports whether a CA signs.
 func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
 	switch signing := f.Secret.Signing; {
 	case signing == nil:
@@ -177,8 +179,8 @@ func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition
 	}
 }
 
-// setTrusted sets the condition Trusted, about the candidate, or if there is none about the signing CA. It stays true
-// when nothing is asked any more.
+// setTrusted sets the condition Trusted, about the candidate, or about the signing CA if there is no candidate. It
+// stays true when the probes end.
 func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	proof, authority := f.Signing, obj.Status.Signing
 	if obj.Status.Candidate != nil {
@@ -231,7 +233,7 @@ func setRetiring(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	}
 }
 
-// setRefused sets the condition Refused: whether verifiers refuse the CA that has left the bundle.
+// setRefused sets the condition Refused, which reports whether every verifier refuses the removed CA.
 func setRefused(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	key := obj.Status.Retiring.KeyID
 	switch {

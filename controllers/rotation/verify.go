@@ -15,8 +15,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// verify asks the verifiers of certificates what the phase needs to know. API servers may be slow to answer, so it
-// changes nothing and runs beside the reconciles of other authorities. It returns nil if there is nothing to ask.
+// verify probes the verifiers of certificates for the answers that the phase needs. API servers may be slow to answer,
+// so verify changes nothing and runs concurrently with the reconciles of other authorities. It returns nil if the phase
+// needs no answer.
 func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed {
 		r.trackers.keep(obj.Name, nil)
@@ -33,7 +34,7 @@ func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority)
 	return o, r.findHolders(ctx, obj, o)
 }
 
-// useAnswers takes the answers of verified over, unless they are about other CAs than those that o has.
+// useAnswers copies the answers of verified to o, unless they are about other CAs.
 func (r *Reconciler) useAnswers(obj *v1alpha1.SigningAuthority, o, verified *observation) {
 	same := func(a, b question) bool { return a.questionKey == b.questionKey }
 	sameCAs := verified != nil && slices.EqualFunc(r.questions(obj, o), r.questions(obj, verified), same)
@@ -42,7 +43,7 @@ func (r *Reconciler) useAnswers(obj *v1alpha1.SigningAuthority, o, verified *obs
 	}
 }
 
-// askAPIServers asks every API server what the phase needs to know.
+// askAPIServers probes every API server for the answers that the phase needs.
 func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) {
 	var all []question
 	if AsksAPIServers(obj.Spec.Signers) || obj.Status.UnpublishedAt != nil && askedToRefuse(obj.Spec.Signers, o.Facts) {
@@ -76,19 +77,19 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 type question struct {
 	questionKey
 	authority *ca.Authority
-	// proof is where the answer goes. If shown is set, the answers are in the status too.
+	// proof receives the answer. If shown is set, the status lists the answers too.
 	proof *Proof
 	shown bool
 }
 
-// questionKey tells questions apart.
+// questionKey identifies a question.
 type questionKey struct {
 	want  probe.Trust
 	cert  string // of the CA
 	every time.Duration
 }
 
-// questions returns what the phase needs to know.
+// questions returns the questions of the phase.
 func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, o *observation) []question {
 	var all []question
 	add := func(want probe.Trust, authority *ca.Authority, proof *Proof, shown bool) {
@@ -113,7 +114,7 @@ func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, o *observation) [
 	return all
 }
 
-// apiServers returns all API servers. It is an error if there are none.
+// apiServers returns all API servers, or an error if there are none.
 func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
 	addresses, err := probe.Listed(obj.Spec.Verification.APIServers)
 	if len(obj.Spec.Verification.APIServers) == 0 {
@@ -125,7 +126,7 @@ func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return probe.Direct(r.Cluster, obj.Spec.Verification.ServerName, addresses), nil
 }
 
-// apiServerStatuses returns the last answers for a status. What changes with each answer is left out.
+// apiServerStatuses returns the last answers for a status. It leaves out what changes with each answer.
 func apiServerStatuses(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
 	var all []v1alpha1.APIServerStatus
 	for _, standing := range tracker.Standings() {
@@ -141,8 +142,8 @@ func apiServerStatuses(tracker *probe.Tracker) []v1alpha1.APIServerStatus {
 	return all[:min(len(all), maxListed)]
 }
 
-// findCAsAbove looks for CAs by which API servers would go on to accept the retiring CA. A self-signed CA has none
-// above it.
+// findCAsAbove finds CAs that would make API servers accept the retiring CA further. A self-signed CA has no CA above
+// it.
 func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	if obj.Status.Phase != v1alpha1.Prepared || o.secret.retiring == nil || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil
@@ -158,8 +159,8 @@ func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuth
 	return err
 }
 
-// findHolders looks for the retiring CA in extension-apiserver-authentication and in aggregated API servers, which go
-// by it.
+// findHolders looks for the retiring CA in extension-apiserver-authentication, and probes the aggregated API servers,
+// which read that ConfigMap.
 func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	if obj.Status.UnpublishedAt == nil || len(o.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil
@@ -171,13 +172,14 @@ func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAutho
 	if o.Kept, err = r.publisher.Holds(ctx, cert); err != nil {
 		return err
 	}
-	if o.secret.retiring == nil || o.secret.signing == nil { // a refusal counts beside a certificate that is accepted
+	// A refusal proves nothing unless a certificate of the signing CA is accepted.
+	if o.secret.retiring == nil || o.secret.signing == nil {
 		return nil
 	}
 	return r.askAggregated(ctx, o)
 }
 
-// askAggregated asks aggregated API servers whether they accept the retiring CA.
+// askAggregated probes whether aggregated API servers accept the retiring CA.
 func (r *Reconciler) askAggregated(ctx context.Context, o *observation) error {
 	targets, unknown, err := probe.Aggregated(ctx, r.Live)
 	if err != nil {
@@ -197,15 +199,15 @@ func (r *Reconciler) askAggregated(ctx context.Context, o *observation) error {
 	return nil
 }
 
-// trackers hold the answers so far, by authority. They are in memory only: after a restart everything is proven
-// again.
+// trackers hold the answers so far, by authority. They are in memory only: after a restart the manager proves
+// everything again.
 type trackers struct {
 	mu          sync.Mutex
 	byAuthority map[string]map[questionKey]*probe.Tracker
 }
 
-// keep returns the trackers of questions. It forgets the answers to all others, so that an old answer is never taken
-// for a new one.
+// keep returns the trackers of questions. It drops the answers to all other questions, so that an old answer never
+// counts as a new one.
 func (t *trackers) keep(authority string, questions []question) map[questionKey]*probe.Tracker {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -40,10 +40,10 @@ func TestSpecBounds(t *testing.T) {
 		"CA":                    {func(s *spec) { s.CA.Duration = lasts(23 * time.Hour) }, "must be 24h or more"},
 		"always":                {func(s *spec) { s.RotateAfter = lasts(59 * time.Minute) }, "spec.rotateAfter"},
 		"no settling":           {func(s *spec) { s.Verification.SettleFor = lasts(0) }, "must be 1s or more"},
-		"the API servers' own":  {func(s *spec) { s.Trust = to("kube-system", "extension-apiserver-authentication") }, "the API servers write that one"},
+		"the API servers' own":  {func(s *spec) { s.Trust = to("kube-system", "extension-apiserver-authentication") }, "the API servers write this ConfigMap"},
 		"of that name, another": {func(s *spec) { s.Trust = to("default", "extension-apiserver-authentication") }, ""},
-		"a ledger":              {func(s *spec) { s.Trust = to("default", "csr-signer-ledger") }, "what is issued is noted"},
-		"a shard":               {func(s *spec) { s.Trust = to("default", "csr-signer-nodes-0f") }, "what is issued is noted"},
+		"a ledger":              {func(s *spec) { s.Trust = to("default", "csr-signer-ledger") }, "the ledgers of issued certificates"},
+		"a shard":               {func(s *spec) { s.Trust = to("default", "csr-signer-nodes-0f") }, "the ledgers of issued certificates"},
 		"not quite a shard":     {func(s *spec) { s.Trust = to("default", "csr-signer-nodes-10") }, ""},
 	} {
 		obj := &v1alpha1.SigningAuthority{
