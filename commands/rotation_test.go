@@ -382,3 +382,19 @@ func TestRotationStatusWatch(t *testing.T) {
 		t.Errorf("printed %d times in %d reads, want 2:\n%s", got, reads, out.String())
 	}
 }
+
+// TestRotationPage wants the example of docs/reference/rotation.md as rotation status prints it.
+func TestRotationPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "docs", "reference", "rotation.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed, err := os.ReadFile(filepath.Join("testdata", "rotation", "prepared.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), string(printed)) {
+		t.Errorf("docs/reference/rotation.md does not have:\n%s", printed)
+	}
+}

@@ -34,8 +34,11 @@ type Operation string
 
 // The operations.
 const (
-	RotateStart    Operation = "rotate-start"
+	// RotateStart creates a new CA and signs with it once every API server trusts it.
+	RotateStart Operation = "rotate-start"
+	// RotateComplete removes the old CA from the trust bundles and destroys its key. It cannot be undone.
 	RotateComplete Operation = "rotate-complete"
+	// RotateRollback goes back to the old CA.
 	RotateRollback Operation = "rotate-rollback"
 	// TrustConfirmed states that verifiers which cannot be probed trust the candidate.
 	TrustConfirmed Operation = "trust-confirmed"
