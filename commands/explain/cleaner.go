@@ -2,19 +2,18 @@ package explain
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // cleaner writes when the request is deleted, and which part of the retention says so.
-func (e *explainer) cleaner(p *page, f *findings) {
+func (e *Explainer) cleaner(p *page, f *Findings) {
 	p.title("Cleaner")
 	if e.options.Cleaner == nil {
 		p.row("deleted", switchedOff)
@@ -26,7 +25,7 @@ func (e *explainer) cleaner(p *page, f *findings) {
 		return
 	}
 	if !due {
-		p.row("deleted", "never: cleaning.retention keeps it for ever")
+		p.row("deleted", "never: cleaning.retention keeps the request for ever")
 		return
 	}
 	p.row("deleted", moment(at, f.now))
@@ -38,14 +37,14 @@ func (e *explainer) cleaner(p *page, f *findings) {
 	if after := e.options.Cleaner.SupersededAfter; after > 0 {
 		if _, can := e.options.Cleaner.RequestLimits.Supersedable(f.obj); can {
 			p.row("or sooner", fmt.Sprintf("cleaning.supersededAfter: %s after the same requester has made a newer request "+
-				"for this node and signer, if that one is pending then", after))
+				"for this node and signer, if that one is pending then", hours(after)))
 		}
 	}
 	dryRun(p, e.options.Cleaner.DryRun)
 }
 
 // because writes each part of keep that alone would delete the request at the same time.
-func because(p *page, f *findings, keep csr.Retention, at time.Time) {
+func because(p *page, f *Findings, keep csr.Retention, at time.Time) {
 	const ever = -1
 	defaults := csr.DefaultRetention
 	for _, part := range []struct {
@@ -62,7 +61,7 @@ func because(p *page, f *findings, keep csr.Retention, at time.Time) {
 		*part.age(&alone) = *part.age(&keep)
 		if deadline, applies := (csr.RetentionPolicy{Default: alone}).Deadline(f.obj); applies && deadline.Equal(at) {
 			age := cmp.Or(*part.age(&keep), *part.age(&defaults))
-			p.row("because", fmt.Sprintf("cleaning.retention.%s: %s after %s", part.state, age, part.event))
+			p.row("because", fmt.Sprintf("cleaning.retention.%s: %s after %s", part.state, hours(age), part.event))
 		}
 	}
 }
@@ -70,7 +69,7 @@ func because(p *page, f *findings, keep csr.Retention, at time.Time) {
 // dryRun writes that the controller only reports this, if it is in a dry run.
 func dryRun(p *page, is bool) {
 	if is {
-		p.row("dry run", "this is only told, and nothing is written (dryRun)")
+		p.row("dry run", "the controller only reports this, and writes nothing (dryRun)")
 	}
 }
 
@@ -78,41 +77,24 @@ func dryRun(p *page, is bool) {
 const maxEvents = 5
 
 // events writes the latest Events about the request, as kubectl describe does.
-func (e *explainer) events(ctx context.Context, p *page, f *findings) {
+func events(p *page, f *Findings) {
 	p.title("Events")
-	list := &corev1.EventList{}
-	// Events about objects without a namespace are in this one.
-	err := e.reader.List(ctx, list, client.InNamespace(corev1.NamespaceDefault),
-		client.MatchingFields{"involvedObject.uid": string(f.obj.UID)})
-	if err != nil {
-		p.row("latest", unknown(err, "list events in namespace "+corev1.NamespaceDefault))
+	if f.unlisted != nil {
+		p.row("latest", unknown(f.unlisted, "list events in namespace "+corev1.NamespaceDefault))
 		return
 	}
-	if len(list.Items) == 0 {
-		p.row("latest", "none: success causes none, and old ones are gone")
+	if len(f.events) == 0 {
+		p.row("latest", "none: success causes no Event, and the API server deletes Events after an hour")
 		return
 	}
-	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int {
-		return cmp.Or(eventTime(&b).Compare(eventTime(&a)), cmp.Compare(a.Name, b.Name))
+	slices.SortStableFunc(f.events, func(a, b corev1.Event) int {
+		return cmp.Or(check.EventTime(&b).Compare(check.EventTime(&a)), cmp.Compare(a.Name, b.Name))
 	})
 	label := "latest"
-	for _, event := range list.Items[:min(len(list.Items), maxEvents)] {
+	for _, event := range f.events[:min(len(f.events), maxEvents)] {
 		by := cmp.Or(event.ReportingController, event.Source.Component)
-		at := eventTime(&event).UTC().Format(time.RFC3339)
+		at := instant(check.EventTime(&event))
 		p.row(label, fmt.Sprintf("%s %s by %s", at, quote(event.Reason), quote(by)), sentence(event.Message))
-		label = ""
+		label = "before"
 	}
-}
-
-// eventTime returns when event happened last. Which field holds that depends on the library that wrote it.
-func eventTime(event *corev1.Event) time.Time {
-	if event.Series != nil && !event.Series.LastObservedTime.IsZero() {
-		return event.Series.LastObservedTime.Time
-	}
-	for _, at := range []time.Time{event.LastTimestamp.Time, event.EventTime.Time, event.FirstTimestamp.Time} {
-		if !at.IsZero() {
-			return at
-		}
-	}
-	return event.CreationTimestamp.Time
 }

@@ -135,7 +135,12 @@ func otherScenarios(t testing.TB) map[string]scenario {
 			obj.ObjectMeta = metav1.ObjectMeta{Name: "by-hand"}
 			obj.Spec.Username, obj.Spec.Groups = "", nil
 		})},
-		"hostile": {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}},
+		"timeline":        {obj: explainRequest(t, autoApproved, withCertificate(t, caEnd, end, explainKey(t, "node").Public()), managed)},
+		"json":            {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}, format: "json"},
+		"yaml":            {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}, format: "yaml"},
+		"manager-differs": {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{goodSecret(t), refusedEvent()}},
+		"rate-limited":    {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{goodSecret(t), limitedEvent()}},
+		"hostile":         {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}},
 	}
 	return all
 }
@@ -207,6 +212,28 @@ func unnotedEvent() client.Object {
 	event.Reason, event.ReportingController = "LedgerUnavailable", "csr-signer"
 	event.Message = "the certificate is not signed, because the CA's ledger cannot record it: note what is to be issued: no route"
 	return event
+}
+
+func limitedEvent() client.Object {
+	event := refusedEvent().(*corev1.Event)
+	event.Reason, event.Message = "RateLimited", "too many requests of this requester were approved"
+	return event
+}
+
+// managed adds the managedFields of an approval by kubectl and of a certificate by the signer.
+func managed(obj *request) {
+	entry := func(manager, subresource, fields string, age time.Duration) metav1.ManagedFieldsEntry {
+		at := metav1.NewTime(explainNow.Add(-age))
+		return metav1.ManagedFieldsEntry{
+			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "certificates.k8s.io/v1", Time: &at,
+			FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}, Subresource: subresource,
+		}
+	}
+	obj.ManagedFields = []metav1.ManagedFieldsEntry{
+		entry("kubelet", "", `{"f:spec":{"f:request":{}}}`, 5*time.Minute),
+		entry("kubectl\x1b", "approval", `{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"Approved\"}":{".":{},"f:reason":{}}}}}`, 4*time.Minute),
+		entry("csr-controller-manager", "status", `{"f:status":{"f:certificate":{}}}`, 3*time.Minute-7*time.Second),
+	}
 }
 
 func olderEvent() client.Object {
@@ -316,13 +343,25 @@ func forbiddenChar(char rune) bool {
 	}
 }
 
-// TestExplainPage has the example of docs/reference/explain.md as it is printed.
+// TestExplainPage compares the example of docs/reference/explain.md with the output of explain.
 func TestExplainPage(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "explain.md"))
+	path := filepath.Join("..", "..", "docs", "reference", "explain.md")
+	page, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := approverScenarios(t)["NotAuthorized"].explain(t); !bytes.Contains(page, []byte(want)) {
+	want := approverScenarios(t)["NotAuthorized"].explain(t)
+	before, rest, found := strings.Cut(string(page), "```\n$ kubectl csr explain csr-1\n")
+	_, after, closed := strings.Cut(rest, "\n```\n")
+	if !found || !closed {
+		t.Fatal("docs/reference/explain.md has no example")
+	}
+	whole := before + "```\n$ kubectl csr explain csr-1\n" + want + "```\n" + after
+	if *updateExplained {
+		if err := os.WriteFile(path, []byte(whole), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	} else if whole != string(page) {
 		t.Errorf("docs/reference/explain.md does not have:\n%s", want)
 	}
 }

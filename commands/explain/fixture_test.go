@@ -218,6 +218,8 @@ type scenario struct {
 	forbidden []string
 	// file makes it come from one, without an API server; noCA leaves out --signing-secret.
 	file, noCA bool
+	// format is the output format; text when empty.
+	format string
 }
 
 func (s scenario) explain(t testing.TB) string {
@@ -227,20 +229,29 @@ func (s scenario) explain(t testing.TB) string {
 		args = append(args, "--signing-secret=csr-controller-manager-system/csr-signer")
 	}
 	configuration := commandConfiguration(t, args...)
-	var out bytes.Buffer
 	clock := clocktesting.NewFakePassiveClock(explainNow)
 	if s.file {
 		data, err := yaml.Marshal(s.obj)
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = All(t.Context(), configuration, bytes.NewReader(data), clock, &out)
+		reports, err := All(t.Context(), configuration, bytes.NewReader(data), clock)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return out.String()
+		return written(t, "", reports...)
 	}
-	if err := Name(t.Context(), configuration, Server{Client: s.client(t)}, s.obj.Name, clock, &out); err != nil {
+	report, err := Name(t.Context(), configuration, Server{Client: s.client(t)}, s.obj.Name, clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return written(t, s.format, report)
+}
+
+func written(t testing.TB, format string, reports ...*Report) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Write(&out, format, reports...); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -272,7 +283,7 @@ func (s scenario) client(t testing.TB) client.Client {
 		}
 	}
 	uid := func(obj client.Object) []string { return []string{string(obj.(*corev1.Event).InvolvedObject.UID)} }
-	return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).
+	return fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithReturnManagedFields().
 		WithObjects(append([]client.Object{s.obj.DeepCopy()}, stored...)...).
 		WithIndex(&corev1.Event{}, "involvedObject.uid", uid).
 		WithInterceptorFuncs(interceptor.Funcs{

@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,18 +62,17 @@ func TestExplainReadsFiles(t *testing.T) {
 		"another kind in a list":   {in: list("List", secret, one), explained: 1, problem: `-f: document 1: want apiVersion`},
 		"an old version":           {in: old, problem: `found "certificates.k8s.io/v1beta1"`},
 		"nothing said of its kind": {in: bare, problem: `found "" and ""`},
-		"empty":                    {in: "", problem: "-f: no CertificateSigningRequest in it"},
-		"empty list":               {in: list("List"), problem: "-f: no CertificateSigningRequest in it"},
+		"empty":                    {in: "", problem: "-f: the file holds no CertificateSigningRequest"},
+		"empty list":               {in: list("List"), problem: "-f: the file holds no CertificateSigningRequest"},
 		"no YAML":                  {in: "\tx: [", problem: "-f: document 1: "},
 		"text":                     {in: "hello", problem: "-f: document 1: "},
 		"a number of requests":     {in: list("List", "7"), problem: "-f: document 1: "},
 		"payload not in base64":    {in: strings.Replace(one, "request: ", "request: '*' #", 1), problem: "illegal base64"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
-			err := All(t.Context(), commandConfiguration(t), strings.NewReader(test.in), clocktesting.NewFakePassiveClock(explainNow), &out)
-			if got := strings.Count(out.String(), "CertificateSigningRequest \""); got != test.explained {
-				t.Errorf("%d explained, want %d:\n%s", got, test.explained, out.String())
+			reports, err := All(t.Context(), commandConfiguration(t), strings.NewReader(test.in), clocktesting.NewFakePassiveClock(explainNow))
+			if len(reports) != test.explained {
+				t.Errorf("%d explained, want %d", len(reports), test.explained)
 			}
 			if (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
 				t.Errorf("error %v, want %q", err, test.problem)
@@ -92,7 +90,7 @@ func TestExplainFilesOfACA(t *testing.T) {
 	look := func() string {
 		return scenario{obj: explainRequest(t, autoApproved), args: args, file: true, noCA: true}.explain(t)
 	}
-	if got := look(); !strings.Contains(got, "reason          CAMissing\n") {
+	if got := look(); !strings.Contains(got, "reason              CAMissing\n") {
 		t.Errorf("without files:\n%s", got)
 	}
 	for path, data := range map[string][]byte{cert: certPEM, key: keyPEM} {
@@ -100,7 +98,7 @@ func TestExplainFilesOfACA(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := look(); !strings.Contains(got, "CALoaded: signing with key 56e5865d07be76ea") || !strings.Contains(got, "  verdict         signed\n") {
+	if got := look(); !strings.Contains(got, "CALoaded: signing with key 56e5865d07be76ea") || !strings.Contains(got, "  decision            sign\n") {
 		t.Errorf("with files:\n%s", got)
 	}
 }
@@ -109,10 +107,9 @@ func TestExplainFilesOfACA(t *testing.T) {
 func TestExplainWhatCannotBeRead(t *testing.T) {
 	s := scenario{obj: explainRequest(t)}
 	explain := func(name string) string {
-		var out bytes.Buffer
-		err := Name(t.Context(), commandConfiguration(t), Server{Client: s.client(t)}, name, clocktesting.NewFakePassiveClock(explainNow), &out)
-		if err == nil || out.Len() > 0 {
-			t.Fatalf("no error, but %q", out.String())
+		report, err := Name(t.Context(), commandConfiguration(t), Server{Client: s.client(t)}, name, clocktesting.NewFakePassiveClock(explainNow))
+		if err == nil || report != nil {
+			t.Fatalf("no error, but %+v", report)
 		}
 		return err.Error()
 	}
@@ -150,7 +147,8 @@ func FuzzExplain(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := e.explain(t.Context(), obj)
+		report := e.Report(t.Context(), obj)
+		got := written(t, "", report) + written(t, "json", report) + written(t, "yaml", report)
 		if at := strings.IndexFunc(got, forbiddenChar); at >= 0 {
 			t.Errorf("%q at %d can fool a terminal", got[at:at+1], at)
 		}
@@ -167,9 +165,8 @@ func FuzzExplainFile(f *testing.F) {
 	}
 	configuration := commandConfiguration(f)
 	f.Fuzz(func(t *testing.T, text string) {
-		var out bytes.Buffer
-		err := All(t.Context(), configuration, strings.NewReader(text), clocktesting.NewFakePassiveClock(explainNow), &out)
-		if err == nil && out.Len() == 0 {
+		reports, err := All(t.Context(), configuration, strings.NewReader(text), clocktesting.NewFakePassiveClock(explainNow))
+		if err == nil && len(reports) == 0 {
 			t.Error("neither an explanation nor an error")
 		}
 	})

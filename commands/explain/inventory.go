@@ -26,17 +26,17 @@ import (
 const (
 	// readTimeout bounds the wait until the inventory has been read.
 	readTimeout = 10 * time.Second
-	// stopTimeout bounds the wait until the inventory has stopped: it has nothing to finish.
+	// stopTimeout bounds the wait until the inventory has stopped. It has no work to finish.
 	stopTimeout = time.Second
 )
 
-// inventory runs the approver's inventory with the caller's rights, once a verdict depends on it.
+// inventory runs the approver's inventory with the rights of the user, once a decision depends on it.
 type inventory struct {
 	api    Server
 	rights []check.Right // that the inventory needs
 
 	running bool
-	tried   bool // every source has been read, or has reported why it can't be
+	tried   bool // every source has been read, or has reported why it cannot be read
 	end     context.CancelFunc
 	ended   chan struct{}
 	err     error // why the inventory has ended
@@ -61,36 +61,36 @@ func newInventory(configuration *config.Configuration, api Server) (*inventory, 
 }
 
 // decide asks the approver about the request. It runs the inventory if the decision lacks it.
-func (e *explainer) decide(ctx context.Context, f *findings) {
+func (e *Explainer) decide(ctx context.Context, f *Findings) {
 	r := e.options.Approver
-	if f.state == csr.Denied {
-		f.decision = e.denial(ctx, f.obj)
+	if f.State == csr.Denied {
+		f.Decision = e.denial(ctx, f.obj)
 		return
 	}
-	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
+	_, f.Decision, f.Undecidable = r.Decide(ctx, f.obj)
 	if !e.lacksInventory(f) {
 		return
 	}
-	if f.undecidable = e.inventory.run(ctx, r, e.clock); f.undecidable != nil {
+	if f.Undecidable = e.inventory.run(ctx, r, e.clock); f.Undecidable != nil {
 		return
 	}
-	_, f.decision, f.undecidable = r.Decide(ctx, f.obj)
+	_, f.Decision, f.Undecidable = r.Decide(ctx, f.obj)
 	switch {
 	case e.lacksInventory(f):
-		f.undecidable = e.inventory.unread(ctx, r.Inventory, f)
-	case f.decision.Verdict == verdict.Approve:
-		// The work goes on without an optional right, but a manager that has the right may decide otherwise.
-		f.undecidable = e.inventory.missing(ctx, func(right check.Right) bool {
+		f.Undecidable = e.inventory.unread(ctx, r.Inventory, f)
+	case f.Decision.Verdict == verdict.Approve:
+		// The inventory works without an optional right, but a manager that has the right may decide otherwise.
+		f.Undecidable = e.inventory.missing(ctx, func(right check.Right) bool {
 			return right.Optional && right.Verb != "create" && right.Verb != "patch"
 		})
-	case f.decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.req.NodeName()):
-		f.undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched "+
-			"its lease for a minute; see the Events", csr.Shorten(f.req.NodeName())))
+	case f.Decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.Request.NodeName()):
+		f.Undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched "+
+			"its lease for a minute; see the Events", csr.Shorten(f.Request.NodeName())))
 	}
 }
 
-// denial returns the decision that obj was denied by, if this approver would decide so today.
-func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) approver.Decision {
+// denial returns the decision that denied obj, if this approver would decide the same today.
+func (e *Explainer) denial(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) approver.Decision {
 	for _, condition := range obj.Status.Conditions {
 		if _, ours := approverReasons[condition.Reason]; !ours || condition.Type != certificatesv1.CertificateDenied {
 			continue
@@ -106,13 +106,13 @@ func (e *explainer) denial(ctx context.Context, obj *certificatesv1.CertificateS
 	return approver.Decision{}
 }
 
-// lacksInventory reports whether the decision waits for the inventory. The block list, which is read without running
-// anything, gives the same reason.
-func (e *explainer) lacksInventory(f *findings) bool {
-	if f.undecidable != nil || f.decision.Reason != "InventoryUnavailable" {
+// lacksInventory reports whether the decision waits for the inventory. The block list gives the same reason, but is
+// read without running the inventory.
+func (e *Explainer) lacksInventory(f *Findings) bool {
+	if f.Undecidable != nil || f.Decision.Reason != "InventoryUnavailable" {
 		return false
 	}
-	blocked, _ := e.options.Approver.BlockList.Check(f.req)
+	blocked, _ := e.options.Approver.BlockList.Check(f.Request)
 	return blocked == ""
 }
 
@@ -121,7 +121,8 @@ func (i *inventory) run(ctx context.Context, r *approver.Reconciler, clock clock
 	if i == nil {
 		return errOffline
 	}
-	// A ConfigMap reports itself that it can't be read, or belongs to bootstrap tokens, which the answer does not need.
+	// The right to read a ConfigMap does not matter here: its source reports itself that it cannot be read, or it belongs
+	// to bootstrap tokens, which the decision does not need.
 	err := i.missing(ctx, func(right check.Right) bool { return right.Verb != "get" && right.Resource != "configmaps" })
 	if err != nil || i.running {
 		return err
@@ -141,7 +142,7 @@ func (i *inventory) run(ctx context.Context, r *approver.Reconciler, clock clock
 		return doesNotRun(err)
 	}
 	i.running, i.ended = true, make(chan struct{})
-	ctx, i.end = context.WithCancel(logr.NewContext(ctx, logr.Discard())) // unread reports once what can't be read
+	ctx, i.end = context.WithCancel(logr.NewContext(ctx, logr.Discard())) // unread reports what cannot be read
 	go func() {
 		defer close(i.ended)
 		i.err = mgr.Start(ctx)
@@ -161,7 +162,7 @@ func (i *inventory) run(ctx context.Context, r *approver.Reconciler, clock clock
 	return err
 }
 
-// stop ends what run has started.
+// stop stops the inventory if run has started it.
 func (i *inventory) stop() {
 	if i != nil && i.running {
 		i.end()
@@ -169,12 +170,12 @@ func (i *inventory) stop() {
 	}
 }
 
-// unread returns why the caller can't ask the inventory. It returns nil if the manager would get the same answer.
-func (i *inventory) unread(ctx context.Context, sources *approver.Inventory, f *findings) error {
+// unread returns why the user cannot ask the inventory. It returns nil if the manager would get the same answer.
+func (i *inventory) unread(ctx context.Context, sources *approver.Inventory, f *Findings) error {
 	if err := i.missing(ctx, func(right check.Right) bool { return !right.Optional }); err != nil {
 		return err
 	}
-	if err := sources.Unavailable(ctx, f.req); apierrors.IsForbidden(err) {
+	if err := sources.Unavailable(ctx, f.Request); apierrors.IsForbidden(err) {
 		return unanswerable(err.Error())
 	}
 	if !i.tried {
@@ -183,7 +184,7 @@ func (i *inventory) unread(ctx context.Context, sources *approver.Inventory, f *
 	return nil
 }
 
-// missing returns an error that names the rights that matter and that the caller lacks, or nil.
+// missing returns an error that names each right that matters and that the user lacks, or nil.
 func (i *inventory) missing(ctx context.Context, matters func(check.Right) bool) error {
 	var asked []check.Right
 	for _, right := range i.rights {

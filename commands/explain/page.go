@@ -3,7 +3,10 @@ package explain
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -14,25 +17,88 @@ const (
 	maxSentence = 1024
 	// maxItems bounds a list.
 	maxItems = 20
+	// width is where prose is wrapped. Values and commands are never wrapped.
+	width = 100
 )
 
-// page is text in sections of labelled rows.
-type page struct{ text []byte }
-
-func (p *page) title(text string) {
-	if len(p.text) > 0 {
-		p.text = append(p.text, '\n')
-	}
-	p.text = append(p.text, text+"\n"...)
+// Section is a part of the details of a Report.
+type Section struct {
+	Title string `json:"title"`
+	Rows  []Row  `json:"rows"`
 }
 
-// row writes one line for each value, with the label before the first. A value that comes from an object must have gone
-// through quote or sentence.
+// Row is a labelled value, or several.
+type Row struct {
+	Name   string   `json:"name"`
+	Values []string `json:"values"`
+}
+
+// page collects sections.
+type page struct{ sections []Section }
+
+func (p *page) title(text string) {
+	p.sections = append(p.sections, Section{Title: text, Rows: []Row{}})
+}
+
+// row adds values to the last section. A value that comes from an object must have gone through quote or sentence.
 func (p *page) row(label string, values ...string) {
-	for _, value := range values {
-		p.text = fmt.Appendf(p.text, "  %-14s  %s\n", label, value)
-		label = ""
+	last := &p.sections[len(p.sections)-1]
+	last.Rows = append(last.Rows, Row{label, values})
+}
+
+// appendTo appends the section as text: one line for each value, with the label before the first.
+func (s Section) appendTo(text []byte) []byte {
+	text = append(text, "\n"+s.Title+"\n"...)
+	for _, row := range s.Rows {
+		label := row.Name
+		for _, value := range row.Values {
+			text = fmt.Appendf(text, "  %-18s  %s\n", label, value)
+			label = ""
+		}
 	}
+	return text
+}
+
+// fields returns the sections for JSON and YAML: a value that is quoted for a terminal loses its quotation marks, and
+// keeps its escapes.
+func fields(sections []Section) []Section {
+	plain := make([]Section, len(sections))
+	for i, section := range sections {
+		plain[i] = Section{Title: section.Title, Rows: make([]Row, len(section.Rows))}
+		for j, row := range section.Rows {
+			plain[i].Rows[j] = Row{Name: unquote(row.Name), Values: make([]string, len(row.Values))}
+			for k, value := range row.Values {
+				plain[i].Rows[j].Values[k] = unquote(value)
+			}
+		}
+	}
+	return plain
+}
+
+func unquote(text string) string {
+	plain, err := strconv.Unquote(text)
+	if err != nil {
+		return text
+	}
+	return ascii.Quote(plain)
+}
+
+// wrap returns text in lines of at most width bytes, each with that indent. A longer word has a line of its own.
+func wrap(indent, text string) string {
+	var lines strings.Builder
+	line := indent
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == indent:
+			line += word
+		case len(line)+1+len(word) > width:
+			lines.WriteString(line + "\n")
+			line = indent + word
+		default:
+			line += " " + word
+		}
+	}
+	return lines.String() + line + "\n"
 }
 
 // quote shortens text and returns it as ASCII in quotes, so that no control character, line end or writing direction
@@ -57,11 +123,48 @@ func quoteAll[T ~string](texts []T) []string {
 // sentence returns the text of an Event, and escapes what is not printable ASCII.
 func sentence(text string) string { return ascii.Quote(csr.ShortenTo(text, maxSentence)) }
 
-// moment returns an instant with its distance from now.
-func moment(at, now time.Time) string {
-	distance := now.Sub(at).Round(time.Second)
-	if distance < 0 {
-		return fmt.Sprintf("%s (in %s)", at.UTC().Format(time.RFC3339), -distance)
+// ended returns text as a sentence that ends with a full stop.
+func ended(text string) string {
+	if strings.HasSuffix(text, ".") || strings.HasSuffix(text, `."`) || text == "" {
+		return text
 	}
-	return fmt.Sprintf("%s (%s ago)", at.UTC().Format(time.RFC3339), distance)
+	return text + "."
+}
+
+// instant returns at as it is printed.
+func instant(at time.Time) string { return at.UTC().Format(time.RFC3339) }
+
+// moment returns an instant with its distance from now.
+func moment(at, now time.Time) string { return fmt.Sprintf("%s (%s)", instant(at), distance(at, now)) }
+
+// distance returns how far at is from now: "5m ago" or "in 23h".
+func distance(at, now time.Time) string {
+	if at.After(now) {
+		return "in " + span(at.Sub(now))
+	}
+	return span(now.Sub(at)) + " ago"
+}
+
+// span returns a length of time: to the second below ten minutes, to the minute below two days, then as kubectl does.
+func span(length time.Duration) string {
+	switch {
+	case length < 10*time.Minute:
+		return hours(length.Round(time.Second))
+	case length < 48*time.Hour:
+		return hours(length.Round(time.Minute))
+	default:
+		return duration.HumanDuration(length)
+	}
+}
+
+// hours returns a duration of whole hours or minutes without the zeros at its end.
+func hours(length time.Duration) string {
+	text := length.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }

@@ -1,16 +1,16 @@
 package explain
 
-// nothing is the todo of a success.
+// nothing is the next step after a success.
 const nothing = "Nothing."
 
-// advice is the row of docs/reference/reasons.md about a reason.
+// advice is the row of docs/reference/reasons.md about a reason: its meaning and the next step.
 type advice struct{ meaning, todo string }
 
-// write writes what the reason means and what to do about it, if there is anything to do.
+// write writes the meaning and the next step, if there is one.
 func (a advice) write(p *page) {
 	if a.todo != "" && a.todo != nothing {
 		p.row("meaning", a.meaning)
-		p.row("what to do", a.todo)
+		p.row("next step", a.todo)
 	}
 }
 
@@ -18,156 +18,166 @@ func (a advice) write(p *page) {
 // go test ./commands/explain -update-explained
 var approverReasons = map[string]advice{
 	"AutoApproved": {
-		meaning: "Reason of the Approved condition.",
+		meaning: "The rules approved the request. This is the reason of the Approved condition.",
 		todo:    nothing,
 	},
+	"ApprovedByHand": {
+		meaning: "An administrator approved the request with the command `approve`. The message of the " +
+			"Approved condition names the user, and each rule that the user has overridden.",
+		todo: nothing,
+	},
 	"NotAuthorized": {
-		meaning: "The requester has none of the permissions that the Event names; or it is none of those who may " +
-			"bootstrap this node, or does not exist any more, as the Event says. What can change is asked again after " +
-			"a second, doubling up to a minute, so a permission that comes late works within one.",
-		todo: "If the requester is to join nodes, bind " +
-			"`system:certificates.k8s.io:certificatesigningrequests:nodeclient` to it or its group; for nodes that " +
-			"renew, bind `system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to `system:nodes`. For " +
-			"a bootstrap token, see that it has `usage-bootstrap-signing`, and that it is for this node. If not, find " +
-			"out who holds that credential.",
+		meaning: "The requester lacks the permission that the Event names, may not bootstrap this node, or " +
+			"does not exist any more. The manager checks the request again after one second, then after twice as " +
+			"long each time, up to one minute.",
+		todo: "If the requester should join nodes, bind " +
+			"`system:certificates.k8s.io:certificatesigningrequests:nodeclient` to it or its group; if nodes " +
+			"should renew, bind `system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to " +
+			"`system:nodes`; a bootstrap token also needs `usage-bootstrap-signing` and must be for this node. " +
+			"Otherwise find out who holds that credential.",
 	},
 	"ShapeMismatch": {
-		meaning: "The request is for the kubelet client signer but not what that signer may sign; the Event names " +
-			"the first difference.",
-		todo: "Correct the client: a request's contents can't be changed, it must make a new one.",
+		meaning: "The content of the request is not what its signer may sign. The Event names the first " +
+			"difference.",
+		todo: "Correct the client and make a new request, because the content of a request cannot change.",
 	},
 	"RequesterNotNode": {
-		meaning: "A serving certificate is asked for by somebody who is no kubelet: a ServiceAccount, a person, a " +
-			"cloud identity that is not mapped to `system:node:NAME`.",
-		todo: "Only a kubelet gets one. Webhooks and Services need another signer; for a node, correct how its " +
-			"credential is mapped to a user.",
+		meaning: "The requester of a serving certificate is not a kubelet. It is a ServiceAccount, a person, " +
+			"or a cloud identity that is not mapped to `system:node:NAME`.",
+		todo: "For a webhook or a Service, use another signer. For a node, correct how its credential is " +
+			"mapped to a user.",
 	},
 	"CommonNameMismatch": {
-		meaning: "The common name is not the requester's user name: a node asks as another.",
-		todo:    "Correct the client; if it is a kubelet, find out who holds its credential.",
+		meaning: "The common name differs from the user name of the requester: a node asks for the " +
+			"certificate of another node.",
+		todo: "Correct the client. If the client is a kubelet, find out who holds its credential.",
 	},
 	"UsagesNotPermitted": {
 		meaning: "The usages are not those of a serving certificate.",
-		todo:    "Correct the client: digital signature and server auth, with or without key encipherment.",
+		todo: "Make a new request with the usages digital signature and server auth, with or without key " +
+			"encipherment.",
 	},
 	"SANTypeNotPermitted": {
-		meaning: "The request holds e-mail addresses or URIs.",
-		todo:    "Correct the client.",
+		meaning: "The request contains e-mail addresses or URIs, which a serving certificate may not have.",
+		todo:    "Make a new request without e-mail addresses and URIs.",
 	},
 	"UnexpectedContent": {
-		meaning: "The request holds something that no kubelet asks for: another subject attribute, an extension, or " +
-			"another kind of name.",
-		todo: "Find out what made it; it is no kubelet.",
+		meaning: "The request contains something that no kubelet asks for: another subject attribute, an " +
+			"extension, or another type of name.",
+		todo: "Find out which program made the request, because it is not a kubelet.",
 	},
 	"NameNotPermitted": {
-		meaning: "A DNS name is none that a client could match with a host, nor an IP address in its canonical " +
-			"form.",
-		todo: "Correct the client; if it is a kubelet, find out who holds its credential: other programs may read " +
-			"such a name as several.",
+		meaning: "A DNS name is neither a host name nor an IP address in its canonical form. Other programs " +
+			"may read such a name as several names.",
+		todo: "Correct the client. If the client is a kubelet, find out who holds its credential.",
 	},
 	"SANMissing": {
-		meaning: "There is neither a DNS name nor an IP address in it.",
-		todo:    "A kubelet without addresses asks so: give it `--node-ip`, or its cloud provider time.",
+		meaning: "The request contains neither a DNS name nor an IP address. A kubelet that knows no address " +
+			"of its node makes such a request.",
+		todo: "Set `--node-ip` for the kubelet, or wait until the cloud provider has set the addresses of the Node.",
 	},
 	"SANReserved": {
-		meaning: "A name or an address that no node can have: of a Service, of everybody, or of the API server, by " +
-			"its serving certificate, its endpoints, the kubeconfig or `cluster-info`.",
-		todo: "If it is a Service's name or external address that is the node's own, change the Service. If an API " +
-			"server runs on the node, name the node in `apiServerNodes`; else find out why the node claims it.",
+		meaning: "A name or an address in the request cannot belong to a node. It belongs to a Service, to " +
+			"every host, or to the API server, according to its serving certificate, its endpoints, the " +
+			"kubeconfig or `cluster-info`.",
+		todo: "If a Service uses a name or an address of the node, change the Service; if an API server runs " +
+			"on the node, add the node to `apiServerNodes`. Otherwise find out why the node claims the name.",
 	},
 	"NodeNotFound": {
-		meaning: "No source knows the node yet.",
-		todo:    "Nothing, if it has just been created. Else see why its Node or Machine is missing.",
+		meaning: "No source of the inventory knows the node yet.",
+		todo:    "Wait if the node has just been created. Otherwise find out why its Node or Machine is missing.",
 	},
 	"AddressNotPublished": {
-		meaning: "The node is known, and has no address yet; or it asks for one that a CIDR, a suffix or a pattern " +
-			"gives to several nodes, and its Node does not report it.",
-		todo: "Nothing; the kubelet or a cloud provider fills it in. If the Node never reports it, write down whose " +
-			"it is in a row of its own.",
+		meaning: "The source knows the node, but no address of it yet. Or a CIDR, a suffix or a pattern gives " +
+			"the address to several nodes, and the Node does not report it.",
+		todo: "Wait until the kubelet or a cloud provider has set the addresses. If the Node never reports " +
+			"the address, add a row of its own for it to a static list.",
 	},
 	"SANNotOwned": {
-		meaning: "A name or an address does not belong to the node, and the Event has both lists; or the machine of " +
-			"that name has become another node.",
-		todo: "If it does belong to it, have the source say so (Machine, static list, `--node-ip`); else find out " +
-			"why the node claims it.",
+		meaning: "A name or an address in the request does not belong to the node; the Event shows both " +
+			"lists. Or the machine with that name has become another node.",
+		todo: "If the name belongs to the node, add it to the source: the Machine, the static list, or " +
+			"`--node-ip`. Otherwise find out why the node claims it.",
 	},
 	"SANContested": {
-		meaning: "Another machine, row or Node has the better claim; or other Nodes report it with the same right, " +
-			"so that none of them gets it; or this Node reports what belongs to two others, and is left out of the " +
-			"comparison.",
-		todo: "Find out which Node is right. Delete the Node or the Machine that is gone; the other is then " +
-			"approved at once. If several nodes share the address, add the row that the Event names. If the Machine is " +
-			"this node's own, see why its `status.nodeRef` does not say so.",
+		meaning: "Another machine, row or Node has a better claim to the name, or other Nodes have an equal " +
+			"claim, so no node gets it. Or this Node reports what belongs to two others, and its reports do not " +
+			"count.",
+		todo: "Find out which Node is right, and delete the Node or Machine that is gone: the other request " +
+			"is then approved at once. If nodes share the address, add the row that the Event names; if the " +
+			"Machine belongs to this node, find out why its `status.nodeRef` does not say so.",
 	},
 	"InventoryUnavailable": {
-		meaning: "A source can't say what belongs to the node, or who expects it, and weaker ones do not count in " +
-			"its place; or two machines would become the same node; or Nodes, Services, leases or the requester can't " +
-			"be looked up; or more than 50 other Nodes report the same addresses and may have the better claim.",
-		todo: "Repair the source, or rename or delete one of the machines, or grant the right that is missing; the " +
-			"Event has the error.",
+		meaning: "A source of the inventory, the block list, or another object that the rule reads cannot be " +
+			"read, or two machines would become the same node; a weaker source never replaces a stronger one. Or " +
+			"more than 50 other Nodes report the same addresses, and one of them may have a better claim.",
+		todo: "Do what the Event names: repair the source, grant the missing right, or rename or delete one " +
+			"of the machines. The manager checks the request again within a minute.",
 	},
 	"InventoryPending": {
-		meaning: "A source that the approver asks over the network, such as a webhook, has not answered for a second. " +
-			"Nothing else waits for it: renewals, and requests for nodes that stronger sources know, go on.",
-		todo: "Nothing: the request goes on as soon as the source has answered. If many requests wait, see why the " +
-			"source is slow.",
+		meaning: "A source that the approver asks over the network, such as a webhook, has not answered for " +
+			"one second. Renewals, and requests for nodes that stronger sources know, do not wait for it.",
+		todo: "Wait: the manager checks the request as soon as the source has answered. If many requests " +
+			"wait, find out why the source is slow.",
 	},
 	"NotExpected": {
-		meaning: "A first certificate is asked for a node that no source expects, or whose machine is being " +
-			"deleted.",
-		todo: "Nothing, if its Machine is on its way. Else add it to the inventory, or find out who holds the " +
-			"bootstrap credential.",
+		meaning: "The request is for the first certificate of a node that no source expects, or the machine " +
+			"of the node is being deleted.",
+		todo: "Wait if the Machine is being created. Otherwise add the node to the inventory, or find out who " +
+			"holds the bootstrap credential.",
 	},
 	"NodeAlive": {
-		meaning: "A Node of that name is there, or its lease, and it is alive or not known to be dead.",
-		todo: "If its machine is gone, delete the Node; with `rejoin`, a node whose lease has stood still for a " +
-			"minute may join again. Else find out who asks for the name of a node at work.",
+		meaning: "A Node or a Lease with that name exists, and the node is alive or not known to be dead.",
+		todo: "If the machine is gone, delete the Node; with `rejoin`, the node may join again after its " +
+			"Lease has not changed for one minute. Otherwise find out who asks for the name of a working node.",
 	},
 	"MachineBound": {
-		meaning: "The machine has become a node already: another one, or this one, which is dead or gone.",
-		todo: "If it is to join again, switch on `approval.nodeClient.rejoin`, or delete the dead Node and make the " +
-			"machine anew.",
+		meaning: "The machine has already become a node: another one, or this one, which is dead or gone.",
+		todo: "If the machine should join again, set `approval.nodeClient.rejoin`, or delete the dead Node " +
+			"and create the machine again.",
 	},
 	"OutsideJoinWindow": {
-		meaning: "The machine was created too long ago, or not yet, or it is not known when.",
-		todo: "A new machine that starts slowly needs a longer `joinWindow`. If it has waited for long in vain, " +
-			"make the machine anew.",
+		meaning: "The machine was created too long ago or not yet, or its creation time is not known.",
+		todo: "If new machines start slowly, raise `joinWindow`. If the machine has waited too long, create " +
+			"it again.",
 	},
 	"RequestTooOld": {
-		meaning: "The request for a first certificate is older than `maxRequestAge`: its kubelet has given up on " +
-			"it.",
-		todo: "Nothing, the kubelet asks anew. If it does not, look whether it runs.",
+		meaning: "The request for a first certificate is older than `maxRequestAge`. Its kubelet does not " +
+			"wait for it any more.",
+		todo: "Wait for the next request of the kubelet. If there is none, find out whether the kubelet runs.",
 	},
 	"RateLimited": {
-		meaning: "Requests of one requester for one node and signer were approved too often in a short time " +
-			"(`approval.limit`). The newest request is approved when the next one is due.",
-		todo: "Find out why so many are asked for: a kubelet that can't keep its certificate, or somebody who has " +
-			"its credential. If it is as it should be, raise `burst` or `perHour`.",
+		meaning: "Too many requests of this requester for this node and signer were approved in a short time " +
+			"(`approval.limit`). The manager approves the newest request when the next approval is due.",
+		todo: "Find out why there are so many requests: the kubelet cannot keep its certificate, or somebody " +
+			"else has its credential. If the number is right, raise `burst` or `perHour`.",
 	},
 	"NodeBlocked": {
-		meaning: "The node that it is for or from is on the block list.",
-		todo:    "Nothing, if it is to stay out. Else take its name off the list: the request goes on within a second.",
+		meaning: "The node that the request is for, or comes from, is on the block list.",
+		todo: "If the node should stay blocked, do nothing. Otherwise remove its name from the block list: " +
+			"the manager checks the request again within a second.",
 	},
 	"RequestTooLarge": {
-		meaning: "The request is larger than `requestLimits` permit: its bytes, the attributes of its subject, its " +
-			"names, or its attributes and extensions. The Event names the limit. Nothing else of it was read.",
-		todo: "Find out what made it: a kubelet's request has a tenth of that. If it is legitimate, raise the limit " +
-			"that the Event names.",
+		meaning: "The request exceeds a limit of `requestLimits`: its bytes, its subject attributes, its " +
+			"names, or its attributes and extensions. The Event names the limit, and nothing else of the request " +
+			"was read.",
+		todo: "Find out which program made the request: the request of a kubelet is ten times smaller. If the " +
+			"request is legitimate, raise the limit that the Event names.",
 	},
 	"KeyNotPermitted": {
-		meaning: "The key is neither RSA of at most 8,192 bits, nor ECDSA P-256, P-384 or P-521, nor Ed25519; or " +
-			"its RSA exponent is none that is in use. Nothing was computed with it.",
+		meaning: "The key is neither RSA with at most 8,192 bits, nor ECDSA P-256, P-384 or P-521, nor " +
+			"Ed25519, or its RSA exponent is unusual. The manager did not compute with the key.",
 		todo: "Make a new request with a permitted key.",
 	},
 	"Malformed": {
-		meaning: "The request holds no PKCS#10 that can be read. The API server lets none in, so it was stored by " +
-			"other means.",
-		todo: "Delete it.",
+		meaning: "The request contains no PKCS#10 request that can be parsed. The API server refuses such " +
+			"requests, so it was stored by other means.",
+		todo: "Delete the request.",
 	},
 	"InternalError": {
-		meaning: "Reading the request failed in a way that is a defect of csr-controller-manager. Other requests " +
-			"are not affected. It is read again within a minute.",
-		todo: "Report it, with the request (`kubectl get csr NAME -o yaml`).",
+		meaning: "The manager could not parse the request because of a defect in csr-controller-manager. It " +
+			"tries again within a minute, and handles all other requests.",
+		todo: "Report the defect, with the request (`kubectl get csr NAME -o yaml`).",
 	},
 }
 
@@ -175,146 +185,152 @@ var approverReasons = map[string]advice{
 // go test ./commands/explain -update-explained
 var signerReasons = map[string]advice{
 	"SignerValidationFailure": {
-		meaning: "The request breaks the rules of one of Kubernetes' signers. The message is " +
-			"kube-controller-manager's.",
-		todo: "Correct the client's usages, subject or names; see the table of signers in the Kubernetes " +
-			"documentation.",
+		meaning: "The request breaks a rule of one of Kubernetes' signers. The message is the one of " +
+			"kube-controller-manager.",
+		todo: "Correct the usages, the subject or the names, and make a new request. The Kubernetes " +
+			"documentation has a table of the signers and their rules.",
 	},
 	"UsagesNotPermitted": {
-		meaning: "A usage is unknown, or a custom signer's configuration does not permit it; or a custom signer was " +
-			"asked for no extended key usage.",
-		todo: "Ask for other usages, or extend `signing.signers[].usages`. Without an extended key usage a " +
-			"certificate is good for everything: ask for one; `allowNoExtKeyUsage` is for a CA that API servers do not " +
-			"trust for clients.",
+		meaning: "A usage is unknown, or the configuration of a custom signer does not permit it. Or the " +
+			"request to a custom signer has no extended key usage, so the certificate would be valid for every " +
+			"purpose.",
+		todo: "Make a new request with other usages, or extend `signing.signers[].usages`. Set " +
+			"`allowNoExtKeyUsage` only for a CA that API servers do not trust for clients.",
 	},
 	"RequestTooLarge": {
-		meaning: "The request is larger than `requestLimits` permit: its bytes, the attributes of its subject, its " +
-			"names, or its attributes and extensions. Or it does not fit into an object together with its certificate, " +
-			"of which etcd stores 1.5 MiB. The Event names the limit. Nothing else of it was read.",
-		todo: "Find out what made it: a kubelet's request has a tenth of that. If it is legitimate, raise the limit " +
-			"that the Event names. If the Event says that the request does not fit into an object with its " +
-			"certificate, ask with fewer names, labels and annotations.",
+		meaning: "The request exceeds a limit of `requestLimits`, which the Event names, and nothing else of " +
+			"it was read. Or the request does not fit into an object with its certificate, of which etcd stores " +
+			"1.5 MiB.",
+		todo: "If the request is legitimate, raise the limit that the Event names; the request of a kubelet " +
+			"is ten times smaller. If the request does not fit into an object, make a new one with fewer names, " +
+			"labels and annotations.",
 	},
 	"KeyNotPermitted": {
-		meaning: "The key is neither RSA of at most 8,192 bits, nor ECDSA P-256, P-384 or P-521, nor Ed25519; or " +
-			"its RSA exponent is none that is in use. Nothing was computed with it.",
+		meaning: "The key is neither RSA with at most 8,192 bits, nor ECDSA P-256, P-384 or P-521, nor " +
+			"Ed25519, or its RSA exponent is unusual. The manager did not compute with the key.",
 		todo: "Make a new request with a permitted key.",
 	},
 	"KeyTooWeak": {
-		meaning: "An RSA key that is too short.",
-		todo:    "Use ECDSA P-256, or RSA of `signing.minRSABits` bits or more.",
+		meaning: "The RSA key has fewer bits than `signing.minRSABits`.",
+		todo:    "Make a new request with an ECDSA P-256 key, or with a longer RSA key.",
 	},
 	"SubjectNotPermitted": {
-		meaning: "The subject is one that this signer never issues, such as `O=system:masters`; or API servers " +
-			"would take the client for a front proxy, which acts for any user.",
-		todo: "Ask for another subject, or give a custom signer a CA of its own. Change " +
-			"`signing.signers[].forbiddenSubjects` only if you know why.",
+		meaning: "This signer never issues this subject, such as `O=system:masters`. Or API servers would " +
+			"accept the client as a front proxy, which acts for any user.",
+		todo: "Make a new request with another subject, or give the custom signer a CA of its own. Change " +
+			"`signing.signers[].forbiddenSubjects` only if you know the consequences.",
 	},
 	"NameNotPermitted": {
-		meaning: "A DNS name is none that a client could match with a host (labels of letters, digits, `-` and `_`, " +
-			"at most 253 bytes), nor an IP address in its canonical form; or it is a wildcard for a custom signer that " +
-			"does not permit them; or API servers trust the CA of a custom signer for clients, and a server's name is " +
-			"not among its `allowedNames`.",
-		todo: "Ask for other names, set `signing.signers[].allowWildcards`, extend " +
-			"`signing.signers[].allowedNames`, or give the signer a CA that API servers do not trust for clients.",
+		meaning: "A DNS name is not valid (labels of letters, digits, `-` and `_`, at most 253 bytes), an IP " +
+			"address is not in its canonical form, or a custom signer does not permit the wildcard. Or API " +
+			"servers trust the CA of the custom signer for clients, and the name of a server is not in its " +
+			"`allowedNames`.",
+		todo: "Make a new request with other names, set `signing.signers[].allowWildcards`, or extend " +
+			"`signing.signers[].allowedNames`. You can also give the signer a CA that API servers do not trust " +
+			"for clients.",
 	},
 	"Malformed": {
-		meaning: "No PKCS#10 that can be read, or its signature does not match its key. What the API server can't " +
-			"validate it can't mark either, and `kubectl describe` may refuse to show it: then only the Event and " +
-			"`explain` say so, as for a certificate or an approval that the API server does not take.",
-		todo: "Delete it.",
+		meaning: "The request contains no PKCS#10 request that can be parsed, its signature does not match " +
+			"its key, or the API server does not accept an approval or a certificate for it. The API server " +
+			"cannot mark such a request as failed and `kubectl describe` may not show it, so only the Event and " +
+			"`explain` report it.",
+		todo: "Delete the request.",
 	},
 	"RequestTooOld": {
-		meaning: "It is due for deletion, so nobody waits for its certificate any more. A backlog of stale " +
-			"approvals is never signed.",
+		meaning: "The approved request is due for deletion. The signer never signs old approvals, because the " +
+			"requester does not wait for them any more.",
 		todo: "Make a new request.",
 	},
 	"NotStored": {
-		meaning: "The API server can read the request, but has refused 20 times, for a quarter of an hour, to store " +
-			"its certificate; the Event has its answer. An admission webhook is a usual cause. A write without an " +
-			"answer does not count, and neither does one that the manager may not make.",
-		todo: "Correct what the Event names. A kubelet makes a new request by itself; for others, make one.",
+		meaning: "The API server refused to store the certificate 20 times in a quarter of an hour, although " +
+			"the request can be read; the Event has its answer. Writes without an answer, or without the right to " +
+			"write, do not count.",
+		todo: "Correct what the Event names, often an admission webhook. Then make a new request; a kubelet " +
+			"makes one by itself.",
 	},
 	"CertificateMismatch": {
-		meaning: "The finished certificate is not the one that was judged, or holds more than its signer may issue. " +
-			"It was discarded and not stored; the message names each difference. The signer signs this request again " +
-			"only after a restart or with another CA.",
-		todo: "This must never happen: report it as a defect, with the request. To get a certificate, ask for other " +
-			"names.",
+		meaning: "The finished certificate differs from the certificate that was checked, or contains more " +
+			"than its signer may issue, so the signer discarded it. The signer signs this request again only " +
+			"after a restart or with another CA.",
+		todo: "Report this as a defect, with the request: it must never happen. To get a certificate, make a " +
+			"new request with other names.",
 	},
 	"InternalError": {
-		meaning: "Reading the request failed in a way that is a defect of csr-controller-manager. Other requests " +
-			"are not affected. It is read again within a minute.",
-		todo: "Report it, with the request (`kubectl get csr NAME -o yaml`).",
+		meaning: "The manager could not parse the request because of a defect in csr-controller-manager. It " +
+			"tries again within a minute, and handles all other requests.",
+		todo: "Report the defect, with the request (`kubectl get csr NAME -o yaml`).",
 	},
 	"NodeBlocked": {
-		meaning: "The node that it is for or from is on the block list, whoever approved.",
-		todo:    "Nothing, if it is to stay out. Else take its name off the list: it is signed within a second.",
+		meaning: "The node that the request is for, or comes from, is on the block list. The signer does not " +
+			"sign for it, whoever approved the request.",
+		todo: "If the node should stay blocked, do nothing. Otherwise remove its name from the block list: " +
+			"the signer signs the request within a second.",
 	},
 	"InventoryUnavailable": {
-		meaning: "There is a block list, and it has not been read since the start, so nobody can say whether the " +
-			"node is on it.",
-		todo: "Create the ConfigMap with the key `nodes`, or grant `get`, `list` and `watch` on it; the Event says " +
-			"which.",
+		meaning: "A block list is configured, and the manager has not read it since its start. So it is " +
+			"unknown whether the node is blocked.",
+		todo: "Create the ConfigMap with the key `nodes`, or grant `get`, `list` and `watch` on it, as the " +
+			"Event says.",
 	},
 	"CAMissing": {
-		meaning: "The Secret or the files are not there, or can't be read.",
-		todo: "Create them; what waits is signed at once. For \"forbidden\", grant `get`, `list` and `watch` on " +
-			"that Secret.",
+		meaning: "The Secret or the files of the CA do not exist or cannot be read.",
+		todo: "Create them, or grant `get`, `list` and `watch` on the Secret if the message says \"forbidden\". " +
+			"The signer then signs all waiting requests at once.",
 	},
 	"CAInvalid": {
-		meaning: "They are there but can't be used; the message says why: not PEM, key and certificate do not " +
-			"belong together, not a CA, not yet valid, encrypted key. A CA that was good before stays in use.",
-		todo: "Correct them; they are read again at once.",
+		meaning: "The Secret or the files of the CA exist but cannot be used: not PEM, a key that does not " +
+			"match the certificate, not a CA, not yet valid, or an encrypted key. A valid CA that was loaded " +
+			"before stays in use.",
+		todo: "Correct the Secret or the files as the message says. The signer reads them again at once.",
 	},
 	"CAExpired": {
-		meaning: "The signing certificate has ended, or one of its chain, which is named.",
-		todo:    "Replace it, and what trusts it.",
+		meaning: "The signing certificate, or a certificate of its chain, has expired. The message names it.",
+		todo:    "Replace the CA, and add the new CA to the trust bundles of the verifiers.",
 	},
 	"ClockSkewed": {
-		meaning: "The manager's clock and the API server's differ by more than five minutes, or the time of the API " +
-			"server is not known. Certificates would not be valid when they should. Approving and cleaning go on: they " +
-			"count ages by the API server's time.",
-		todo: "Synchronize the clock of the manager's node, or that of the API server that is wrong. What waits is " +
-			"signed within a minute.",
+		meaning: "The clocks of the manager and of the API server differ by more than five minutes, or the " +
+			"time of the API server is not known. The signer stops, because certificates would have wrong " +
+			"validity; approval and cleaning continue by the time of the API server.",
+		todo: "Synchronize the clock of the manager's node, or of the API server. The signer signs the " +
+			"waiting requests within a minute.",
 	},
 	"CANotProven": {
-		meaning: "With `rotation.enabled`: the Secret holds no CA yet that is proven to be trusted, or it is not " +
-			"proven for this signer.",
-		todo: "See what its SigningAuthority waits for: `kubectl get signingauthorities -o wide`. If there is none " +
-			"for the Secret, make one; it must name the signer.",
+		meaning: "With `rotation.enabled`: the Secret has no CA yet that is verified to be trusted, or the CA " +
+			"is not verified for this signer.",
+		todo: "Run `kubectl get signingauthorities -o wide` to see what the rotation waits for. If no " +
+			"SigningAuthority exists for the Secret, create one that names the signer.",
 	},
 	"CATrustUnknown": {
-		meaning: "API servers have not said whether they trust the CA for clients, and if they do, the request must " +
-			"be refused. The message says which did not answer, and what it would be refused for. Or it is not known " +
-			"yet whether they accept the CA for front proxies.",
-		todo: "Make the API server that is named reachable for the manager, grant `list` on `endpointslices` in " +
-			"`default` and what `config/rbac/ca_trust.yaml` grants, or name the API servers in `signing.apiServers`. " +
-			"If the names are known, list them in `signing.signers[].allowedNames`.",
+		meaning: "It is not known whether API servers trust the CA for clients or for front proxies, and if " +
+			"they do, the signer must refuse the request. The message names the API servers that did not answer, " +
+			"and the reason of the refusal.",
+		todo: "Make those API servers reachable for the manager, grant `list` on `endpointslices` in " +
+			"`default` and the rights in `config/rbac/ca_trust.yaml`, or set `signing.apiServers`. If the names " +
+			"are known, list them in `signing.signers[].allowedNames`.",
 	},
 	"LedgerUnavailable": {
-		meaning: "With `rotation.enabled`: the ledger of the CA, ConfigMap NAME-ledger beside the Secret NAME, " +
-			"can't be written or read, has no account of this CA, or is closed for it because a rotation is " +
-			"completing. Nothing is signed that it does not know of.",
-		todo: "For \"forbidden\", grant `get` and `update` on that ConfigMap. If it can't be read, repair it: it is " +
-			"never overwritten. If it has no account of the CA, somebody has deleted it: the rotation controller makes " +
-			"it anew, and takes what was issued before for outstanding; see that it runs (`kubectl get " +
-			"signingauthorities -o wide`). If it is closed, the signer has not seen the new CA: see that it may watch " +
-			"the Secret.",
+		meaning: "With `rotation.enabled`: the ledger of the CA (ConfigMap NAME-ledger beside the Secret " +
+			"NAME) cannot be read or written, has no entry for this CA, or is closed because a rotation is " +
+			"completing. The signer signs only what the ledger records.",
+		todo: "Grant `get` and `update` on the ConfigMap, or repair it if it cannot be read, because it is " +
+			"never overwritten. If its entry is missing, check that the rotation controller runs, which creates " +
+			"it again and then counts all earlier certificates as outstanding; if it is closed, check that the " +
+			"signer may watch the Secret.",
 	},
 	"LifetimeCut": {
-		meaning: "A certificate was issued for less time than asked because the CA ends before.",
-		todo:    "Replace the CA soon: all certificates will end with it.",
+		meaning: "A certificate was issued with a shorter lifetime than requested, because the CA ends before.",
+		todo:    "Replace the CA soon: all certificates that it issues end when it ends.",
 	},
 	"SecondSigner": {
-		meaning: "Somebody else has stored the certificate of a request that this manager signs for. The Event " +
-			"names the field manager that the API server noted. It is written once in ten minutes for each of them.",
-		todo: "Switch one of the two off for that signer: `kube-controller-manager` " +
-			"([migrate-from-kcm.md](../how-to/migrate-from-kcm.md)), or the other installation. A name like `kubectl-edit` is a " +
-			"person.",
+		meaning: "Another program has stored the certificate of a request that this manager signs for. The " +
+			"Event names the field manager that the API server recorded, and is written once in ten minutes for " +
+			"each of them.",
+		todo: "Disable one of the two signers: `kube-controller-manager` " +
+			"([migrate-from-kcm.md](../how-to/migrate-from-kcm.md)), or the other installation. A name like " +
+			"`kubectl-edit` is a person.",
 	},
 	"CALoaded": {
-		meaning: "Normal Event about the Secret: that CA is in use.",
+		meaning: "The signer uses this CA. The Event is of type Normal and about the Secret.",
 		todo:    nothing,
 	},
 }

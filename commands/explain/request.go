@@ -17,35 +17,42 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// asked writes what the request asks for.
-func asked(p *page, f *findings) {
-	record := audit.Of(f.obj, f.req)
-	p.title("Asked for")
+// asked writes the content of the request.
+func asked(p *page, f *Findings) {
+	record := audit.Of(f.obj, f.Request)
+	p.title("Request")
 	p.row("signer", quote(record.Signer))
 	if record.Requester.Username == "" {
-		p.row("requester", "unknown: the API server writes it down when the request is made")
+		p.row("requester", "unknown: the API server writes it into the request when it stores the request")
 	} else {
 		p.row("requester", quote(record.Requester.Username))
 		p.row("groups", quoteAll(record.Requester.Groups)...)
 	}
-	if f.req == nil {
-		p.row("payload", "unreadable: "+sentence(f.unreadable.Error()))
+	if f.Request == nil {
+		p.row("payload", "cannot be parsed: "+sentence(f.unreadable.Error()))
 	} else {
 		p.row("subject", quote(record.Subject))
 		subjectAltNames(p, record)
 	}
 	p.row("usages", usages(f.obj.Spec.Usages)...)
-	if f.req != nil {
-		p.row("key", describeKey(f.req.Cert.PublicKey)+", SHA-256 "+record.KeySHA256)
+	if f.Request != nil {
+		p.row("key", describeKey(f.Request.Cert.PublicKey)+", SHA-256 "+record.KeySHA256)
 	}
-	lifetime := "no wish"
+	p.row("requested lifetime", f.lifetime())
+	if f.Request != nil && len(f.Request.Dropped) > 0 {
+		p.row("dropped", append(quoteAll(f.Request.Dropped), "(the request asks for this, and no certificate will contain it)")...)
+	}
+}
+
+// lifetime returns the lifetime that the request asks for.
+func (f *Findings) lifetime() string {
 	if seconds := f.obj.Spec.ExpirationSeconds; seconds != nil {
-		lifetime = (time.Duration(*seconds) * time.Second).String()
+		return hours(time.Duration(*seconds) * time.Second)
 	}
-	p.row("lifetime", lifetime)
-	if f.req != nil && len(f.req.Dropped) > 0 {
-		p.row("dropped", append(quoteAll(f.req.Dropped), "asked for in the payload, and no certificate holds it")...)
+	if f.preview == nil {
+		return "not set"
 	}
+	return fmt.Sprintf("not set (default %s)", hours(f.preview.NotAfter.Sub(f.preview.NotBefore)+f.preview.Cut))
 }
 
 func subjectAltNames(p *page, record audit.Record) {
@@ -70,7 +77,7 @@ func usages(asked []certificatesv1.KeyUsage) []string {
 	lines := quoteAll(asked)
 	for i := range min(len(asked), maxItems) {
 		if !csr.KnownUsage(asked[i]) {
-			lines[i] += " (no such usage)"
+			lines[i] += " (unknown to Kubernetes)"
 		}
 	}
 	return lines
@@ -85,19 +92,19 @@ func describeKey(public crypto.PublicKey) string {
 	case ed25519.PublicKey:
 		return "Ed25519"
 	default:
-		return "of another kind than RSA, ECDSA and Ed25519"
+		return "of an unknown type"
 	}
 }
 
 // conditions writes all conditions of the request, also those of other controllers and of people.
-func conditions(p *page, f *findings) {
+func conditions(p *page, f *Findings) {
 	if len(f.obj.Status.Conditions) == 0 {
 		return
 	}
 	p.title("Conditions")
 	for i, condition := range f.obj.Status.Conditions {
 		if i == maxItems {
-			p.row("", fmt.Sprintf("and %d more", len(f.obj.Status.Conditions)-maxItems))
+			p.row("others", fmt.Sprintf("%d more", len(f.obj.Status.Conditions)-maxItems))
 			return
 		}
 		label := string(condition.Type)
@@ -117,15 +124,15 @@ func conditions(p *page, f *findings) {
 	}
 }
 
-// certificate writes what was issued.
-func certificate(p *page, f *findings) {
+// certificate writes the certificate that was issued.
+func certificate(p *page, f *Findings) {
 	if len(f.obj.Status.Certificate) == 0 {
 		return
 	}
 	p.title("Certificate")
 	cert, err := issued(f)
 	if err != nil {
-		p.row("unreadable", sentence(err.Error()))
+		p.row("cannot be parsed", sentence(err.Error()))
 		return
 	}
 	p.row("serial", "0x"+cert.SerialNumber.Text(16))
@@ -133,11 +140,11 @@ func certificate(p *page, f *findings) {
 	p.row("subject", quote(cert.Subject.String()))
 	p.row("valid from", moment(cert.NotBefore, f.now))
 	p.row("valid until", moment(cert.NotAfter, f.now))
-	key := "not that of the request: whoever asked can't use it"
-	if f.req == nil {
-		key = "unknown: the request can't be read"
-	} else if f.req.KeyIn(cert) {
-		key = "that of the request"
+	key := "not the key of the request, so the requester cannot use the certificate"
+	if f.Request == nil {
+		key = "unknown: the request cannot be parsed"
+	} else if f.Request.KeyIn(cert) {
+		key = "the key of the request"
 	}
 	p.row("key", key)
 	var signedBy string
@@ -145,20 +152,20 @@ func certificate(p *page, f *findings) {
 	case f.unread != nil:
 		signedBy = f.unreadCA()
 	case f.authority == nil:
-		signedBy = "unknown: there is no CA to compare with"
+		signedBy = "unknown: the signer has no CA to compare with"
 	case f.authority.Signed(cert):
-		signedBy = "the CA that signs now, key " + f.authority.KeyID()
+		signedBy = "the CA that signs now, with key " + f.authority.KeyID()
 	default:
-		signedBy = "another CA than the one that signs now, key " + f.authority.KeyID()
+		signedBy = "another CA; the CA that signs now has key " + f.authority.KeyID()
 	}
 	p.row("signed by", signedBy)
 }
 
 // issued returns the first certificate in status.
-func issued(f *findings) (*x509.Certificate, error) {
+func issued(f *Findings) (*x509.Certificate, error) {
 	certs, err := ca.ParseCertificates(f.obj.Status.Certificate)
 	if err == nil && len(certs) == 0 {
-		err = fmt.Errorf("status.certificate holds no PEM block of type CERTIFICATE")
+		err = fmt.Errorf("status.certificate contains no PEM block of type CERTIFICATE")
 	}
 	if err != nil {
 		return nil, err

@@ -74,7 +74,8 @@ var notExplained = map[string]bool{
 	"RateLimited": true, "InventoryPending": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
 	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true, "SecondSigner": true,
-	"InternalError": true, // a defect that nobody knows how to cause
+	"InternalError":  true, // a defect that nobody knows how to cause
+	"ApprovedByHand": true, // explain shows the condition
 }
 
 const explainInventoryTest = "../../test/integration/explain_inventory_test.go"

@@ -204,14 +204,14 @@ func (s *Signing) signer(name string) *Signer {
 	return &s.Signers[len(s.Signers)-1]
 }
 
-// together returns the flags of all groups and of own, which may be nil.
+// together returns the flags of own, which may be nil, and of all groups. A flag of own hides one of the same name.
 func (f *Flags) together(own *pflag.FlagSet) *pflag.FlagSet {
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)
 	set.Usage = func() {}
+	set.AddFlagSet(own)
 	for _, group := range f.Groups {
 		set.AddFlagSet(group.Flags)
 	}
-	set.AddFlagSet(own)
 	return set
 }
 

@@ -1,0 +1,87 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// pollEvery is the pause between two reads of a request that Watch waits for.
+const pollEvery = 2 * time.Second
+
+// Watch explains the request called name once it is issued, denied or failed. It reads the request every two seconds,
+// and writes what it waits for to progress, each time that changes. After timeout it returns the last Report and an
+// error that names what the request still waits for.
+func (e *Explainer) Watch(
+	ctx context.Context, api client.Reader, name string, timeout time.Duration, progress io.Writer,
+) (*Report, error) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	obj, err := Get(ctx, api, name)
+	if err != nil {
+		return nil, err
+	}
+	told := ""
+	for {
+		report := e.Report(ctx, obj)
+		if report.isDone() {
+			return report, nil
+		}
+		if text := report.waits(); text != told {
+			told = text
+			_, _ = fmt.Fprintf(progress, "%s: waits for %s, for at most %s (--timeout). %s\n",
+				report.Name, report.waitsFor(), hours(timeout), text)
+		}
+		select {
+		case <-ctx.Done():
+			return report, ctx.Err()
+		case <-timer.C:
+			return report, fmt.Errorf("request %s still waits for %s after %s", report.Name, report.waitsFor(), hours(timeout))
+		case <-time.After(pollEvery):
+		}
+		if obj, err = again(ctx, api, obj); err != nil {
+			return report, err
+		}
+	}
+}
+
+// again reads obj again. It returns an error if the request is gone.
+func again(
+	ctx context.Context, api client.Reader, obj *certificatesv1.CertificateSigningRequest,
+) (*certificatesv1.CertificateSigningRequest, error) {
+	current := &certificatesv1.CertificateSigningRequest{}
+	err := api.Get(ctx, client.ObjectKeyFromObject(obj), current)
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && current.UID != obj.UID:
+		return nil, fmt.Errorf("request %q was deleted before it got a certificate; make a new request", obj.Name)
+	case err != nil:
+		return nil, fmt.Errorf("get request: %w", err)
+	}
+	return current, nil
+}
+
+// waitsFor returns what the request of r waits for.
+func (r *Report) waitsFor() string {
+	if r.State == csr.Approved {
+		return "its certificate"
+	}
+	return "approval"
+}
+
+// waits returns the decision of r, and how it differs from the manager's.
+func (r *Report) waits() string {
+	text := r.Decision
+	if r.Difference != "" {
+		text += " " + r.Difference
+	}
+	return text
+}
