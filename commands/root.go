@@ -57,7 +57,8 @@ func execute(ctx context.Context, args []string, out io.Writer, log string) erro
 	p := &program{groups: map[*cobra.Command][]config.Group{}}
 	root := p.managerCommand()
 	source := &managerSource{program: p}
-	root.AddCommand(NewCheckCommand(source), NewExplainCommand(source), NewRotationCommand(source),
+	root.AddCommand(NewCheckCommand(source), NewExplainCommand(source), NewPendingCommand(source),
+		NewApproveCommand(source), NewRotationCommand(source),
 		bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
 	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
 	root.SetOut(out)

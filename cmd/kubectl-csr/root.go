@@ -39,7 +39,8 @@ the manager's configuration from the ConfigMaps that the manager publishes in it
 	namespace := root.PersistentFlags().Lookup("namespace")
 	namespace.Usage = "`namespace` of the manager (default " + commands.DefaultNamespace + ")"
 	root.AddCommand(
-		commands.NewExplainCommand(source), commands.NewCheckCommand(source), commands.NewRotationCommand(source),
+		commands.NewExplainCommand(source), commands.NewCheckCommand(source), commands.NewPendingCommand(source),
+		commands.NewApproveCommand(source), commands.NewRotationCommand(source),
 	)
 	return root
 }

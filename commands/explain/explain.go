@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Server is an API server. Without a Config an Explainer cannot watch it.
@@ -212,6 +214,8 @@ type Findings struct {
 	Served bool
 	// Judged is what the signer does once the request is approved. It is valid if Served is set.
 	Judged signer.Judgement
+	// Blocked has a reason if the block list stands against the request, or cannot be read.
+	Blocked verdict.Result
 	// Said is the last Event of the controller in charge about the request: the approver while the request is undecided,
 	// then the signer. It is nil if there is none.
 	Said *check.Statement
@@ -239,11 +243,60 @@ func (e *Explainer) Report(ctx context.Context, obj *certificatesv1.CertificateS
 	return e.reportOf(f)
 }
 
+// JudgeWithEvents is Judge, and also reads the last Event of the manager.
+func (e *Explainer) JudgeWithEvents(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Findings {
+	f := e.Judge(ctx, obj)
+	e.listEvents(ctx, f)
+	return f
+}
+
+// JudgeAsAuthorized is Judge for a requester that may do everything. It finds the rules that Judge does not reach,
+// because the rules before them refuse the request for want of a permission.
+func (e *Explainer) JudgeAsAuthorized(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Findings {
+	e.assume = true
+	defer func() { e.assume = false }()
+	return e.Judge(ctx, obj)
+}
+
+// Limits returns the limits within which the manager parses requests.
+func (e *Explainer) Limits() csr.Limits { return e.options.RequestLimits }
+
+// Approves reports whether a rule approves requests for the signer called name.
+func (e *Explainer) Approves(name string) bool {
+	return e.options.Approver != nil && slices.ContainsFunc(e.options.Approver.Rules, func(rule approver.Rule) bool {
+		return rule.SignerName == name
+	})
+}
+
+// Configured reports whether the manager approves or signs requests for the signer called name.
+func (e *Explainer) Configured(name string) bool {
+	if e.options.Signer != nil {
+		if _, served := e.options.Signer.Signers[name]; served {
+			return true
+		}
+	}
+	return e.Approves(name)
+}
+
+// Reasons returns every reason of the approver in docs/reference/reasons.md, sorted.
+func Reasons() []string { return slices.Sorted(maps.Keys(approverReasons)) }
+
+// NextStep returns the next step of an approver's reason, or nothing.
+func NextStep(reason string) string {
+	if todo := approverReasons[reason].todo; todo != nothing {
+		return todo
+	}
+	return ""
+}
+
 // Judge finds out what the approver and the signer would do with obj. It does not read Events.
 func (e *Explainer) Judge(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Findings {
 	e.answers = map[authorizationv1.ResourceAttributes]answer{}
 	f := &Findings{obj: obj, now: e.clock.Now(), State: csr.StateOf(obj)}
 	f.Request, f.unreadable = e.options.RequestLimits.Parse(obj)
+	if f.Request != nil {
+		f.Blocked.Reason, f.Blocked.Message = e.options.BlockList.Check(f.Request)
+	}
 	if r := e.options.Approver; r != nil {
 		applies := func(rule approver.Rule) bool { return rule.SignerName == obj.Spec.SignerName }
 		if i := slices.IndexFunc(r.Rules, applies); i >= 0 {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -59,6 +61,64 @@ func TestReasonsPage(t *testing.T) {
 	if corrected := strings.Join(lines, "\n"); *updateExplained && corrected != page {
 		if err := os.WriteFile(reasonsFile, []byte(corrected), 0o600); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// camelCase matches a string literal that looks like a reason of two or more words.
+var camelCase = regexp.MustCompile(`"((?:[A-Z]+[a-z]+){2,}|[A-Z]{2,}[a-z]+\w*)"`)
+
+// noReasons are the literals in the code that look like a reason and are none.
+var noReasons = []string{
+	"ControllerManagerConfiguration", "ServiceAccount", "NodeLookup", "WithRoot",
+	"NotSigned", "TrustProbe", // records of the audit log
+	"CopyFrom", "DestroyRetiring", "DropCandidate", "MakeCandidate", "RestoreSigning", "SwapBack", "TakeCandidate", // steps of a rotation
+	"NotAsked", "NotProven", "NotPublished", // conditions of a SigningAuthority
+}
+
+// TestEveryReasonInTheCodeHasARow finds a reason in the controllers and public packages that docs/reference/reasons.md
+// does not explain.
+func TestEveryReasonInTheCodeHasARow(t *testing.T) {
+	page, found := reasonsPage(t), 0
+	for _, folder := range []string{"controllers", "pkg"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", folder), func(path string, _ os.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			for line := range strings.Lines(string(source)) {
+				if strings.HasPrefix(strings.TrimSpace(line), "//") {
+					continue
+				}
+				for _, match := range camelCase.FindAllStringSubmatch(line, -1) {
+					if slices.Contains(noReasons, match[1]) {
+						continue
+					}
+					if found++; !strings.Contains(page, "| `"+match[1]+"` |") {
+						t.Errorf("%s: docs/reference/reasons.md has no row for %q; add one, or add it to noReasons if it is no reason", path, match[1])
+					}
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 40 {
+		t.Errorf("only %d reasons found in the code", found)
+	}
+}
+
+// TestAdviceIsShort wants each meaning and each next step in one or two sentences.
+func TestAdviceIsShort(t *testing.T) {
+	for section, table := range reasonTables {
+		for reason, row := range table {
+			for _, text := range []string{row.meaning, row.todo} {
+				if sentences := strings.Count(text, ". ") + 1; sentences > 2 || !strings.HasSuffix(text, ".") {
+					t.Errorf("%s %s: %d sentences, and want one or two: %q", section, reason, sentences, text)
+				}
+			}
 		}
 	}
 }

@@ -40,7 +40,7 @@ func asked(p *page, f *Findings) {
 	}
 	p.row("requested lifetime", f.lifetime())
 	if f.Request != nil && len(f.Request.Dropped) > 0 {
-		p.row("dropped", append(quoteAll(f.Request.Dropped), "(the request asks for this, and no certificate will contain it)")...)
+		p.row("dropped", append(quoteAll(f.Request.Dropped), "(requested, and no certificate will contain it)")...)
 	}
 }
 

@@ -209,8 +209,8 @@ func (f *Findings) cutShort(p *page) {
 	}
 }
 
-// cut returns the issued certificate as the present CA would issue it again, if it ends early because that CA does. Else
-// it returns nil.
+// cut returns the issued certificate as the present CA would issue it again, if it ends early because that CA does.
+// Else it returns nil.
 func (f *Findings) cut() *ca.Issued {
 	cert, err := issued(f)
 	if err != nil || f.authority == nil || f.Request == nil || !f.authority.Signed(cert) {

@@ -57,8 +57,8 @@ var managerOnly = []string{
 	"InternalError", "SecondSigner", "LifetimeCut",
 }
 
-// dryRunReasons are the reasons of a dry run that stand for a refusal. The message of their Event begins with the reason
-// of the refusal.
+// dryRunReasons are the reasons of a dry run that stand for a refusal. The message of their Event begins with the
+// reason of the refusal.
 var dryRunReasons = []string{"WouldDeny", "WouldWait", "WouldIgnore", "WouldFail"}
 
 // Outcome returns the reason of s as the manager would give it outside of a dry run. It is empty for success.

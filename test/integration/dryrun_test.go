@@ -31,6 +31,8 @@ type ledger struct {
 	*httptest.Server
 	mu     sync.Mutex
 	writes map[string]int
+	// before, if set, is called with each request before it is forwarded.
+	before func(*http.Request)
 }
 
 func newLedger(t *testing.T) *ledger {
@@ -55,6 +57,9 @@ func newLedger(t *testing.T) *ledger {
 			l.mu.Lock()
 			l.writes[request.Method+" "+request.URL.Path]++
 			l.mu.Unlock()
+		}
+		if l.before != nil {
+			l.before(request)
 		}
 		proxy.ServeHTTP(w, request)
 	}))

@@ -72,14 +72,14 @@ func TestExplainAsksTheInventory(t *testing.T) {
 					note = event.Note
 				}
 			}
-			exits(t, 0, fmt.Sprintf("  reason          %s\n  sentence        %s\n  meaning         ", row.reason, note), append(args, obj.Name)...)
+			exits(t, 0, fmt.Sprintf("  reason              %s\n  message             %s\n  meaning             ", row.reason, note), append(args, obj.Name)...)
 		})
 	}
 	// Of a node with a lease a manager knows more than can be seen in one look.
 	expect(t, "explained-leased")
 	newNode(t, "explained-leased")
 	newLease(t, "explained-leased", time.Now())
-	exits(t, 0, `  verdict         unknown: whether node "explained-leased" is alive is known only to a manager that has watched its lease for a minute; see the Events`,
+	exits(t, 0, `  decision            unknown: whether node "explained-leased" is alive is known only to a manager that has watched its lease for a minute; see the Events`,
 		append(args, token.asks(t, "explained-leased").Name)...)
 	checkStop(t, p)
 }
@@ -138,7 +138,7 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 	reader := as(t, "stranger")
 	allow(func(ctx context.Context) error { return reader.Get(ctx, client.ObjectKeyFromObject(obj), &request{}) },
 		rbacv1.PolicyRule{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"certificatesigningrequests"}, Verbs: read})
-	exits(t, 0, "  verdict         unknown: may not list nodes, watch nodes, list services, watch services, list endpointslices.discovery.k8s.io in default, "+
+	exits(t, 0, "  decision            unknown: may not list nodes, watch nodes, list services, watch services, list endpointslices.discovery.k8s.io in default, "+
 		"watch endpointslices.discovery.k8s.io in default\n", args("")...)
 
 	allow(func(ctx context.Context) error { return reader.List(ctx, &discoveryv1.EndpointSliceList{}) },
@@ -152,16 +152,16 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 
 	// Without the right to read what reserves names, a refusal stands, but an approval may be wrong.
 	own := createRequest(t, kubeletOf(t, "asked-a"), servingRequest(t, "asked-a", "192.0.2.61"))
-	exits(t, 0, "  verdict         unknown: may not list configmaps cluster-info in kube-public, watch configmaps cluster-info in kube-public\n",
+	exits(t, 0, "  decision            unknown: may not list configmaps cluster-info in kube-public, watch configmaps cluster-info in kube-public\n",
 		append(args("")[:4:4], own.Name)...)
 
 	// Of a source that is configured by hand, only the source can tell.
-	out := exits(t, 0, "  verdict         unknown: ", args(", inventory: {sources: [{machine: {group: apps, version: v1, kind: Deployment, addressesPath: .status.addresses}}]}")...)
+	out := exits(t, 0, "  decision            unknown: ", args(", inventory: {sources: [{machine: {group: apps, version: v1, kind: Deployment, addressesPath: .status.addresses}}]}")...)
 	if !strings.Contains(out, "deployments.apps is forbidden") {
 		t.Errorf("it does not say why:\n%s", out)
 	}
 	// What the manager would wait for too is a verdict.
-	out = exits(t, 0, "  reason          InventoryUnavailable\n", args(", inventory: {sources: [{machine: {group: nowhere.example.org, kind: Machine, addressesPath: .status.addresses}}]}")...)
+	out = exits(t, 0, "  reason              InventoryUnavailable\n", args(", inventory: {sources: [{machine: {group: nowhere.example.org, kind: Machine, addressesPath: .status.addresses}}]}")...)
 	if !strings.Contains(out, "Machine.nowhere.example.org is not installed yet") {
 		t.Errorf("it does not say why:\n%s", out)
 	}
@@ -169,7 +169,7 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 	t.Setenv("KUBECONFIG", "")
 	list := kubectl(t, adminKubeconfig(t), "get", "csr", obj.Name, "-o", "yaml")
 	offline, err := runExplain(t, list, "--config", identityConfig(t, "kubeletServing: {enabled: true}"), "-f", "-")
-	if err != nil || !strings.Contains(offline, "  verdict         unknown: offline\n") {
+	if err != nil || !strings.Contains(offline, "  decision            unknown: offline\n") {
 		t.Errorf("%v\n%s", err, offline)
 	}
 }

@@ -78,8 +78,8 @@ func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			want := fmt.Sprintf("  reason          %s\n  sentence        %s\n", row.reason, note)
-			if !strings.Contains(out, want) || !strings.Contains(out, " by \""+row.controller+"\"\n                  "+note+"\n") {
+			want := fmt.Sprintf("  reason              %s\n  message             %s\n", row.reason, note)
+			if !strings.Contains(out, want) || !strings.Contains(out, " by \""+row.controller+"\"\n                      "+note+"\n") {
 				t.Errorf("explain does not say\n%sbut\n%s", want, out)
 			}
 			if !row.described {
@@ -287,11 +287,11 @@ func TestExplainForWhoMayDoLittle(t *testing.T) {
 	eventually(t, "the stranger may get requests", func(ctx context.Context) error {
 		return as(t, "stranger").Get(ctx, client.ObjectKeyFromObject(obj), &request{})
 	})
-	out := exits(t, 0, "  verdict         unknown: may not create subjectaccessreviews\n", append(args, obj.Name)...)
+	out := exits(t, 0, "  decision            unknown: may not create subjectaccessreviews\n", append(args, obj.Name)...)
 	for _, line := range []string{
-		"  CA              unknown: may not get secrets in namespace " + systemNamespace + " (csr-signer)\n",
-		"  latest          unknown: may not list events in namespace default\n",
-		"  in short        it is not approved yet, and whether it will be is unknown\n",
+		"  CA                  unknown: may not get secrets in namespace " + systemNamespace + " (csr-signer)\n",
+		"  latest              unknown: may not list events in namespace default\n",
+		"  The request is not approved. What the rules say is unknown: may not create subjectaccessreviews.\n",
 	} {
 		if !strings.Contains(out, line) {
 			t.Errorf("%q is not in:\n%s", line, out)
@@ -312,7 +312,7 @@ func TestExplainOffline(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		for _, part := range []string{`CN=system:node:first,O=system:nodes`, `CN=system:node:second,O=system:nodes`, "  verdict         unknown: offline\n"} {
+		for _, part := range []string{`CN=system:node:first,O=system:nodes`, `CN=system:node:second,O=system:nodes`, "  decision            unknown: offline\n"} {
 			if !strings.Contains(out, part) {
 				t.Errorf("%q is not in:\n%s", part, out)
 			}
