@@ -40,7 +40,7 @@ func bundle(root string) (string, error) {
 	}
 	npm, err := exec.LookPath("npm")
 	if err != nil {
-		return "", errors.New(`npm is missing, which installs Mermaid: "apt-get install nodejs npm"`)
+		return "", errors.New(`no npm to install Mermaid with: "apt-get install nodejs npm"`)
 	}
 	install := filepath.Join(dir, "npm")
 	if err := os.MkdirAll(install, 0o755); err != nil {
@@ -83,7 +83,7 @@ func browse(page string, args ...string) ([]byte, error) {
 		}
 	}
 	if browser == "" {
-		return nil, errors.New(`Chromium is missing, which renders the diagrams: "apt-get install chromium"`)
+		return nil, errors.New(`no browser to render the diagrams with: "apt-get install chromium"`)
 	}
 	profile, err := os.MkdirTemp("", "docs-chromium-")
 	if err != nil {

@@ -46,27 +46,9 @@ func shots(root string) error {
 	if err := shootPage(out, "README", readme); err != nil {
 		return err
 	}
-	texts := map[string]string{}
-	for _, pattern := range outputs {
-		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
-		if err != nil {
-			return err
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			name := filepath.Base(filepath.Dir(file)) + "-" + filepath.Base(file)
-			texts[strings.TrimSuffix(name, filepath.Ext(name))] = string(text)
-		}
-	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "reference", "check.md"))
+	texts, err := terminalTexts(root)
 	if err != nil {
 		return err
-	}
-	if block := regexp.MustCompile("(?s)```\n(.*?)```").FindSubmatch(page); block != nil {
-		texts["check"] = string(block[1])
 	}
 	for name, text := range texts {
 		if err := shootTerminal(out, name, text); err != nil {
@@ -75,6 +57,33 @@ func shots(root string) error {
 	}
 	fmt.Println("docs: pictures are in", out)
 	return nil
+}
+
+// terminalTexts returns what commands print, by name.
+func terminalTexts(root string) (map[string]string, error) {
+	texts := map[string]string{}
+	for _, pattern := range outputs {
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			name := filepath.Base(filepath.Dir(file)) + "-" + filepath.Base(file)
+			texts[strings.TrimSuffix(name, filepath.Ext(name))] = string(text)
+		}
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "reference", "check.md"))
+	if err != nil {
+		return nil, err
+	}
+	if block := regexp.MustCompile("(?s)```\n(.*?)```").FindSubmatch(page); block != nil {
+		texts["check"] = string(block[1])
+	}
+	return texts, nil
 }
 
 // shootDiagrams takes a picture of each diagram, as wide as GitHub shows it.

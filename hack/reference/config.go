@@ -255,9 +255,7 @@ func flags() string {
 		group.Flags.VisitAll(func(flag *pflag.Flag) {
 			placeholder, usage := pflag.UnquoteUsage(flag)
 			name := "`--" + strings.TrimSpace(flag.Name+" "+placeholder) + "`"
-			if flag.Name == flag.Shorthand {
-				name = "`-v " + placeholder + "`"
-			} else if flag.Shorthand != "" {
+			if flag.Shorthand != "" {
 				name = "`-" + flag.Shorthand + "`, " + name
 			}
 			value := flag.DefValue

@@ -40,6 +40,7 @@ var roleFolders = []struct{ folder, title, purpose string }{
 	{"node-block-list", "Block list", "Needed for `nodeBlockList`."},
 	{"create-ca", "New signing CA", "Needed for `createIfMissing`."},
 	{"rotation", "Rotation", "Needed for `rotation.enabled`."},
+	{"kubectl-plugin", "Users of the kubectl plugin", "For people who use `kubectl csr`. No other role depends on them."},
 	{"overlays/trust-files", "Trust files", "Needed to publish the trust bundle in `config/overlays/trust-files`."},
 	{"overlays/split", "One identity for each controller", "`config/overlays/split` replaces the common ServiceAccount " +
 		"`csr-controller-manager` by one for each controller, and binds each of the roles above to the one that needs it."},

@@ -13,6 +13,7 @@ type datasource struct{ Type, UID string }
 // dashboard is what the tests read of Grafana's model.
 type dashboard struct {
 	UID, Title string
+	Links      []map[string]any
 	Panels     []panel
 	Templating struct {
 		List []struct {
@@ -29,6 +30,7 @@ type panel struct {
 	Type, Title, Description string
 	Datasource               datasource
 	GridPos                  struct{ X, Y, W, H int }
+	Options                  struct{ Legend map[string]any }
 	Targets                  []struct {
 		RefID, Expr, LegendFormat string
 		Datasource                datasource
@@ -94,6 +96,26 @@ func TestDashboard(t *testing.T) {
 	for name, query := range d.queries() {
 		if output, err := promtool(t, "--experimental", "promql", "format", query); err != nil || strings.Contains(query, "$") {
 			t.Errorf("%s: %v\n%s\n%s", name, err, query, output)
+		}
+	}
+}
+
+// TestDashboardHasRequiredFields wants the fields that Grafana's schema requires (npm's @grafana/schema, Dashboard), and that
+// Grafana itself fills in only when a user saves the dashboard.
+func TestDashboardHasRequiredFields(t *testing.T) {
+	d := readDashboard(t)
+	for _, link := range d.Links {
+		for _, name := range []string{"title", "type", "icon", "tooltip", "tags", "asDropdown", "targetBlank", "includeVars", "keepTime"} {
+			if _, has := link[name]; !has {
+				t.Errorf("link %v has no %s", link["title"], name)
+			}
+		}
+	}
+	for _, p := range d.Panels {
+		for _, name := range []string{"displayMode", "placement", "showLegend", "calcs"} {
+			if _, has := p.Options.Legend[name]; !has && p.Type == "timeseries" {
+				t.Errorf("the legend of panel %s has no %s", p.Title, name)
+			}
 		}
 	}
 }
