@@ -178,7 +178,7 @@ func TestAProfileThatIsNoneNamesItsSigner(t *testing.T) {
 	_, err := FromConfiguration(configured(func(c *config.Configuration) {
 		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/ca"}, ForbiddenSubjects: []string{"x"}}}
 	}))
-	const want = `signer example.com/a: "x" is no subject pattern: want O=value or CN=value, with at most one *, at the end`
+	const want = `signer example.com/a: "x" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}

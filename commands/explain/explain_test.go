@@ -210,7 +210,7 @@ func refusedEvent() client.Object {
 func unnotedEvent() client.Object {
 	event := refusedEvent().(*corev1.Event)
 	event.Reason, event.ReportingController = "LedgerUnavailable", "csr-signer"
-	event.Message = "the certificate is not signed, because the CA's ledger cannot record it: note what is to be issued: no route"
+	event.Message = "the certificate is not signed, because the CA's ledger cannot record it: record the certificate in the ledger: no route"
 	return event
 }
 

@@ -26,7 +26,7 @@ func blockList(t *testing.T, text string) *blocklist.List {
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
 	unread := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
-	const blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
+	const blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`
 	for name, test := range map[string]struct {
 		list   *blocklist.List
 		change func(*request)
@@ -35,13 +35,13 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 	}{
 		"a bootstrap":                 {list: blockList(t, "a"), told: []string{blocked}},
 		"a renewal":                   {list: blockList(t, "A"), change: user("system:node:a"), told: []string{blocked}},
-		"requested by a blocked node": {list: blockList(t, "b"), change: user("system:node:b"), told: []string{`Warning NodeBlocked node "b" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`}},
+		"requested by a blocked node": {list: blockList(t, "b"), change: user("system:node:b"), told: []string{`Warning NodeBlocked node "b" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`}},
 		"shape mismatch":              {list: blockList(t, "a"), change: serverAuth, told: []string{blocked}},
 		"another node":                {list: blockList(t, "b"), writes: 1},
 		"empty list":                  {list: blockList(t, ""), writes: 1},
 		"no list":                     {writes: 1},
 		"not read yet": {list: unread, told: []string{
-			"Warning InventoryUnavailable whether its node is blocked can't be found out, so it waits: block list ConfigMap ns/blocked: not read yet",
+			"Warning InventoryUnavailable the request waits because it is unknown whether its node is blocked: block list ConfigMap ns/blocked: not read yet",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,8 +33,8 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		return template(t, func(asked *x509.CertificateRequest) { asked.Subject.CommonName = name })
 	}
 	const (
-		blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
-		unknown = "Warning InventoryUnavailable whether its node is blocked can't be found out, so it waits: block list ConfigMap ns/blocked: not read yet"
+		blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`
+		unknown = "Warning InventoryUnavailable the request waits because it is unknown whether its node is blocked: block list ConfigMap ns/blocked: not read yet"
 	)
 	for name, test := range map[string]struct {
 		list   *blocklist.List

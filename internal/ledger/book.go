@@ -32,7 +32,7 @@ var (
 	// ErrNoAccount is wrapped by errors about a key without an account. If the key has signed, its account is lost. A
 	// new account would claim that the key has issued no other certificates. So call Open only if the earlier
 	// certificates are recorded elsewhere.
-	ErrNoAccount = errors.New("there is none")
+	ErrNoAccount = errors.New("the account does not exist")
 )
 
 const (
@@ -179,7 +179,7 @@ func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter tim
 // error wraps ErrNoAccount.
 func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNames []string) error {
 	if from.Signers == nil {
-		return fmt.Errorf("take over the account of key %s: %w", keyID, ErrNoAccount)
+		return fmt.Errorf("import the account of key %s: %w", keyID, ErrNoAccount)
 	}
 	return b.store.update(ctx, func(data map[string]string) (bool, error) {
 		made, err := openIn(data, keyID)
@@ -288,7 +288,7 @@ func accountIn(data map[string]string, keyID string) (Account, error) {
 	}
 	for signerName, entry := range account.Signers {
 		if entry.Count < 0 {
-			return Account{}, fmt.Errorf("read the account of key %s: a count of %d for signer %s",
+			return Account{}, fmt.Errorf("read the account of key %s: negative count %d for signer %s",
 				keyID, entry.Count, signerName)
 		}
 	}
@@ -310,7 +310,7 @@ func strictly(text string, into any) error {
 		return err
 	}
 	if decoder.More() {
-		return errors.New("something follows the JSON object")
+		return errors.New("unexpected data after the JSON object")
 	}
 	return nil
 }

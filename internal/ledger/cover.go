@@ -132,7 +132,7 @@ func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, er
 				}
 			}
 		}
-		one.err = fmt.Errorf("note what is to be issued: %w", err)
+		one.err = fmt.Errorf("record the certificate in the ledger: %w", err)
 		return
 	}
 	known := b.entry(key)

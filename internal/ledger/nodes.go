@@ -132,7 +132,7 @@ func (n *Nodes) Flush(ctx context.Context) error {
 				n.note(node, certificates)
 			}
 			n.mu.Unlock()
-			errs = append(errs, fmt.Errorf("note the certificates of nodes: %w", err))
+			errs = append(errs, fmt.Errorf("store the certificates of nodes: %w", err))
 		}
 	}
 	return errors.Join(errs...)
@@ -198,7 +198,7 @@ func nodesIn(data map[string]string) (map[string]newest, error) {
 	for node, text := range data {
 		certificates := newest{}
 		if err := strictly(text, &certificates); err != nil {
-			return nil, fmt.Errorf("read what is noted of node %s: %w", node, err)
+			return nil, fmt.Errorf("read the certificates of node %s: %w", node, err)
 		}
 		all[node] = certificates
 	}

@@ -93,7 +93,7 @@ func TestNodesThatCannotBeStored(t *testing.T) {
 	}
 	again := s.nodes(clock)
 	again.Note(certificateOf("a", node, key, 0, 2*time.Hour))
-	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), "read what is noted of node a") {
+	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), "read the certificates of node a") {
 		t.Errorf("flush: %v", err)
 	}
 }

@@ -68,13 +68,13 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	case refused(err):
 		return c.refusal(cluster.Host, heard)
 	default:
-		return Answer{Unknown, fmt.Sprintf("%s gave no answer that counts: %v", cluster.Host, err)}
+		return Answer{Unknown, fmt.Sprintf("%s gave no conclusive answer: %v", cluster.Host, err)}
 	}
 }
 
 func unverified(cluster *rest.Config) Answer {
 	return Answer{Unknown, fmt.Sprintf(
-		"%s is not verified (insecure-skip-tls-verify), so anybody could have answered", cluster.Host)}
+		"%s is not verified (insecure-skip-tls-verify), so another server could have answered", cluster.Host)}
 }
 
 // anonymous returns cluster without credentials: its address, and the settings to reach and to verify it.
@@ -133,7 +133,7 @@ func (c *Certificate) refusal(name string, heard *heard) Answer {
 		return Answer{Unknown, evidence + ", but did not ask for the certificate: no proof"}
 	case !heard.date.IsZero() && !c.validAt(heard.date):
 		return Answer{Unknown, fmt.Sprintf(
-			"%s, but by its clock, %s, the certificate is not valid: no proof; see that the clocks agree",
+			"%s, but by its clock, %s, the certificate is not valid: no proof; synchronize the clocks",
 			evidence, heard.date.UTC().Format(time.RFC3339))}
 	default:
 		return Answer{Refused, evidence}
@@ -190,14 +190,14 @@ func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
 	ids := user.Extra[credentialID]
 	switch {
 	case user.Username == anonymousUser:
-		return Answer{Unknown, "the API server takes the holder of a client certificate of this CA for anonymous: " +
-			"either it trusts no client CA at all, or something before it ends TLS and it has seen no certificate"}
+		return Answer{Unknown, "the API server identifies the holder of a client certificate of this CA as anonymous: " +
+			"either it trusts no client CA at all, or a proxy in front of it terminates TLS"}
 	case user.Username != c.Subject:
 		return Answer{Refused, fmt.Sprintf(
-			"the API server takes the holder of a client certificate of this CA for %q", user.Username)}
+			"the API server identifies the holder of a client certificate of this CA as %q", user.Username)}
 	case len(ids) == 0:
 		return Answer{Unknown, "the API server knows the subject, but does not say by which credential, " +
-			"as old versions do not: no proof"}
+			"like old versions: no proof"}
 	case !slices.Equal(ids, []string{c.ID}):
 		return Answer{Unknown, fmt.Sprintf(
 			"the API server knows the subject, but by another credential, %q: no proof", ids)}
@@ -223,10 +223,10 @@ func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
 		bare := get(ctx, anonymous(target.Cluster), target.resource)
 		if apierrors.IsUnauthorized(bare) || apierrors.IsForbidden(bare) {
 			return Answer{Recognised, fmt.Sprintf(
-				"%s lets in who shows a client certificate of this CA, and nobody who shows none", target.Name)}
+				"%s admits a client with a certificate of this CA, and refuses a client without one", target.Name)}
 		}
 		return Answer{Unknown, fmt.Sprintf(
-			"%s lets in everybody, so it can't be told whose certificates it accepts", target.Name)}
+			"%s admits every client, so it is unknown which certificates it accepts", target.Name)}
 	}
 	return c.judgeResource(target.Name, err)
 }
@@ -240,10 +240,10 @@ func (c *Certificate) judgeResource(name string, err error) Answer {
 	case apierrors.IsForbidden(err) && quoted(c.Subject):
 		return Answer{Recognised, fmt.Sprintf("%s knows the subject of a client certificate of this CA", name)}
 	case apierrors.IsForbidden(err) && quoted(anonymousUser):
-		return Answer{Unknown, fmt.Sprintf("%s takes the holder of a client certificate of this CA for anonymous: "+
+		return Answer{Unknown, fmt.Sprintf("%s identifies the holder of a client certificate of this CA as anonymous: "+
 			"it trusts no client CA at all, or has not seen the certificate", name)}
 	default:
-		return Answer{Unknown, fmt.Sprintf("%s gave no answer that counts: %v", name, err)}
+		return Answer{Unknown, fmt.Sprintf("%s gave no conclusive answer: %v", name, err)}
 	}
 }
 

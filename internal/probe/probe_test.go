@@ -183,7 +183,7 @@ func TestAsk(t *testing.T) {
 		"another credential":       {201, reviewFor(probe.Subject, "X509SHA256="+strings.Repeat("0", 64)), Unknown, "by another credential"},
 		"two credentials":          {201, reviewFor(probe.Subject, probe.ID, "JTI=1"), Unknown, "by another credential"},
 		"no credential":            {201, reviewFor(probe.Subject), Unknown, "does not say by which"},
-		"anonymous":                {201, reviewFor("system:anonymous"), Unknown, "for anonymous"},
+		"anonymous":                {201, reviewFor("system:anonymous"), Unknown, "as anonymous"},
 		"another user with our id": {201, reviewFor("admin", probe.ID), Refused, `"admin"`},
 		"nobody":                   {201, reviewFor(""), Refused, `""`},
 		"401 of an API server":     {401, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "401"},

@@ -49,7 +49,7 @@ func (p *Prober) Recognise(ctx context.Context, authority *ca.Authority, targets
 	shown, err := p.certificates(ctx, authority)
 	return p.round(targets, func(target Target) Answer {
 		if err != nil {
-			return Answer{Evidence: fmt.Sprintf("no certificate to ask with: %v", err)}
+			return Answer{Evidence: fmt.Sprintf("no certificate to present: %v", err)}
 		}
 		return p.ask(ctx, shown[0], target)
 	})
@@ -62,7 +62,7 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 	shown, err := p.certificates(ctx, retiring, signing)
 	return p.round(targets, func(target Target) Answer {
 		if err != nil {
-			return Answer{Evidence: fmt.Sprintf("no certificates to ask with: %v", err)}
+			return Answer{Evidence: fmt.Sprintf("no certificates to present: %v", err)}
 		}
 		answer := p.ask(ctx, shown[0], target)
 		if answer.Trust != Refused {
@@ -70,7 +70,7 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 		}
 		if control := p.ask(ctx, shown[1], target); control.Trust != Recognised {
 			return Answer{Evidence: fmt.Sprintf(
-				"%s; but that proves nothing, as the CA that signs now is not known to be accepted: %s",
+				"%s; but that proves nothing, because it is unknown whether the server accepts the CA that signs now: %s",
 				answer.Evidence, control.Evidence)}
 		}
 		return answer
@@ -81,7 +81,7 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answer {
 	answer := one.AskTarget(ctx, target)
 	if now := p.Clock.Now(); answer.Trust != Unknown && !one.validAt(now.Add(margin)) {
-		return Answer{Evidence: fmt.Sprintf("%s; but at %s, when the certificate could not be relied on to be valid",
+		return Answer{Evidence: fmt.Sprintf("%s; but the answer came at %s, when the certificate may have expired",
 			answer.Evidence, now.UTC().Format(time.RFC3339))}
 	}
 	return answer
@@ -103,7 +103,8 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 		return kept, nil
 	}
 	if end := authorities[0].NotAfter(); end.Before(now.Add(lifetime)) {
-		return nil, fmt.Errorf("the CA itself ends at %s, and could be refused for that", end.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("the CA itself expires at %s, and could be refused for that reason",
+			end.UTC().Format(time.RFC3339))
 	}
 	for i, authority := range authorities {
 		one, err := Mint(ctx, authority, p.Audit, now)

@@ -202,8 +202,8 @@ func TestACAThatEndsProvesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.clock.Step(57 * time.Minute)
-	r.want(t, r.Refuse(t.Context(), r.old, r.new, r.targets), Unknown, Unknown, "the CA itself ends at")
-	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Unknown, Unknown, "the CA itself ends at")
+	r.want(t, r.Refuse(t.Context(), r.old, r.new, r.targets), Unknown, Unknown, "the CA itself expires at")
+	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Unknown, Unknown, "the CA itself expires at")
 	if len(r.first.shown) > 0 {
 		t.Errorf("%q were shown", r.first.shown)
 	}

@@ -70,7 +70,7 @@ func direct(host string, tls rest.TLSClientConfig) *rest.Config {
 }
 
 // ErrNoEndpoints is the error of Endpoints if the API servers publish no address, as in envtest.
-var ErrNoEndpoints = errors.New("the Service default/kubernetes has no endpoints, so there is nobody to ask")
+var ErrNoEndpoints = errors.New("the Service default/kubernetes has no endpoints, so there is no API server to ask")
 
 // Endpoints returns the addresses of all API servers as they publish them: host:port of every endpoint of the Service
 // kubernetes, ready or not, sorted. It fails if there is no endpoint, or if a slice lacks the port, because a proof
@@ -129,7 +129,7 @@ func addressesOf(all []discoveryv1.EndpointSlice, port string) ([]string, error)
 // error. Listed returns the addresses sorted and without repetition.
 func Listed(addresses []string) ([]string, error) {
 	if len(addresses) == 0 {
-		return nil, fmt.Errorf("no API server is named, so there is nobody to ask")
+		return nil, fmt.Errorf("no API server is configured, so there is no API server to ask")
 	}
 	for _, address := range addresses {
 		if host, port, err := net.SplitHostPort(address); err == nil && host != "" {

@@ -98,7 +98,7 @@ func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, m
 		case one.answer.Trust != t.want:
 			missing = append(missing, fmt.Sprintf("%s: %s", name, one.answer.Evidence))
 		case one.answers < leastAnswers || one.lasted < settleFor:
-			missing = append(missing, fmt.Sprintf("%s: it has been seen %d time(s), for %s of %s",
+			missing = append(missing, fmt.Sprintf("%s: the wanted answer was seen %d time(s), for %s of %s",
 				name, one.answers, one.lasted.Round(time.Second), settleFor))
 		}
 	}

@@ -33,7 +33,7 @@ func BundleName(signerName, authority string) string {
 func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]target, State) {
 	version, err := p.served()
 	if err != nil {
-		return nil, State{Problems: []Problem{{Where: bundleKind + "s", Why: fmt.Sprintf("may be served or not: %v", err)}}}
+		return nil, State{Problems: []Problem{{Where: bundleKind + "s", Why: fmt.Sprintf("can't be discovered: %v", err)}}}
 	}
 	state := State{Served: version}
 	if version == "" {
@@ -50,11 +50,11 @@ func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]t
 	case err == nil, apierrors.IsForbidden(err) && len(wanted.Signers) == 0:
 	case apierrors.IsForbidden(err):
 		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
-			Why: fmt.Sprintf("of signers that have left can't be found: "+
+			Why: fmt.Sprintf("of removed signers can't be found: "+
 				"grant the manager list on clustertrustbundles.certificates.k8s.io (%v)", err)})
 	default:
 		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
-			Why: fmt.Sprintf("of signers that have left can't be found: %v", err)})
+			Why: fmt.Sprintf("of removed signers can't be found: %v", err)})
 	}
 	return append(targets, left...), state
 }

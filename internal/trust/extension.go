@@ -132,7 +132,7 @@ func without(data []byte, old *x509.Certificate) ([]byte, error) {
 		kept = append(kept, text...)
 	}
 	if removed > 0 && left == 0 {
-		return nil, errors.New("nothing but the CA that is to leave is trusted there")
+		return nil, errors.New("it trusts no CA other than the retired CA")
 	}
 	return append(kept, data...), nil
 }

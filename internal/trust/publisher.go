@@ -136,12 +136,12 @@ func (t target) String() string {
 }
 
 // errDiffers is wrapped by the errors of compare.
-var errDiffers = errors.New("is not as it should be")
+var errDiffers = errors.New("is not up to date")
 
 func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Context, target) error) State {
 	if len(wanted.Bundle) == 0 {
 		return State{Problems: []Problem{{Where: "the bundle of " + wanted.Authority,
-			Why: "has no certificate that is still valid: nobody is told to trust nothing"}}}
+			Why: "has no valid certificate: an empty bundle is not published"}}}
 	}
 	var targets []target
 	for _, key := range wanted.ConfigMaps {
@@ -175,11 +175,11 @@ func (p *Publisher) compare(ctx context.Context, t target) error {
 	case apierrors.IsNotFound(err) && t.gone:
 		return nil
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("does not exist: it %w", errDiffers)
+		return fmt.Errorf("does not exist, so it %w", errDiffers)
 	case err != nil:
 		return err
 	case t.gone:
-		return fmt.Errorf("is for a signer that has left: it %w", errDiffers)
+		return fmt.Errorf("is for a removed signer, so it %w", errDiffers)
 	}
 	if changed, err := t.set(obj); err != nil || changed {
 		return errors.Join(err, errDiffers)

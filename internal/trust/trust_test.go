@@ -88,8 +88,8 @@ func TestWithout(t *testing.T) {
 		"a namesake stays":      {data: namesakePEM + oldPEM, want: namesakePEM},
 		"text around stays":     {data: "# one\n" + oldPEM + "# two\n" + crlf + "\n\nend", want: "# one\n# two\n" + crlf + "\n\nend"},
 		"other blocks stay":     {data: odd + oldPEM + otherPEM, want: odd + otherPEM},
-		"nothing would be left": {data: oldPEM, err: "nothing but the CA that is to leave"},
-		"nothing of use would":  {data: odd + oldPEM + "# text", err: "nothing but the CA that is to leave"},
+		"nothing would be left": {data: oldPEM, err: "no CA other than the retired CA"},
+		"nothing of use would":  {data: odd + oldPEM + "# text", err: "no CA other than the retired CA"},
 		"cannot be read":        {data: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + oldPEM, err: "parse certificate 1"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -95,7 +95,7 @@ func (o *Observer) Ready(collections ...string) func(*http.Request) error {
 		defer o.mu.Unlock()
 		now := o.clock.Now()
 		if !o.since.IsZero() && now.Sub(o.since) >= unreachableAfter {
-			return fmt.Errorf("no call to the API server has got through for %s: %w", now.Sub(o.since).Round(time.Second), o.err)
+			return fmt.Errorf("no call to the API server has succeeded for %s: %w", now.Sub(o.since).Round(time.Second), o.err)
 		}
 		for path, one := range o.watches {
 			concerned := slices.ContainsFunc(collections, func(collection string) bool {

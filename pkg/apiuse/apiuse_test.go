@@ -37,8 +37,8 @@ func TestReadyFollowsTheCalls(t *testing.T) {
 		"answered":     {status(http.StatusOK), false, ""},
 		"not found":    {status(http.StatusNotFound), false, ""},
 		"forbidden":    {status(http.StatusForbidden), true, ""},
-		"unauthorized": {status(http.StatusUnauthorized), true, "no call to the API server has got through for 3s: the API server does not accept the manager's credentials"},
-		"gone":         {down, false, "no call to the API server has got through for 3s: connection refused"},
+		"unauthorized": {status(http.StatusUnauthorized), true, "no call to the API server has succeeded for 3s: the API server does not accept the manager's credentials"},
+		"gone":         {down, false, "no call to the API server has succeeded for 3s: connection refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

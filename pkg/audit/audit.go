@@ -34,7 +34,7 @@ const maxSubject = 2 * 64 << 10
 // errorsTotal counts records that could not be written to the audit log.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "csr_audit_errors_total",
-	Help: "Records that could not be written to the audit log file; the log has them in short.",
+	Help: "Records that could not be written to the audit log file; the log has them in a shorter form.",
 })
 
 func init() { metrics.Registry.MustRegister(errorsTotal) }
@@ -182,7 +182,7 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	}
 	if err != nil {
 		errorsTotal.Inc()
-		logger.Error(err, "The audit log lacks this record")
+		logger.Error(err, "Can't write this record to the audit log")
 	}
 }
 

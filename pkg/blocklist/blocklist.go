@@ -37,13 +37,13 @@ import (
 var (
 	blockedNodes = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_nodes",
-		Help: "Names on the block list of nodes that is in use.",
+		Help: "Names in the block list of nodes that is in use.",
 	})
 
 	blockListProblems = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_problems",
-		Help: "What is wrong with the block list of nodes: lines that are left out, " +
-			"or 1 when there is none or it can't be read.",
+		Help: "Invalid lines in the block list of nodes, which are ignored; " +
+			"1 when the list does not exist or can't be read.",
 	})
 )
 
@@ -93,13 +93,13 @@ func (l *List) Check(req *csr.Request) (reason, message string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.names == nil {
-		return "InventoryUnavailable", fmt.Sprintf("whether its node is blocked can't be found out, so it waits: "+
+		return "InventoryUnavailable", fmt.Sprintf("the request waits because it is unknown whether its node is blocked: "+
 			"block list ConfigMap %s: %s", l.name, l.problem)
 	}
 	for _, name := range nodes {
 		if l.names[name] {
 			return "NodeBlocked", fmt.Sprintf("node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
-				"for it until it is taken off", csr.Shorten(name), l.name)
+				"for it until its name is removed from the list", csr.Shorten(name), l.name)
 		}
 	}
 	return "", ""
@@ -131,7 +131,8 @@ func (l *List) ready() error {
 func (l *List) offer(obj *corev1.ConfigMap) {
 	if obj == nil {
 		l.refuse("BlockListMissing",
-			errors.New("it does not exist: create it with the names of the blocked nodes under the key nodes, or with none"))
+			errors.New("it does not exist: create it with the names of the blocked nodes under the key nodes, "+
+				"or with an empty value"))
 		return
 	}
 	l.mu.Lock()
@@ -161,10 +162,10 @@ func parse(text string) (names map[string]bool, problems []string) {
 		switch {
 		case name == "":
 		case strings.HasPrefix(name, csr.NodeUserPrefix):
-			problems = append(problems, fmt.Sprintf("line %d: %q is a user's name: leave out %s",
+			problems = append(problems, fmt.Sprintf("line %d: %q is a user name: remove the prefix %s",
 				number+1, csr.Shorten(name), csr.NodeUserPrefix))
 		case len(validation.IsDNS1123Subdomain(name)) > 0:
-			problems = append(problems, fmt.Sprintf("line %d: %q is no node's name", number+1, csr.Shorten(name)))
+			problems = append(problems, fmt.Sprintf("line %d: %q is not a node name", number+1, csr.Shorten(name)))
 		default:
 			names[name] = true
 		}
@@ -182,9 +183,11 @@ func (l *List) refuse(reason string, problem error) {
 	}
 	l.problem = problem.Error()
 	blockListProblems.Set(1)
-	message := fmt.Sprintf("no block list of nodes can be read: %s; nothing is approved or signed for any node", problem)
+	message := fmt.Sprintf("the block list of nodes can't be read: %s; nothing is approved or signed for any node",
+		problem)
 	if l.names != nil {
-		message = fmt.Sprintf("no block list of nodes can be read: %s; the last one holds: %s", problem, describe(l.names))
+		message = fmt.Sprintf("the block list of nodes can't be read: %s; the last version stays in use: %s",
+			problem, describe(l.names))
 	}
 	l.log.Error(nil, "No block list", "reason", reason, "message", message)
 	l.event(corev1.EventTypeWarning, reason, message)
@@ -201,7 +204,7 @@ func (l *List) use(names map[string]bool, problems []string) bool {
 	blockedNodes.Set(float64(len(names)))
 	blockListProblems.Set(float64(len(problems)))
 	if problem != "" && problem != last {
-		message := "lines are left out, the others hold: " + few(problems)
+		message := "invalid lines are ignored, and the other lines apply: " + few(problems)
 		l.log.Error(nil, "Bad block list", "message", message)
 		l.event(corev1.EventTypeWarning, "BlockListInvalid", message)
 	}

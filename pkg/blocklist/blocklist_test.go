@@ -50,7 +50,7 @@ func TestParse(t *testing.T) {
 		"bad lines among good": {
 			text: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", names: []string{"a", "h"},
 			problems: []string{
-				`line 2: "b c" is no node's name`, `line 3: "system:node:d" is a user's name: leave out system:node:`,
+				`line 2: "b c" is no node's name`, `line 3: "system:node:d" is a user name: remove the prefix system:node:`,
 				`line 4: "- e" is no node's name`, `line 5: "f_g" is no node's name`, `line 6: "*" is no node's name`,
 			},
 		},
@@ -115,7 +115,7 @@ func TestCheck(t *testing.T) {
 		reason, message := list.Check(test.req)
 		want := ""
 		if test.blocked != "" {
-			want = `node "` + test.blocked + `" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until it is taken off`
+			want = `node "` + test.blocked + `" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`
 		}
 		if (reason == "NodeBlocked") != (test.blocked != "") || message != want {
 			t.Errorf("%s: %s %q", name, reason, message)
@@ -133,7 +133,7 @@ func TestCheck(t *testing.T) {
 // TestChanges goes through what can become of the ConfigMap.
 func TestChanges(t *testing.T) {
 	t.Parallel()
-	const gone = "it does not exist: create it with the names of the blocked nodes under the key nodes, or with none"
+	const gone = "it does not exist: create it with the names of the blocked nodes under the key nodes, or with an empty value"
 	list, recorder := newList()
 	enqueued := 0
 	var queue requestQueue
@@ -150,18 +150,18 @@ func TestChanges(t *testing.T) {
 		wakes   bool
 	}{
 		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: "not read yet"},
-		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing no block list of nodes can be read: " + gone + "; nothing is approved or signed for any node"}, false},
+		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing the block list of nodes can't be read: " + gone + "; nothing is approved or signed for any node"}, false},
 		{what: func() { list.offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
-		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes", []string{"Warning BlockListInvalid no block list of nodes can be read: it has no key nodes; nothing is approved or signed for any node"}, false},
+		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes", []string{"Warning BlockListInvalid the block list of nodes can't be read: it has no key nodes; nothing is approved or signed for any node"}, false},
 		{func() { list.offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked: a"}, true},
 		{what: func() { list.offer(listed("a # still")) }, a: "NodeBlocked"},
 		{func() { list.offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
-		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing no block list of nodes can be read: " + gone + "; the last one holds: blocked: a, b"}, false},
-		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing no block list of nodes can be read: forbidden; the last one holds: blocked: a, b"}, false},
+		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing the block list of nodes can't be read: " + gone + "; the last version stays in use: blocked: a, b"}, false},
+		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing the block list of nodes can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
-		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid no block list of nodes can be read: it has no key nodes; the last one holds: blocked: a, b"}, false},
+		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid the block list of nodes can't be read: it has no key nodes; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is no node's name`, []string{
-			`Warning BlockListInvalid lines are left out, the others hold: line 2: "x y" is no node's name`, "Normal BlockListRead blocked: b",
+			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: line 2: "x y" is no node's name`, "Normal BlockListRead blocked: b",
 		}, true},
 		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead no node is blocked"}, true},
 	} {

@@ -28,13 +28,13 @@ func NewAllowedNames(entries []string) (AllowedNames, error) {
 		case strings.Contains(entry, "://"), strings.Contains(entry, "@"):
 			if strings.Contains(strings.TrimSuffix(entry, "*"), "*") {
 				return AllowedNames{}, fmt.Errorf(
-					"%q is no allowed name: a URI or an e-mail address may hold one *, at the end", entry)
+					"%q is not an allowed name: a URI or an e-mail address may contain one *, at the end", entry)
 			}
 			names.others = append(names.others, entry)
 		case isDNSPattern(entry):
 			names.dns = append(names.dns, san.CanonicalName(entry))
 		default:
-			return AllowedNames{}, fmt.Errorf("%q is no allowed name: "+
+			return AllowedNames{}, fmt.Errorf("%q is not an allowed name: "+
 				"want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address", entry)
 		}
 	}

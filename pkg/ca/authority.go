@@ -118,7 +118,7 @@ func signingCertificate(certs []*x509.Certificate, key crypto.Signer) (*x509.Cer
 	case unfit != nil:
 		return nil, unfit
 	default:
-		return nil, fmt.Errorf("the private key belongs to none of the %d certificate(s)", len(certs))
+		return nil, fmt.Errorf("the private key does not match any of the %d certificate(s)", len(certs))
 	}
 }
 
@@ -137,11 +137,12 @@ func maySign(cert *x509.Certificate) error {
 // Usable returns nil if every certificate of the chain is valid at now. If one has expired, the error wraps ErrExpired.
 func (a *Authority) Usable(now time.Time) error {
 	if !now.Before(a.ends.NotAfter) {
-		expired := ErrExpired
+		issuer := ""
 		if a.ends != a.cert {
-			expired = fmt.Errorf("%w with its issuer", ErrExpired)
+			issuer = "its issuer "
 		}
-		return fmt.Errorf("%w: %q ended at %s", expired, a.ends.Subject, a.ends.NotAfter.Format(time.RFC3339))
+		return fmt.Errorf("%w: %s%q expired at %s",
+			ErrExpired, issuer, a.ends.Subject, a.ends.NotAfter.Format(time.RFC3339))
 	}
 	for _, cert := range a.chain {
 		if now.Before(cert.NotBefore) {
@@ -208,11 +209,11 @@ func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 		end = 0
 	case WithRoot:
 		if !selfSigned(last) {
-			return nil, fmt.Errorf("the chain is to end with its root, but ends with %q, whose issuer %q is not given",
+			return nil, fmt.Errorf("the chain must end with its root, but ends with %q: add the certificate of its issuer %q",
 				last.Subject, last.Issuer)
 		}
 	default:
-		return nil, fmt.Errorf("no such chain: %q", chain)
+		return nil, fmt.Errorf("unknown chain %q", chain)
 	}
 	with := *a
 	with.appended = nil
@@ -263,7 +264,7 @@ func chainOf(cert *x509.Certificate, certs, anchors []*x509.Certificate) ([]*x50
 	}
 	last := next[len(next)-1]
 	if len(anchors) > 0 {
-		return nil, fmt.Errorf("the chain does not end in a certificate of ca.crt: the issuer %q of %q is not there",
+		return nil, fmt.Errorf("the chain does not end in a certificate of ca.crt: the issuer %q of %q is missing",
 			last.cert.Issuer, last.cert.Subject)
 	}
 	return last.certs(), nil

@@ -60,8 +60,8 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 		"only another kind": {cert: [][]byte{pkcs8(t, key)}, err: "no PEM block of type CERTIFICATE found"},
 		"broken":            {cert: [][]byte{broken}, err: "parse certificate 1: x509: malformed certificate"},
 		"good and broken":   {cert: [][]byte{good, broken}, err: "parse certificate 2: x509: malformed certificate"},
-		"of another key":    {cert: [][]byte{foreign}, err: "the private key belongs to none of the 1 certificate(s)"},
-		"of other keys":     {cert: [][]byte{foreign, foreign}, err: "the private key belongs to none of the 2 certificate(s)"},
+		"of another key":    {cert: [][]byte{foreign}, err: "the private key does not match any of the 1 certificate(s)"},
+		"of other keys":     {cert: [][]byte{foreign, foreign}, err: "the private key does not match any of the 2 certificate(s)"},
 		"no CA":             {cert: [][]byte{notCA}, err: `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`},
 		"no constraints":    {cert: [][]byte{noConstraints}, err: `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`},
 		"may not sign":      {cert: [][]byte{noCertSign}, err: `certificate "CN=changed" may not sign certificates (key usage keyCertSign missing, RFC 5280 section 4.2.1.3)`},
@@ -160,7 +160,7 @@ func TestUsable(t *testing.T) {
 		"from its start":   {at: now},
 		"until its end":    {at: now.Add(time.Hour - time.Nanosecond)},
 		"before its start": {at: now.Add(-time.Nanosecond), err: `the signing certificate "CN=CA" is not valid before 2026-03-01T12:00:00Z`},
-		"at its end":       {at: now.Add(time.Hour), err: `the signing certificate has expired: "CN=CA" ended at 2026-03-01T13:00:00Z`, expired: true},
+		"at its end":       {at: now.Add(time.Hour), err: `the signing certificate has expired: "CN=CA" expired at 2026-03-01T13:00:00Z`, expired: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

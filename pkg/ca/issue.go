@@ -50,7 +50,7 @@ type Issued struct {
 // Authority has expired.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
-		return nil, errors.New("issue with a Profile that NewProfile has not made")
+		return nil, errors.New("issue certificate: the Profile was not created with NewProfile")
 	}
 	if err := a.Usable(now); err != nil {
 		return nil, err

@@ -187,7 +187,7 @@ func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
 		at  time.Time
 		err string
 	}{
-		"expired":       {at: now.AddDate(0, 0, 5), err: `the signing certificate has expired: "CN=CA" ended at 2026-03-06T12:00:00Z`},
+		"expired":       {at: now.AddDate(0, 0, 5), err: `the signing certificate has expired: "CN=CA" expired at 2026-03-06T12:00:00Z`},
 		"not yet valid": {at: now.AddDate(0, 0, -6), err: `the signing certificate "CN=CA" is not valid before 2026-02-24T12:00:00Z`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -54,7 +54,7 @@ type LintError struct {
 }
 
 func (e *LintError) Error() string {
-	return "the finished certificate is not the judged one: " + strings.Join(e.Differences, "; ")
+	return "the issued certificate differs from the judged request: " + strings.Join(e.Differences, "; ")
 }
 
 // lint parses the finished certificate and compares each field with req, with issued and with the Contents of p. It
@@ -84,7 +84,7 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	differ(cert.BasicConstraintsValid && !cert.IsCA, "CA", cert.IsCA, false)
 	differ(cert.NotBefore.Equal(issued.NotBefore.Truncate(time.Second)), "begin", cert.NotBefore, issued.NotBefore)
 	differ(cert.NotAfter.Equal(issued.NotAfter.Truncate(time.Second)), "end", cert.NotAfter, issued.NotAfter)
-	differ(!cert.NotAfter.After(a.ends.NotAfter), "end", cert.NotAfter, "no later than that of the CA")
+	differ(!cert.NotAfter.After(a.ends.NotAfter), "end", cert.NotAfter, "not after the end of the CA")
 	longest := p.config.MaxLifetime + Backdate
 	differ(cert.NotAfter.Sub(cert.NotBefore) <= longest,
 		"lifetime", cert.NotAfter.Sub(cert.NotBefore), fmt.Sprintf("at most %s", longest))
@@ -101,7 +101,7 @@ func differInNames(cert *x509.Certificate, req Request) []string {
 	attributes := 0
 	compare := func(field string, got, want []string) {
 		if !slices.Equal(got, want) {
-			found = append(found, fmt.Sprintf("%s %q is not the judged one, %q", field, few(got), few(want)))
+			found = append(found, fmt.Sprintf("%s %q differs from the judged %q", field, few(got), few(want)))
 		}
 	}
 	got, want := valuesOf(cert.Subject), valuesOf(req.Subject)
@@ -160,7 +160,7 @@ func foreignExtensions(cert *x509.Certificate) []string {
 		at := slices.IndexFunc(extensions, func(known extension) bool { return known.id.Equal(got.Id) })
 		switch {
 		case at < 0:
-			found = append(found, fmt.Sprintf("extension %s is foreign", got.Id))
+			found = append(found, fmt.Sprintf("extension %s is not permitted", got.Id))
 		case got.Critical != extensions[at].critical(cert):
 			found = append(found, fmt.Sprintf("extension %s is critical: %t", extensions[at].name, got.Critical))
 		}

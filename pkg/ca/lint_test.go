@@ -84,12 +84,12 @@ func TestLintFindsEachDifference(t *testing.T) {
 		"end":                      {change: func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(time.Second) }, want: "end"},
 		"a foreign extension": {change: func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 2, 3}, Value: []byte{5, 0}}}
-		}, want: "extension 1.2.3 is foreign"},
+		}, want: "extension 1.2.3 is not permitted"},
 		"a critical usage": {change: func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: []int{2, 5, 29, 37}, Critical: true, Value: []byte{0x30, 0}}}
 		}, want: "extKeyUsage is critical: true"},
-		"a key identifier": {change: func(c *x509.Certificate) { c.SubjectKeyId = []byte{1} }, want: "extension 2.5.29.14 is foreign"},
-		"a policy":         {change: func(c *x509.Certificate) { c.Policies = []x509.OID{must(x509.OIDFromInts([]uint64{1, 2, 3}))} }, want: "extension 2.5.29.32 is foreign"},
+		"a key identifier": {change: func(c *x509.Certificate) { c.SubjectKeyId = []byte{1} }, want: "extension 2.5.29.14 is not permitted"},
+		"a policy":         {change: func(c *x509.Certificate) { c.Policies = []x509.OID{must(x509.OIDFromInts([]uint64{1, 2, 3}))} }, want: "extension 2.5.29.32 is not permitted"},
 		"another key":      {change: func(*x509.Certificate) {}, key: lintKey(t).Public(), want: "key is"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -101,7 +101,7 @@ func newKey(algorithm Algorithm) (crypto.Signer, error) {
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		return key, err
 	default:
-		return nil, fmt.Errorf("no such algorithm: %q", algorithm)
+		return nil, fmt.Errorf("unknown algorithm %q", algorithm)
 	}
 }
 

@@ -76,7 +76,7 @@ func TestNewRefuses(t *testing.T) {
 		"64 letters":     {options: ca.NewOptions{CommonName: strings.Repeat("ü", 64), Lifetime: time.Hour}},
 		"65 letters":     {options: ca.NewOptions{CommonName: strings.Repeat("a", 65), Lifetime: time.Hour}, err: `the common name "` + strings.Repeat("a", 65) + `" has 65 letters: want 1 to 64`},
 		"no name":        {options: ca.NewOptions{Lifetime: time.Hour}, err: `the common name "" has 0 letters: want 1 to 64`},
-		"unknown to it":  {options: ca.NewOptions{CommonName: "a", Algorithm: "DSA", Lifetime: time.Hour}, err: `make CA key: no such algorithm: "DSA"`},
+		"unknown to it":  {options: ca.NewOptions{CommonName: "a", Algorithm: "DSA", Lifetime: time.Hour}, err: `make CA key: unknown algorithm "DSA"`},
 		"nothing at all": {err: `the common name "" has 0 letters: want 1 to 64`},
 	} {
 		_, _, err := ca.New(test.options, now)

@@ -101,7 +101,8 @@ func NewProfile(config ProfileConfig) (Profile, error) {
 		}
 	}
 	if config.Lifetime > config.MaxLifetime {
-		return Profile{}, fmt.Errorf("the default lifetime %s is over the longest, %s", config.Lifetime, config.MaxLifetime)
+		return Profile{}, fmt.Errorf("the default lifetime %s exceeds the maximum lifetime %s",
+			config.Lifetime, config.MaxLifetime)
 	}
 	for _, pattern := range config.ForbiddenSubjects {
 		if err := CheckSubjectPattern(pattern); err != nil {
@@ -117,7 +118,7 @@ func CheckLifetime(lifetime time.Duration) error {
 		return nil
 	}
 	return fmt.Errorf("%s is too short: certificates are backdated by %s and clients renew after as little as 70%% "+
-		"of the validity, so what lives for %s or less is due for renewal the moment it is issued",
+		"of the validity, so a certificate of %s or less is due for renewal as soon as it is issued",
 		lifetime, Backdate, ShortestLifetime.Round(time.Second))
 }
 
@@ -126,7 +127,7 @@ func CheckSubjectPattern(pattern string) error {
 	attribute, value, found := strings.Cut(pattern, "=")
 	if !found || (attribute != "O" && attribute != "CN") || value == "" ||
 		strings.Contains(strings.TrimSuffix(value, "*"), "*") {
-		return fmt.Errorf("%q is no subject pattern: want O=value or CN=value, with at most one *, at the end", pattern)
+		return fmt.Errorf("%q is not a subject pattern: want O=value or CN=value, with at most one *, at the end", pattern)
 	}
 	return nil
 }

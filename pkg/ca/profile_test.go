@@ -17,7 +17,7 @@ import (
 )
 
 const tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
-	"so what lives for 2m9s or less is due for renewal the moment it is issued"
+	"so a certificate of 2m9s or less is due for renewal as soon as it is issued"
 
 func TestNewProfile(t *testing.T) {
 	t.Parallel()
@@ -33,9 +33,9 @@ func TestNewProfile(t *testing.T) {
 		"negative":                       {config: ca.ProfileConfig{Lifetime: -time.Hour}, err: "-1h0m0s" + tooShort},
 		"least too short":                {config: ca.ProfileConfig{MinLifetime: time.Minute}, err: "1m0s" + tooShort},
 		"longest too short":              {config: ca.ProfileConfig{Lifetime: time.Hour, MaxLifetime: time.Second}, err: "1s" + tooShort},
-		"default over the longest":       {config: ca.ProfileConfig{Lifetime: 2 * time.Hour, MaxLifetime: time.Hour}, err: "the default lifetime 2h0m0s is over the longest, 1h0m0s"},
-		"one year over the longest":      {config: ca.ProfileConfig{MaxLifetime: time.Hour}, err: "the default lifetime 8760h0m0s is over the longest, 1h0m0s"},
-		"bad pattern":                    {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=a", "OU=b"}}, err: `"OU=b" is no subject pattern: want O=value or CN=value, with at most one *, at the end`},
+		"default over the longest":       {config: ca.ProfileConfig{Lifetime: 2 * time.Hour, MaxLifetime: time.Hour}, err: "the default lifetime 2h0m0s exceeds the maximum lifetime 1h0m0s"},
+		"one year over the longest":      {config: ca.ProfileConfig{MaxLifetime: time.Hour}, err: "the default lifetime 8760h0m0s exceeds the maximum lifetime 1h0m0s"},
+		"bad pattern":                    {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=a", "OU=b"}}, err: `"OU=b" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -115,7 +115,7 @@ func TestProfileCheck(t *testing.T) {
 		"RSA long and weak at e":  {key: rsaOf(512, 1), want: unpermitted("RSA keys with the public exponent 1 are not permitted")},
 
 		"names":                      {names: []string{"a", "*.a", "fd00::1"}},
-		"a name of two names":        {names: []string{"a", "b, DNS:\u202ec"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "b, DNS:\u202ec" is no DNS name: labels must be of letters, digits, - and _, and not begin with -`}}},
+		"a name of two names":        {names: []string{"a", "b, DNS:\u202ec"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "b, DNS:\u202ec" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`}}},
 		"a wildcard":                 {config: ca.ProfileConfig{ForbidWildcards: true}, names: []string{"*.a"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "*.a" is a wildcard, which this signer does not permit`}}},
 		"a long name":                {names: []string{strings.Repeat("a", 60_000)}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "` + strings.Repeat("a", 253) + `..." is longer than 253 bytes`}}},
 		"another organization":       {config: masters, subject: pkix.Name{Organization: []string{"system:nodes"}}},

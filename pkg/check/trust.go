@@ -88,7 +88,7 @@ func (t Trust) check(ctx context.Context, c CA, trusted []*x509.Certificate, lis
 func (t Trust) prove(ctx context.Context, authority *ca.Authority, now time.Time) probe.Answer {
 	shown, err := probe.Mint(ctx, authority, t.Audit, now)
 	if err != nil {
-		return probe.Answer{Evidence: fmt.Sprintf("no certificate to ask with: %v", err)}
+		return probe.Answer{Evidence: fmt.Sprintf("no certificate to present: %v", err)}
 	}
 	return shown.Ask(ctx, t.Cluster)
 }

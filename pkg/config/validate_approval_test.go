@@ -107,7 +107,7 @@ func TestNodeClientMistakes(t *testing.T) {
 			`approval.nodeClient.requireTokenBinding: Invalid value: true: ` + own, `approval.nodeClient.rejoin: Invalid value: true: ` + own, `approval.nodeClient.bootstrapUsers: Invalid value: ["a"]: ` + own,
 		}},
 		"what is reserved": {approval: "kubeletServing: {reserved: [API.example.com, 10.0.0.1, 'fd00::1', 10.96.0.0/12]}"},
-		"no address": {approval: "kubeletServing: {reserved: [010.0.0.1, 10.0.0.300]}", want: []string{
+		"not an address": {approval: "kubeletServing: {reserved: [010.0.0.1, 10.0.0.300]}", want: []string{
 			`approval.kubeletServing.reserved[0]: Invalid value: "010.0.0.1": want a name, an address or a CIDR`,
 			`approval.kubeletServing.reserved[1]: Invalid value: "10.0.0.300": want a name, an address or a CIDR`,
 		}},
@@ -116,12 +116,12 @@ func TestNodeClientMistakes(t *testing.T) {
 		"rows and a map":                                   {approval: "inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", want: []string{`approval.inventory.sources[0].static: Required value: want configMap or rows`}},
 		"map of no name":                                   {approval: "inventory: {sources: [{static: {configMap: b}}]}", want: []string{`approval.inventory.sources[0].static.configMap: Invalid value: "b": want namespace/name`}},
 		"a webhook":                                        {approval: "inventory: {sources: [{webhook: {url: 'https://a', caFile: c, timeout: 1s}}]}"},
-		"a webhook without TLS, and of no CA":              {approval: "inventory: {sources: [{webhook: {url: 'http://a'}}]}", want: []string{`approval.inventory.sources[0].webhook: Invalid value: "http://a": ` + "url: want https://HOST\ncaFile: name the file with the CA of the server"}},
+		"a webhook without TLS, and of no CA":              {approval: "inventory: {sources: [{webhook: {url: 'http://a'}}]}", want: []string{`approval.inventory.sources[0].webhook: Invalid value: "http://a": ` + "url: want https://HOST\ncaFile: set the file with the CA of the server"}},
 		"an API server's node that anybody can become":     {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}", want: []string{"approval.kubeletServing.apiServerNodes: Invalid value: \"a\": every holder of a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"}},
 		"an API server's node that nobody else can become": {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}, nodeClient: {requireTokenBinding: true}"},
 		"openshift with other sources":                     {approval: "nodeClient: {inventory: openshift}, " + rows, want: []string{`approval.nodeClient.inventory: Invalid value: "openshift": excludes sources other than OpenShift's Machines: leave approval.inventory.sources at node, or set sources`}},
 		"half a limit":                                     {approval: "limit: {burst: 1}", want: []string{`approval.limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`}},
-		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: want one of name and namePattern`}},
+		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: set either name or namePattern`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

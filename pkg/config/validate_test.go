@@ -15,7 +15,7 @@ const (
 	noCA = "signing: Required value: no signing CA: set --signing-secret, or --cluster-signing-cert-file and --cluster-signing-key-file, " +
 		"or one for each signer; or exclude the signer with --controllers=*,-signer"
 	tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
-		"so what lives for 2m9s or less is due for renewal the moment it is issued"
+		"so a certificate of 2m9s or less is due for renewal as soon as it is issued"
 )
 
 func TestValidate(t *testing.T) {
@@ -85,7 +85,7 @@ func TestValidate(t *testing.T) {
 				"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own",
 		}},
 		"forbidden for all": {body: "signing: {secret: ns/ca, forbiddenSubjects: [nonsense]}\n", want: []string{
-			`signing.forbiddenSubjects[0]: Invalid value: "nonsense": "nonsense" is no subject pattern: want O=value or CN=value, with at most one *, at the end`,
+			`signing.forbiddenSubjects[0]: Invalid value: "nonsense": "nonsense" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`,
 		}},
 		"another lock": {body: secret, args: []string{"--leader-elect-resource-lock=endpoints"}, want: []string{`invalid argument "endpoints" for "--leader-elect-resource-lock" flag: want leases`}},
 		"gone at once": {body: "cleaning: {retention: {approved: 0s}, signers: [{name: example.com/a, retention: {pending: 1ms}}]}\n" + secret, want: []string{
@@ -145,7 +145,7 @@ func TestValidate(t *testing.T) {
 		"signer's least":             {body: custom(", minDuration: 0s"), want: []string{`signing.signers[example.com/a].minDuration: Invalid value: "0s": 0s` + tooShort}},
 		"signer's longest":           {body: custom(", maxDuration: -1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "-1h0m0s": -1h0m0s` + tooShort}},
 		"longest under the lifetime": {body: custom(", duration: 2h, maxDuration: 1h"), want: []string{`signing.signers[example.com/a].maxDuration: Invalid value: "1h0m0s": must not be less than the duration`}},
-		"bad subject":                {body: custom(", forbiddenSubjects: [CN=a, OU=b]"), want: []string{`signing.signers[example.com/a].forbiddenSubjects[1]: Invalid value: "OU=b": "OU=b" is no subject pattern: want O=value or CN=value, with at most one *, at the end`}},
+		"bad subject":                {body: custom(", forbiddenSubjects: [CN=a, OU=b]"), want: []string{`signing.signers[example.com/a].forbiddenSubjects[1]: Invalid value: "OU=b": "OU=b" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`}},
 		"Kubernetes' signer, usages": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, usages: [any]}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving].usages: Forbidden: Kubernetes' signers have fixed rules"}},
 		"Kubernetes' signer, no CA":  {body: "signing: {signers: [{name: kubernetes.io/kubelet-serving}]}\n", want: []string{"signing.signers[kubernetes.io/kubelet-serving]: Required value: needs a CA: secret, or certFile and keyFile", noCA}},
 		"everything at once": {
@@ -244,7 +244,7 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 		"no extended usage":   {body: one(`usages: [digital signature], allowNoExtKeyUsage: true`)},
 		"API servers":         {body: "signing: {secret: ns/a, apiServers: [10.0.0.1:6443, \"https://lb.test\"]}\n"},
 		"a bad name": {body: one(`usages: [server auth], allowedNames: [a.svc, "*"]`), want: []string{
-			`signing.signers[example.com/a].allowedNames[1]: Invalid value: "*": "*" is no allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address`}},
+			`signing.signers[example.com/a].allowedNames[1]: Invalid value: "*": "*" is not an allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address`}},
 		"nothing that could be issued": {body: one(`usages: [digital signature, key encipherment]`), want: []string{
 			`signing.signers[example.com/a].usages: Invalid value: "digital signature,key encipherment": none is an extended key usage, such as server auth, ` +
 				"and without one a certificate is refused: add one, or set allowNoExtKeyUsage"}},

@@ -178,7 +178,7 @@ func TestParseRefusesWhatItCannotList(t *testing.T) {
 				names(generalName(2, false, []byte("a")))(said)
 				names(generalName(2, false, []byte("b")))(said)
 			},
-			want: "spec.request holds no valid PKCS#10 request: x509: certificate request contains duplicate requested extensions",
+			want: "spec.request is not a valid PKCS#10 request: x509: certificate request contains duplicate requested extensions",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

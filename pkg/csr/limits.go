@@ -201,6 +201,6 @@ func elements(der []byte) iter.Seq[asn1.RawValue] {
 
 // Fault returns the message for an error of Parse that is not a *Refused.
 func Fault(err error) string {
-	return fmt.Sprintf("%v; this is a defect of csr-controller-manager: report it with this request; "+
-		"it is read again within a minute", err)
+	return fmt.Sprintf("%v; this is a bug in csr-controller-manager: report it with this request. "+
+		"The request is parsed again within a minute", err)
 }

@@ -139,7 +139,7 @@ func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, *Refused) {
 }
 
 func malformed(err error) *Refused {
-	return &Refused{ReasonMalformed, fmt.Sprintf("spec.request holds no valid PKCS#10 request: %v", err)}
+	return &Refused{ReasonMalformed, fmt.Sprintf("spec.request is not a valid PKCS#10 request: %v", err)}
 }
 
 // requestedLifetime returns the requested lifetime, or zero if the request sets none. For zero seconds, which the API

@@ -94,7 +94,7 @@ func TestParsePEM(t *testing.T) {
 	badSAN := nodeRequest()
 	badSAN.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: []byte{4, 1, 0}}}
 	const noPEM = "spec.request is not a PEM block of type CERTIFICATE REQUEST"
-	const noRequest = "spec.request holds no valid PKCS#10 request: "
+	const noRequest = "spec.request is not a valid PKCS#10 request: "
 
 	for name, test := range map[string]struct {
 		data []byte

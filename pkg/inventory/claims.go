@@ -148,7 +148,7 @@ func (o *Ownership) Contest(node string, value san.SAN) (Contest, error) {
 		}
 	}
 	if len(reporters) > MaxRivals+1 {
-		return Contest{}, fmt.Errorf("more than %d other Nodes report what it asks for", MaxRivals)
+		return Contest{}, fmt.Errorf("more than %d other Nodes report the requested name or address", MaxRivals)
 	}
 	return o.compare(ours, value, others(reporters, node))
 }

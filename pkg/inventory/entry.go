@@ -105,7 +105,7 @@ func (e *Entry) String() string {
 	return fmt.Sprintf("%q", all)
 }
 
-// AddName adds a DNS name as a person writes it. An error says why text is no DNS name.
+// AddName adds a DNS name as a person writes it. An error says why text is not a DNS name.
 func (e *Entry) AddName(text string) error {
 	name, err := parseName(text)
 	if err == nil {
@@ -129,7 +129,7 @@ func parseName(text string) (san.SAN, error) {
 		return san.SAN{}, errors.New("is an address: list it as one")
 	}
 	if len(validation.IsDNS1123Subdomain(value.Name)) > 0 {
-		return san.SAN{}, errors.New("is no DNS name")
+		return san.SAN{}, errors.New("is not a DNS name")
 	}
 	return value, nil
 }
@@ -142,14 +142,14 @@ func (e *Entry) AddAddress(text string) error {
 	if !strings.Contains(text, "/") {
 		address, err := netip.ParseAddr(text)
 		if err != nil || address.Zone() != "" {
-			return errors.New("is no IP address")
+			return errors.New("is not an IP address")
 		}
 		e.SANs = append(e.SANs, san.SAN{Address: address.Unmap()})
 		return nil
 	}
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
-		return errors.New("is no CIDR")
+		return errors.New("is not a CIDR")
 	}
 	if prefix.Addr().Is4In6() {
 		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)

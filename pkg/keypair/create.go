@@ -142,12 +142,12 @@ func (k *KeyPair) missing() *Unavailable {
 	}
 	switch {
 	case k.guard != nil:
-		return problem(": the leader creates it for a new SigningAuthority; kubectl get signingauthorities -o wide " +
-			"says what is waited for").awaited()
+		return problem(": the leader creates it for a new SigningAuthority; " +
+			"kubectl get signingauthorities -o wide shows what it waits for").awaited()
 	case k.Create == nil:
 		return problem(": create it with type %s", corev1.SecretTypeTLS)
 	case k.authority != nil && k.authority.Usable(k.Clock.Now()) == nil:
-		return problem(": no other CA is made while its CA is in use, so put it back")
+		return problem(": its CA is still in use, so no new CA is created; restore the Secret")
 	}
 	select {
 	case k.creation.missing <- struct{}{}:
@@ -180,6 +180,6 @@ func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.object, k.creation.failure = object, nil
 	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
 	k.event("Create", corev1.EventTypeNormal, "CACreated",
-		fmt.Sprintf("made a CA, key %s, %q, until %s: whoever verifies certificates must trust it",
+		fmt.Sprintf("created a CA with key %s, %q, valid until %s: every verifier of its certificates must trust it",
 			authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
 }

@@ -174,7 +174,7 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	if secret := m.look(t); len(secret.Data) > 0 {
 		t.Error("made another one")
 	}
-	const want = "Warning CAMissing Secret ns/ca does not exist: no other CA is made while its CA is in use, so put it back; the last good one stays in use"
+	const want = "Warning CAMissing Secret ns/ca does not exist: its CA is still in use, so no new CA is created; restore the Secret; the last good CA stays in use"
 	if diff := cmp.Diff([]string{want}, taken(m.recorder)); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}

@@ -36,10 +36,10 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 	pair, clock, recorder := leading(map[string]time.Duration{"example.com/short": time.Hour, "example.com/long": 60 * day})
 	old, next := newRoot(t, 100*day), newRoot(t, 200*day)
 	ends := func(id, days string) string {
-		return "Warning CAExpiring the CA that signs, key " + id + ", ends in less than " + days + " days, at 2026-06-09T12:00:00Z, and all that it has signed with it: replace it"
+		return "Warning CAExpiring the signing CA with key " + id + " expires in less than " + days + " days, at 2026-06-09T12:00:00Z, together with all certificates that it has signed: replace it"
 	}
 	cut := func(id, signers string) string {
-		return "Warning LifetimeCut certificates for " + signers + " are issued for less time than configured, because the CA, key " + id + ", ends before, at 2026-06-09T12:00:00Z: replace it"
+		return "Warning LifetimeCut certificates for " + signers + " have a shorter lifetime than configured, because the CA with key " + id + " expires earlier, at 2026-06-09T12:00:00Z: replace it"
 	}
 	id := keyID(t, old)
 	for _, step := range []struct {
@@ -54,11 +54,11 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 		{left: 60*day - 5*time.Minute},
 		{left: 60*day - 6*time.Minute, want: []string{cut(id, "example.com/long")}},
 		{left: 30 * day, want: []string{ends(id, "30")}},
-		{left: 20 * day, during: func() { pair.Load(nil, old.key) }, want: []string{"Warning CAInvalid Secret ns/ca can't be used: no PEM block of type CERTIFICATE found; the last good one stays in use"}},
+		{left: 20 * day, during: func() { pair.Load(nil, old.key) }, want: []string{"Warning CAInvalid Secret ns/ca can't be used: no PEM block of type CERTIFICATE found; the last good CA stays in use"}},
 		{left: 7 * day, during: func() { pair.Load(nil, old.key) }, want: []string{ends(id, "7")}},
 		{left: 6 * day},
 		{left: 30 * time.Minute, want: []string{cut(id, "example.com/long, example.com/short")}},
-		{left: 0, want: []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-06-09T12:00:00Z`}},
+		{left: 0, want: []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-06-09T12:00:00Z`}},
 		{left: -day},
 		{left: -day, during: func() { pair.Load(next.cert, next.key) }},
 	} {
@@ -123,8 +123,8 @@ func TestSharingIsReported(t *testing.T) {
 		var want []string
 		if test.want != "" {
 			want = []string{"Warning CAShared kubelet serving certificates share this CA with those of " + test.want +
-				": whoever verifies one kind by this CA alone accepts the other, and only their usages tell them apart; " +
-				"give kubernetes.io/kubelet-serving a CA of its own"}
+				": a verifier that trusts this CA accepts both, and distinguishes them only by their usages; " +
+				"use a separate CA for kubernetes.io/kubelet-serving"}
 		}
 		if diff := cmp.Diff(want, warnings(recorder)); diff != "" {
 			t.Errorf("%s: Events (-want +got):\n%s", name, diff)

@@ -202,8 +202,8 @@ func (k *KeyPair) AuthorityFor(signerName string, now time.Time) (*ca.Authority,
 	}
 	permit := k.guard.permit
 	if !slices.Contains(permit.Signers, signerName) {
-		return nil, 0, unavailable("CANotProven", "the CA in %s is not proven to be trusted by those who verify "+
-			"certificates of signer %s: that signer must be among spec.signers of its SigningAuthority %s before the CA "+
+		return nil, 0, unavailable("CANotProven", "the CA in %s is not proven to be trusted by the verifiers of "+
+			"certificates of signer %s: that signer must be in spec.signers of its SigningAuthority %s before the CA "+
 			"begins to sign", k.name, signerName, permit.Authority)
 	}
 	return authority, permit.LifetimeCap, nil
@@ -311,7 +311,7 @@ func (k *KeyPair) reject(problem *Unavailable) {
 	if k.authority == nil {
 		k.measure(caNotAfter, 0)
 	} else if k.authority.Usable(k.Clock.Now()) == nil {
-		message += "; the last good one stays in use"
+		message += "; the last good CA stays in use"
 	}
 	k.Log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)
 	k.event("Load", corev1.EventTypeWarning, problem.Reason, message)
@@ -395,9 +395,9 @@ func (k *KeyPair) warnAhead() {
 	if sharing := k.SharesServing(); len(sharing) > 0 && !k.warned.sharing {
 		k.warned.sharing = true
 		k.event("Load", corev1.EventTypeWarning, "CAShared",
-			fmt.Sprintf("kubelet serving certificates share this CA with those of %s: whoever verifies one kind by this CA "+
-				"alone accepts the other, and only their usages tell them apart; "+
-				"give kubernetes.io/kubelet-serving a CA of its own", strings.Join(sharing, " and ")))
+			fmt.Sprintf("kubelet serving certificates share this CA with those of %s: a verifier that trusts this CA "+
+				"accepts both, and distinguishes them only by their usages; "+
+				"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(sharing, " and ")))
 	}
 	now, end := k.Clock.Now(), k.authority.NotAfter()
 	if !now.Before(end) {
@@ -406,8 +406,8 @@ func (k *KeyPair) warnAhead() {
 	step := slices.IndexFunc(expirySteps, func(step time.Duration) bool { return end.Sub(now) <= step })
 	if step >= 0 && (k.warned.daysLeft == 0 || expirySteps[step] < k.warned.daysLeft) {
 		k.warned.daysLeft = expirySteps[step]
-		k.warn("CAExpiring", fmt.Sprintf("the CA that signs, key %s, ends in less than %d days, at %s, "+
-			"and all that it has signed with it: replace it",
+		k.warn("CAExpiring", fmt.Sprintf("the signing CA with key %s expires in less than %d days, at %s, "+
+			"together with all certificates that it has signed: replace it",
 			k.authority.KeyID(), expirySteps[step]/day, end.Format(time.RFC3339)))
 	}
 	// Short certificates end later than computed here, by the backdating.
@@ -416,8 +416,8 @@ func (k *KeyPair) warnAhead() {
 	})
 	if len(cut) > k.warned.cut {
 		k.warned.cut = len(cut)
-		k.warn("LifetimeCut", fmt.Sprintf("certificates for %s are issued for less time than configured, "+
-			"because the CA, key %s, ends before, at %s: replace it",
+		k.warn("LifetimeCut", fmt.Sprintf("certificates for %s have a shorter lifetime than configured, "+
+			"because the CA with key %s expires earlier, at %s: replace it",
 			strings.Join(cut, ", "), k.authority.KeyID(), end.Format(time.RFC3339)))
 	}
 }

@@ -41,7 +41,7 @@ func TestKeyPair(t *testing.T) {
 	oneID, twoID := keyID(t, one), keyID(t, two)
 	const noCert = "Secret ns/ca can't be used: no PEM block of type CERTIFICATE found"
 	woken := pair.Subscribe()
-	const twoEnded = `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z`
+	const twoEnded = `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-03T12:00:00Z`
 	steps := []struct {
 		what   string
 		do     func()
@@ -56,14 +56,14 @@ func TestKeyPair(t *testing.T) {
 		{"an empty one", func() { pair.Load(nil, one.key) }, 0, "CAInvalid: " + noCert, []string{"Warning CAInvalid " + noCert}, false},
 		{"a good one", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
 		{"the same", func() { pair.Load(bytes.Clone(one.cert), bytes.Clone(one.key)) }, 0, oneID, nil, false},
-		{"a bad one", func() { pair.Load(nil, one.key) }, 0, oneID, []string{"Warning CAInvalid " + noCert + "; the last good one stays in use"}, false},
+		{"a bad one", func() { pair.Load(nil, one.key) }, 0, oneID, []string{"Warning CAInvalid " + noCert + "; the last good CA stays in use"}, false},
 		{"the same bad one", func() { pair.Load(nil, one.key) }, 0, oneID, nil, false},
-		{"half a new one", func() { pair.Load(two.cert, one.key) }, 0, oneID, []string{"Warning CAInvalid Secret ns/ca can't be used: the private key belongs to none of the 1 certificate(s); the last good one stays in use"}, false},
-		{"deleted", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, oneID, []string{"Warning CAMissing Secret ns/ca does not exist; the last good one stays in use"}, false},
+		{"half a new one", func() { pair.Load(two.cert, one.key) }, 0, oneID, []string{"Warning CAInvalid Secret ns/ca can't be used: the private key does not match any of the 1 certificate(s); the last good CA stays in use"}, false},
+		{"deleted", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, oneID, []string{"Warning CAMissing Secret ns/ca does not exist; the last good CA stays in use"}, false},
 		{"back again", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
 		{"another one", func() { pair.Load(two.cert, two.key) }, 0, twoID, []string{"Normal CALoaded signing with key " + twoID + " until 2026-03-03T12:00:00Z"}, true},
-		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z; the last good one stays in use`}, false},
-		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-03T12:00:00Z; its replacement: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" ended at 2026-03-02T12:00:00Z`, nil, false},
+		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-02T12:00:00Z; the last good CA stays in use`}, false},
+		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-03T12:00:00Z; its replacement: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-02T12:00:00Z`, nil, false},
 		{"looked at again then", func() { clock.SetTime(now.Add(48 * time.Hour)); pair.Load(two.cert, two.key) }, 48 * time.Hour, twoEnded, []string{"Warning " + strings.Replace(twoEnded, ":", "", 1)}, false},
 		{"and again", func() { pair.Load(two.cert, two.key) }, 48 * time.Hour, twoEnded, nil, false},
 		{"one that is not yet valid", func() { clock.SetTime(now.Add(-2 * time.Hour)); pair.Load(future.cert, future.key) }, 0, twoID, []string{`Warning CAInvalid Secret ns/ca can't be used: the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z`}, false},

@@ -172,8 +172,8 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 		k.Refuse(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
 		return
 	case ring.Signing.Empty():
-		k.Refuse(unavailable("CANotProven", "%s holds no CA yet that is proven to be trusted: "+
-			"kubectl get signingauthorities -o wide says what is waited for", k.name).awaited())
+		k.Refuse(unavailable("CANotProven", "%s holds no CA yet that its verifiers are proven to trust: "+
+			"kubectl get signingauthorities -o wide shows what it waits for", k.name).awaited())
 		return
 	}
 	// The signing pair and its permit change together, or neither changes.

@@ -56,12 +56,12 @@ func TestGuarded(t *testing.T) {
 	one, two := newRoot(t, 24*time.Hour), newRoot(t, 48*time.Hour)
 	oneID, twoID := keyID(t, one), keyID(t, two)
 	woken := pair.Subscribe()
-	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by those who verify certificates of signer kubernetes.io/kubelet-serving: " +
-		"that signer must be among spec.signers of its SigningAuthority cluster before the CA begins to sign"
+	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by the verifiers of certificates of signer kubernetes.io/kubelet-serving: " +
+		"that signer must be in spec.signers of its SigningAuthority cluster before the CA begins to sign"
 	noPair := func(r *Ring) { r.Signing = Pair{} }
 	capped := func(r *Ring) { r.Permit.LifetimeCap = time.Hour }
 	both := func(r *Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }
-	const none = "CANotProven: Secret ns/ca holds no CA yet that is proven to be trusted: kubectl get signingauthorities -o wide says what is waited for"
+	const none = "CANotProven: Secret ns/ca holds no CA yet that its verifiers are proven to trust: kubectl get signingauthorities -o wide shows what it waits for"
 	broken := ringSecret(t, two)
 	broken.Data["authority.json"] = []byte("{")
 	for _, step := range []struct {

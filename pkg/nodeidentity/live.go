@@ -53,14 +53,14 @@ func (l Live) goneToken(ctx context.Context, id string) (string, error) {
 	shown := csr.Shorten(id)
 	info := &corev1.ConfigMap{}
 	if err := l.Reader.Get(ctx, clusterInfo, info); err != nil {
-		return "", fmt.Errorf("look for bootstrap token %s in ConfigMap %s: %w", shown, clusterInfo, err)
+		return "", fmt.Errorf("find bootstrap token %s in ConfigMap %s: %w", shown, clusterInfo, err)
 	}
 	if info.Data[bootstrapapi.KubeConfigKey] == "" {
-		return "", fmt.Errorf("look for bootstrap token %s in ConfigMap %s: it has no key %s, so nobody keeps it up to date",
+		return "", fmt.Errorf("find bootstrap token %s in ConfigMap %s: it has no key %s, so it is not kept up to date",
 			shown, clusterInfo, bootstrapapi.KubeConfigKey)
 	}
 	if _, found := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]; !found {
-		return fmt.Sprintf("bootstrap token %s is not in ConfigMap %s: it is revoked or has expired, or has no "+
+		return fmt.Sprintf("bootstrap token %s is not in ConfigMap %s: it was revoked, has expired, or lacks "+
 			"usage-bootstrap-signing", shown, clusterInfo), nil
 	}
 	return "", nil
@@ -76,9 +76,9 @@ func (l Live) goneAccount(ctx context.Context, name string, uid types.UID) (stri
 	case apierrors.IsNotFound(err):
 		return text + " is deleted", nil
 	case err != nil:
-		return "", fmt.Errorf("look for %s: %w", text, err)
+		return "", fmt.Errorf("get %s: %w", text, err)
 	case account.UID != uid:
-		return fmt.Sprintf("%s is another one now: its UID is %s, the requester's %q",
+		return fmt.Sprintf("%s was deleted and created again: its UID is %s, and the requester's UID is %q",
 			text, account.UID, csr.Shorten(string(uid))), nil
 	}
 	return "", nil
@@ -90,7 +90,7 @@ func (l Live) HasNode(ctx context.Context, name string) (bool, error) {
 	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 	err := l.Reader.Get(ctx, types.NamespacedName{Name: name}, node)
 	if err != nil && !apierrors.IsNotFound(err) {
-		return false, fmt.Errorf("look for Node %s: %w", csr.Shorten(name), err)
+		return false, fmt.Errorf("get Node %s: %w", csr.Shorten(name), err)
 	}
 	return err == nil, nil
 }
@@ -100,7 +100,7 @@ func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
 	lease := &coordinationv1.Lease{}
 	err := l.Reader.Get(ctx, types.NamespacedName{Namespace: corev1.NamespaceNodeLease, Name: node}, lease)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("look at the lease of %s: %w", csr.Shorten(node), err)
+		return time.Time{}, fmt.Errorf("get the Lease of node %s: %w", csr.Shorten(node), err)
 	}
 	return heartbeatOf(lease).Renewed, nil
 }

@@ -38,7 +38,7 @@ func (r Reserved) whyName(name string) string {
 	case strings.Contains(name, "*"):
 		return "a wildcard"
 	case inDomain(name, "localhost"), slices.Contains(loopbackNames, name):
-		return "the host itself to everybody (RFC 6761)"
+		return "a name of the loopback address (RFC 6761)"
 	case name == "kubernetes" || name == "kubernetes.default" || strings.HasPrefix(name, "kubernetes.default."):
 		return "a name of the API server"
 	case inDomain(name, "svc") || strings.Contains(name, ".svc."):
@@ -61,7 +61,7 @@ func inDomain(name, domain string) bool {
 func (r Reserved) whyAddress(address netip.Addr) string {
 	switch {
 	case !address.IsValid():
-		return "no address"
+		return "not an address"
 	case address.IsLoopback():
 		return "a loopback address"
 	case address.IsUnspecified():

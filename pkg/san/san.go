@@ -102,7 +102,7 @@ func CheckDNSName(name string, wildcards bool) error {
 	}
 	for label := range strings.SplitSeq(strings.TrimSuffix(host, "."), ".") {
 		if label == "" || label[0] == '-' || strings.ContainsFunc(label, notInLabel) {
-			return errors.New("is no DNS name: labels must be of letters, digits, - and _, and not begin with -")
+			return errors.New("is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -")
 		}
 	}
 	return nil
@@ -111,7 +111,7 @@ func CheckDNSName(name string, wildcards bool) error {
 // checkAddressForm returns an error unless name is the canonical form of address.
 func checkAddressForm(name string, address netip.Addr) error {
 	if address.Zone() != "" || address.Is4In6() || address.String() != name {
-		return errors.New("is an IP address in another form than the canonical one")
+		return errors.New("is an IP address that is not in canonical form")
 	}
 	return nil
 }

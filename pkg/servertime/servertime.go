@@ -43,8 +43,8 @@ const (
 var (
 	skewSeconds = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_clock_skew_seconds",
-		Help: "How far the manager's clock is ahead of the API servers' clocks, " +
-			"of the one that is most behind; accurate to a second.",
+		Help: "Seconds by which the manager's clock is ahead of the API servers' clocks, " +
+			"measured against the clock that is most behind; accurate to a second.",
 	})
 	skewKnown = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_clock_skew_known",
@@ -182,7 +182,7 @@ func Sentence(skew time.Duration) string {
 	if skew < 0 {
 		direction = "behind"
 	}
-	return fmt.Sprintf("the manager's clock is %s %s the API server's, and nothing is signed beyond %s: "+
+	return fmt.Sprintf("the manager's clock is %s %s the API server's clock, and nothing is signed above %s: "+
 		"synchronize the clock of the manager's node, or that of the API server",
 		skew.Abs().Round(time.Second), direction, MaxSkew)
 }
@@ -297,7 +297,7 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	text := response.Header.Get("Date")
 	if text == "" {
 		return time.Time{}, errors.New(
-			"the answer of the API server has no Date header: let what stands before it pass that header on")
+			"the response of the API server has no Date header: configure the proxy in front of it to forward that header")
 	}
 	shown, err := http.ParseTime(text)
 	if err != nil {

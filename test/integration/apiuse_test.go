@@ -42,7 +42,7 @@ func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 	if err := proxy.Down(); err != nil {
 		t.Fatal(err)
 	}
-	shows(t, p.probes, "/readyz", http.StatusInternalServerError, "[-]api-server failed: no call to the API server has got through for ")
+	shows(t, p.probes, "/readyz", http.StatusInternalServerError, "[-]api-server failed: no call to the API server has succeeded for ")
 	shows(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 0")
 	shows(t, p.probes, "/healthz", http.StatusOK, "")
 	if err := proxy.Up(); err != nil {

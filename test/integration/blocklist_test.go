@@ -89,7 +89,7 @@ func TestBlockList(t *testing.T) {
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, node)), csr.Issued)
 
 	block(t, list, "Block-A # taken over\nnot a name\n")
-	hasEvent(t, list, "BlockListInvalid", `line 2: "not a name" is no node's name`)
+	hasEvent(t, list, "BlockListInvalid", `line 2: "not a name" is not a node name`)
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1", "csr_block_list_problems 1")
 	kubelet := kubeletOf(t, node)
 	waiting := map[string]*request{
@@ -146,7 +146,7 @@ func TestBlockListIsMissing(t *testing.T) {
 	if err := admin(t).Delete(t.Context(), list); err != nil {
 		t.Fatal(err)
 	}
-	hasEvent(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}, "BlockListMissing", "the last one holds: blocked: missing-a")
+	hasEvent(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}, "BlockListMissing", "the last version stays in use: blocked: missing-a")
 	again := createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-a"))
 	hasEvent(t, again, "NodeBlocked")
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-c")), csr.Issued)

@@ -65,7 +65,7 @@ func TestStaticConfigMap(t *testing.T) {
 	// Bad from the start: there is no last good one.
 	f.wakes(t, "", func() { create(t, admin(t), nodes) })
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: has no key nodes.yaml")
-	eventSays(t, recorder, "Warning StaticListInvalid the list is refused, and nothing is known by it: ConfigMap default/csr-nodes: has no key nodes.yaml")
+	eventSays(t, recorder, "Warning StaticListInvalid the list is rejected, and no row is in use: ConfigMap default/csr-nodes: has no key nodes.yaml")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [10.0.0.1]\n"))
 	f.finds(t, "node-1", `=row 1 of ConfigMap default/csr-nodes bound "" leaving false [10.0.0.1]`)
@@ -73,7 +73,7 @@ func TestStaticConfigMap(t *testing.T) {
 	eventSays(t, recorder, "Normal StaticListRead all rows are in use")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [0.0.0.0/0]\n- name: Node-2\n"))
-	eventSays(t, recorder, "the last good one stays in use: nodes.yaml:2: row 1: addresses[0] \"0.0.0.0/0\": is too wide: /8 is the widest; nodes.yaml:3: row 2: name")
+	eventSays(t, recorder, "the last good version stays in use: nodes.yaml:2: row 1: addresses[0] \"0.0.0.0/0\": is too wide: /8 is the widest; nodes.yaml:3: row 2: name")
 	f.finds(t, "node-1", `[10.0.0.1]`)
 
 	// The last good one outlives a cut, also of the right for a while.
@@ -92,7 +92,7 @@ func TestStaticConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.finds(t, "node-1", `[10.0.0.1]`)
-	eventSays(t, recorder, "the last good one stays in use: nodes.yaml:2")
+	eventSays(t, recorder, "the last good version stays in use: nodes.yaml:2")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [10.0.0.2]\n"))
 	f.finds(t, "node-1", `[10.0.0.2]`)

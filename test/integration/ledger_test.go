@@ -42,7 +42,7 @@ func TestGuardedSigner(t *testing.T) {
 	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Guarded{Secret: keypair.Secret(client.ObjectKeyFromObject(secret))})})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
-	hasEvent(t, waiting, "CANotProven", "holds no CA yet that is proven to be trusted")
+	hasEvent(t, waiting, "CANotProven", "holds no CA yet that its verifiers are proven to trust")
 
 	ring := keypair.Ring{
 		TLS: keypair.Pair{Cert: made.CertPEM, Key: made.KeyPEM}, Signing: keypair.Pair{Cert: made.CertPEM, Key: made.KeyPEM},
@@ -54,7 +54,7 @@ func TestGuardedSigner(t *testing.T) {
 	if err := admin(t).Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
-	hasEvent(t, waiting, "LedgerUnavailable", "there is none")
+	hasEvent(t, waiting, "LedgerUnavailable", "the account does not exist")
 	book := books.NewBook(admin(t), admin(t), client.ObjectKeyFromObject(secret), clock.RealClock{})
 	if err := book.Open(t.Context(), load(t, made).KeyID()); err != nil {
 		t.Fatal(err)

@@ -53,7 +53,7 @@ func TestManager(t *testing.T) {
 	if err := admin(t).Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
-	hasEvent(t, secret, "CAInvalid", "no PEM block of type CERTIFICATE", "the last good one stays in use")
+	hasEvent(t, secret, "CAInvalid", "no PEM block of type CERTIFICATE", "the last good CA stays in use")
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "two")), csr.Issued)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 

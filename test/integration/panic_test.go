@@ -45,8 +45,8 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 		reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "good")), csr.Issued)
 	}
 	serves()
-	hasEvent(t, first, "InternalError", "panic: index out of range; this is a defect of csr-controller-manager")
-	hasEvent(t, approved, "InternalError", "panic: index out of range; this is a defect of csr-controller-manager")
+	hasEvent(t, first, "InternalError", "panic: index out of range; this is a bug in csr-controller-manager")
+	hasEvent(t, approved, "InternalError", "panic: index out of range; this is a bug in csr-controller-manager")
 	serving := createRequest(t, kubeletOf(t, "panics"), servingRequest(t, "panics", "192.0.2.1"))
 	hasEvent(t, serving, "InternalError")
 

@@ -103,7 +103,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if err := admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not as it should be")
+	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not up to date")
 	wantState(t, "put right", p.Publish(t.Context(), wanted))
 	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["else"] != "kept" || obj.Labels["team"] != "a" || len(obj.BinaryData["more"]) != 1 {
 		t.Errorf("it is %+v", obj)
@@ -113,7 +113,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if err := admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "as binary data", p.Published(t.Context(), wanted), "is not as it should be")
+	wantState(t, "as binary data", p.Published(t.Context(), wanted), "is not up to date")
 	wantState(t, "put right", p.Publish(t.Context(), wanted))
 	wantState(t, "there", p.Published(t.Context(), wanted))
 
@@ -130,7 +130,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wanted.ConfigMaps = []trust.ConfigMapKey{second}
 	wantState(t, "the third", p.Published(t.Context(), wanted))
 	wanted.Bundle = nil
-	wantState(t, "nothing to trust", p.Publish(t.Context(), wanted), "nobody is told to trust nothing")
+	wantState(t, "nothing to trust", p.Publish(t.Context(), wanted), "an empty bundle is not published")
 }
 
 // TestPublishNeedsRights: each lacking one is named.
@@ -266,7 +266,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	mayPublish(t, own, role)
 	grants(t, own, role, rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get"}})
 	wantState(t, "without list and create", settled(t, p, wanted, "create"),
-		"ClusterTrustBundles of signers that have left can't be found: grant the manager list",
+		"ClusterTrustBundles of removed signers can't be found: grant the manager list",
 		"ClusterTrustBundle kubernetes.io:kube-apiserver-client:cluster can't be brought up to date: grant the manager get, create and update on clustertrustbundles.certificates.k8s.io, and attest on signers.certificates.k8s.io kubernetes.io/kube-apiserver-client",
 		"ClusterTrustBundle example.com:client:cluster")
 	all := rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get", "list", "create", "update", "delete"}}
@@ -297,7 +297,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	if err := bundles.Delete(t.Context(), "example.com:client:cluster", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not as it should be", "does not exist")
+	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not up to date", "does not exist")
 	wantState(t, "put right", p.Publish(t.Context(), wanted))
 	wantBundle(t, got(t, bundles, first.GetName()), "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 
@@ -310,7 +310,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 		}
 	}
 	wanted.Signers = wanted.Signers[:1]
-	wantState(t, "one has left", p.Published(t.Context(), wanted), "ClusterTrustBundle example.com:client:cluster is for a signer that has left")
+	wantState(t, "one has left", p.Published(t.Context(), wanted), "ClusterTrustBundle example.com:client:cluster is for a removed signer")
 	wantState(t, "and is removed", p.Publish(t.Context(), wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:cluster", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
@@ -324,7 +324,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	older := p.Published(t.Context(), wanted)
 	wantState(t, "by an older version", older)
 	spoil(t, bundlesOf(t, c.Config, last), first, newCA(t).CertPEM)
-	wantState(t, "spoilt by an older version", p.Published(t.Context(), wanted), "is not as it should be")
+	wantState(t, "spoilt by an older version", p.Published(t.Context(), wanted), "is not up to date")
 	wantState(t, "put right by an older version", p.Publish(t.Context(), wanted))
 	if older.Served != last {
 		t.Errorf("%s is served", older.Served)
@@ -336,7 +336,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	if err := c.Env.ControlPlane.GetAPIServer().Stop(); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "nobody answers", p.Published(t.Context(), wanted), "ClusterTrustBundles may be served or not")
+	wantState(t, "nobody answers", p.Published(t.Context(), wanted), "ClusterTrustBundles can't be discovered")
 }
 
 // settled publishes until the API server's authorizer knows of the rights that were granted last: the problems have part.

@@ -114,7 +114,7 @@ func TestSecretGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secret.Name}}
-	hasEvent(t, gone, "CAMissing", "does not exist", "the last good one stays in use")
+	hasEvent(t, gone, "CAMissing", "does not exist", "the last good CA stays in use")
 	signs(second)
 	hasLoaded(t, replaceSecret(t, secret, first)) // and so no Event is on its way
 	signs(first)

@@ -58,10 +58,10 @@ var certificateRows = map[string]row{
 		r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 257)...)
 	}),
 	"as many subject attributes as fit": with(client, func(r *row) { r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 256)...) }),
-	"name with two names in it":         badName("a, DNS:b", "is no DNS name: labels must be of letters, digits, - and _, and not begin with -"),
-	"name, address with a zone":         badName("fd00::1%eth0", "is an IP address in another form than the canonical one"),
-	"name, address, mapped":             badName("::ffff:10.0.0.1", "is an IP address in another form than the canonical one"),
-	"name, two dots":                    badName("a..", "is no DNS name: labels must be of letters, digits, - and _, and not begin with -"),
+	"name with two names in it":         badName("a, DNS:b", "is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -"),
+	"name, address with a zone":         badName("fd00::1%eth0", "is an IP address that is not in canonical form"),
+	"name, address, mapped":             badName("::ffff:10.0.0.1", "is an IP address that is not in canonical form"),
+	"name, two dots":                    badName("a..", "is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -"),
 	"name, underscore":                  with(client, func(r *row) { r.names = sans("_A-b.example.org.") }),
 	"name, address":                     with(client, func(r *row) { r.names = sans("10.0.0.1", "fd00::1") }),
 	"too many names": tooLarge("the request asks for more than 1000 names and addresses (requestLimits.maxNames)", func(r *row) {

@@ -108,7 +108,7 @@ func (p paths) start(obj *unstructured.Unstructured) (time.Time, error) {
 	}
 	created, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("%s: %q is no time", p.created.source, text)
+		return time.Time{}, fmt.Errorf("%s: %q is not an RFC 3339 time", p.created.source, text)
 	}
 	return created, nil
 }
@@ -118,7 +118,7 @@ func (m *machine) readNames(p paths, obj *unstructured.Unstructured) error {
 	for _, value := range values {
 		text, ok := value.(string)
 		if !ok {
-			return fmt.Errorf("%s: holds what is no name", p.name.source)
+			return fmt.Errorf("%s: contains a value that is not a name", p.name.source)
 		}
 		m.addName(text)
 	}
@@ -157,7 +157,7 @@ func (m *machine) readAddresses(p paths, obj *unstructured.Unstructured) error {
 				m.addName(text)
 			}
 		default:
-			return fmt.Errorf("%s: holds what is no address", p.addresses.source)
+			return fmt.Errorf("%s: contains a value that is not an address", p.addresses.source)
 		}
 	}
 	return err
@@ -239,7 +239,7 @@ func (p path) text(obj *unstructured.Unstructured) (string, error) {
 	}
 	text, ok := values[0].(string)
 	if !ok || len(values) > 1 {
-		return "", errors.New(p.source + ": want one text")
+		return "", errors.New(p.source + ": want one string")
 	}
 	return text, nil
 }

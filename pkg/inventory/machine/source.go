@@ -106,7 +106,7 @@ const (
 // New returns a Source that reads from the cluster of config. It may be another cluster than that of the nodes.
 func New(config *rest.Config, options Options, log logr.Logger) (*Source, error) {
 	if options.Kind == "" {
-		return nil, errors.New("kind: say of which kind machines are")
+		return nil, errors.New("kind: set the kind of the machine objects")
 	}
 	selector, err := labels.Parse(options.Selector)
 	if err != nil {

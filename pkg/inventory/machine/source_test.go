@@ -165,7 +165,7 @@ func TestLookup(t *testing.T) {
 		},
 		"addresses of the wrong type": {
 			objects: map[string]string{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}, addresses: [1]}}`},
-			wantErr: "Machine default/a: .status.nodeRef.name: want one text\n.status.addresses: holds what is no address",
+			wantErr: "Machine default/a: .status.nodeRef.name: want one string\n.status.addresses: contains a value that is not an address",
 		},
 		"own paths": {
 			options: Options{

@@ -49,8 +49,8 @@ const (
 
 var unreadAPIServers = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_api_servers_unread",
-	Help: "API servers whose serving certificate could not be read the last time: " +
-		"names that only they have are not reserved.",
+	Help: "API servers whose serving certificate could not be read at the last attempt: " +
+		"names that only they hold are not reserved.",
 })
 
 func init() { metrics.Registry.MustRegister(unreadAPIServers) }
@@ -192,7 +192,7 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 		}
 	}
 	if infoErr == nil && !verified {
-		infoErr = fmt.Errorf("no serving certificate of an API server has been read that the cluster's CA has issued: %w",
+		infoErr = fmt.Errorf("no API server has presented a serving certificate that the cluster's CA issued: %w",
 			cmp.Or(failed, errNotIssued))
 	}
 	switch {
@@ -205,12 +205,12 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 }
 
 // errNotIssued is the reason why certificates that were read do not count.
-var errNotIssued = errors.New("those that were read are of another CA, or for other names")
+var errNotIssued = errors.New("the certificates that were read have another CA or other names")
 
 // bounded returns the endpoints to ask. It logs once why other endpoints are left out.
 func (a *APIServers) bounded(endpoints []string, err error) []string {
 	if len(endpoints) > maxAPIServers {
-		err = fmt.Errorf("there are %d, and only %d of them are asked", len(endpoints), maxAPIServers)
+		err = fmt.Errorf("there are %d endpoints, and only %d of them are read", len(endpoints), maxAPIServers)
 		endpoints = endpoints[:maxAPIServers]
 	}
 	problem := ""
@@ -386,7 +386,7 @@ func (a *APIServers) readOne(ctx context.Context, ways []*rest.Config) (server *
 		})
 		sans := san.Of(names, shown.Certificate.IPAddresses)
 		if more := len(sans) - maxServerNames; more > 0 {
-			server.err = fmt.Errorf("it holds %d names more than are reserved", more)
+			server.err = fmt.Errorf("the certificate has %d more names than can be reserved", more)
 			sans = sans[:maxServerNames]
 		}
 		for _, value := range sans {

@@ -30,8 +30,8 @@ import (
 // mistakes by Event.
 var refusedRows = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_static_rows_refused",
-	Help: "Mistakes in the rows of static lists of nodes, which are not in use then; " +
-		"a list that can't be read at all is one.",
+	Help: "Mistakes in static lists of nodes; a list with a mistake is not used, " +
+		"and a list that can't be read counts as one mistake.",
 })
 
 func init() { metrics.Registry.MustRegister(refusedRows) }
@@ -186,9 +186,9 @@ func (c *ConfigMap) report(reason string, uid types.UID, problem error, kept boo
 			mistakes = joined.Unwrap()
 		}
 		count, eventType = len(mistakes), corev1.EventTypeWarning
-		message = "the list is refused, and nothing is known by it: "
+		message = "the list is rejected, and no row is in use: "
 		if kept {
-			message = "the list is refused, and the last good one stays in use: "
+			message = "the list is rejected, and the last good version stays in use: "
 		}
 		message += summarize(mistakes)
 	}

@@ -57,18 +57,18 @@ func TestBadRowsAreReported(t *testing.T) {
 	for i := range 300 {
 		many += fmt.Sprintf("- name: %s%d\n", strings.Repeat("X", 300), i)
 	}
-	const refused = "Warning StaticListInvalid the list is refused, and "
+	const refused = "Warning StaticListInvalid the list is rejected, and "
 	for i, step := range []struct {
 		text   string
 		number float64
 		event  string // begins like this; empty for none
 	}{
-		{"", 1, "Warning StaticListMissing the list is refused, and nothing is known by it: ConfigMap ns/nodes does not exist: create it"},
-		{"oops", 1, refused + "nothing is known by it: ConfigMap ns/nodes: nodes.yaml:1: want a list of rows"},
-		{"- name: A\n- name: b\n  addresses: [x]\n", 2, refused + `nothing is known by it: nodes.yaml:1: row 1: name "A": no Node can be called that; nodes.yaml:3: row 2: addresses[0] "x": is no IP address`},
+		{"", 1, "Warning StaticListMissing the list is rejected, and no row is in use: ConfigMap ns/nodes does not exist: create it"},
+		{"oops", 1, refused + "no row is in use: ConfigMap ns/nodes: nodes.yaml:1: want a list of rows"},
+		{"- name: A\n- name: b\n  addresses: [x]\n", 2, refused + `no row is in use: nodes.yaml:1: row 1: name "A" is not a valid Node name; nodes.yaml:3: row 2: addresses[0] "x": is not an IP address`},
 		{"- name: a\n", 0, "Normal StaticListRead all rows are in use"},
 		{"- name: a\n- name: b\n", 0, ""},
-		{many, 300, refused + "the last good one stays in use: nodes.yaml:1: row 1: name"},
+		{many, 300, refused + "the last good version stays in use: nodes.yaml:1: row 1: name"},
 		{"[]", 0, "Normal StaticListRead all rows are in use"},
 	} {
 		obj := &unstructured.Unstructured{Object: map[string]any{

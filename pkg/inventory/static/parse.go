@@ -48,7 +48,7 @@ func document(data []byte) (*yaml.Node, error) {
 	var doc, another yaml.Node
 	switch err := decoder.Decode(&doc); {
 	case errors.Is(err, io.EOF):
-		return nil, fmt.Errorf("%s: holds nothing: write [] for no rows", nodesKey)
+		return nil, fmt.Errorf("%s: is empty: write [] for no rows", nodesKey)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %s", nodesKey, strings.TrimPrefix(err.Error(), "yaml: "))
 	}
@@ -87,7 +87,7 @@ func (r *reader) readRow(node *yaml.Node) {
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
 		if seen[key.Value] {
-			r.fail(key, key.Value, "is there twice")
+			r.fail(key, key.Value, "is set twice")
 			continue
 		}
 		seen[key.Value] = true
@@ -112,13 +112,13 @@ func (r *reader) readField(key, value *yaml.Node) {
 			r.fail(value, key.Value, "is neither true nor false")
 		}
 	default:
-		r.fail(key, fmt.Sprintf("%q", key.Value), "is no field of a row")
+		r.fail(key, fmt.Sprintf("%q", key.Value), "is not a field of a row")
 	}
 }
 
 func (r *reader) text(field string, node *yaml.Node) string {
 	if node.Kind != yaml.ScalarNode || node.Tag != "!!str" || node.Value == "" {
-		r.fail(node, field, "is no text: quote what looks like a number")
+		r.fail(node, field, "is not a string: quote a value that looks like a number")
 		if field == "name" || field == "namePattern" {
 			delete(r.lines, "") // the missing name is the same mistake
 		}
@@ -130,7 +130,7 @@ func (r *reader) text(field string, node *yaml.Node) string {
 
 func (r *reader) texts(field string, list *yaml.Node) []string {
 	if list.Kind != yaml.SequenceNode {
-		r.fail(list, field, "is no list")
+		r.fail(list, field, "is not a list")
 		return nil
 	}
 	values := make([]string, len(list.Content))

@@ -85,10 +85,10 @@ func compile(rows []Row) (*Source, []*RowError) {
 		out := &row{number: i + 1}
 		problems = append(problems, out.read(in)...)
 		if first := s.exact[in.Name]; in.Name != "" && first != nil {
-			problems = append(problems, out.problem("name", "%q is that of row %d too", in.Name, first.number))
+			problems = append(problems, out.problem("name", "%q is already used in row %d", in.Name, first.number))
 		}
 		if first := patterns[in.NamePattern]; in.NamePattern != "" && first != 0 {
-			problems = append(problems, out.problem("namePattern", "%q is that of row %d too", in.NamePattern, first))
+			problems = append(problems, out.problem("namePattern", "%q is already used in row %d", in.NamePattern, first))
 		}
 		switch {
 		case in.Name != "":
@@ -231,10 +231,10 @@ func (r *row) read(in Row) []*RowError {
 func (r *row) readName(in Row) []*RowError {
 	switch {
 	case (in.Name == "") == (in.NamePattern == ""):
-		return []*RowError{r.problem("", "want one of name and namePattern")}
+		return []*RowError{r.problem("", "set either name or namePattern")}
 	case in.Name != "":
 		if len(validation.IsDNS1123Subdomain(in.Name)) > 0 {
-			return []*RowError{r.problem("name", "%q: no Node can be called that", in.Name)}
+			return []*RowError{r.problem("name", "%q is not a valid Node name", in.Name)}
 		}
 		return nil
 	}
@@ -249,7 +249,7 @@ func (r *row) readName(in Row) []*RowError {
 	}
 	r.pattern = pattern
 	if slices.Contains(pattern.SubexpNames(), nodeGroup) {
-		return []*RowError{r.problem("namePattern", "%q: ${%s} is the whole name: call the group otherwise",
+		return []*RowError{r.problem("namePattern", "%q: ${%s} stands for the whole name: use another name for the group",
 			in.NamePattern, nodeGroup)}
 	}
 	return nil
@@ -259,11 +259,11 @@ func (r *row) readName(in Row) []*RowError {
 func checkTemplate(template string, groups []string, add func(string) error) error {
 	for _, ref := range reference.FindAllStringSubmatch(template, -1) {
 		if ref[1] == "" || groups != nil && !slices.Contains(groups, ref[1]) {
-			return fmt.Errorf("%s is no group of the pattern", ref[0])
+			return fmt.Errorf("%s is not a group of the pattern", ref[0])
 		}
 	}
 	if rest := reference.ReplaceAllString(template, "x"); strings.Contains(rest, "$") {
-		return fmt.Errorf("a $ must be that of a ${group}")
+		return fmt.Errorf("a $ is only allowed in ${group}")
 	}
 	return add(reference.ReplaceAllString(template, "x"))
 }

@@ -140,8 +140,8 @@ func TestExpansionThatIsNoName(t *testing.T) {
 
 func TestMistakes(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"nothing":           {"", "nodes.yaml: holds nothing: write [] for no rows"},
-		"only a comment":    {"# none yet\n", "nodes.yaml: holds nothing: write [] for no rows"},
+		"nothing":           {"", "nodes.yaml: is empty: write [] for no rows"},
+		"only a comment":    {"# none yet\n", "nodes.yaml: is empty: write [] for no rows"},
 		"null":              {"---\n", "nodes.yaml:2: want a list of rows"},
 		"a map":             {"nodes: []\n", "nodes.yaml:1: want a list of rows"},
 		"a text":            {"node-1", "nodes.yaml:1: want a list of rows"},
@@ -151,7 +151,7 @@ func TestMistakes(t *testing.T) {
 		"rows of all kinds": {"- node-1\n- [a]\n- null\n- {}\n", `nodes.yaml:1: row 1: want name or namePattern, and fields
 nodes.yaml:2: row 2: want name or namePattern, and fields
 nodes.yaml:3: row 3: want name or namePattern, and fields
-nodes.yaml:4: row 4: want one of name and namePattern`},
+nodes.yaml:4: row 4: set either name or namePattern`},
 		"several mistakes, each on its line": {`
 - name: node-1
   addresses:
@@ -163,41 +163,41 @@ nodes.yaml:4: row 4: want one of name and namePattern`},
   dnsNames: ["*.example.org", "${n}", "10.0.0.1",
     "a_b", "a$"]
   suffixes: ["", "."]
-`, `nodes.yaml:5: row 1: addresses[1] "10.0.0": is no IP address
+`, `nodes.yaml:5: row 1: addresses[1] "10.0.0": is not an IP address
 nodes.yaml:6: row 1: addresses[2] "0.0.0.0/0": is too wide: /8 is the widest
-nodes.yaml:7: row 2: name "node-1" is that of row 1 too
-nodes.yaml:8: row 2: "dnsname" is no field of a row
-nodes.yaml:9: row 2: dnsNames[0] "*.example.org": is no DNS name
-nodes.yaml:9: row 2: dnsNames[1] "${n}": ${n} is no group of the pattern
+nodes.yaml:7: row 2: name "node-1" is already used in row 1
+nodes.yaml:8: row 2: "dnsname" is not a field of a row
+nodes.yaml:9: row 2: dnsNames[0] "*.example.org": is not a DNS name
+nodes.yaml:9: row 2: dnsNames[1] "${n}": ${n} is not a group of the pattern
 nodes.yaml:9: row 2: dnsNames[2] "10.0.0.1": is an address: list it as one
-nodes.yaml:10: row 2: dnsNames[3] "a_b": is no DNS name
-nodes.yaml:10: row 2: dnsNames[4] "a$": a $ must be that of a ${group}
-nodes.yaml:11: row 2: suffixes[0] is no text: quote what looks like a number
-nodes.yaml:11: row 2: suffixes[1] ".": is no DNS name`},
-		"both names":     {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: want one of name and namePattern"},
-		"no name":        {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: want one of name and namePattern"},
-		"upper case":     {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1": no Node can be called that`},
-		"a number":       {"- name: 10\n", "nodes.yaml:1: row 1: name is no text: quote what looks like a number"},
-		"twice":          {"- name: a\n  name: b\n", "nodes.yaml:2: row 1: name is there twice"},
-		"no list":        {"- name: a\n  dnsNames: b\n", "nodes.yaml:2: row 1: dnsNames is no list"},
+nodes.yaml:10: row 2: dnsNames[3] "a_b": is not a DNS name
+nodes.yaml:10: row 2: dnsNames[4] "a$": a $ is only allowed in ${group}
+nodes.yaml:11: row 2: suffixes[0] is not a string: quote a value that looks like a number
+nodes.yaml:11: row 2: suffixes[1] ".": is not a DNS name`},
+		"both names":     {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: set either name or namePattern"},
+		"no name":        {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: set either name or namePattern"},
+		"upper case":     {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1" is not a valid Node name`},
+		"a number":       {"- name: 10\n", "nodes.yaml:1: row 1: name is not a string: quote a value that looks like a number"},
+		"twice":          {"- name: a\n  name: b\n", "nodes.yaml:2: row 1: name is set twice"},
+		"no list":        {"- name: a\n  dnsNames: b\n", "nodes.yaml:2: row 1: dnsNames is not a list"},
 		"no boolean":     {"- name: a\n  shortNames: yes\n", "nodes.yaml:2: row 1: shortNames is neither true nor false"},
 		"an alias":       {"- &a {name: a}\n- *a\n", "nodes.yaml:2: row 2: want name or namePattern, and fields"},
-		"a merge":        {"- &a {name: a}\n- <<: *a\n  name: b\n", `nodes.yaml:2: row 2: "<<" is no field of a row`},
-		"an alias below": {"- {name: a, dnsNames: &a [b]}\n- {name: c, dnsNames: *a}\n", "nodes.yaml:2: row 2: dnsNames is no list"},
+		"a merge":        {"- &a {name: a}\n- <<: *a\n  name: b\n", `nodes.yaml:2: row 2: "<<" is not a field of a row`},
+		"an alias below": {"- {name: a, dnsNames: &a [b]}\n- {name: c, dnsNames: *a}\n", "nodes.yaml:2: row 2: dnsNames is not a list"},
 		"bad pattern": {"- namePattern: 'a('\n  dnsNames: ['${x}']\n",
 			"nodes.yaml:1: row 1: namePattern \"a(\": error parsing regexp: missing closing ): `a(`"},
 		"pattern that ends ours": {"- namePattern: 'a)|(?:b'\n",
 			"nodes.yaml:1: row 1: namePattern \"a)|(?:b\": error parsing regexp: unexpected ): `a)|(?:b`"},
 		"group named node": {"- namePattern: '(?P<node>a)b'\n",
-			`nodes.yaml:1: row 1: namePattern "(?P<node>a)b": ${node} is the whole name: call the group otherwise`},
-		"pattern twice":    {"- namePattern: a+\n- namePattern: a+\n", `nodes.yaml:2: row 2: namePattern "a+" is that of row 1 too`},
+			`nodes.yaml:1: row 1: namePattern "(?P<node>a)b": ${node} stands for the whole name: use another name for the group`},
+		"pattern twice":    {"- namePattern: a+\n- namePattern: a+\n", `nodes.yaml:2: row 2: namePattern "a+" is already used in row 1`},
 		"IPv6 all":         {"- {name: a, addresses: ['::/0']}\n", `nodes.yaml:1: row 1: addresses[0] "::/0": is too wide: /8 is the widest`},
 		"half of IPv4":     {"- {name: a, addresses: [0.0.0.0/1]}\n", `nodes.yaml:1: row 1: addresses[0] "0.0.0.0/1": is too wide: /8 is the widest`},
 		"all IPv4, mapped": {"- {name: a, addresses: ['::ffff:0:0/96']}\n", `nodes.yaml:1: row 1: addresses[0] "::ffff:0:0/96": is too wide: /8 is the widest`},
 		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml:1: row 1: addresses[0] "::ffff:0:0/64": is too wide: /8 is the widest`},
 		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
-		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml:1: row 1: addresses[0] "fd00::1%eth0": is no IP address`},
-		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.0/33": is no CIDR`},
+		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml:1: row 1: addresses[0] "fd00::1%eth0": is not an IP address`},
+		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.0/33": is not a CIDR`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			source, err := Parse([]byte(test.text))
@@ -223,7 +223,7 @@ func TestNoRows(t *testing.T) {
 
 func TestNewMistakes(t *testing.T) {
 	_, err := New([]Row{{Name: "a"}, {Name: "b", Addresses: []string{"10.0.0.1", "x"}}})
-	if err == nil || err.Error() != `row 2: addresses[1] "x": is no IP address` {
+	if err == nil || err.Error() != `row 2: addresses[1] "x": is not an IP address` {
 		t.Errorf("is %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func New(options Options) (*Source, error) {
 	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
 	errs := []error{checkURL(options.URL)}
 	if options.CAFile == "" {
-		errs = append(errs, errors.New("caFile: name the file with the CA of the server"))
+		errs = append(errs, errors.New("caFile: set the file with the CA of the server"))
 	}
 	if (options.CertFile == "") != (options.KeyFile == "") {
 		errs = append(errs, errors.New("certFile, keyFile: set both or none"))
@@ -94,11 +94,11 @@ func checkURL(text string) error {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return errors.New("url: is none")
+		return errors.New("url: invalid URL")
 	case u.Scheme != "https" || u.Hostname() == "":
 		return errors.New("url: want https://HOST")
 	case u.User != nil || u.Fragment != "":
-		return errors.New("url: want no user and no fragment: a client certificate says who asks")
+		return errors.New("url: must not contain a user or a fragment; authenticate with a client certificate")
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func (*Source) Concurrency() int { return maxLookups }
 // Lookup implements inventory.Source.
 func (s *Source) Lookup(ctx context.Context, node string, req *csr.Request) (*inventory.Entry, error) {
 	if req == nil || req.UID == "" {
-		return nil, errors.New("is asked about a request only")
+		return nil, errors.New("a lookup needs a request")
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
@@ -120,7 +120,7 @@ func (s *Source) Lookup(ctx context.Context, node string, req *csr.Request) (*in
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%d lookups are under way: %w", maxLookups, ctx.Err())
+		return nil, fmt.Errorf("%d lookups are in progress: %w", maxLookups, ctx.Err())
 	}
 	answer, err := s.post(ctx, nodeLookup{
 		APIVersion: lookupVersion, Kind: lookupKind, UID: req.UID, Node: node, SignerName: req.SignerName,
@@ -296,16 +296,16 @@ func readAnswer(data []byte, node string, uid types.UID) (*inventory.Entry, erro
 	}
 	switch {
 	case answer.APIVersion != lookupVersion || answer.Kind != lookupKind:
-		return nil, fmt.Errorf("the answer is no %s of %s", lookupKind, lookupVersion)
+		return nil, fmt.Errorf("the response is not a %s of %s", lookupKind, lookupVersion)
 	case answer.UID != uid:
-		return nil, fmt.Errorf("the answer is to another request: uid is not %s", uid)
+		return nil, fmt.Errorf("the response is for another request: uid is not %s", uid)
 	case answer.Node != node: // one request may need lookups of several nodes
-		return nil, fmt.Errorf("the answer is about another node: node is not %q", node)
+		return nil, fmt.Errorf("the response is for another node: node is not %q", node)
 	case answer.Known == nil:
-		return nil, errors.New("the answer does not say whether the node is known")
+		return nil, errors.New("the response lacks the field known")
 	case !*answer.Known:
 		if len(answer.Names)+len(answer.Addresses)+len(answer.Suffixes) > 0 || answer.Bound != "" || answer.Created != nil {
-			return nil, errors.New("the answer is about a node that is not known")
+			return nil, errors.New("the response describes a node although known is false")
 		}
 		return nil, nil
 	}
@@ -330,7 +330,7 @@ func (a *nodeAnswer) entry(node string) (*inventory.Entry, error) {
 	add("addresses", a.Addresses, entry.AddAddress)
 	add("suffixes", a.Suffixes, entry.AddSuffix)
 	if a.Bound != "" && len(validation.IsDNS1123Subdomain(a.Bound)) > 0 {
-		errs = append(errs, fmt.Errorf("bound %q: no Node can be called that", a.Bound))
+		errs = append(errs, fmt.Errorf("bound %q is not a valid Node name", a.Bound))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("read answer: %w", err)

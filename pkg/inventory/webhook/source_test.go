@@ -67,20 +67,20 @@ func TestAnswers(t *testing.T) {
 			want:   &inventory.Entry{Source: "webhook", Bound: "node-2"},
 		},
 		"nothing":             {answer: ``, wantErr: "read answer: unexpected end of JSON input"},
-		"null":                {answer: `null`, wantErr: "the answer is no NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
+		"null":                {answer: `null`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
 		"a list":              {answer: `[]`, wantErr: "read answer: json: cannot unmarshal array into Go value of type webhook.nodeAnswer"},
 		"YAML":                {answer: "known: true", wantErr: "read answer: invalid character 'k' looking for beginning of value"},
 		"more after it":       {answer: start + `,"known":true}{}`, wantErr: "read answer: invalid character '{' after top-level value"},
-		"another version":     {answer: strings.Replace(start, "v1alpha1", "v1", 1) + `,"known":true}`, wantErr: "the answer is no NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
-		"another kind":        {answer: strings.Replace(start, "NodeLookup", "Node", 1) + `,"known":true}`, wantErr: "the answer is no NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
-		"another request":     {answer: strings.Replace(start, "u-1", "u-2", 1) + `,"known":true}`, wantErr: "the answer is to another request: uid is not u-1"},
-		"no request":          {answer: strings.Replace(start, `,"uid":"u-1"`, "", 1) + `,"known":true}`, wantErr: "the answer is to another request: uid is not u-1"},
-		"another node":        {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":true}`, wantErr: `the answer is about another node: node is not "node-1"`},
-		"not known, another":  {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":false}`, wantErr: `the answer is about another node: node is not "node-1"`},
-		"node in other case":  {answer: strings.Replace(start, "node-1", "Node-1", 1) + `,"known":true}`, wantErr: `the answer is about another node: node is not "node-1"`},
-		"no node":             {answer: strings.Replace(start, `,"node":"node-1"`, "", 1) + `,"known":true}`, wantErr: `the answer is about another node: node is not "node-1"`},
-		"does not say":        {answer: start + `}`, wantErr: "the answer does not say whether the node is known"},
-		"not known, but":      {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the answer is about a node that is not known"},
+		"another version":     {answer: strings.Replace(start, "v1alpha1", "v1", 1) + `,"known":true}`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
+		"another kind":        {answer: strings.Replace(start, "NodeLookup", "Node", 1) + `,"known":true}`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
+		"another request":     {answer: strings.Replace(start, "u-1", "u-2", 1) + `,"known":true}`, wantErr: "the response is for another request: uid is not u-1"},
+		"no request":          {answer: strings.Replace(start, `,"uid":"u-1"`, "", 1) + `,"known":true}`, wantErr: "the response is for another request: uid is not u-1"},
+		"another node":        {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"not known, another":  {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":false}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"node in other case":  {answer: strings.Replace(start, "node-1", "Node-1", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"no node":             {answer: strings.Replace(start, `,"node":"node-1"`, "", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"does not say":        {answer: start + `}`, wantErr: "the response lacks the field known"},
+		"not known, but":      {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the response describes a node although known is false"},
 		"unknown field":       {answer: start + `,"known":true,"name":["a"]}`, wantErr: `read answer: unknown field "name"`},
 		"field in other case": {answer: start + `,"Known":true}`, wantErr: `read answer: unknown field "Known"`},
 		"field twice":         {answer: start + `,"known":false,"known":true}`, wantErr: `read answer: duplicate field "known"`},
@@ -88,13 +88,13 @@ func TestAnswers(t *testing.T) {
 		"time that is none":   {answer: start + `,"known":true,"created":"now"}`, wantErr: `read answer: parsing time "now" as "2006-01-02T15:04:05Z07:00": cannot parse "now" as "2006"`},
 		"mistakes, all": {
 			answer: start + `,"known":true,"names":["a","*.a","10.0.0.1",""],"addresses":["10.0.0.1","a","0.0.0.0/0"],"suffixes":[""],"bound":"A"}`,
-			wantErr: `read answer: names[1] "*.a": is no DNS name
+			wantErr: `read answer: names[1] "*.a": is not a DNS name
 names[2] "10.0.0.1": is an address: list it as one
-names[3] "": is no DNS name
-addresses[1] "a": is no IP address
+names[3] "": is not a DNS name
+addresses[1] "a": is not an IP address
 addresses[2] "0.0.0.0/0": is too wide: /8 is the widest
-suffixes[0] "": is no DNS name
-bound "A": no Node can be called that`,
+suffixes[0] "": is not a DNS name
+bound "A" is not a valid Node name`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -423,11 +423,11 @@ func TestWebhookMistakes(t *testing.T) {
 		options Options
 		want    string
 	}{
-		"nothing":    {Options{}, "url: want https://HOST\ncaFile: name the file with the CA of the server"},
+		"nothing":    {Options{}, "url: want https://HOST\ncaFile: set the file with the CA of the server"},
 		"no TLS":     {Options{URL: "http://a", CAFile: "ca"}, "url: want https://HOST"},
 		"no host":    {Options{URL: "https://:443/a", CAFile: "ca"}, "url: want https://HOST"},
-		"no URL":     {Options{URL: "https://u:secret@a:b", CAFile: "ca"}, "url: is none"},
-		"a password": {Options{URL: "https://u:secret@a", CAFile: "ca"}, "url: want no user and no fragment: a client certificate says who asks"},
+		"no URL":     {Options{URL: "https://u:secret@a:b", CAFile: "ca"}, "url: invalid URL"},
+		"a password": {Options{URL: "https://u:secret@a", CAFile: "ca"}, "url: must not contain a user or a fragment; authenticate with a client certificate"},
 		"half a pair and too patient": {Options{URL: "https://a", CAFile: "ca", CertFile: "c", Timeout: 31 * time.Second},
 			"certFile, keyFile: set both or none\ntimeout: 31s: want up to 30s"},
 		"before its time": {Options{URL: "https://a", CAFile: "ca", Timeout: -1}, "timeout: -1ns: want up to 30s"},
@@ -447,7 +447,7 @@ func TestWebhookMistakes(t *testing.T) {
 		t.Errorf("is %v", err)
 	}
 	for _, req := range []*csr.Request{nil, {}} {
-		if _, err := webhook.Lookup(t.Context(), "a", req); err == nil || err.Error() != "is asked about a request only" {
+		if _, err := webhook.Lookup(t.Context(), "a", req); err == nil || err.Error() != "a lookup needs a request" {
 			t.Errorf("is %v", err)
 		}
 	}
