@@ -84,7 +84,7 @@ func TestListsAreTold(t *testing.T) {
 	}
 }
 
-// answers gives one answer after the other, and counts the calls.
+// answers returns its responses in order, and counts the calls.
 type answers struct {
 	all   []string // "500", "500 retry", or an error
 	calls int
@@ -131,17 +131,17 @@ func TestCallsThatAreRepeated(t *testing.T) {
 		answers      []string
 		calls, code  int
 	}{
-		"an update after a 500":             {"PUT", "/x", []string{"500", "200"}, 2, 200},
-		"an update after two":               {"PUT", "/x", []string{"500", "500", "200"}, 2, 500},
-		"a delete after a broken stream":    {"DELETE", "/x", []string{"stream", "200"}, 2, 200},
-		"a read after a lost connection":    {"GET", "/x", []string{"read: connection reset by peer", "200"}, 2, 200},
-		"a create":                          {"POST", "/x", []string{"500", "200"}, 1, 500},
-		"a patch":                           {"PATCH", "/x", []string{"500", "200"}, 1, 500},
-		"a review":                          {"POST", reviews, []string{"500", "200"}, 2, 200},
-		"an update that is to wait":         {"PUT", "/x", []string{"429 retry", "200"}, 1, 429},
-		"an update that is to wait, though": {"PUT", "/x", []string{"503 retry", "200"}, 1, 503},
-		"an update after an unknown error":  {"PUT", "/x", []string{"no such host", "200"}, 1, 0},
-		"an update":                         {"PUT", "/x", []string{"200"}, 1, 200},
+		"an update after a 500":            {"PUT", "/x", []string{"500", "200"}, 2, 200},
+		"an update after two 500s":         {"PUT", "/x", []string{"500", "500", "200"}, 2, 500},
+		"a delete after a broken stream":   {"DELETE", "/x", []string{"stream", "200"}, 2, 200},
+		"a read after a lost connection":   {"GET", "/x", []string{"read: connection reset by peer", "200"}, 2, 200},
+		"a create":                         {"POST", "/x", []string{"500", "200"}, 1, 500},
+		"a patch":                          {"PATCH", "/x", []string{"500", "200"}, 1, 500},
+		"a review":                         {"POST", reviews, []string{"500", "200"}, 2, 200},
+		"an update with 429 and a wait":    {"PUT", "/x", []string{"429 retry", "200"}, 1, 429},
+		"an update with 503 and a wait":    {"PUT", "/x", []string{"503 retry", "200"}, 1, 503},
+		"an update after an unknown error": {"PUT", "/x", []string{"no such host", "200"}, 1, 0},
+		"an update":                        {"PUT", "/x", []string{"200"}, 1, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -176,13 +176,13 @@ func TestRetryAfter(t *testing.T) {
 		err  error
 		want time.Duration
 	}{
-		"none":                 {},
-		"another error":        {err: errors.New("x")},
-		"seconds":              {err: apierrors.NewTooManyRequests("x", 7), want: 7 * time.Second},
-		"no seconds":           {err: apierrors.NewTooManyRequests("x", 0), want: time.Second},
-		"too long":             {err: apierrors.NewTooManyRequests("x", 4000), want: time.Minute},
-		"of another status":    {err: apierrors.NewTimeoutError("x", 5), want: 5 * time.Second},
-		"a timeout without it": {err: apierrors.NewTimeoutError("x", 0)},
+		"no error":                 {},
+		"another error":            {err: errors.New("x")},
+		"seconds":                  {err: apierrors.NewTooManyRequests("x", 7), want: 7 * time.Second},
+		"no seconds":               {err: apierrors.NewTooManyRequests("x", 0), want: time.Second},
+		"too long":                 {err: apierrors.NewTooManyRequests("x", 4000), want: time.Minute},
+		"another status":           {err: apierrors.NewTimeoutError("x", 5), want: 5 * time.Second},
+		"a timeout without a wait": {err: apierrors.NewTimeoutError("x", 0)},
 	} {
 		if got, asked := RetryAfter(test.err); got != test.want || asked != (test.want > 0) {
 			t.Errorf("%s: %s, %t", name, got, asked)

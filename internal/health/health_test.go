@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 )
 
-// checks has one check that fails with what err holds.
+// checks returns a probe with one check that fails with the error in err.
 func checks(t *testing.T, err *error, log func(string)) *probe {
 	t.Helper()
 	p := newProbe("readyz", funcr.New(func(_, args string) { log(args) }, funcr.Options{}))

@@ -27,7 +27,7 @@ func (r *resetting) GetInformer(context.Context, client.Object, ...cache.Informe
 	return nil, nil
 }
 
-// TestFromCacheTriesAgain lets the discovery fail for a while.
+// TestFromCacheTriesAgain checks that FromCache retries while discovery fails.
 func TestFromCacheTriesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ func node(name, address string) *corev1.Node {
 	}
 }
 
-// TestInformer follows an API server that goes away, comes back with other objects, and takes the right away.
+// TestInformer follows an API server that stops, returns with other objects, and withdraws the right.
 func TestInformer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestInformer(t *testing.T) {
 		go func() { done <- i.Start(ctx) }()
 		expect := func(known string, want ...string) {
 			t.Helper()
-			time.Sleep(firstRetry / 2) // client-go asks every 100 ms whether its informer has synced
+			time.Sleep(firstRetry / 2) // client-go checks every 100 ms whether its informer has synced
 			synctest.Wait()
 			got := ""
 			all, err := i.List()
@@ -141,7 +141,7 @@ func TestInformer(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestInformerFindsItsResource before each attempt.
+// TestInformerFindsItsResource checks that Find is called before each attempt.
 func TestInformerFindsItsResource(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestInformerFindsItsResource(t *testing.T) {
 	})
 }
 
-// TestInformerReportsDeletionsThatItMissed, and leaves what is read first to OnSync.
+// TestInformerReportsDeletionsThatItMissed checks that OnChange reports them, and that OnSync reports the first list.
 func TestInformerReportsDeletionsThatItMissed(t *testing.T) {
 	t.Parallel()
 	var deleted []string

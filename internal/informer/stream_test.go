@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// staged is a resource whose watches are made by hand.
+// staged is a resource whose watches the test controls.
 type staged struct {
 	mu       sync.Mutex
 	watchers chan *watch.FakeWatcher
@@ -26,7 +26,7 @@ type staged struct {
 	hangs    bool
 }
 
-// become makes lists and watches return nodes, or refused.
+// become sets the nodes that lists and watches return, or the error refused.
 func (s *staged) become(refused error, nodes ...corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,13 +58,14 @@ func (s *staged) resource() Resource {
 	}
 }
 
-// A stream says in time that something may have been missed, and says nothing while all is well.
+// TestStreamNoticesWhatItMayHaveMissed checks that a stream fails in time if a change may have been missed, and that
+// it does not fail otherwise.
 func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		act   func(*staged, *watch.FakeWatcher, func())
 		after time.Duration
-		want  string // empty is no failure
+		want  string // empty means no failure
 	}{
 		"bookmarks each minute": {
 			act: func(_ *staged, w *watch.FakeWatcher, _ func()) {
@@ -86,7 +87,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			},
 			after: time.Second, want: "watch nodes: neither an event nor a bookmark for 3m0s",
 		},
-		"watches that bring nothing but errors": {
+		"watches that deliver only errors": {
 			act: func(s *staged, w *watch.FakeWatcher, again func()) {
 				for range 8 {
 					time.Sleep(longestSilence / 9)
@@ -99,7 +100,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			after: longestSilence / 8, want: "watch nodes: neither an event nor a bookmark for 3m0s",
 		},
 		"silence": {after: longestSilence + time.Second, want: "watch nodes: neither an event nor a bookmark for 3m0s"},
-		"a watch that ends and is opened anew": {
+		"a watch that ends and is opened again": {
 			act: func(_ *staged, w *watch.FakeWatcher, again func()) {
 				w.Stop()
 				time.Sleep(longestGap - time.Second)
@@ -111,7 +112,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			act:   func(_ *staged, w *watch.FakeWatcher, _ func()) { w.Stop() },
 			after: longestGap + time.Second, want: "watch nodes: there has been no watch for 10s",
 		},
-		"a watch that ends, and the next one is refused": {
+		"a watch that ends, and the next watch is refused": {
 			act: func(s *staged, w *watch.FakeWatcher, again func()) {
 				s.refused = errors.New("connection refused")
 				w.Stop()
@@ -119,7 +120,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			},
 			want: "watch nodes: connection refused",
 		},
-		"a watch that ends, and the next one is one too many": {
+		"a watch that ends, and the next watch gets a 429": {
 			act: func(s *staged, w *watch.FakeWatcher, again func()) {
 				s.refused = apierrors.NewTooManyRequests("later", 1)
 				w.Stop()
@@ -127,7 +128,7 @@ func TestStreamNoticesWhatItMayHaveMissed(t *testing.T) {
 			},
 			want: "watch nodes: later",
 		},
-		"a watch that ends, and the next one is not answered": {
+		"a watch that ends, and the next watch is not answered": {
 			act: func(s *staged, w *watch.FakeWatcher, again func()) {
 				s.hangs = true
 				w.Stop()

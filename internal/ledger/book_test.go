@@ -33,7 +33,7 @@ var (
 
 const key, other, node, web = "0123456789abcdef", "fedcba9876543210", "kubernetes.io/kubelet-serving", "example.com/web"
 
-// server is a fake API server that counts requests; before, if set, is asked before each write.
+// server is a fake API server that counts requests. before, if set, is called before each write.
 type server struct {
 	client.Client
 	reads, writes atomic.Int64
@@ -83,7 +83,7 @@ func stored(data map[string]string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca-ledger"}, Data: data}
 }
 
-// empty is a ledger with accounts that say nothing.
+// empty returns a ledger with empty accounts.
 func empty(keyIDs ...string) *corev1.ConfigMap {
 	data := map[string]string{}
 	for _, keyID := range keyIDs {
@@ -99,7 +99,8 @@ func succeed(t testing.TB, err error) {
 	}
 }
 
-// TestCover: the mark is written ahead by a sixteenth of the lifetime, between a minute and a day, and counts by 64.
+// TestCover checks that NotAfter is stored ahead by a sixteenth of the lifetime, between a minute and a day, and that
+// the count grows by 64.
 func TestCover(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -110,7 +111,7 @@ func TestCover(t *testing.T) {
 		after     time.Duration
 		writes    int64
 		wantCount int
-		wantAhead time.Duration // of now
+		wantAhead time.Duration // after now
 	}{
 		{"the first", web, 16 * time.Hour, 1, 64, 17 * time.Hour},
 		{"the same again", web, 16 * time.Hour, 0, 64, 17 * time.Hour},
@@ -133,7 +134,7 @@ func TestCover(t *testing.T) {
 	}
 }
 
-// TestBurst has the 20 workers of the signer issue 5,000 certificates: a write for each 64, and a few more.
+// TestBurst lets the 20 workers of the signer issue 5,000 certificates: a write for each 64, and a few more.
 func TestBurst(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -165,7 +166,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// BenchmarkCover is the cost of one certificate, with an API server that answers at once.
+// BenchmarkCover measures the cost of one certificate, with an API server that answers at once.
 func BenchmarkCover(b *testing.B) {
 	s := newServer(empty(key))
 	book := s.book()
@@ -184,14 +185,14 @@ func TestSeal(t *testing.T) {
 	}
 }
 
-// TestSealedAndOpenedAgain: the account is looked at anew each time, as another process may have opened it.
+// TestSealedAndOpenedAgain checks that the account is read each time, because another process may have opened it.
 func TestSealedAndOpenedAgain(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key, other))
 	book := s.book()
 	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
 	succeed(t, s.book().Seal(t.Context(), key))
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour))) // within what it has reserved
+	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour))) // within its reserve
 	for range 2 {
 		if err := book.Cover(t.Context(), key, web, now.Add(48*time.Hour)); !errors.Is(err, ledger.ErrSealed) {
 			t.Errorf("beyond the mark: %v", err)
@@ -201,8 +202,8 @@ func TestSealedAndOpenedAgain(t *testing.T) {
 		}
 	}
 	succeed(t, book.Cover(t.Context(), other, web, now.Add(time.Hour)))
-	succeed(t, s.book().Raise(t.Context(), key, web, now.Add(72*time.Hour))) // a fact, closed or not
-	succeed(t, s.book().Open(t.Context(), key))                              // which is for one that is not there
+	succeed(t, s.book().Raise(t.Context(), key, web, now.Add(72*time.Hour))) // also in a closed account
+	succeed(t, s.book().Open(t.Context(), key))                              // Open is for a missing account
 	if !s.stored(t)[key].Sealed {
 		t.Error("Open has unsealed it")
 	}
@@ -214,7 +215,8 @@ func TestSealedAndOpenedAgain(t *testing.T) {
 	}
 }
 
-// TestBrokenIsNeverOverwritten: neither what is no account, nor one with something in it that would get lost.
+// TestBrokenIsNeverOverwritten checks that an invalid account is not overwritten, and neither is one whose content
+// would be lost.
 func TestBrokenIsNeverOverwritten(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
@@ -237,7 +239,7 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 			if _, err := book.Read(t.Context()); err == nil {
 				t.Error("it was read")
 			}
-			succeed(t, book.Cover(t.Context(), other, web, now)) // that of another key is not to suffer
+			succeed(t, book.Cover(t.Context(), other, web, now)) // the account of another key is not affected
 			obj := &corev1.ConfigMap{}
 			succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: "ca-ledger"}, obj))
 			if got := obj.Data[key]; got != text {
@@ -247,14 +249,14 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 	}
 }
 
-// TestNeverLowered: what was stored once is stored again when the account was lost and made anew, by somebody else.
+// TestNeverLowered checks that stored entries are stored again after another client deleted and created the account.
 func TestNeverLowered(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
 	book := s.book()
 	succeed(t, book.Cover(t.Context(), key, web, now.Add(1600*time.Hour)))
 	succeed(t, s.Delete(t.Context(), stored(nil)))
-	for range 63 { // as many as there were left
+	for range 63 { // as many as were left
 		succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
 	}
 	if err := book.Cover(t.Context(), key, web, now.Add(time.Hour)); !errors.Is(err, ledger.ErrNoAccount) {
@@ -268,7 +270,8 @@ func TestNeverLowered(t *testing.T) {
 	}
 }
 
-// TestCancellation: one who gives up takes nobody along, even if the write is under way for it.
+// TestCancellation checks that a caller that gives up does not affect other callers, even if its call started the
+// write.
 func TestCancellation(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -290,7 +293,7 @@ func TestCancellation(t *testing.T) {
 	}
 }
 
-// TestRetriesAreBounded: with an API server that refuses each write nothing is covered, and it ends.
+// TestRetriesAreBounded checks that retries end, and that nothing is covered, if the API server refuses each write.
 func TestRetriesAreBounded(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -333,7 +336,7 @@ func TestRaiseImport(t *testing.T) {
 	from := ledger.Account{Sealed: true, Signers: map[string]ledger.Entry{
 		web: {Count: 7, NotAfter: until(1)}, node: {Count: 1, NotAfter: until(5)}, "a.b/c": {Count: 1, NotAfter: until(5)},
 	}}
-	for range 2 { // the second time it changes nothing
+	for range 2 { // the second Import changes nothing
 		succeed(t, book.Import(t.Context(), key, from, []string{web, node, "d.e/f"}))
 	}
 	succeed(t, book.Import(t.Context(), other, from, []string{"a.b/c"}))
@@ -349,7 +352,7 @@ func TestRaiseImport(t *testing.T) {
 	}
 }
 
-// TestAKeyThatComesBack is not covered by what was reserved before its account was removed.
+// TestAKeyThatComesBack checks that reserves from before the removal of its account do not cover a key.
 func TestAKeyThatComesBack(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key, other))
@@ -365,7 +368,7 @@ func TestAKeyThatComesBack(t *testing.T) {
 	}
 }
 
-// TestOpen: an account is made once, and what it says stays.
+// TestOpen checks that an account is created once, and that its content stays.
 func TestOpen(t *testing.T) {
 	book := newServer().book()
 	succeed(t, book.Open(t.Context(), "key"))

@@ -11,7 +11,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// TestALostAccountIsNotMadeUp: a ledger that was deleted is not begun anew by who knows only a part of what was issued.
+// TestALostAccountIsNotMadeUp checks that a client that knows only a part of the certificates does not recreate a
+// lost ledger.
 func TestALostAccountIsNotMadeUp(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -38,7 +39,8 @@ func TestALostAccountIsNotMadeUp(t *testing.T) {
 	}
 }
 
-// TestAnAccountThatWasMadeMeanwhile is found, by who has seen the ledger without it.
+// TestAnAccountThatWasMadeMeanwhile checks that a Book that has cached the ledger finds an account that was created
+// since.
 func TestAnAccountThatWasMadeMeanwhile(t *testing.T) {
 	t.Parallel()
 	for name, use := range map[string]func(*ledger.Book) error{
@@ -57,7 +59,7 @@ func TestAnAccountThatWasMadeMeanwhile(t *testing.T) {
 	}
 }
 
-// TestRaiseDoesNotTrustItsMemory: what it has noted once is noted again where the account was lost meanwhile.
+// TestRaiseDoesNotTrustItsMemory checks that Raise records an end again if the account was lost meanwhile.
 func TestRaiseDoesNotTrustItsMemory(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -75,7 +77,8 @@ func TestRaiseDoesNotTrustItsMemory(t *testing.T) {
 	}
 }
 
-// TestImportMakesTheAccount: for a signer of which the other ledger says nothing too.
+// TestImportMakesTheAccount checks that Import creates the account, even for a signer without an entry in the other
+// ledger.
 func TestImportMakesTheAccount(t *testing.T) {
 	t.Parallel()
 	s := newServer()
@@ -83,7 +86,7 @@ func TestImportMakesTheAccount(t *testing.T) {
 	succeed(t, s.book().Cover(t.Context(), key, web, now.Add(time.Hour)))
 }
 
-// TestRecorderWaitsForAnAccount: it fails for nobody who asks of another key, and loses nothing.
+// TestRecorderWaitsForAnAccount checks that a missing account fails no Flush and loses no note.
 func TestRecorderWaitsForAnAccount(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(other))

@@ -37,7 +37,7 @@ func read(t *testing.T, nodes *ledger.Nodes) []ledger.Certificate {
 	return all
 }
 
-// TestNodes: the newest of each node and signer is kept, and left out when it has ended.
+// TestNodes checks that the newest certificate of each node and signer is kept, and left out after it has expired.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
@@ -68,7 +68,8 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestNodesThatCannotBeStored are kept for the next Flush, and what can't be read is not overwritten.
+// TestNodesThatCannotBeStored checks that unsaved notes are kept for the next Flush, and that unreadable data is not
+// overwritten.
 func TestNodesThatCannotBeStored(t *testing.T) {
 	t.Parallel()
 	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
@@ -98,12 +99,12 @@ func TestNodesThatCannotBeStored(t *testing.T) {
 	}
 }
 
-// TestABrokenShardHidesNoOther: what the other ConfigMaps hold is read, and written, all the same.
+// TestABrokenShardHidesNoOther checks that the other ConfigMaps are still read and written.
 func TestABrokenShardHidesNoOther(t *testing.T) {
 	t.Parallel()
 	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
 	nodes := s.nodes(clock)
-	names := make([]string, 200) // so many that each shard has some
+	names := make([]string, 200) // enough for each shard
 	for i := range names {
 		names[i] = fmt.Sprintf("node-%03d", i)
 		nodes.Note(certificateOf(names[i], node, key, 0, time.Hour))
@@ -134,14 +135,15 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 	}
 }
 
-// TestFiveThousandNodes, one of them with the longest name that there may be: no object is near the limit of 1 MiB.
+// TestFiveThousandNodes checks that no object comes near the limit of 1 MiB, even if every name has the maximum
+// length.
 func TestFiveThousandNodes(t *testing.T) {
 	t.Parallel()
 	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
 	nodes := s.nodes(clock)
 	long := strings.TrimSuffix(strings.Repeat(strings.Repeat("n", 62)+".", 4), ".")
 	for n := range 5000 {
-		name := fmt.Sprintf("%04d%s", n, long[:249]) // each of them, even
+		name := fmt.Sprintf("%04d%s", n, long[:249]) // each has the maximum length
 		nodes.Note(certificateOf(name, node, key, 0, 8760*time.Hour))
 		nodes.Note(certificateOf(name, kubelet, key, 0, 8760*time.Hour))
 	}
@@ -161,7 +163,7 @@ func TestFiveThousandNodes(t *testing.T) {
 	}
 }
 
-// authority makes a CA; all of them have the same name.
+// authority makes a CA. All CAs have the same name.
 func authority(t *testing.T) (*ca.Authority, *x509.Certificate) {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, now)
@@ -202,14 +204,14 @@ func TestRecognize(t *testing.T) {
 		obj  *certificatesv1.CertificateSigningRequest
 		want ledger.Certificate
 	}{
-		"a node's by the old CA":         {issued(t, old, nodeName), want("a", old.KeyID())},
-		"a node's by the new CA":         {issued(t, next, nodeName), want("a", next.KeyID())},
-		"somebody else's":                {issued(t, old, "alice"), want("", old.KeyID())},
-		"no name that a node may have":   {issued(t, old, csr.NodeUserPrefix+"A/b"), want("", old.KeyID())},
-		"with its chain":                 {with(issued(t, old, nodeName), append(issued(t, next, nodeName).Status.Certificate, next.CertificatePEM()...)), want("a", next.KeyID())},
-		"by a stranger of the same name": {issued(t, stranger, nodeName), ledger.Certificate{}},
-		"none yet":                       {with(issued(t, old, nodeName), nil), ledger.Certificate{}},
-		"no certificate":                 {with(issued(t, old, nodeName), []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), ledger.Certificate{}},
+		"a node's certificate, old CA": {issued(t, old, nodeName), want("a", old.KeyID())},
+		"a node's certificate, new CA": {issued(t, next, nodeName), want("a", next.KeyID())},
+		"a user's certificate":         {issued(t, old, "alice"), want("", old.KeyID())},
+		"a name that is no node name":  {issued(t, old, csr.NodeUserPrefix+"A/b"), want("", old.KeyID())},
+		"with its chain":               {with(issued(t, old, nodeName), append(issued(t, next, nodeName).Status.Certificate, next.CertificatePEM()...)), want("a", next.KeyID())},
+		"another CA of the same name":  {issued(t, stranger, nodeName), ledger.Certificate{}},
+		"no certificate yet":           {with(issued(t, old, nodeName), nil), ledger.Certificate{}},
+		"a broken certificate":         {with(issued(t, old, nodeName), []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), ledger.Certificate{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -221,8 +223,8 @@ func TestRecognize(t *testing.T) {
 	}
 }
 
-// TestRecorder: what was seen raises the mark with one write, and what can't be stored is kept. The list of nodes, by which
-// nothing is decided, is stored when it runs, and keeps nobody waiting who asks for the marks.
+// TestRecorder checks that notes raise the stored end with one write, and that unsaved notes are kept. Run stores the
+// nodes, on which no decision depends. Flush stores only the ends.
 func TestRecorder(t *testing.T) {
 	t.Parallel()
 	s, clock := newServer(empty(key)), clocktesting.NewFakePassiveClock(now)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestPruneKeepsAnObjectStorable: whoever has certificates made for any number of nodes makes no object too large.
+// TestPruneKeepsAnObjectStorable checks that certificates for any number of nodes make no object too large.
 func TestPruneKeepsAnObjectStorable(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)

@@ -10,7 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// TestAReserveEnds: who has reserved sees within seconds that the account is closed, and covers nothing more.
+// TestAReserveEnds checks that a Book with a reserve notices within seconds that the account is closed, and stops
+// covering.
 func TestAReserveEnds(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -20,7 +21,7 @@ func TestAReserveEnds(t *testing.T) {
 	succeed(t, cover())
 	succeed(t, s.book().Seal(t.Context(), key))
 	clock.SetTime(now.Add(4 * time.Second))
-	succeed(t, cover()) // of what was counted before
+	succeed(t, cover()) // within the earlier reserve
 	clock.SetTime(now.Add(6 * time.Second))
 	if err := cover(); !errors.Is(err, ledger.ErrSealed) {
 		t.Errorf("after the reserve has ended: %v", err)
@@ -32,7 +33,8 @@ func TestAReserveEnds(t *testing.T) {
 	succeed(t, cover())
 }
 
-// TestAReserveIsRenewed by a look at the account: what is left of it is not counted again, and nothing is written.
+// TestAReserveIsRenewed checks that reading the account renews a reserve: its certificates are not counted again, and
+// nothing is written.
 func TestAReserveIsRenewed(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))
@@ -54,7 +56,8 @@ func TestAReserveIsRenewed(t *testing.T) {
 	}
 }
 
-// TestAReserveSurvivesAFailure: what could not be looked at is counted once, whoever asks again.
+// TestAReserveSurvivesAFailure checks that a reserve is counted once, even if the account could not be read in
+// between.
 func TestAReserveSurvivesAFailure(t *testing.T) {
 	t.Parallel()
 	s := newServer(empty(key))

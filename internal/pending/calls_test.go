@@ -17,7 +17,7 @@ import (
 
 const callTimeout = 30 * time.Second
 
-// service is a slow service whose answers the test gives, one by one.
+// service is a slow service. The test gives its answers, one by one.
 type service struct {
 	mu    sync.Mutex
 	calls []string // requester and question of each call, in order
@@ -35,7 +35,7 @@ func (s *service) made() []string {
 	return slices.Clone(s.calls)
 }
 
-// asking holds Calls to a service, and the requests that were told that they have an answer.
+// asking holds Calls to a service, and the requests for which Answered was called.
 type asking struct {
 	*Calls[string]
 	service *service
@@ -45,7 +45,7 @@ type asking struct {
 	answered []string
 }
 
-// inBubble runs test with Calls, and checks that nothing is left behind.
+// inBubble runs test with Calls, and checks that no entry is left at the end.
 func inBubble(t *testing.T, limit, perRequester int, test func(t *testing.T, a *asking)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func (a *asking) give(value string, err error) {
 	synctest.Wait()
 }
 
-// told takes the requests that were told that they have an answer.
+// told returns and clears the requests for which Answered was called.
 func (a *asking) told() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -198,7 +198,7 @@ func TestNoAnswerOutlivesItsRequests(t *testing.T) {
 	})
 }
 
-// An answer that its request does not come for is asked for again.
+// TestAnOldAnswerIsAskedForAgain checks that an answer that its request did not read in time is requested again.
 func TestAnOldAnswerIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	inBubble(t, 10, 2, func(t *testing.T, a *asking) {
@@ -215,7 +215,7 @@ func TestAnOldAnswerIsAskedForAgain(t *testing.T) {
 	})
 }
 
-// A request that was made anew under the same name is another one.
+// TestAnAnswerIsForOneRequest checks that a new request with the name of an old request does not get its answer.
 func TestAnAnswerIsForOneRequest(t *testing.T) {
 	t.Parallel()
 	inBubble(t, 10, 2, func(t *testing.T, a *asking) {
@@ -258,7 +258,7 @@ func TestForgettingARequestFailsNoOther(t *testing.T) {
 			a.ask(request, "alice", "?")
 		}
 		a.forget("first", "waiting")
-		synctest.Wait() // the call that only the first one needed has been cancelled
+		synctest.Wait() // the call that only the first request needed was canceled
 		a.give("yes", nil)
 		a.expect(t, "patient", a.told())
 		a.expect(t, "yes", a.ask("patient", "alice", "?"))
@@ -314,7 +314,8 @@ func TestACallThatHangsIsGivenUp(t *testing.T) {
 	})
 }
 
-// A call that hangs holds up the requests that share it only: after a while an identical call is made beside it.
+// TestACallThatHangsHoldsUpNoOther checks that a hanging call delays only the requests that share it: after a while
+// an identical call is sent.
 func TestACallThatHangsHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	inBubble(t, 10, 2, func(t *testing.T, a *asking) {
@@ -342,7 +343,8 @@ func TestACallThatHangsHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// However many calls of one requester hang, those of others are made, and requesters take turns.
+// TestRequestersTakeTurns checks that requesters take turns, and that the hanging calls of one requester do not block
+// others.
 func TestRequestersTakeTurns(t *testing.T) {
 	t.Parallel()
 	inBubble(t, 3, 2, func(t *testing.T, a *asking) {
@@ -390,7 +392,7 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// Before the start nothing is asked, and after the end neither.
+// TestCallsRunBetweenStartAndStop checks that no call is made before Start and after its end.
 func TestCallsRunBetweenStartAndStop(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -426,7 +428,7 @@ func TestCallsRunBetweenStartAndStop(t *testing.T) {
 	})
 }
 
-// Under the race detector: many requests, some of which are forgotten.
+// TestManyRequests runs many requests under the race detector. Some of them are dropped.
 func TestManyRequests(t *testing.T) {
 	t.Parallel()
 	told := make(chan string, 1000)

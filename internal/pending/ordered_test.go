@@ -58,8 +58,8 @@ func TestOrderedIsAList(t *testing.T) {
 	}
 }
 
-// After a restart the requests of one requester come in the order of their names. An addition moves one chunk at most,
-// however many there are, because no chunk is long, and few are short.
+// After a restart, the requests of one requester arrive in the order of their names. An addition moves at most one
+// chunk, however many requests there are, because no chunk is long, and few are short.
 func TestManyRequestsOfOneRequesterComeInAnyOrder(t *testing.T) {
 	t.Parallel()
 	const many = 20_000

@@ -18,7 +18,7 @@ func keyOf(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
-// queueByName returns a Queue of requests whose names say all about them: requester/node/age in seconds.
+// queueByName returns a Queue of requests whose names describe them: requester/node/age in seconds.
 func queueByName() *Queue {
 	return NewQueue(func(name string) (Request, bool) {
 		parts := strings.Split(name, "/")
@@ -42,11 +42,11 @@ func TestQueueOrder(t *testing.T) {
 	for name, test := range map[string]struct{ push, want string }{
 		"nothing":                                    {"", ""},
 		"the newest first":                           {"a/n/3 a/n/1 a/n/2", "a/n/1 a/n/2 a/n/3"},
-		"of one age, the last":                       {"a/n/1/x a/n/1/y a/n/1/z", "a/n/1/z a/n/1/y a/n/1/x"},
+		"same age, last added":                       {"a/n/1/x a/n/1/y a/n/1/z", "a/n/1/z a/n/1/y a/n/1/x"},
 		"nodes in turn":                              {"a/n/1 a/n/2 a/n/3 a/m/9 a/m/8", "a/n/1 a/m/8 a/n/2 a/m/9 a/n/3"},
 		"requesters in turn":                         {"a/n/1 a/n/2 a/n/3 b/n/9", "a/n/1 b/n/9 a/n/2 a/n/3"},
 		"many nodes of one requester are one":        {"a/1/1 a/2/1 a/3/1 a/4/1 b/x/9 b/y/9", "a/1/1 b/x/9 a/2/1 b/y/9 a/3/1 a/4/1"},
-		"a late requester is next but one at most":   {"a/1/1 a/2/1 a/3/1 b/x/1 c/x/1", "a/1/1 b/x/1 c/x/1 a/2/1 a/3/1"},
+		"a late requester waits for one other":       {"a/1/1 a/2/1 a/3/1 b/x/1 c/x/1", "a/1/1 b/x/1 c/x/1 a/2/1 a/3/1"},
 		"a name does not matter":                     {"zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2", "zzz/n/1 aaa/n/1 zzz/n/2 aaa/n/2"},
 		"an empty requester takes turns like others": {"//1 a/n/1 //2", "//1 a/n/1 //2"},
 	} {
@@ -63,7 +63,8 @@ func TestQueueOrder(t *testing.T) {
 	}
 }
 
-// A requester with thousands of requests, for one node or for many, delays another's by one.
+// TestQueueIsFair checks that a requester with thousands of requests, for one node or for many, delays another
+// requester by one request.
 func TestQueueIsFair(t *testing.T) {
 	t.Parallel()
 	for name, item := range map[string]func(int) string{
@@ -82,8 +83,8 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
-// However many requests of one requester resume at once, a new one of another requester comes after two of them, and one
-// that resumes after three.
+// TestQueueResumesInTurns checks the order if many requests of one requester resume at once. A new request of another
+// requester comes after two of them, and a resumed one after three.
 func TestQueueResumesInTurns(t *testing.T) {
 	t.Parallel()
 	s := queueByName()
@@ -104,7 +105,8 @@ func TestQueueResumesInTurns(t *testing.T) {
 	}
 }
 
-// A request that resumes goes first once, and those of one requester that resume keep their order.
+// TestQueueResumes checks that a resumed request goes first once, and that resumed requests of one requester keep
+// their order.
 func TestQueueResumes(t *testing.T) {
 	t.Parallel()
 	s := queueByName()
@@ -126,7 +128,7 @@ func TestQueueResumes(t *testing.T) {
 	}
 }
 
-// Whatever is pushed and popped, nothing is lost and nothing comes twice.
+// TestQueueLosesNothing checks that every pushed item is popped exactly once.
 func TestQueueLosesNothing(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))

@@ -31,28 +31,28 @@ func forbiddenTo(user string) any {
 	return status
 }
 
-// TestAskResource: an aggregated API server says by its refusals who it takes one for.
+// TestAskResource checks what the responses of an aggregated API server prove.
 func TestAskResource(t *testing.T) {
 	t.Parallel()
 	probe := mint(t)
 	for name, test := range map[string]struct {
-		status, bare int // to whoever shows the probe, and to whoever shows nothing
+		status, bare int // for a client with the probe certificate, and for a client without one
 		body         any
 		want         Trust
 		evidence     string
 	}{
-		"knows the subject":         {403, 401, forbiddenTo(probe.Subject), Recognised, "knows the subject"},
-		"refuses the certificate":   {401, 403, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "answers 401"},
-		"401 of something else":     {401, 401, "log in first", Unknown, "no answer that counts"},
-		"sees nobody":               {403, 403, forbiddenTo("system:anonymous"), Unknown, "as anonymous"},
-		"takes us for another":      {403, 403, forbiddenTo("admin"), Unknown, "no answer that counts"},
-		"forbids without a name":    {403, 403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no answer that counts"},
-		"not there, but for us":     {404, 403, statusOf(404, metav1.StatusReasonNotFound), Recognised, "and refuses a client without one"},
-		"there, but for us":         {200, 401, metav1.Status{}, Recognised, "and refuses a client without one"},
-		"not there, for anybody":    {404, 404, statusOf(404, metav1.StatusReasonNotFound), Unknown, "admits every client"},
-		"there for anybody":         {200, 200, metav1.Status{}, Unknown, "admits every client"},
-		"there, and then no answer": {200, 503, metav1.Status{}, Unknown, "admits every client"},
-		"503":                       {503, 503, "no backend", Unknown, "no answer that counts"},
+		"knows the subject":       {403, 401, forbiddenTo(probe.Subject), Recognised, "knows the subject"},
+		"refuses the certificate": {401, 403, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "answers 401"},
+		"401 of another program":  {401, 401, "log in first", Unknown, "no answer that counts"},
+		"sees no client":          {403, 403, forbiddenTo("system:anonymous"), Unknown, "as anonymous"},
+		"another user":            {403, 403, forbiddenTo("admin"), Unknown, "no answer that counts"},
+		"forbids without a name":  {403, 403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no answer that counts"},
+		"404 for the probe only":  {404, 403, statusOf(404, metav1.StatusReasonNotFound), Recognised, "and refuses a client without one"},
+		"200 for the probe only":  {200, 401, metav1.Status{}, Recognised, "and refuses a client without one"},
+		"404 for every client":    {404, 404, statusOf(404, metav1.StatusReasonNotFound), Unknown, "admits every client"},
+		"200 for every client":    {200, 200, metav1.Status{}, Unknown, "admits every client"},
+		"200, then no answer":     {200, 503, metav1.Status{}, Unknown, "admits every client"},
+		"503":                     {503, 503, "no backend", Unknown, "no answer that counts"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

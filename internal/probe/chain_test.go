@@ -13,7 +13,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// A probe of an intermediate CA shows that CA too, as a kubelet does: an API server that knows the root alone recognises it.
+// TestAskShowsTheChain checks that a probe of an intermediate CA presents that CA too, as a kubelet does. An API
+// server that knows only the root then recognises it.
 func TestAskShowsTheChain(t *testing.T) {
 	t.Parallel()
 	root, rootKey, err := ca.New(ca.NewOptions{CommonName: "root", Lifetime: time.Hour}, time.Now())

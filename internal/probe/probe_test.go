@@ -101,7 +101,7 @@ func TestMintByWhatHasEnded(t *testing.T) {
 	}
 }
 
-// server is a real TLS server that asks for a client certificate and notes what it was shown.
+// server is a real TLS server that requests a client certificate and records it.
 type server struct {
 	*httptest.Server
 	answer func(shown *x509.Certificate) (status int, body any)
@@ -111,7 +111,7 @@ type server struct {
 	shown  []*x509.Certificate
 }
 
-// noted is what the last request brought.
+// noted records the last request.
 func (s *server) noted(r *http.Request) *x509.Certificate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +127,7 @@ func serve(t *testing.T, answer func(shown *x509.Certificate) (int, any)) (*serv
 	return serveAt(t, time.Now, answer)
 }
 
-// serveAt is serve by another clock than the real one.
+// serveAt is serve with another clock than the real clock.
 func serveAt(t *testing.T, now func() time.Time, answer func(shown *x509.Certificate) (int, any)) (*server, *rest.Config) {
 	t.Helper()
 	s := &server{answer: answer}
@@ -143,7 +143,7 @@ func serveAt(t *testing.T, now func() time.Time, answer func(shown *x509.Certifi
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(body)
 	}))
-	// What the API server sends as acceptable CAs must not keep the client from showing what it has.
+	// The list of acceptable CAs from the API server must not prevent the client from presenting its certificate.
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority(t, time.Hour).CertificatePEM())
 	s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool, MinVersion: tls.VersionTLS12}
@@ -169,7 +169,7 @@ func statusOf(code int32, reason metav1.StatusReason) any {
 	}
 }
 
-// TestAsk takes nothing for proof but the one right answer, and nothing for a refusal but the API server's own.
+// TestAsk checks that only the right response is a proof, and that only the API server's own response is a refusal.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	probe := mint(t)
@@ -185,9 +185,9 @@ func TestAsk(t *testing.T) {
 		"no credential":            {201, reviewFor(probe.Subject), Unknown, "does not say by which"},
 		"anonymous":                {201, reviewFor("system:anonymous"), Unknown, "as anonymous"},
 		"another user with our id": {201, reviewFor("admin", probe.ID), Refused, `"admin"`},
-		"nobody":                   {201, reviewFor(""), Refused, `""`},
+		"no user":                  {201, reviewFor(""), Refused, `""`},
 		"401 of an API server":     {401, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "401"},
-		"401 of something else":    {401, "log in first", Unknown, "no answer that counts"},
+		"401 of another program":   {401, "log in first", Unknown, "no answer that counts"},
 		"403":                      {403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no answer that counts"},
 		"404":                      {404, statusOf(404, metav1.StatusReasonNotFound), Unknown, "no answer that counts"},
 		"500":                      {500, statusOf(500, metav1.StatusReasonInternalError), Unknown, "no answer that counts"},
@@ -205,8 +205,9 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestARefusalProvesNothingOfACertificateThatWasNotSeen: the 401 of a server that did not ask for a certificate, or whose
-// clock says that the certificate is not valid, does not mean that the server distrusts its CA.
+// TestARefusalProvesNothingOfACertificateThatWasNotSeen checks that some 401 responses do not prove that the server
+// distrusts the CA. The server may not have requested a certificate, or its clock may say that the certificate is not
+// valid.
 func TestARefusalProvesNothingOfACertificateThatWasNotSeen(t *testing.T) {
 	t.Parallel()
 	probe := mint(t)
@@ -226,7 +227,7 @@ func TestARefusalProvesNothingOfACertificateThatWasNotSeen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, cluster := serveAt(t, func() time.Time { return time.Now().Add(test.ahead) }, unauthorized)
-			s.TLS.ClientAuth = test.auth // of the connections to come
+			s.TLS.ClientAuth = test.auth // for new connections
 			got := probe.Ask(t.Context(), cluster)
 			if got.Trust != test.want || !strings.Contains(got.Evidence, test.evidence) {
 				t.Errorf("%s: %s, want %s with %q", got.Trust, got.Evidence, test.want, test.evidence)
@@ -235,7 +236,7 @@ func TestARefusalProvesNothingOfACertificateThatWasNotSeen(t *testing.T) {
 	}
 }
 
-// withCredentials gives cluster every credential that a client configuration can hold.
+// withCredentials adds every credential that a client configuration can hold to cluster.
 func withCredentials(t *testing.T, cluster *rest.Config, other *Certificate) {
 	t.Helper()
 	cluster.BearerToken, cluster.BearerTokenFile = "secret", filepath.Join(t.TempDir(), "none")
@@ -247,7 +248,7 @@ func withCredentials(t *testing.T, cluster *rest.Config, other *Certificate) {
 	cluster.WrapTransport = func(http.RoundTripper) http.RoundTripper { t.Error("the transport is wrapped"); return nil }
 }
 
-// sawOnly checks that the last one who asked has shown probe and nothing else.
+// sawOnly checks that the last client presented probe and nothing else.
 func (s *server) sawOnly(t *testing.T, probe *Certificate) {
 	t.Helper()
 	for name := range s.header {
@@ -261,7 +262,7 @@ func (s *server) sawOnly(t *testing.T, probe *Certificate) {
 	}
 }
 
-// TestAskShowsNothingElse is asked with every credential that a client configuration can hold.
+// TestAskShowsNothingElse calls Ask with every credential that a client configuration can hold.
 func TestAskShowsNothingElse(t *testing.T) {
 	t.Parallel()
 	probe, other := mint(t), mint(t)
@@ -294,7 +295,7 @@ func TestAskWithoutAnAnswer(t *testing.T) {
 		"down":              {t.Context(), cluster},
 		"no TLS":            {t.Context(), &rest.Config{Host: "http://" + stranger.Listener.Addr().String()}},
 		"another name":      {t.Context(), wrongName},
-		"out of time":       {ended, slow},
+		"timed out":         {ended, slow},
 		"bad configuration": {t.Context(), &rest.Config{Host: "https://x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/none"}}},
 	} {
 		if got := probe.Ask(test.ctx, test.cluster); got.Trust != Unknown || !strings.Contains(got.Evidence, "no answer that counts") {
@@ -303,7 +304,7 @@ func TestAskWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// An API server that is not verified may be anybody, who answers what we want to hear.
+// An API server that is not verified may be another server that sends the expected response.
 func TestAskTrustsNobodyUnverified(t *testing.T) {
 	t.Parallel()
 	probe := mint(t)

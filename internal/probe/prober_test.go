@@ -26,7 +26,7 @@ var unreadable = interceptor.Funcs{List: func(context.Context, client.WithWatch,
 	return errors.New("no answer")
 }}
 
-// verifier is an API server that trusts some CAs, by a clock of its own. It notes the certificates that it was shown.
+// verifier is an API server that trusts some CAs, by its own clock. It records the certificates that clients present.
 type verifier struct {
 	mu    sync.Mutex
 	cas   []*ca.Authority
@@ -63,7 +63,7 @@ func (v *verifier) answer(clock *clocktesting.FakeClock) func(*x509.Certificate)
 
 func (v *verifier) target(t *testing.T, clock *clocktesting.FakeClock) Target {
 	t.Helper()
-	s, cluster := serveAt(t, clock.Now, v.answer(clock)) // whose Date does not give its clock away
+	s, cluster := serveAt(t, clock.Now, v.answer(clock)) // its Date does not show its clock
 	return Target{Name: s.Listener.Addr().String(), Cluster: cluster}
 }
 
@@ -127,7 +127,7 @@ func unused(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// TestRefuse counts no refusal that may have another reason than that the CA is not trusted.
+// TestRefuse checks that a refusal counts only if the sole possible reason is that the CA is not trusted.
 func TestRefuse(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -136,11 +136,11 @@ func TestRefuse(t *testing.T) {
 		evidence      string
 	}{
 		"by all":                   {func(*rig) {}, Refused, Refused, "401"},
-		"one holds it still":       {func(r *rig) { r.second.trust(r.old, r.new) }, Refused, Recognised, "knows the subject"},
+		"one still trusts it":      {func(r *rig) { r.second.trust(r.old, r.new) }, Refused, Recognised, "knows the subject"},
 		"one refuses everything":   {func(r *rig) { r.second.trust() }, Refused, Unknown, "that proves nothing"},
 		"the clock of one is fast": {func(r *rig) { r.second.trust(r.old, r.new); r.second.ahead = 6 * time.Minute }, Refused, Unknown, "that proves nothing"},
 		"the clock of one is slow": {func(r *rig) { r.second.trust(r.old, r.new); r.second.ahead = -6 * time.Minute }, Refused, Unknown, "that proves nothing"},
-		"ours stands still for now": {func(r *rig) {
+		"our clock stands still": {func(r *rig) {
 			r.second.trust(r.old, r.new)
 			r.second.hook = func() { r.second.ahead = 10 * time.Minute }
 		}, Refused, Unknown, "that proves nothing"},
@@ -154,7 +154,8 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestAnEndedCertificateIsNotShown over an hour of questions, and the retiring one is never valid for less than the other.
+// TestAnEndedCertificateIsNotShown asks for an hour. The retiring certificate is never valid for less time than the
+// other.
 func TestAnEndedCertificateIsNotShown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -180,7 +181,7 @@ func TestAnEndedCertificateIsNotShown(t *testing.T) {
 	}
 }
 
-// An answer that took so long that the certificate has ended by then is none.
+// TestALateAnswerDoesNotCount checks that an answer does not count if the certificate has expired by then.
 func TestALateAnswerDoesNotCount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -197,7 +198,7 @@ func TestALateAnswerDoesNotCount(t *testing.T) {
 	}
 }
 
-// A CA that ends soon is refused then for that: its refusal proves nothing.
+// TestACAThatEndsProvesNothing checks that a CA that is about to expire is not probed: a refusal would prove nothing.
 func TestACAThatEndsProvesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A certificate is read whether or not it is to be trusted, which is said too.
+// TestServingCertificate checks that a certificate is read even if it can't be trusted, and that Verified says so.
 func TestServingCertificate(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -41,7 +41,8 @@ func TestServingCertificate(t *testing.T) {
 	}
 }
 
-// A call that is given up while its handshake goes on says that, or has the certificate, and never half of it.
+// TestServingCertificateIsWholeOrNone cancels calls during their handshake. Each returns an error or the complete
+// certificate.
 func TestServingCertificateIsWholeOrNone(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.NotFoundHandler())
@@ -55,7 +56,8 @@ func TestServingCertificateIsWholeOrNone(t *testing.T) {
 	}
 }
 
-// A server that takes a connection and says nothing costs no more than the deadline.
+// TestServingCertificateOfASilentServer checks that a server that accepts a connection and sends nothing costs only
+// the deadline.
 func TestServingCertificateOfASilentServer(t *testing.T) {
 	t.Parallel()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

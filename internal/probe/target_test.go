@@ -34,7 +34,7 @@ func slice(name, service, namespace, port string, number int32, ready bool, addr
 	return made
 }
 
-// ownScheme is one that a fake client may write to, as it does for kinds that it does not know, beside other tests.
+// ownScheme returns a scheme that a fake client may extend with unknown kinds, without affecting other tests.
 func ownScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
@@ -67,7 +67,7 @@ func TestEndpoints(t *testing.T) {
 			},
 			want: []string{"192.0.2.1:6443", "192.0.2.2:6443", "192.0.2.3:6443", "[2001:db8::1]:443"},
 		},
-		"one without the port hides nobody": {
+		"a slice without the port is an error": {
 			objects: []client.Object{
 				slice("a", "kubernetes", "default", "https", 6443, true, "192.0.2.1"), slice("b", "kubernetes", "default", "http", 6443, true, "192.0.2.2"),
 			},
@@ -90,7 +90,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// failing is an API server that does not answer.
+// failing is a reader of an API server that does not answer.
 type failing struct{ client.Reader }
 
 func (failing) List(ctx context.Context, _ client.ObjectList, _ ...client.ListOption) error {
@@ -110,7 +110,7 @@ func TestListed(t *testing.T) {
 	}
 }
 
-// TestDirectTakesNothingElse of the manager's own configuration: asked through it, an API server answers for the manager.
+// TestDirectTakesNothingElse checks that Direct takes no credential and no proxy from the manager's configuration.
 func TestDirectTakesNothingElse(t *testing.T) {
 	t.Parallel()
 	probe, other := mint(t), mint(t)

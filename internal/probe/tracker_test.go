@@ -13,7 +13,7 @@ var start = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
 const every = 10 * time.Second
 
-// yes, no and dunno are answers; a round is one letter for each server, and a space for one that is not there.
+// answers returns the answers of a round: one letter for each server, and a space for a server that is not present.
 func answers(letters string) map[string]Answer {
 	round := map[string]Answer{}
 	for i, letter := range letters {
@@ -33,10 +33,10 @@ func answers(letters string) map[string]Answer {
 func TestTracker(t *testing.T) {
 	t.Parallel()
 	type round struct {
-		after   time.Duration // since the start
+		after   time.Duration // after the start
 		letters string
 	}
-	// each makes rounds at the interval.
+	// each returns one round per interval.
 	each := func(letters ...string) (rounds []round) {
 		for i, one := range letters {
 			rounds = append(rounds, round{time.Duration(i) * every, one})
@@ -47,22 +47,22 @@ func TestTracker(t *testing.T) {
 		want    Trust
 		settle  time.Duration
 		rounds  []round
-		later   time.Duration // from the last round to now
-		missing string        // empty for proven
+		later   time.Duration // the time from the last round to now
+		missing string        // empty if proven
 	}{
-		"nobody was asked":             {settle: every, missing: "no API server has been asked"},
-		"there is nobody to ask":       {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
+		"no server was asked":          {settle: every, missing: "no API server has been asked"},
+		"there is no server":           {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
 		"once":                         {rounds: each("+"), missing: "a: the wanted answer was seen 1 time(s), for 0s of 0s"},
 		"twice, without settling":      {rounds: each("+", "+")},
 		"long enough":                  {settle: 3 * every, rounds: each("++", "++", "++", "++")},
 		"not long enough":              {settle: 3*every + 1, rounds: each("++", "++", "++", "++"), missing: "a: the wanted answer was seen 4 time(s), for 30s of 30.000000001s|b: it has"},
 		"waiting is no answer":         {settle: 4 * every, rounds: each("+", "+", "+"), later: 2 * every, missing: "for 20s of 40s"},
 		"one lags":                     {settle: every, rounds: each("+-", "+-", "+-"), missing: "b: says 401"},
-		"one changed its mind":         {settle: 2 * every, rounds: each("+", "+", "-", "+", "+"), missing: "for 10s of 20s"},
-		"one that comes late":          {settle: 3 * every, rounds: each("+", "+", "+", "++", "++"), missing: "b: the wanted answer was seen 2 time(s), for 10s of 30s"},
-		"one that has left":            {settle: 3 * every, rounds: each("+-", "+-", "+", "+")},
-		"one that comes back":          {settle: 3 * every, rounds: each("++", "++", "+", "++", "++"), missing: "b: the wanted answer was seen 2"},
-		"silence at last":              {settle: every, rounds: each("+", "+", "+", "?"), missing: "a: times out"},
+		"one changed its answer":       {settle: 2 * every, rounds: each("+", "+", "-", "+", "+"), missing: "for 10s of 20s"},
+		"one that was added":           {settle: 3 * every, rounds: each("+", "+", "+", "++", "++"), missing: "b: the wanted answer was seen 2 time(s), for 10s of 30s"},
+		"one that was removed":         {settle: 3 * every, rounds: each("+-", "+-", "+", "+")},
+		"one that returns":             {settle: 3 * every, rounds: each("++", "++", "+", "++", "++"), missing: "b: the wanted answer was seen 2"},
+		"no answer at the end":         {settle: every, rounds: each("+", "+", "+", "?"), missing: "a: times out"},
 		"a short silence":              {settle: 3 * every, rounds: each("+", "+", "?", "?", "+", "+")},
 		"a silence proves an interval": {settle: 3*every + 1, rounds: each("+", "+", "?", "?", "+", "+"), missing: "for 30s of"},
 		"a long silence":               {settle: 2 * every, rounds: each("+", "+", "?", "?", "?", "?", "+", "+"), missing: "for 10s of"},
@@ -76,7 +76,7 @@ func TestTracker(t *testing.T) {
 		"now is before":                {settle: every, rounds: each("+", "+", "+"), later: -1, missing: "the clock has been set back"},
 		"faster than the interval":     {settle: every, rounds: []round{{0, "+"}, {1, "+"}, {2, "+"}}, missing: "a: the wanted answer was seen 3 time(s), for 0s of 10s"},
 		"refused by all":               {want: Refused, settle: every, rounds: each("--", "--")},
-		"recognised by one still":      {want: Refused, settle: every, rounds: each("--", "-+", "-+"), missing: "b: knows it"},
+		"still recognised by one":      {want: Refused, settle: every, rounds: each("--", "-+", "-+"), missing: "b: knows it"},
 		"silence refuses nothing":      {want: Refused, rounds: each("-?", "-?", "-?"), missing: "b: times out"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -115,8 +115,8 @@ func TestStandings(t *testing.T) {
 	}
 }
 
-// TestTrackerProvesNothingFalse plays rounds at random, and holds what is proven against what each server has said: for
-// the last settleFor, with no more than three intervals between two answers, nothing but what was wanted.
+// TestTrackerProvesNothingFalse plays random rounds and compares each proof with the answers of each server. In the
+// last settleFor, with at most three intervals between two answers, every answer must be the wanted one.
 func TestTrackerProvesNothingFalse(t *testing.T) {
 	t.Parallel()
 	proofs := 0
@@ -161,7 +161,7 @@ func step(random *rand.Rand) time.Duration {
 	}
 }
 
-// contradiction looks at the rounds from the last one back, server by server, without streaks.
+// contradiction checks the rounds from the last one back, server by server, without streaks.
 func contradiction(played []Round, settle time.Duration, now time.Time) error {
 	last := played[len(played)-1]
 	if len(last.Answers) == 0 || now.Before(last.At) || now.Sub(last.At) > 3*every {
@@ -188,7 +188,7 @@ func contradiction(played []Round, settle time.Duration, now time.Time) error {
 	return nil
 }
 
-// TestSettling: it takes time alone to be proven, and one that says otherwise, or nothing, changes that.
+// TestSettling checks that Settling needs only the wanted answers, while Proven also needs time.
 func TestSettling(t *testing.T) {
 	t.Parallel()
 	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {

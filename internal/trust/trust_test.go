@@ -71,7 +71,7 @@ func TestBundleName(t *testing.T) {
 	}
 }
 
-// TestWithout takes out the CA that is to leave, and nothing else: not a byte.
+// TestWithout checks that only the retired CA is removed, and that every other byte stays.
 func TestWithout(t *testing.T) {
 	t.Parallel()
 	old, oldPEM := newCert(t, "same name", time.Hour)
@@ -80,17 +80,17 @@ func TestWithout(t *testing.T) {
 	crlf := strings.ReplaceAll(otherPEM, "\n", "\r\n")
 	odd := "-----BEGIN SOMETHING-----\nAAAA\n-----END SOMETHING-----\n"
 	for name, test := range map[string]struct{ data, want, err string }{
-		"not there":             {data: otherPEM, want: otherPEM},
-		"nothing at all":        {data: "", want: ""},
-		"first":                 {data: oldPEM + otherPEM, want: otherPEM},
-		"last":                  {data: otherPEM + oldPEM, want: otherPEM},
-		"twice":                 {data: oldPEM + otherPEM + oldPEM, want: otherPEM},
-		"a namesake stays":      {data: namesakePEM + oldPEM, want: namesakePEM},
-		"text around stays":     {data: "# one\n" + oldPEM + "# two\n" + crlf + "\n\nend", want: "# one\n# two\n" + crlf + "\n\nend"},
-		"other blocks stay":     {data: odd + oldPEM + otherPEM, want: odd + otherPEM},
-		"nothing would be left": {data: oldPEM, err: "no CA other than the retired CA"},
-		"nothing of use would":  {data: odd + oldPEM + "# text", err: "no CA other than the retired CA"},
-		"cannot be read":        {data: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + oldPEM, err: "parse certificate 1"},
+		"not there":                    {data: otherPEM, want: otherPEM},
+		"nothing at all":               {data: "", want: ""},
+		"first":                        {data: oldPEM + otherPEM, want: otherPEM},
+		"last":                         {data: otherPEM + oldPEM, want: otherPEM},
+		"twice":                        {data: oldPEM + otherPEM + oldPEM, want: otherPEM},
+		"a CA of the same name stays":  {data: namesakePEM + oldPEM, want: namesakePEM},
+		"text around stays":            {data: "# one\n" + oldPEM + "# two\n" + crlf + "\n\nend", want: "# one\n# two\n" + crlf + "\n\nend"},
+		"other blocks stay":            {data: odd + oldPEM + otherPEM, want: odd + otherPEM},
+		"nothing would be left":        {data: oldPEM, err: "no CA other than the retired CA"},
+		"no certificate would be left": {data: odd + oldPEM + "# text", err: "no CA other than the retired CA"},
+		"cannot be read":               {data: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + oldPEM, err: "parse certificate 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,7 +108,7 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// TestWhy: who may not write is told what to grant.
+// TestWhy checks that a missing right is named.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "ca", errors.New("no"))

@@ -25,8 +25,8 @@ func status(code int) roundTripper {
 
 func down(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }
 
-// A replica is not ready a few seconds after the first call that did not get through, and is ready with the next that
-// does.
+// TestReadyFollowsTheCalls checks that a replica is not ready a few seconds after the first failed call, and is ready
+// after the next call that succeeds.
 func TestReadyFollowsTheCalls(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -75,8 +75,8 @@ func TestReadyFollowsTheCalls(t *testing.T) {
 	}
 }
 
-// A watch that brings nothing ends like a lost connection, one that brings bookmarks goes on, and a collection without
-// a watch is stale.
+// TestSilentWatchEnds checks that a silent watch ends like a lost connection, that a watch with bookmarks continues,
+// and that a collection without a watch is stale.
 func TestSilentWatchEnds(t *testing.T) {
 	t.Parallel()
 	lines := make(chan string)

@@ -30,7 +30,7 @@ func object() *certificatesv1.CertificateSigningRequest {
 	return obj
 }
 
-// open returns an audit log in a file of its own, a context whose logger writes to the builder, and the file.
+// open returns an audit log in its own file, a context whose logger writes to the builder, and the file.
 func open(t *testing.T, options audit.Options) (*audit.Log, context.Context, *strings.Builder, string) {
 	t.Helper()
 	options.Path = filepath.Join(t.TempDir(), "audit.log")
@@ -83,9 +83,9 @@ func TestRotation(t *testing.T) {
 	record := audit.Record{Subject: strings.Repeat("m", 300<<10)}
 	for range 20 {
 		opened.Write(ctx, now, audit.Signed, record)
-		time.Sleep(2 * time.Millisecond) // a backup's name has milliseconds
+		time.Sleep(2 * time.Millisecond) // the name of a backup contains milliseconds
 	}
-	deadline := time.Now().Add(10 * time.Second) // old ones are removed in the background
+	deadline := time.Now().Add(10 * time.Second) // old backups are removed in the background
 	for {
 		files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
 		if err != nil {
@@ -105,7 +105,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// A full disk is a line in the log; the decision stands.
+// TestWhatTheFileDoesNotTakeIsLogged checks that a full disk is logged, and that the decision stands.
 func TestWhatTheFileDoesNotTakeIsLogged(t *testing.T) {
 	t.Parallel()
 	opened, ctx, lines, _ := open(t, audit.Options{MaxSize: 1})
@@ -124,10 +124,11 @@ func TestOpen(t *testing.T) {
 		t.Errorf("a folder: error %v", err)
 	}
 	var none *audit.Log
-	none.Write(t.Context(), now, audit.Signed, audit.Record{}) // to the log only
+	none.Write(t.Context(), now, audit.Signed, audit.Record{}) // to the logger only
 }
 
-// Whoever may make requests can't fill the file: of what no certificate came of, little is kept; of a certificate, all.
+// TestRefusedRequestsAreKeptShort checks that requests can't fill the file: a record without a certificate is short,
+// and a record of a certificate is complete.
 func TestRefusedRequestsAreKeptShort(t *testing.T) {
 	t.Parallel()
 	opened, ctx, _, path := open(t, audit.Options{MaxSize: 1})
@@ -161,8 +162,8 @@ func TestRefusedRequestsAreKeptShort(t *testing.T) {
 	}
 }
 
-// What a requester has chosen can neither steer a terminal nor pass for something else, and stays what it is for whoever
-// reads JSON.
+// TestChosenTextIsASCII checks that text from a requester can neither control a terminal nor imitate other text. A
+// reader of the JSON gets the original text.
 func TestChosenTextIsASCII(t *testing.T) {
 	t.Parallel()
 	const chosen = "a\u009b31m\u202e\u0435\x7f\U0001f511"
@@ -190,7 +191,7 @@ func TestChosenTextIsASCII(t *testing.T) {
 	}
 }
 
-// The requester is bounded in records of certificates too.
+// The requester is shortened in records of certificates too.
 func TestRequesterIsBounded(t *testing.T) {
 	t.Parallel()
 	opened, ctx, _, path := open(t, audit.Options{MaxSize: 10})
@@ -205,8 +206,8 @@ func TestRequesterIsBounded(t *testing.T) {
 	}
 }
 
-// TestRecordsOfRequestsAreSmall: no request without a certificate makes a record long, and the record of a certificate keeps
-// each of its names.
+// TestRecordsOfRequestsAreSmall checks that a request without a certificate never makes a record long, and that the
+// record of a certificate keeps all names.
 func TestRecordsOfRequestsAreSmall(t *testing.T) {
 	t.Parallel()
 	many := func(text string) (all []string) {

@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// reviewed returns a SubjectAccess whose every review gets status or err, and the reviews that it sent.
+// reviewed returns a SubjectAccess whose reviews all return status or err, and the reviews that it sent.
 func reviewed(status authorizationv1.SubjectAccessReviewStatus, err error) (authz.SubjectAccess, *[]authorizationv1.SubjectAccessReview) {
 	sent := &[]authorizationv1.SubjectAccessReview{}
 	create := func(_ context.Context, _ client.WithWatch, obj client.Object, options ...client.CreateOption) error {

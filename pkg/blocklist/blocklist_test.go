@@ -44,7 +44,7 @@ func TestParse(t *testing.T) {
 		"comments and gaps":      {text: "# all\n\n  \n\t# is well\n"},
 		"names":                  {text: "a\nb.example.com\n10-0-0-1\n", names: []string{"10-0-0-1", "a", "b.example.com"}},
 		"without a last newline": {text: "a\nb", names: []string{"a", "b"}},
-		"of another system":      {text: "a\r\nb\r\n", names: []string{"a", "b"}},
+		"CRLF line ends":         {text: "a\r\nb\r\n", names: []string{"a", "b"}},
 		"space and comments":     {text: "  a # taken over on Monday\n\tb#\n", names: []string{"a", "b"}},
 		"in capitals":            {text: "Worker-A\nWORKER-A\n", names: []string{"worker-a"}},
 		"bad lines among good": {
@@ -65,7 +65,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// asked is a request of user for common name cn.
+// asked returns a request of user for common name cn.
 func asked(signer, user, cn string) *csr.Request {
 	return &csr.Request{SignerName: signer, Requester: csr.Requester{Username: user}, Cert: ca.Request{Subject: pkix.Name{CommonName: cn}}}
 }
@@ -93,13 +93,13 @@ func TestCheck(t *testing.T) {
 	for name, test := range map[string]struct {
 		req     *csr.Request
 		blocked string
-		ofNode  bool // so it waits while nothing is read
+		ofNode  bool // so it waits while no list was read
 	}{
 		"a bootstrap":                          {asked(kubelet, bootstrap, "system:node:bad"), "bad", true},
 		"a renewal":                            {asked(kubelet, "system:node:bad", "system:node:bad"), "bad", true},
 		"a serving certificate":                {asked(serving, "system:node:bad", "system:node:bad"), "bad", true},
 		"by an administrator":                  {asked(client, "admin", "system:node:bad"), "bad", true},
-		"of a signer of one's own":             {asked(own, "admin", "system:node:also.bad.example.com"), "also.bad.example.com", true},
+		"of a custom signer":                   {asked(own, "admin", "system:node:also.bad.example.com"), "also.bad.example.com", true},
 		"in capitals":                          {asked(kubelet, bootstrap, "system:node:BAD"), "bad", true},
 		"the node asks for another one":        {asked(kubelet, "system:node:bad", "system:node:good"), "bad", true},
 		"the node asks for something else":     {asked(own, "system:node:Bad", "anything"), "bad", true},
@@ -130,7 +130,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestChanges goes through what can become of the ConfigMap.
+// TestChanges goes through the possible changes of the ConfigMap.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	const gone = "it does not exist: create it with the names of the blocked nodes under the key nodes, or with an empty value"
@@ -198,13 +198,13 @@ func TestReadOnce(t *testing.T) {
 	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().Build()); err != nil || list.ready() == nil {
 		t.Errorf("there is none: error %v, ready %v", err, list.ready())
 	}
-	if err := list.Source(nil).WaitForSync(t.Context()); err != nil { // at once, as it is known that there is none
+	if err := list.Source(nil).WaitForSync(t.Context()); err != nil { // at once: the ConfigMap is missing
 		t.Error(err)
 	}
 }
 
-// TestListMayBeReadAgain takes the right to the ConfigMap away and gives it back: what was wrong is over without the
-// ConfigMap's having changed, and also when it is not there any more.
+// TestListMayBeReadAgain withdraws the right to the ConfigMap and grants it again. The problem ends although the
+// ConfigMap has not changed, and also if it was deleted.
 func TestListMayBeReadAgain(t *testing.T) {
 	t.Parallel()
 	scheme := runtime.NewScheme()

@@ -42,19 +42,19 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 		want []byte
 		err  string
 	}{
-		"one":                               {cert: [][]byte{good}, want: good},
-		"another one before":                {cert: [][]byte{foreign, good}, want: good},
-		"another one after":                 {cert: [][]byte{good, foreign}, want: good},
-		"in the middle of three":            {cert: [][]byte{foreign, good, notCA}, want: good},
-		"twice the same":                    {cert: [][]byte{good, good}, want: good},
-		"two that fit, the later end first": {cert: [][]byte{longer, good}, want: longer},
-		"two that fit, the later end last":  {cert: [][]byte{good, longer}, want: longer},
-		"a leaf for the same key":           {cert: [][]byte{notCA, good}, want: good},
-		"expired is still named":            {cert: [][]byte{expired}, want: expired},
-		"without key usage extension":       {cert: [][]byte{noKeyUsage}, want: noKeyUsage},
-		"CRLF line ends":                    {cert: [][]byte{bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))}, want: good},
-		"text before and garbage after":     {cert: [][]byte{[]byte("subject=CA\n"), good, []byte("\x00garbage")}, want: good},
-		"blocks of other kinds":             {cert: [][]byte{block("X509 CRL", []byte("crl")), pkcs8(t, key), good}, want: good},
+		"one":                              {cert: [][]byte{good}, want: good},
+		"another one before":               {cert: [][]byte{foreign, good}, want: good},
+		"another one after":                {cert: [][]byte{good, foreign}, want: good},
+		"in the middle of three":           {cert: [][]byte{foreign, good, notCA}, want: good},
+		"twice the same":                   {cert: [][]byte{good, good}, want: good},
+		"two that fit, later expiry first": {cert: [][]byte{longer, good}, want: longer},
+		"two that fit, later expiry last":  {cert: [][]byte{good, longer}, want: longer},
+		"a leaf for the same key":          {cert: [][]byte{notCA, good}, want: good},
+		"expired is still named":           {cert: [][]byte{expired}, want: expired},
+		"without key usage extension":      {cert: [][]byte{noKeyUsage}, want: noKeyUsage},
+		"CRLF line ends":                   {cert: [][]byte{bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))}, want: good},
+		"text before and garbage after":    {cert: [][]byte{[]byte("subject=CA\n"), good, []byte("\x00garbage")}, want: good},
+		"blocks of other kinds":            {cert: [][]byte{block("X509 CRL", []byte("crl")), pkcs8(t, key), good}, want: good},
 
 		"empty":             {err: "no PEM block of type CERTIFICATE found"},
 		"only another kind": {cert: [][]byte{pkcs8(t, key)}, err: "no PEM block of type CERTIFICATE found"},
@@ -126,7 +126,7 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a key file, no run of its bytes is in the error, encoded or not.
+// TestLoadNeverTellsTheKey checks that no error about a key file contains a part of its bytes, encoded or not.
 func TestLoadNeverTellsTheKey(t *testing.T) {
 	t.Parallel()
 	der := must(x509.MarshalPKCS8PrivateKey(keys["P-256"]()))
@@ -185,7 +185,7 @@ func TestKeyIDIsOfTheKey(t *testing.T) {
 	}
 }
 
-// Who has signed is told by the key, whatever the name says.
+// TestSigned checks that the key decides whether a CA has signed, whatever the name.
 func TestSigned(t *testing.T) {
 	t.Parallel()
 	one, other := authority(t, "P-256"), authority(t, "P-384")

@@ -15,14 +15,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// link is a CA for a chain.
+// link is a CA in a chain.
 type link struct {
 	template *x509.Certificate
 	key      crypto.Signer
 	pem      []byte
 }
 
-// below makes a CA called name whose issuer is l, or a root without one.
+// below makes a CA called name whose issuer is l. If l is nil, it makes a root.
 func (l *link) below(t testing.TB, name, kind string, change ...func(*x509.Certificate)) *link {
 	t.Helper()
 	made := &link{template: caTemplate(name), key: keys[kind]()}
@@ -50,7 +50,8 @@ func issue(t testing.TB, by *ca.Authority) *ca.Issued {
 	return issued
 }
 
-// names are the common names in PEM after the first, and whether everything is a CERTIFICATE block without headers.
+// names returns the common names in PEM after the first. It checks that every block is a CERTIFICATE block without
+// headers.
 func names(t testing.TB, pem []byte) []string {
 	t.Helper()
 	certs, err := ca.ParseCertificates(pem)
@@ -102,7 +103,7 @@ func TestChain(t *testing.T) {
 		"a root, none":                            {signing: root, mode: ca.None, want: []string{}},
 		"a root, with it":                         {signing: root, mode: ca.WithRoot, want: []string{"root"}},
 		"a root in ca.crt":                        {signing: root, anchors: []*link{otherRoot, root}, want: []string{}},
-		"a root that was made anew with its key":  {signing: root, anchors: []*link{rekeyed}, want: []string{}},
+		"a root that was reissued for its key":    {signing: root, anchors: []*link{rekeyed}, want: []string{}},
 		"a root that is not in ca.crt":            {signing: root, anchors: []*link{otherRoot}, err: `the chain does not end in a certificate of ca.crt: the issuer "CN=root" of "CN=root" is missing`},
 		"an intermediate alone":                   {signing: lower, want: []string{"lower"}},
 		"an intermediate alone, none":             {signing: lower, mode: ca.None, want: []string{}},
@@ -153,7 +154,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// TestChainVerifies verifies what is issued as a TLS server does that knows the root alone.
+// TestChainVerifies verifies issued certificates like a TLS server that knows only the root.
 func TestChainVerifies(t *testing.T) {
 	t.Parallel()
 	var none *link
@@ -181,7 +182,7 @@ func TestChainVerifies(t *testing.T) {
 	}
 }
 
-// TestChainEnds is that nothing outlives any certificate of its chain, and that the one that ends is named.
+// TestChainEnds checks that no certificate outlives any certificate of its chain, and that the expired one is named.
 func TestChainEnds(t *testing.T) {
 	t.Parallel()
 	var none *link
@@ -191,17 +192,17 @@ func TestChainEnds(t *testing.T) {
 	const day = 24 * time.Hour
 	for name, test := range map[string]struct {
 		root, upper, lower func(*x509.Certificate)
-		cut                time.Duration // of a day
+		cut                time.Duration // from the lifetime of a day
 		err                string
 		expired            bool
 	}{
-		"the signing one first": {root: from(-day, 3*day), upper: from(-day, 2*day), lower: from(-day, 5*time.Hour), cut: 19*time.Hour - 5*time.Minute},
-		"an issuer first":       {root: from(-day, 3*day), upper: from(-day, 4*time.Hour), lower: from(-day, 5*time.Hour), cut: 20*time.Hour - 5*time.Minute},
-		"the root first":        {root: from(-day, 3*time.Hour), upper: from(-day, 4*time.Hour), lower: from(-day, 5*time.Hour), cut: 21*time.Hour - 5*time.Minute},
-		"none before":           {root: from(-day, day), upper: from(-day, day), lower: from(-day, day)},
-		"an issuer has ended":   {root: from(-day, day), upper: from(-day, 0), lower: from(-day, day), expired: true, err: `the signing certificate has expired: its issuer "CN=upper" expired at 2026-03-01T12:00:00Z`},
-		"the root has ended":    {root: from(-day, -day/2), upper: from(-day, day), lower: from(-day, day), expired: true, err: `the signing certificate has expired: its issuer "CN=root" expired at 2026-03-01T00:00:00Z`},
-		"an issuer is to come":  {root: from(-day, day), upper: from(time.Hour, day), lower: from(-day, day), err: `the signing certificate "CN=upper" is not valid before 2026-03-01T13:00:00Z`},
+		"the signing one first":   {root: from(-day, 3*day), upper: from(-day, 2*day), lower: from(-day, 5*time.Hour), cut: 19*time.Hour - 5*time.Minute},
+		"an issuer first":         {root: from(-day, 3*day), upper: from(-day, 4*time.Hour), lower: from(-day, 5*time.Hour), cut: 20*time.Hour - 5*time.Minute},
+		"the root first":          {root: from(-day, 3*time.Hour), upper: from(-day, 4*time.Hour), lower: from(-day, 5*time.Hour), cut: 21*time.Hour - 5*time.Minute},
+		"none earlier":            {root: from(-day, day), upper: from(-day, day), lower: from(-day, day)},
+		"an issuer has ended":     {root: from(-day, day), upper: from(-day, 0), lower: from(-day, day), expired: true, err: `the signing certificate has expired: its issuer "CN=upper" expired at 2026-03-01T12:00:00Z`},
+		"the root has ended":      {root: from(-day, -day/2), upper: from(-day, day), lower: from(-day, day), expired: true, err: `the signing certificate has expired: its issuer "CN=root" expired at 2026-03-01T00:00:00Z`},
+		"an issuer not valid yet": {root: from(-day, day), upper: from(time.Hour, day), lower: from(-day, day), err: `the signing certificate "CN=upper" is not valid before 2026-03-01T13:00:00Z`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

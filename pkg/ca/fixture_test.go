@@ -18,10 +18,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// now is the instant of every test; certificates hold whole seconds.
+// now is the time of every test. Certificates hold whole seconds.
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// keys are made once: RSA ones take long.
+// keys are generated once, because RSA keys take long.
 var keys = map[string]func() crypto.Signer{
 	"RSA-2048": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 2048)) }),
 	"RSA-1024": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 1024)) }),
@@ -43,7 +43,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// caTemplate is a CA called name that is valid for ten days around now.
+// caTemplate returns the template of a CA called name that is valid for ten days around now.
 func caTemplate(name string) *x509.Certificate {
 	return &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
@@ -79,7 +79,7 @@ func pkcs8(t testing.TB, key crypto.Signer) []byte {
 	return block("PRIVATE KEY", der)
 }
 
-// authority is one with the kind of key, changed by modify.
+// authority returns an Authority with that kind of key, changed by modify.
 func authority(t testing.TB, kind string, modify ...func(*x509.Certificate)) *ca.Authority {
 	t.Helper()
 	template := caTemplate("CA")

@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// said is what a request asks for or a certificate says, in comparable form.
+// said is the content of a request or of a certificate, in comparable form.
 type said struct {
 	Subject  pkix.Name
 	DNS      []string
@@ -28,7 +28,7 @@ type said struct {
 	Extended []x509.ExtKeyUsage
 }
 
-// sorted orders the values of a subject, which in DER are sets.
+// sorted sorts the values of a subject, which are sets in DER.
 func sorted(name pkix.Name) pkix.Name {
 	name.Names, name.ExtraNames = nil, nil
 	for _, values := range []*[]string{
@@ -49,7 +49,7 @@ func addresses(ips []net.IP, uris []*url.URL) (ip, uri []string) {
 	return ip, uri
 }
 
-// FuzzIssue checks that a certificate says what its request said, and never more.
+// FuzzIssue checks that a certificate has the content of its request, and nothing else.
 func FuzzIssue(f *testing.F) {
 	f.Add("system:node:a", "system:nodes", "a.example.com", "", []byte{10, 0, 0, 1}, "", uint16(5), []byte{2}, int64(3600))
 	f.Add("ü*", "a,b,a", "", "a@example.com,b@example.com", make([]byte, 20), "spiffe://example.com/a#b", uint16(511), []byte{0, 1, 1, 13}, int64(-1))
@@ -83,11 +83,11 @@ func FuzzIssue(f *testing.F) {
 		}
 		issued, err := signing.Issue(rules, req, now)
 		if err != nil {
-			return // what ASN.1 has no form for, such as a DNS name that is not ASCII
+			return // ASN.1 has no form for it, such as a DNS name that is not ASCII
 		}
 		certs, err := ca.ParseCertificates(issued.PEM)
 		if err != nil {
-			return // x509 writes, but does not read, hosts in URIs that are no domains; a request with one does not parse either
+			return // x509 writes, but does not parse, URI hosts that are no domains; such a request does not parse either
 		}
 		cert := certs[0]
 		checkSaid(t, req, cert)
@@ -124,7 +124,7 @@ func checkInvariants(t *testing.T, cert *x509.Certificate, leaf crypto.PublicKey
 	}
 }
 
-// list splits text at its commas; nothing is no value.
+// list splits text at its commas. An empty text has no values.
 func list(text string) []string {
 	if text == "" {
 		return nil

@@ -55,7 +55,7 @@ func TestIssueWithEveryKindOfKey(t *testing.T) {
 	}
 }
 
-// TestIssueTemplate compares the whole certificate, so that nothing gets in by the way.
+// TestIssueTemplate compares the whole certificate, so that no unexpected content gets in.
 func TestIssueTemplate(t *testing.T) {
 	t.Parallel()
 	uri := must(url.Parse("spiffe://example.com/a"))
@@ -129,30 +129,30 @@ func TestIssueValidity(t *testing.T) {
 		want   time.Duration
 		cut    time.Duration
 	}{
-		"no wish":                {config: oneDay, want: day},
+		"not set":                {config: oneDay, want: day},
 		"the default itself":     {config: oneDay, wish: day, want: day},
-		"too long a wish":        {config: oneDay, wish: 2 * day, want: day},
+		"too long":               {config: oneDay, wish: 2 * day, want: day},
 		"20 hours":               {config: oneDay, wish: 20 * time.Hour, want: 20 * time.Hour},
 		"8 hours":                {config: oneDay, wish: 8 * time.Hour, want: 8 * time.Hour},
 		"a second under 8 hours": {config: oneDay, wish: 8*time.Hour - time.Second, want: 8*time.Hour - time.Second + 5*time.Minute},
 		"2 hours":                {config: oneDay, wish: 2 * time.Hour, want: 2*time.Hour + 5*time.Minute},
 		"30 minutes":             {config: oneDay, wish: 30 * time.Minute, want: 35 * time.Minute},
 		"10 minutes":             {config: oneDay, wish: 10 * time.Minute, want: 15 * time.Minute},
-		"under the floor":        {config: oneDay, wish: time.Minute, want: 15 * time.Minute},
+		"under the minimum":      {config: oneDay, wish: time.Minute, want: 15 * time.Minute},
 		"negative":               {config: oneDay, wish: -time.Minute, want: 15 * time.Minute},
 		"nothing configured":     {want: 365 * day},
 
-		"the ceiling wins over the floor":    {config: ca.ProfileConfig{Lifetime: 5 * time.Minute}, wish: time.Minute, want: 10 * time.Minute},
-		"a short default is not lifted":      {config: ca.ProfileConfig{Lifetime: 5 * time.Minute}, want: 10 * time.Minute},
-		"a ceiling over the default, wish":   {config: ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}, wish: 2 * day, want: 2 * day},
-		"a ceiling over the default, none":   {config: ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}, want: day},
-		"a floor of one's own":               {config: ca.ProfileConfig{Lifetime: day, MinLifetime: time.Hour}, wish: time.Minute, want: 65 * time.Minute},
-		"the CA ends a second later":         {config: oneDay, end: now.Add(day - 5*time.Minute + time.Second), want: day},
-		"the CA ends with it":                {config: oneDay, end: now.Add(day - 5*time.Minute), want: day},
-		"the CA ends a second before":        {config: oneDay, end: now.Add(day - 5*time.Minute - time.Second), want: day - time.Second, cut: time.Second},
-		"the CA ends in an hour":             {config: oneDay, end: now.Add(time.Hour), want: 65 * time.Minute, cut: 23*time.Hour - 5*time.Minute},
-		"the CA began less than 5 min ago":   {config: oneDay, start: now.Add(-time.Minute), wish: time.Hour, want: 65 * time.Minute},
-		"the CA begins now and ends shortly": {config: oneDay, start: now, end: now.Add(time.Second), want: 5*time.Minute + time.Second, cut: day - 5*time.Minute - time.Second},
+		"the maximum precedes the minimum":    {config: ca.ProfileConfig{Lifetime: 5 * time.Minute}, wish: time.Minute, want: 10 * time.Minute},
+		"a short default is not raised":       {config: ca.ProfileConfig{Lifetime: 5 * time.Minute}, want: 10 * time.Minute},
+		"a maximum over the default, set":     {config: ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}, wish: 2 * day, want: 2 * day},
+		"a maximum over the default, not set": {config: ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}, want: day},
+		"a configured minimum":                {config: ca.ProfileConfig{Lifetime: day, MinLifetime: time.Hour}, wish: time.Minute, want: 65 * time.Minute},
+		"the CA ends a second later":          {config: oneDay, end: now.Add(day - 5*time.Minute + time.Second), want: day},
+		"the CA ends with it":                 {config: oneDay, end: now.Add(day - 5*time.Minute), want: day},
+		"the CA ends a second before":         {config: oneDay, end: now.Add(day - 5*time.Minute - time.Second), want: day - time.Second, cut: time.Second},
+		"the CA ends in an hour":              {config: oneDay, end: now.Add(time.Hour), want: 65 * time.Minute, cut: 23*time.Hour - 5*time.Minute},
+		"the CA began less than 5 min ago":    {config: oneDay, start: now.Add(-time.Minute), wish: time.Hour, want: 65 * time.Minute},
+		"the CA begins now and ends shortly":  {config: oneDay, start: now, end: now.Add(time.Second), want: 5*time.Minute + time.Second, cut: day - 5*time.Minute - time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

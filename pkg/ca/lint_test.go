@@ -26,7 +26,7 @@ func lintKey(t *testing.T) *ecdsa.PrivateKey {
 	return key
 }
 
-// judged is a request with something in each field.
+// judged returns a request with content in each field.
 func judged(t *testing.T) Request {
 	t.Helper()
 	return Request{
@@ -57,7 +57,7 @@ func TestLintFindsEachDifference(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*x509.Certificate)
 		key    any
-		want   string // nothing when empty
+		want   string // empty means no difference
 	}{
 		"no difference":        {change: func(*x509.Certificate) {}},
 		"serial":               {change: func(c *x509.Certificate) { c.SerialNumber = big.NewInt(8) }, want: "serial is 8, want 7"},
@@ -126,7 +126,8 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// TestIssueRefusesWhatDiffersFromTheRequest gives Issue subjects that crypto/x509 writes in another way than they read.
+// TestIssueRefusesWhatDiffersFromTheRequest passes subjects to Issue that crypto/x509 does not write as they were
+// read.
 func TestIssueRefusesWhatDiffersFromTheRequest(t *testing.T) {
 	t.Parallel()
 	signing, _, err := New(NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, lintNow)
@@ -149,7 +150,7 @@ func TestIssueRefusesWhatDiffersFromTheRequest(t *testing.T) {
 	}
 }
 
-// TestContentsBoundAProfile asks for more than the profile may contain, in each way.
+// TestContentsBoundAProfile exceeds the permitted contents of a profile in each way.
 func TestContentsBoundAProfile(t *testing.T) {
 	t.Parallel()
 	signing, _, err := New(NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, lintNow)

@@ -15,7 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// TestNew holds what is made, and what it issues, against RFC 5280.
+// TestNew compares a new CA, and the certificates that it issues, with RFC 5280.
 func TestNew(t *testing.T) {
 	t.Parallel()
 	for algorithm, kind := range map[ca.Algorithm]string{
@@ -73,11 +73,11 @@ func TestNewRefuses(t *testing.T) {
 		options ca.NewOptions
 		err     string
 	}{
-		"64 letters":     {options: ca.NewOptions{CommonName: strings.Repeat("ü", 64), Lifetime: time.Hour}},
-		"65 letters":     {options: ca.NewOptions{CommonName: strings.Repeat("a", 65), Lifetime: time.Hour}, err: `the common name "` + strings.Repeat("a", 65) + `" has 65 letters: want 1 to 64`},
-		"no name":        {options: ca.NewOptions{Lifetime: time.Hour}, err: `the common name "" has 0 letters: want 1 to 64`},
-		"unknown to it":  {options: ca.NewOptions{CommonName: "a", Algorithm: "DSA", Lifetime: time.Hour}, err: `make CA key: unknown algorithm "DSA"`},
-		"nothing at all": {err: `the common name "" has 0 letters: want 1 to 64`},
+		"64 letters":        {options: ca.NewOptions{CommonName: strings.Repeat("ü", 64), Lifetime: time.Hour}},
+		"65 letters":        {options: ca.NewOptions{CommonName: strings.Repeat("a", 65), Lifetime: time.Hour}, err: `the common name "` + strings.Repeat("a", 65) + `" has 65 letters: want 1 to 64`},
+		"no name":           {options: ca.NewOptions{Lifetime: time.Hour}, err: `the common name "" has 0 letters: want 1 to 64`},
+		"unknown algorithm": {options: ca.NewOptions{CommonName: "a", Algorithm: "DSA", Lifetime: time.Hour}, err: `make CA key: unknown algorithm "DSA"`},
+		"nothing at all":    {err: `the common name "" has 0 letters: want 1 to 64`},
 	} {
 		_, _, err := ca.New(test.options, now)
 		if diff := cmp.Diff(test.err, errorText(err)); diff != "" {

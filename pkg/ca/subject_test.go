@@ -22,13 +22,13 @@ func TestSubjectText(t *testing.T) {
 		room    int
 		want    string
 	}{
-		"empty":                  {pkix.Name{}, 100, ""},
-		"as pkix.Name.String":    {everything, 1000, everything.String()},
-		"exactly as long":        {pkix.Name{CommonName: "abcdef"}, 9, "CN=abcdef"},
-		"one byte too long":      {pkix.Name{CommonName: "abcdefg"}, 9, "CN=abc..."},
-		"cut in a letter":        {pkix.Name{CommonName: "abc\u20ac\u20ac"}, 11, "CN=abc..."},
-		"cut in a later value":   {pkix.Name{CommonName: "abc", Organization: []string{"defghi"}}, 12, "CN=abc,O=..."},
-		"no more than is needed": {pkix.Name{CommonName: strings.Repeat("x", 1<<20)}, 10, "CN=xxxx..."},
+		"empty":                     {pkix.Name{}, 100, ""},
+		"as pkix.Name.String":       {everything, 1000, everything.String()},
+		"exactly as long":           {pkix.Name{CommonName: "abcdef"}, 9, "CN=abcdef"},
+		"one byte too long":         {pkix.Name{CommonName: "abcdefg"}, 9, "CN=abc..."},
+		"cut in a letter":           {pkix.Name{CommonName: "abc\u20ac\u20ac"}, 11, "CN=abc..."},
+		"cut in a later value":      {pkix.Name{CommonName: "abc", Organization: []string{"defghi"}}, 12, "CN=abc,O=..."},
+		"reads only what is needed": {pkix.Name{CommonName: strings.Repeat("x", 1<<20)}, 10, "CN=xxxx..."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -40,7 +40,7 @@ func TestSubjectText(t *testing.T) {
 	}
 }
 
-// The time is in proportion to the size: pkix.Name.String takes minutes for this subject.
+// The time is proportional to the size. pkix.Name.String takes minutes for this subject.
 func TestSubjectTextIsLinear(t *testing.T) {
 	t.Parallel()
 	name := pkix.Name{OrganizationalUnit: slices.Repeat([]string{"unit"}, 100_000)}

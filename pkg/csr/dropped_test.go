@@ -26,7 +26,7 @@ var (
 	oidChallenge        = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 7}
 )
 
-// subject makes a subject of one RDN for each attribute.
+// subject returns a change that sets a subject with one RDN for each attribute.
 func subject(attributes ...pkix.AttributeTypeAndValue) func(*content) {
 	return func(said *content) {
 		var name pkix.RDNSequence
@@ -77,19 +77,19 @@ func TestDropped(t *testing.T) {
 			generalName(1, false, []byte("a@example.com")), dns, generalName(6, false, []byte("urn:a")), generalName(7, false, []byte{10, 0, 0, 1}))},
 		"no attribute values asked for": {change: extensions()},
 
-		"user ID":             {change: node(pkix.AttributeTypeAndValue{Type: oidUserID, Value: "a"}), want: []string{"subject attribute 0.9.2342.19200300.100.1.1"}},
-		"e-mail":              {change: node(pkix.AttributeTypeAndValue{Type: oidEmail, Value: raw("a@example.com", "ia5")}), want: []string{"subject attribute 1.2.840.113549.1.9.1"}},
-		"surname":             {change: node(pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{2, 5, 4, 4}, Value: "a"}), want: []string{"subject attribute 2.5.4.4"}},
-		"longer OID":          {change: node(pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{2, 5, 4, 3, 1}, Value: "a"}), want: []string{"subject attribute 2.5.4.3.1"}},
-		"two common names":    {change: node(pkix.AttributeTypeAndValue{Type: oidCommonName, Value: "system:node:b"}), want: []string{"repeated subject attribute 2.5.4.3"}},
-		"a name that is none": {change: node(pkix.AttributeTypeAndValue{Type: oidOrganization, Value: 7}), want: []string{"subject attribute 2.5.4.10"}},
+		"user ID":                 {change: node(pkix.AttributeTypeAndValue{Type: oidUserID, Value: "a"}), want: []string{"subject attribute 0.9.2342.19200300.100.1.1"}},
+		"e-mail":                  {change: node(pkix.AttributeTypeAndValue{Type: oidEmail, Value: raw("a@example.com", "ia5")}), want: []string{"subject attribute 1.2.840.113549.1.9.1"}},
+		"surname":                 {change: node(pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{2, 5, 4, 4}, Value: "a"}), want: []string{"subject attribute 2.5.4.4"}},
+		"longer OID":              {change: node(pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{2, 5, 4, 3, 1}, Value: "a"}), want: []string{"subject attribute 2.5.4.3.1"}},
+		"two common names":        {change: node(pkix.AttributeTypeAndValue{Type: oidCommonName, Value: "system:node:b"}), want: []string{"repeated subject attribute 2.5.4.3"}},
+		"a value that is no text": {change: node(pkix.AttributeTypeAndValue{Type: oidOrganization, Value: 7}), want: []string{"subject attribute 2.5.4.10"}},
 
 		"otherName":              {change: names(dns, generalName(0, true, text)), want: []string{"subjectAltName otherName"}},
 		"x400Address":            {change: names(generalName(3, true, text)), want: []string{"subjectAltName x400Address"}},
 		"directoryName":          {change: names(generalName(4, true, text)), want: []string{"subjectAltName directoryName"}},
 		"ediPartyName":           {change: names(generalName(5, true, text)), want: []string{"subjectAltName ediPartyName"}},
 		"registeredID":           {change: names(generalName(8, false, []byte{42})), want: []string{"subjectAltName registeredID"}},
-		"a kind nobody knows":    {change: names(generalName(9, false, text)), want: []string{"subjectAltName tag 9"}},
+		"an unknown kind":        {change: names(generalName(9, false, text)), want: []string{"subjectAltName tag 9"}},
 		"a DNS name in pieces":   {change: names(generalName(2, true, text)), want: []string{"subjectAltName tag 2"}},
 		"a string without a tag": {change: names(raw("a.example.com")), want: []string{"subjectAltName tag 19"}},
 		"the same twice":         {change: names(generalName(8, false, []byte{42}), generalName(8, false, []byte{43})), want: []string{"subjectAltName registeredID"}},
@@ -118,7 +118,7 @@ func TestDropped(t *testing.T) {
 			},
 			want: []string{"attribute 1.2.840.113549.1.9.14"},
 		},
-		"an attribute that is none": {
+		"an invalid attribute": {
 			change: func(said *content) { said.Attributes = append(said.Attributes, raw(7)) },
 			want:   []string{"malformed attribute"},
 		},
@@ -126,7 +126,7 @@ func TestDropped(t *testing.T) {
 			change: extensions(pkix.Extension{Id: oidSAN, Value: []byte{0x30, 0, 5, 0}}),
 			want:   []string{"subjectAltName trailing data"},
 		},
-		"extensions where none are read": {
+		"extensions in another attribute": {
 			change: func(said *content) {
 				said.Attributes = append(said.Attributes, attribute(oidExtensionRequest, raw([]asn1.RawValue{raw([]pkix.Extension{rsaSAN})})))
 			},

@@ -2,7 +2,7 @@ package csr
 
 import "crypto/x509"
 
-// ReplaceParser makes Parse read PKCS#10 with parse, and returns the function that undoes it.
+// ReplaceParser replaces the PKCS#10 parser of Parse with parse. It returns the function that restores it.
 func ReplaceParser(parse func([]byte) (*x509.CertificateRequest, error)) (restore func()) {
 	original := parsePKCS10
 	parsePKCS10 = parse

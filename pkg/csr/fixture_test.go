@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// now is the instant of every test.
+// now is the time of every test.
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
 var leafKey = sync.OnceValue(func() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
@@ -31,7 +31,8 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// content is what a PKCS#10 request says (RFC 2986 section 4.1), open to every change that an encoder refuses to make.
+// content is the content of a PKCS#10 request (RFC 2986 section 4.1). It permits changes that an encoder refuses to
+// make.
 type content struct {
 	Version    int
 	Subject    asn1.RawValue
@@ -39,12 +40,12 @@ type content struct {
 	Attributes []asn1.RawValue `asn1:"tag:0"`
 }
 
-// nodeRequest is the template of a kubelet's request for a client certificate.
+// nodeRequest returns the template of a kubelet's request for a client certificate.
 func nodeRequest() *x509.CertificateRequest {
 	return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
 }
 
-// der is the request of template as crypto/x509 writes it, and so as kubelets do.
+// der returns the request of template as crypto/x509, and therefore a kubelet, writes it.
 func der(t testing.TB, template *x509.CertificateRequest) []byte {
 	t.Helper()
 	data, err := x509.CreateCertificateRequest(rand.Reader, template, leafKey())
@@ -54,7 +55,7 @@ func der(t testing.TB, template *x509.CertificateRequest) []byte {
 	return data
 }
 
-// derOf is a kubelet's request after change, signed anew.
+// derOf returns a kubelet's request after change, signed again.
 func derOf(t testing.TB, change func(*content)) []byte {
 	t.Helper()
 	var request struct {
@@ -84,7 +85,7 @@ func block(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// object is a bootstrapping kubelet's request, changed by modify.
+// object returns a bootstrapping kubelet's request, changed by modify.
 func object(t testing.TB, modify ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	obj := &certificatesv1.CertificateSigningRequest{

@@ -22,13 +22,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// organizationalUnits has count of them, each in an RDN of its own.
+// organizationalUnits returns a change that sets count organizational units, each in its own RDN.
 func organizationalUnits(count int) func(*content) {
 	attributes := slices.Repeat([]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4, 11}, Value: "u"}}, count)
 	return subject(attributes...)
 }
 
-// inOneRDN puts all attributes of the subject into one set.
+// inOneRDN returns a change that puts all attributes of the subject into one set.
 func inOneRDN(count int) func(*content) {
 	return func(said *content) {
 		attributes := slices.Repeat(pkix.RelativeDistinguishedNameSET{{Type: asn1.ObjectIdentifier{2, 5, 4, 11}, Value: "u"}}, count)
@@ -40,7 +40,7 @@ func dnsNamesOf(count int) func(*content) {
 	return names(slices.Repeat([]asn1.RawValue{generalName(2, false, []byte("a"))}, count)...)
 }
 
-// unknownExtensions asks for count of them in one attribute.
+// unknownExtensions returns a change that requests count unknown extensions in one attribute.
 func unknownExtensions(count int) func(*content) {
 	var all []pkix.Extension
 	for i := range count {
@@ -59,7 +59,7 @@ func unknownAttributes(count int) func(*content) {
 	}
 }
 
-// publicKey replaces the key by one that need not exist. The signature is then none of it.
+// publicKey returns a change that replaces the key by one that need not exist. The signature does not match it.
 func publicKey(algorithm pkix.AlgorithmIdentifier, key []byte) func(*content) {
 	return func(said *content) {
 		said.PublicKey = raw(struct {
@@ -86,12 +86,12 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits  csr.Limits
 		change  func(*content)
-		reason  string // "" is read
+		reason  string // "" means that the request is read
 		message string
 	}{
 		"256 subject attributes":      {change: organizationalUnits(256)},
 		"257 subject attributes":      {change: organizationalUnits(257), reason: "RequestTooLarge", message: "the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)"},
-		"257 of them in one RDN":      {change: inOneRDN(257), reason: "RequestTooLarge", message: "the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)"},
+		"257 attributes in one RDN":   {change: inOneRDN(257), reason: "RequestTooLarge", message: "the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)"},
 		"257 empty RDNs":              {change: func(said *content) { said.Subject = raw(make(pkix.RDNSequence, 257)) }, reason: "RequestTooLarge", message: "the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)"},
 		"more than 10 are configured": {limits: csr.Limits{SubjectAttributes: 10}, change: organizationalUnits(11), reason: "RequestTooLarge", message: "the subject has more than 10 attributes (requestLimits.maxSubjectAttributes)"},
 		"1000 names":                  {change: dnsNamesOf(1000)},
@@ -107,7 +107,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		"RSA of 8192 bits":            {change: rsaKey(8192, 65537)},
 		"RSA of 8193 bits":            {change: rsaKey(8193, 65537), reason: "KeyNotPermitted", message: "RSA keys of 8193 bits are not permitted" + keys},
 		"RSA of 65536 bits":           {change: rsaKey(65536, 65537), reason: "KeyNotPermitted", message: "RSA keys of 65536 bits are not permitted" + keys},
-		"RSA of 1024 bits is read":    {change: rsaKey(1024, 65537)}, // the profile of the signer refuses it
+		"RSA of 1024 bits is read":    {change: rsaKey(1024, 65537)}, // the signer's profile refuses it
 		"RSA with the exponent 1":     {change: rsaKey(2048, 1), reason: "KeyNotPermitted", message: "RSA keys with the public exponent 1 are not permitted" + keys},
 		"P-224": {change: func(said *content) {
 			said.PublicKey = asn1.RawValue{FullBytes: must(x509.MarshalPKIXPublicKey(p224.Public()))}
@@ -136,7 +136,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 	}
 }
 
-// crypto/x509 sees nothing of a request that is refused: what it does with oversize input is then no matter.
+// crypto/x509 never gets a refused request, so its behaviour for oversize input does not matter.
 //
 //nolint:paralleltest // it replaces the parser of the whole package
 func TestParserRunsOnlyWithinTheLimits(t *testing.T) {
@@ -155,7 +155,7 @@ func TestParserRunsOnlyWithinTheLimits(t *testing.T) {
 	}
 }
 
-// Informers call the parser in goroutines that nothing recovers: a panic there would end the process.
+// Informers call the parser in goroutines that do not recover, where a panic would end the process.
 //
 //nolint:paralleltest // it replaces the parser of the whole package
 func TestPanicOfTheParserIsAnError(t *testing.T) {
@@ -170,7 +170,7 @@ func TestPanicOfTheParserIsAnError(t *testing.T) {
 	}
 }
 
-// Whatever fits into an object is refused, or read and rendered, in a moment.
+// Anything that fits into an object is refused, or read and rendered, quickly.
 func TestCostlyRequestsAreCheap(t *testing.T) {
 	t.Parallel()
 	huge := nodeRequest()
@@ -179,7 +179,7 @@ func TestCostlyRequestsAreCheap(t *testing.T) {
 	}
 	for name, data := range map[string][]byte{
 		"60,000 organizational units": derOf(t, organizationalUnits(60_000)),
-		"256 long ones":               derOf(t, subject(slices.Repeat([]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4, 11}, Value: strings.Repeat("\\", 200)}}, 256)...)),
+		"256 long units":              derOf(t, subject(slices.Repeat([]pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4, 11}, Value: strings.Repeat("\\", 200)}}, 256)...)),
 		"4,000 addresses":             der(t, huge),
 		"RSA of 500,000 bits":         derOf(t, rsaKey(500_000, 65537)),
 	} {
@@ -196,7 +196,7 @@ func TestCostlyRequestsAreCheap(t *testing.T) {
 	}
 }
 
-// A key that a signature can't be verified with in reasonable time never gets that far.
+// A key that makes verification slow is refused before its signature is verified.
 func TestOversizeKeysAreNotVerified(t *testing.T) {
 	t.Parallel()
 	key := &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), 65_535, 1), E: 65537}

@@ -100,15 +100,15 @@ func TestParsePEM(t *testing.T) {
 		data []byte
 		err  string
 	}{
-		"as it should be":     {data: good},
-		"text before":         {data: append([]byte("Certificate Request:\n  Data:\n"), good...)},
-		"text after":          {data: append(bytes.Clone(good), "garbage"...)},
-		"a second one after":  {data: append(bytes.Clone(good), second...)},
-		"a broken one after":  {data: append(bytes.Clone(good), block("CERTIFICATE REQUEST", []byte("broken"))...)},
-		"another kind after":  {data: append(bytes.Clone(good), block("PRIVATE KEY", []byte("secret"))...)},
-		"CRLF line ends":      {data: bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))},
-		"no line end at last": {data: bytes.TrimSpace(good)},
-		"headers":             {data: bytes.Replace(good, []byte("REQUEST-----\n"), []byte("REQUEST-----\nComment: none\n\n"), 1)},
+		"valid":                  {data: good},
+		"text before":            {data: append([]byte("Certificate Request:\n  Data:\n"), good...)},
+		"text after":             {data: append(bytes.Clone(good), "garbage"...)},
+		"a second request after": {data: append(bytes.Clone(good), second...)},
+		"a broken request after": {data: append(bytes.Clone(good), block("CERTIFICATE REQUEST", []byte("broken"))...)},
+		"another kind after":     {data: append(bytes.Clone(good), block("PRIVATE KEY", []byte("secret"))...)},
+		"CRLF line ends":         {data: bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))},
+		"no newline at the end":  {data: bytes.TrimSpace(good)},
+		"headers":                {data: bytes.Replace(good, []byte("REQUEST-----\n"), []byte("REQUEST-----\nComment: none\n\n"), 1)},
 
 		"nothing":              {err: noPEM},
 		"no PEM":               {data: []byte("hello"), err: noPEM},
@@ -136,7 +136,7 @@ func TestParsePEM(t *testing.T) {
 	}
 }
 
-// A request of the size that fits into an object is read in far less time than a worker has.
+// A request of the maximum size that fits into an object is parsed in far less time than a worker has.
 func TestParseHugeRequest(t *testing.T) {
 	t.Parallel()
 	template := nodeRequest()

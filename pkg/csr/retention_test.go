@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// certificateUntil is a certificate in PEM that ends at end.
+// certificateUntil returns a certificate in PEM that expires at end.
 func certificateUntil(t testing.TB, end time.Time) []byte {
 	t.Helper()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: end.Add(-time.Hour), NotAfter: end}
@@ -41,17 +41,17 @@ func TestDeadline(t *testing.T) {
 	bytes := func(data string) func(*request) { return func(obj *request) { obj.Status.Certificate = []byte(data) } }
 	never := time.Time{}
 	day, hour := now.Add(24*time.Hour), now.Add(time.Hour)
-	later := now.Add(10 * time.Minute) // conditions come after creation
+	later := now.Add(10 * time.Minute) // conditions are added after creation
 
 	for name, test := range map[string]struct {
 		change []func(*request)
-		policy *csr.RetentionPolicy // the defaults when nil
-		want   time.Time            // never when zero
+		policy *csr.RetentionPolicy // nil means the defaults
+		want   time.Time            // zero means never
 	}{
 		"pending, from creation":        {want: day},
 		"without creation time":         {change: []func(*request){func(obj *request) { obj.CreationTimestamp = metav1.Time{} }}, want: never},
 		"foreign condition, as pending": {change: []func(*request){with("Vetted", later)}, want: day},
-		"issued by nobody's approval":   {change: []func(*request){issued(now)}, want: day},
+		"issued without an approval":    {change: []func(*request){issued(now)}, want: day},
 		"approved, from the approval":   {change: []func(*request){with("Approved", now)}, want: hour},
 		"approved later":                {change: []func(*request){with("Approved", later)}, want: later.Add(time.Hour)},
 		"denied":                        {change: []func(*request){with("Denied", later)}, want: later.Add(time.Hour)},
@@ -65,9 +65,9 @@ func TestDeadline(t *testing.T) {
 		"failed, and approved later":          {change: []func(*request){with("Approved", later), with("Failed", now)}, want: hour},
 		"approved without a time, and failed": {change: []func(*request){with("Approved", never), with("Failed", later)}, want: later.Add(time.Hour)},
 		"issued":                              {change: []func(*request){with("Approved", now), issued(day)}, want: hour},
-		"issued, ends before":                 {change: []func(*request){with("Approved", now), issued(later)}, want: later},
-		"issued, has ended":                   {change: []func(*request){with("Approved", now), issued(now.Add(-time.Hour))}, want: now.Add(-time.Hour)},
-		"issued without a time, has ended":    {change: []func(*request){with("Approved", never), issued(now.Add(-time.Hour))}, want: now.Add(-time.Hour)},
+		"issued, expires before":              {change: []func(*request){with("Approved", now), issued(later)}, want: later},
+		"issued, has expired":                 {change: []func(*request){with("Approved", now), issued(now.Add(-time.Hour))}, want: now.Add(-time.Hour)},
+		"issued without a time, has expired":  {change: []func(*request){with("Approved", never), issued(now.Add(-time.Hour))}, want: now.Add(-time.Hour)},
 		"denied, yet issued":                  {change: []func(*request){with("Denied", now), issued(now.Add(-time.Hour))}, want: hour},
 		"not a certificate":                   {change: []func(*request){with("Approved", now), bytes("garbage")}, want: hour},
 		"a broken certificate":                {change: []func(*request){with("Approved", now), bytes(string(block("CERTIFICATE", []byte("x"))))}, want: hour},

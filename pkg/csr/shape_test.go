@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// shapeRow changes the smallest accepted request; "" is accepted.
+// shapeRow changes the smallest accepted request. An empty error means that it is accepted.
 type shapeRow struct {
 	change func(*csr.Request)
 	want   string
@@ -138,11 +138,11 @@ func TestKubeletServingShape(t *testing.T) {
 		"client auth instead":       {usages("digital signature", "client auth"), usage},
 		"another common name":       {commonName("a"), name},
 
-		"organization goes before names":        {all(organizations(), dnsNames()), organization},
-		"missing names go before e-mail":        {all(dnsNames(), emails), "DNS or IP subjectAltName is required"},
-		"e-mail goes before URI":                {all(emails, uris), "Email subjectAltNames are not allowed"},
-		"URI goes before usages":                {all(uris, usages()), "URI subjectAltNames are not allowed"},
-		"usages go before common name, as here": {all(usages(), commonName("")), usage},
+		"organization goes before names": {all(organizations(), dnsNames()), organization},
+		"missing names go before e-mail": {all(dnsNames(), emails), "DNS or IP subjectAltName is required"},
+		"e-mail goes before URI":         {all(emails, uris), "Email subjectAltNames are not allowed"},
+		"URI goes before usages":         {all(uris, usages()), "URI subjectAltNames are not allowed"},
+		"usages go before common name":   {all(usages(), commonName("")), usage},
 	})
 }
 

@@ -36,7 +36,7 @@ func TestStates(t *testing.T) {
 		undecided   bool
 	}{
 		"new":                             {want: "Pending", undecided: true},
-		"a condition of somebody else":    {conditions: with("Vetted", "True"), want: "Pending", undecided: true},
+		"a foreign condition":             {conditions: with("Vetted", "True"), want: "Pending", undecided: true},
 		"lower case":                      {conditions: with("approved", "True"), want: "Pending", undecided: true},
 		"approved":                        {conditions: with("Approved", "True"), want: "Approved"},
 		"approved without status":         {conditions: with("Approved", ""), want: "Approved"},
@@ -52,12 +52,12 @@ func TestStates(t *testing.T) {
 		"approved and failed":             {conditions: conditions{yes("Approved"), yes("Failed")}, want: "Failed"},
 		"approved, failed is False":       {conditions: conditions{yes("Approved"), condition("Failed", "False", now)}, want: "Approved"},
 		"denied and failed":               {conditions: conditions{yes("Denied"), yes("Failed")}, want: "Failed"},
-		"approved after somebody else's":  {conditions: conditions{yes("Vetted"), yes("Approved")}, want: "Approved"},
+		"approved after a foreign one":    {conditions: conditions{yes("Vetted"), yes("Approved")}, want: "Approved"},
 		"issued":                          {conditions: with("Approved", "True"), certificate: "x", want: "Issued"},
 		"issued, not approved":            {certificate: "x", want: "Issued"},
 		"issued, then failed":             {conditions: conditions{yes("Approved"), yes("Failed")}, certificate: "x", want: "Issued"},
 		"issued whatever the bytes hold":  {conditions: with("Denied", "True"), certificate: "\x00", want: "Issued"},
-		"approved twice, which API bars ": {conditions: conditions{yes("Approved"), yes("Approved")}, want: "Approved"},
+		"approved twice, the API forbids": {conditions: conditions{yes("Approved"), yes("Approved")}, want: "Approved"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

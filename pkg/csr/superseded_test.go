@@ -23,16 +23,16 @@ func TestSupersedable(t *testing.T) {
 		change func(*certificatesv1.CertificateSigningRequest)
 		want   bool
 	}{
-		"a client certificate":      {signer: client, common: "system:node:a", want: true},
-		"a serving certificate":     {signer: serving, common: "system:node:a", want: true},
-		"somebody else's condition": {signer: client, common: "system:node:a", change: condition("Vetted"), want: true},
-		"another signer":            {signer: "kubernetes.io/kube-apiserver-client", common: "system:node:a"},
-		"a signer of one's own":     {signer: "example.com/a", common: "system:node:a"},
-		"no node":                   {signer: client, common: "alice"},
-		"a node without a name":     {signer: client, common: "system:node:"},
-		"approved":                  {signer: client, common: "system:node:a", change: condition("Approved")},
-		"denied":                    {signer: client, common: "system:node:a", change: condition("Denied")},
-		"failed":                    {signer: client, common: "system:node:a", change: condition("Failed")},
+		"a client certificate":  {signer: client, common: "system:node:a", want: true},
+		"a serving certificate": {signer: serving, common: "system:node:a", want: true},
+		"a foreign condition":   {signer: client, common: "system:node:a", change: condition("Vetted"), want: true},
+		"another signer":        {signer: "kubernetes.io/kube-apiserver-client", common: "system:node:a"},
+		"a custom signer":       {signer: "example.com/a", common: "system:node:a"},
+		"no node":               {signer: client, common: "alice"},
+		"a node without a name": {signer: client, common: "system:node:"},
+		"approved":              {signer: client, common: "system:node:a", change: condition("Approved")},
+		"denied":                {signer: client, common: "system:node:a", change: condition("Denied")},
+		"failed":                {signer: client, common: "system:node:a", change: condition("Failed")},
 		"issued": {signer: client, common: "system:node:a", change: func(obj *certificatesv1.CertificateSigningRequest) {
 			obj.Status.Certificate = []byte("x")
 		}},

@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// stalled is a Slow source that answers when the test lets it.
+// stalled is a Slow source that answers when the test permits it.
 type stalled struct {
 	release chan error
 
@@ -46,8 +46,8 @@ func requestOf(user, name string) *csr.Request {
 	return &csr.Request{Name: name, UID: types.UID("uid-of-" + name), Requester: csr.Requester{Username: user}}
 }
 
-// TestBackgroundWaitsForNothing, keeps what a request has been answered until it is forgotten, and answers each request for
-// itself.
+// TestBackgroundWaitsForNothing checks that Background does not wait, that it keeps the answer for a request until
+// Forget, and that each request gets its own answer.
 func TestBackgroundWaitsForNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestBackgroundWaitsForNothing(t *testing.T) {
 	})
 }
 
-// However many requests one requester has waiting, others have half of the lookups.
+// However many requests of one requester wait, other requesters get half of the lookups.
 func TestBackgroundLeavesHalfToOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -21,14 +21,14 @@ func sans(texts ...string) []san.SAN {
 	return all
 }
 
-// world is what all Nodes report, and what stronger sources than their word say of some of them.
+// world holds the reports of all Nodes, and the entries of stronger sources for some of them.
 type world struct {
 	reports map[string][]string
 	entries map[string]Found
-	broken  string // the node of which a source can't say anything
+	broken  string // the node about which a source can't answer
 }
 
-// ownWord has Nodes that are known by their own word alone.
+// ownWord returns a world in which Nodes are known only by their own reports.
 func ownWord(reports map[string][]string) world { return world{reports: reports} }
 
 func (w world) knows(node string, rank int, entry Entry) world {
@@ -40,8 +40,8 @@ func (w world) knows(node string, rank int, entry Entry) world {
 	return w
 }
 
-// ownership decides about w, whose Nodes and values it returns in an order that shuffle decides. Sources have the ranks 0
-// to 2, and the Nodes' own word is 3.
+// ownership returns an Ownership for w. shuffle decides the order in which it returns Nodes and values. Sources have
+// the ranks 0 to 2, and the Nodes' own reports have rank 3.
 func (w world) ownership(shuffle *rand.Rand) *Ownership {
 	reported, holders := map[string][]san.SAN{}, map[san.SAN][]string{}
 	for _, node := range slices.Sorted(maps.Keys(w.reports)) {
@@ -74,7 +74,7 @@ func (w world) ownership(shuffle *rand.Rand) *Ownership {
 	}
 }
 
-// verdict says in short what c is.
+// verdict returns a short text for c.
 func verdict(c Contest, err error) string {
 	switch {
 	case err != nil:
@@ -93,7 +93,7 @@ func verdict(c Contest, err error) string {
 
 func fixed() *rand.Rand { return rand.New(rand.NewPCG(1, 1)) }
 
-// TestOwnership has a row for each rule. It asks for the first value that the node reports.
+// TestOwnership has a row for each rule. It contests the first value that the node reports.
 func TestOwnership(t *testing.T) {
 	t.Parallel()
 	pair := ownWord(map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2", "10.0.0.1"}})
@@ -116,32 +116,32 @@ func TestOwnership(t *testing.T) {
 		node  string
 		want  string
 	}{
-		"nobody else reports it":                          {ownWord(map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}), "a", "free"},
-		"another Node reports it":                         {pair, "a", "equal: b of 2"},
-		"its own other value is free":                     {pair, "b", "free"},
-		"a machine has it alone":                          {pair.knows("a", 0, alone), "a", "free"},
-		"another one's machine has it":                    {pair.knows("b", 0, alone), "a", "better: b"},
-		"another one's machine has not":                   {pair.knows("b", 0, other), "a", "free"},
-		"a source gives it to both alone":                 {pair.knows("a", 1, alone).knows("b", 1, alone), "a", "twice: b"},
-		"a stronger source than the other's":              {pair.knows("a", 0, alone).knows("b", 1, alone), "a", "free"},
-		"a weaker source than the other's":                {pair.knows("a", 1, alone).knows("b", 0, alone), "a", "better: b"},
-		"a row lists it for both":                         {pair.knows("a", 1, several).knows("b", 1, several), "a", "free"},
-		"a row lists it, the other's says so of it alone": {pair.knows("a", 1, several).knows("b", 1, alone), "a", "better: b"},
-		"alone, the other as one of several":              {pair.knows("a", 1, alone).knows("b", 1, several), "a", "free"},
-		"a row lists it, a stronger range spans it":       {pair.knows("a", 1, several).knows("b", 0, span), "a", "free"},
-		"a range, a row of the same source lists it":      {pair.knows("a", 1, span).knows("b", 1, several), "a", "better: b"},
-		"the same range":                                  {pair.knows("a", 1, span).knows("b", 1, span), "a", "equal: b of 2"},
-		"a range, the other by its own word":              {pair.knows("a", 1, span), "a", "free"},
-		"by its own word, the other by a range":           {pair.knows("b", 1, span), "a", "better: b"},
-		"a source can't say what the other one is":        {world{reports: pair.reports, broken: "b"}, "a", "unknown"},
-		"three Nodes report it":                           {ownWord(nat), "a", "equal: b,c of 3"},
-		"more than can be compared":                       {ownWord(many), "n-00", "equal: n-01 of 52"},
-		"more, and a row lists it":                        {ownWord(many).knows("n-00", 0, Entry{SANs: sans("192.0.2.1"), Shared: true}), "n-00", "unknown"},
-		"a Node that reports all others' addresses":       {ownWord(greedy), "a", "free"},
-		"that Node":                               {ownWord(greedy), "n", "left out"},
-		"that Node, for what its machine has":     {ownWord(greedy).knows("n", 0, alone), "n", "free"},
-		"a Node that reports too many to compare": {ownWord(collector), "v", "free"},
-		"a source can't say what one victim is":   {world{reports: greedy, broken: "c"}, "a", "free"},
+		"no other Node reports it":                     {ownWord(map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}), "a", "free"},
+		"another Node reports it":                      {pair, "a", "equal: b of 2"},
+		"its own other value is free":                  {pair, "b", "free"},
+		"a machine has it alone":                       {pair.knows("a", 0, alone), "a", "free"},
+		"the other's machine has it":                   {pair.knows("b", 0, alone), "a", "better: b"},
+		"the other's machine has it not":               {pair.knows("b", 0, other), "a", "free"},
+		"a source gives it to both alone":              {pair.knows("a", 1, alone).knows("b", 1, alone), "a", "twice: b"},
+		"a stronger source than the other's":           {pair.knows("a", 0, alone).knows("b", 1, alone), "a", "free"},
+		"a weaker source than the other's":             {pair.knows("a", 1, alone).knows("b", 0, alone), "a", "better: b"},
+		"a row lists it for both":                      {pair.knows("a", 1, several).knows("b", 1, several), "a", "free"},
+		"a row lists it for both, another for b alone": {pair.knows("a", 1, several).knows("b", 1, alone), "a", "better: b"},
+		"alone, the other as one of several":           {pair.knows("a", 1, alone).knows("b", 1, several), "a", "free"},
+		"a row lists it, a stronger range spans it":    {pair.knows("a", 1, several).knows("b", 0, span), "a", "free"},
+		"a range, a row of the same source lists it":   {pair.knows("a", 1, span).knows("b", 1, several), "a", "better: b"},
+		"the same range":                               {pair.knows("a", 1, span).knows("b", 1, span), "a", "equal: b of 2"},
+		"a range, the other by its own report":         {pair.knows("a", 1, span), "a", "free"},
+		"by its own report, the other by a range":      {pair.knows("b", 1, span), "a", "better: b"},
+		"a source can't answer about the other":        {world{reports: pair.reports, broken: "b"}, "a", "unknown"},
+		"three Nodes report it":                        {ownWord(nat), "a", "equal: b,c of 3"},
+		"more than can be compared":                    {ownWord(many), "n-00", "equal: n-01 of 52"},
+		"more, and a row lists it":                     {ownWord(many).knows("n-00", 0, Entry{SANs: sans("192.0.2.1"), Shared: true}), "n-00", "unknown"},
+		"a Node that reports all others' addresses":    {ownWord(greedy), "a", "free"},
+		"the Node that reports all others":             {ownWord(greedy), "n", "left out"},
+		"that Node, for what its machine has":          {ownWord(greedy).knows("n", 0, alone), "n", "free"},
+		"a Node that reports too many to compare":      {ownWord(collector), "v", "free"},
+		"a source can't answer about a victim":         {world{reports: greedy, broken: "c"}, "a", "free"},
 		"the name of a Node that is left out": {ownWord(map[string][]string{
 			"n": {"n", "10.0.0.1"}, "a": {"10.0.0.1"}, "x": {"n"}}), "x", "equal: n of 2"},
 		"another name of a Node that is left out": {ownWord(map[string][]string{
@@ -157,7 +157,7 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-// TestLeftOut has what shows that a Node lies, and what does not.
+// TestLeftOut has evidence that a Node lies, and reports that are no evidence.
 func TestLeftOut(t *testing.T) {
 	t.Parallel()
 	star := map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}, "n": {"10.0.0.1", "10.0.0.2"}}
@@ -197,7 +197,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// randomWorld has up to seven Nodes that report a few of a few values.
+// randomWorld returns up to seven Nodes that report a few of a few values.
 func randomWorld(r *rand.Rand) world {
 	w := ownWord(map[string][]string{})
 	for i := range 2 + r.IntN(6) {
@@ -217,8 +217,8 @@ func randomWorld(r *rand.Rand) world {
 	return w
 }
 
-// The order and the ages of Nodes, the order of what they report and the order of the questions change no answer: replicas
-// agree, and a restart changes nothing.
+// The order and the ages of Nodes, the order of their reports and the order of the questions change no answer. So
+// replicas agree, and a restart changes nothing.
 func TestOwnershipDependsOnStoredStateOnly(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))
@@ -243,8 +243,8 @@ func TestOwnershipDependsOnStoredStateOnly(t *testing.T) {
 	}
 }
 
-// TestOneLiar has honest Nodes, of which three or more or none share one address, and one Node that may report anything.
-// That one gets nothing that an honest Node reports, and holds up no more than one of them.
+// TestOneLiar has honest Nodes, of which at least three or none share one address, and one Node that may report
+// anything. That Node gets no value that an honest Node reports, and blocks at most one of them.
 func TestOneLiar(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(11, 11))
@@ -285,7 +285,8 @@ func TestOneLiar(t *testing.T) {
 	}
 }
 
-// ownWordWorld has up to seven Nodes that report a few of a few addresses, and often their own name or another's.
+// ownWordWorld returns up to seven Nodes that report a few of a few addresses, and often their own name or that of
+// another Node.
 func ownWordWorld(r *rand.Rand) world {
 	w := ownWord(map[string][]string{})
 	nodes := 3 + r.IntN(5)
@@ -302,7 +303,7 @@ func ownWordWorld(r *rand.Rand) world {
 	return w
 }
 
-// judged returns the Nodes that get all that they report, and those that are left out.
+// judged returns the Nodes that get all that they report, and the Nodes that are left out.
 func (w world) judged(t *testing.T, r *rand.Rand) (served, out map[string]bool) {
 	t.Helper()
 	ownership := w.ownership(r)
@@ -328,9 +329,10 @@ func (w world) without(node string) world {
 	return ownWord(left)
 }
 
-// TestOwnWordInAnyGraph has Nodes that report anything of each other. A value goes to no Node while another one reports it
-// that is not left out, or whose name it is. No Node alone holds up more than one other, where nobody else is left out. A
-// Node gets a value of another one only if that one shares a value with just one third Node: kubelet-serving.md says so.
+// TestOwnWordInAnyGraph has Nodes that report anything of each other. No Node gets a value while another Node reports
+// it that is not left out, or whose name it is. If no other Node is left out, a single Node blocks at most one other
+// Node. A Node gets a value of another Node only if that Node shares a value with exactly one third Node:
+// kubelet-serving.md says so.
 func TestOwnWordInAnyGraph(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(13, 13))
@@ -379,7 +381,7 @@ func TestOwnWordInAnyGraph(t *testing.T) {
 	}
 }
 
-// TestOwnershipIsBounded has one Node with 15,000 addresses among thousands, and asks about it from both sides.
+// TestOwnershipIsBounded has one Node with 15,000 addresses among thousands, and contests its values from both sides.
 func TestOwnershipIsBounded(t *testing.T) {
 	t.Parallel()
 	w, asked := ownWord(map[string][]string{"n": {"10.255.0.1"}}), 0

@@ -82,12 +82,12 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 		rank, asked   int
 		err           error
 	}{
-		"both know":                      {source{entry: strong}, source{entry: weak}, strong, 0, 1, nil},
-		"only the weak one knows":        {source{}, source{entry: weak}, weak, 1, 2, nil},
-		"nobody knows":                   {source{}, source{}, nil, 0, 2, nil},
-		"the strong one is down":         {source{err: down}, source{entry: weak}, nil, 0, 1, down},
-		"the weak one is down":           {source{entry: strong}, source{err: down}, strong, 0, 1, nil},
-		"the weak one is down, unasked?": {source{}, source{err: down}, nil, 0, 2, down},
+		"both know":                       {source{entry: strong}, source{entry: weak}, strong, 0, 1, nil},
+		"only the weak one knows":         {source{}, source{entry: weak}, weak, 1, 2, nil},
+		"nobody knows":                    {source{}, source{}, nil, 0, 2, nil},
+		"the strong one is down":          {source{err: down}, source{entry: weak}, nil, 0, 1, down},
+		"the weak one is down":            {source{entry: strong}, source{err: down}, strong, 0, 1, nil},
+		"the weak one is down and needed": {source{}, source{err: down}, nil, 0, 2, down},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +105,7 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 	}
 }
 
-// owner is a source that knows whose a name is.
+// owner is a source that knows the owner of a name.
 type owner struct {
 	source
 	who string
@@ -123,11 +123,11 @@ func TestOwnerByAStrongerSource(t *testing.T) {
 		want     string
 		err      error
 	}{
-		"none is stronger":                 {inventory.Sources{owner{who: "a"}}, 0, "", nil},
-		"the strongest that knows":         {inventory.Sources{owner{}, owner{who: "a"}, owner{who: "b"}}, 3, "a", nil},
-		"only a weaker one knows":          {inventory.Sources{owner{}, owner{who: "a"}}, 1, "", nil},
-		"one that can't be asked for that": {inventory.Sources{source{}, owner{who: "a"}}, 2, "a", nil},
-		"one is down":                      {inventory.Sources{owner{err: down}, owner{who: "a"}}, 2, "", down},
+		"none is stronger":         {inventory.Sources{owner{who: "a"}}, 0, "", nil},
+		"the strongest that knows": {inventory.Sources{owner{}, owner{who: "a"}, owner{who: "b"}}, 3, "a", nil},
+		"only a weaker one knows":  {inventory.Sources{owner{}, owner{who: "a"}}, 1, "", nil},
+		"one that is no Owner":     {inventory.Sources{source{}, owner{who: "a"}}, 2, "a", nil},
+		"one is down":              {inventory.Sources{owner{err: down}, owner{who: "a"}}, 2, "", down},
 	} {
 		got, err := test.sources.Owner(san.Parse("10.0.0.1"), test.stronger)
 		if got != test.want || !errors.Is(err, test.err) {

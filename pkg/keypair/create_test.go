@@ -24,13 +24,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// maker is a creator with what it works on.
+// maker is a creator with its environment.
 type maker struct {
 	*creator
 	recorder *events.FakeRecorder
 	file     string
 	fault    error // of the next Create
-	stored   bool  // the faulty Create has stored all the same
+	stored   bool  // the failed Create has stored the Secret all the same
 }
 
 func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
@@ -58,7 +58,7 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 	return m
 }
 
-// look reads the Secret as the source does, and creates it if that is wanted.
+// look reads the Secret as the source does, and creates it if that is needed.
 func (m *maker) look(t *testing.T) *corev1.Secret {
 	t.Helper()
 	for range 2 {
@@ -78,7 +78,7 @@ func (m *maker) look(t *testing.T) *corev1.Secret {
 	return secret
 }
 
-// audited are the events in the audit log.
+// audited returns the events in the audit log.
 func (m *maker) audited(t *testing.T) []audit.Event {
 	t.Helper()
 	data, err := os.ReadFile(m.file)
@@ -99,7 +99,7 @@ func (m *maker) audited(t *testing.T) []audit.Event {
 	return found
 }
 
-// reasons are those of the Events since the last call.
+// reasons returns the reasons of the Events since the last call.
 func (m *maker) reasons() []string {
 	var found []string
 	for _, each := range taken(m.recorder) {
@@ -132,7 +132,7 @@ func TestCreateWhatIsMissing(t *testing.T) {
 	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}
-	// Another generation has another name.
+	// Another generation has another common name.
 	again := newMaker(t, m.secret.Name)
 	if other := again.look(t); string(other.Data["tls.crt"]) == string(secret.Data["tls.crt"]) {
 		t.Error("twice the same")
@@ -141,7 +141,8 @@ func TestCreateWhatIsMissing(t *testing.T) {
 	}
 }
 
-// A Secret that can't be used is somebody's, and stays as it is.
+// TestCreateLeavesABadSecret checks that a Secret that can't be used stays unchanged, because it may belong to
+// another owner.
 func TestCreateLeavesABadSecret(t *testing.T) {
 	t.Parallel()
 	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca"}, Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": nil, "tls.key": nil}}
@@ -154,7 +155,8 @@ func TestCreateLeavesABadSecret(t *testing.T) {
 	}
 }
 
-// A Secret that is deleted while its CA signs is not replaced by another CA; one whose CA has ended is.
+// TestCreateNothingWhileInUse checks that a deleted Secret is not replaced by another CA while its CA signs. A Secret
+// whose CA has expired is replaced.
 func TestCreateNothingWhileInUse(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t, "ca")
@@ -178,7 +180,7 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	if diff := cmp.Diff([]string{want}, taken(m.recorder)); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
-	m.create(t.Context(), now) // a wish from before
+	m.create(t.Context(), now) // a notification from before
 	m.pair.Clock.(interface{ SetTime(time.Time) }).SetTime(now.Add(25 * time.Hour))
 	if secret := m.look(t); string(secret.Data["tls.crt"]) == string(first.Data["tls.crt"]) || len(secret.Data) != 3 {
 		t.Error("made none after the end")
@@ -189,7 +191,7 @@ func TestCreateFaults(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t, "ca")
 	m.fault = errors.New("forbidden")
-	m.look(t) // and its next try works
+	m.look(t) // the next attempt succeeds
 	const want = "Warning CAMissing Secret ns/ca does not exist and can't be created: forbidden"
 	if told := taken(m.recorder); len(told) != 3 || told[1] != want || !strings.HasPrefix(told[2], "Normal CACreated ") {
 		t.Errorf("told %q", told)
@@ -197,7 +199,7 @@ func TestCreateFaults(t *testing.T) {
 	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}
-	// Stored, but without an answer.
+	// Stored, but without a response.
 	m = newMaker(t, "ca")
 	m.fault, m.stored = errors.New("no answer"), true
 	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
@@ -211,7 +213,7 @@ func TestCreateFaults(t *testing.T) {
 	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}
-	// Somebody else is faster.
+	// Another writer is faster.
 	root := newRoot(t, time.Hour)
 	m = newMaker(t, "ca")
 	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {

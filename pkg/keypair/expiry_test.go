@@ -11,7 +11,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// leading is a KeyPair of the leader that serves signers with those default lifetimes.
+// leading returns a KeyPair of the leader for signers with those default lifetimes.
 func leading(lifetimes map[string]time.Duration) (*KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
 	pair, clock, recorder := newPair(secret)
 	elected := make(chan struct{})
@@ -20,7 +20,7 @@ func leading(lifetimes map[string]time.Duration) (*KeyPair, *clocktesting.FakePa
 	return pair, clock, recorder
 }
 
-// warnings are those taken from recorder, without CALoaded.
+// warnings returns the Events from recorder, without CALoaded.
 func warnings(recorder *events.FakeRecorder) []string {
 	var found []string
 	for _, each := range taken(recorder) {
@@ -67,7 +67,7 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 		if load == nil {
 			load = func() { pair.Load(bytes.Clone(old.cert), old.key) }
 		}
-		for range 2 { // looked at again
+		for range 2 { // checked again
 			load()
 		}
 		if diff := cmp.Diff(step.want, warnings(recorder)); diff != "" {
@@ -76,8 +76,8 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 	}
 }
 
-// After a restart what applies is told, and nothing that went before; a standby tells nothing until it leads; and a new
-// certificate has steps of its own.
+// TestTheEndOfACAIsForetoldOnceByTheLeader checks that a restart reports only the current step, and that a standby
+// reports nothing until it leads. A new certificate has its own steps.
 func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
 	t.Parallel()
 	first, next := newRoot(t, 20*day), newRoot(t, 25*day)
@@ -100,7 +100,7 @@ func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
 	load(next, 0)
 }
 
-// A CA that serving certificates share is reported once, as long as the process lives.
+// A CA that serving certificates share is reported once per process.
 func TestSharingIsReported(t *testing.T) {
 	t.Parallel()
 	const serving, kubelet, client = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kube-apiserver-client"

@@ -16,7 +16,7 @@ var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 // root is a CA in PEM.
 type root struct{ cert, key []byte }
 
-// newRoot makes a CA that lives from an hour before to lifetime after now.
+// newRoot makes a CA that is valid from an hour before now to lifetime after now.
 func newRoot(t testing.TB, lifetime time.Duration) root {
 	t.Helper()
 	authority, key, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, now)
@@ -26,7 +26,7 @@ func newRoot(t testing.TB, lifetime time.Duration) root {
 	return root{authority.CertificatePEM(), key}
 }
 
-// newPair returns a KeyPair of source, as a manager has set it up.
+// newPair returns a KeyPair of source, in the state after its manager's setup.
 func newPair(source Source) (*KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
 	pair := New(source)
 	clock, recorder := clocktesting.NewFakePassiveClock(now), events.NewFakeRecorder(100)

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// state says what pair has at now: the key's name, or the reason and message of why there is none.
+// state returns the key's name at now, or the reason and message why there is none.
 func state(pair *KeyPair, now time.Time) string {
 	authority, err := pair.Authority(now)
 	if err == nil {
@@ -89,7 +89,7 @@ func TestLoadNeverWaitsForThoseItWakes(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair(secret)
 	first, second := pair.Subscribe(), pair.Subscribe()
-	for range 3 { // nobody listens
+	for range 3 { // no subscriber reads
 		root := newRoot(t, time.Hour)
 		pair.Load(root.cert, root.key)
 	}
@@ -109,7 +109,7 @@ func TestStaticSource(t *testing.T) {
 	}
 }
 
-// filesPair returns a pair of files in a folder of their own.
+// filesPair returns a KeyPair with files in their own folder.
 func filesPair(t *testing.T) (*KeyPair, Files) {
 	t.Helper()
 	folder := t.TempDir()

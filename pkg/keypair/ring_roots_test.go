@@ -15,7 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// issued is a CA of that name for key, by parent, or self-signed, in PEM.
+// issued returns a CA of that name for key in PEM, issued by parent or self-signed.
 func issued(t *testing.T, name string, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) ([]byte, *x509.Certificate) {
 	t.Helper()
 	template := &x509.Certificate{
@@ -50,14 +50,14 @@ func newKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// TestRootsComeAlong: an intermediate CA is adopted with the root that was in ca.crt, and no reader refuses what is
-// written.
+// TestRootsComeAlong checks that an intermediate CA is adopted with the root from ca.crt, and that no reader refuses
+// the written Secret.
 func TestRootsComeAlong(t *testing.T) {
 	rootKey, _ := newKey(t)
 	root, rootCert := issued(t, "root", rootKey, nil, nil)
 	key, keyPEM := newKey(t)
 	below, belowCert := issued(t, "below", key, rootCert, rootKey)
-	self, selfCert := issued(t, "below", key, nil, nil) // the same key and name, and ends later
+	self, selfCert := issued(t, "below", key, nil, nil) // the same key and name, and expires later
 	otherKey, otherPEM := newKey(t)
 	other, otherCert := issued(t, "other", otherKey, nil, nil)
 
@@ -65,17 +65,17 @@ func TestRootsComeAlong(t *testing.T) {
 		cert, key, roots []byte
 		want             []byte // tls.crt as it is read
 		signs            *x509.Certificate
-		kept             bool // ca.crt
+		kept             bool // whether ca.crt is kept
 	}{
 		"intermediate":             {below, keyPEM, root, bytes.Join([][]byte{below, root}, nil), belowCert, true},
 		"without its last newline": {bytes.TrimSpace(below), keyPEM, root, bytes.Join([][]byte{below, root}, nil), belowCert, true},
 		"its root is there":        {bytes.Join([][]byte{below, root}, nil), keyPEM, root, bytes.Join([][]byte{below, root}, nil), belowCert, true},
-		"its own root":             {other, otherPEM, other, other, otherCert, true},
+		"self-signed":              {other, otherPEM, other, other, otherCert, true},
 		"another for its key":      {below, keyPEM, self, below, belowCert, true},
-		"that one":                 {self, keyPEM, self, self, selfCert, true},
-		"of a CA before":           {other, otherPEM, root, other, otherCert, false},
+		"that other one":           {self, keyPEM, self, self, selfCert, true},
+		"of an earlier CA":         {other, otherPEM, root, other, otherCert, false},
 		"not its root":             {below, keyPEM, other, below, belowCert, false},
-		"nonsense":                 {other, otherPEM, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), other, otherCert, false},
+		"invalid":                  {other, otherPEM, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), other, otherCert, false},
 		"none":                     {below, keyPEM, nil, below, belowCert, false},
 	} {
 		data := map[string][]byte{"tls.crt": test.cert, "tls.key": test.key}
@@ -107,7 +107,7 @@ func TestRootsComeAlong(t *testing.T) {
 			t.Errorf("%s: its chain to the root: error %v", name, err)
 		}
 
-		// A rotation leaves with what went before.
+		// A rotation removes an earlier ca.crt.
 		ring.TLS = Pair{other, otherPEM}
 		if err := ring.WriteTo(data); err != nil {
 			t.Fatal(err)

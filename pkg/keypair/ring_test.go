@@ -31,7 +31,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestWriteRemoves: a pair that is gone leaves nothing of its key behind, and tls.crt and tls.key stay.
+// TestWriteRemoves checks that WriteTo leaves nothing of a removed pair's key, and that tls.crt and tls.key stay.
 func TestWriteRemoves(t *testing.T) {
 	data := map[string][]byte{}
 	if err := full().WriteTo(data); err != nil {

@@ -22,7 +22,8 @@ var (
 
 const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
 
-// ringSecret is what a rotation writes: signing signs for kubeletClient, and others wait or retire.
+// ringSecret returns a Secret as a rotation writes it: signing signs for kubeletClient. change may add a candidate or
+// a retiring pair.
 func ringSecret(t testing.TB, signing root, change ...func(*Ring)) *corev1.Secret {
 	t.Helper()
 	ring := Ring{
@@ -39,7 +40,7 @@ func ringSecret(t testing.TB, signing root, change ...func(*Ring)) *corev1.Secre
 	return secret
 }
 
-// allowed says what pair may sign for signerName at now: the key and the cap, or why nothing.
+// allowed returns the key and the cap with which pair may sign for signerName at now, or the reason why it may not.
 func allowed(pair *KeyPair, signerName string) string {
 	authority, longest, err := pair.AuthorityFor(signerName, now)
 	if err == nil {
@@ -97,8 +98,8 @@ func TestGuarded(t *testing.T) {
 	}
 }
 
-// TestReplicaIsReadyWhileALeaderProvidesTheCA: a Deployment keeps the old leader until the new replica is ready, so a
-// replica must not wait for what only a leader of its own version does.
+// TestReplicaIsReadyWhileALeaderProvidesTheCA checks that a replica does not wait for a step that only a leader of
+// its own version takes. A Deployment keeps the old leader until the new replica is ready.
 func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 	t.Parallel()
 	good := newRoot(t, 24*time.Hour)
@@ -107,10 +108,10 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 	broken.Data["authority.json"] = []byte("{")
 	made := func(k *KeyPair) { k.Create, k.creation.missing = &Creation{}, make(chan struct{}, 1) }
 	for name, test := range map[string]struct {
-		source Source // secret when nil
+		source Source // nil means secret
 		change func(*KeyPair)
-		secret *corev1.Secret // nil: there is none
-		want   string         // empty: it is ready
+		secret *corev1.Secret // nil means that it does not exist
+		want   string         // empty means ready
 	}{
 		"the Secret is of another type":                 {secret: &corev1.Secret{Type: corev1.SecretTypeOpaque}, want: "has type"},
 		"the Secret is the operator's":                  {want: "create it"},
@@ -136,8 +137,8 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 	}
 }
 
-// TestSecretCountsWhileItCannotBeRead: an API server that is away, or a right that was withdrawn, ends no signing. A right
-// that has been missing from the start is reported.
+// TestSecretCountsWhileItCannotBeRead checks that signing continues if the API server is unreachable, or if the right
+// is withdrawn. A right that has been missing since the start is reported.
 func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 	t.Parallel()
 	pair, _, _ := newPair(secret)

@@ -19,7 +19,7 @@ import (
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// film is a pulse, and an instant in seconds since it began.
+// film is a pulse, and an instant in seconds since its start.
 type film struct {
 	pulse
 	t   testing.TB
@@ -28,14 +28,14 @@ type film struct {
 
 func (f *film) at() time.Time { return filmed.Add(time.Duration(f.now * float64(time.Second))) }
 
-// renew shows a lease that was renewed at this instant, by the node's own clock, which is years off.
+// renew shows a Lease that was renewed at this instant, by the node's own clock, which differs by years.
 func (f *film) renew(nodes ...string) {
 	for _, node := range nodes {
 		f.see(node, heartbeat{Renewed: f.at().AddDate(-7, 0, 0), Lasts: 40 * time.Second}, f.at())
 	}
 }
 
-// pass lets nodes renew every ten seconds.
+// pass lets time pass while nodes renew every ten seconds.
 func (f *film) pass(seconds float64, nodes ...string) {
 	for end := f.now + seconds; f.now < end; {
 		f.now = min(f.now+10, end)
@@ -59,8 +59,8 @@ func TestPulse(t *testing.T) {
 			f.is("a", Unknown)
 			f.is("b", Unknown)
 		},
-		"one that moves is alive": func(f *film) { f.renew("a", "b"); f.pass(10, "a", "b"); f.is("a", Alive) },
-		"one that moved is alive for a minute": func(f *film) {
+		"a renewed Lease is alive": func(f *film) { f.renew("a", "b"); f.pass(10, "a", "b"); f.is("a", Alive) },
+		"alive for a minute after a renewal": func(f *film) {
 			f.renew("a", "b")
 			f.pass(10, "a", "b")
 			f.pass(59, "b")
@@ -68,9 +68,9 @@ func TestPulse(t *testing.T) {
 			f.pass(2, "b")
 			f.is("a", Dead)
 		},
-		"dead after a minute from a fresh start, not before": func(f *film) {
+		"dead a minute after a start, not earlier": func(f *film) {
 			f.renew("a", "b")
-			f.pass(69, "b") // the first renewal of another is seen after ten seconds
+			f.pass(69, "b") // the first renewal of another Lease is seen after ten seconds
 			f.is("a", Unknown)
 			f.pass(1, "b")
 			f.is("a", Dead)
@@ -83,15 +83,15 @@ func TestPulse(t *testing.T) {
 			f.renew("a")
 			f.is("a", Alive)
 		},
-		"alone nobody dies": func(f *film) { f.renew("a"); f.pass(60, "a"); f.pass(600); f.is("a", Unknown) },
-		"one of many others is no witness": func(f *film) {
+		"a single node never dies": func(f *film) { f.renew("a"); f.pass(60, "a"); f.pass(600); f.is("a", Unknown) },
+		"one other node of many is not enough": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(600, "b")
 			f.is("a", Unknown)
 			f.is("c", Unknown)
 			f.is("b", Alive)
 		},
-		"however fast it renews": func(f *film) {
+		"one other node is not enough, however fast it renews": func(f *film) {
 			f.renew("a", "b", "c")
 			for range 2000 {
 				f.now += 0.1
@@ -99,7 +99,7 @@ func TestPulse(t *testing.T) {
 			}
 			f.is("a", Unknown)
 		},
-		"two others are enough": func(f *film) {
+		"two other nodes are enough": func(f *film) {
 			f.renew("a", "b", "c", "d", "e")
 			f.pass(69, "b", "c")
 			f.is("a", Unknown)
@@ -108,7 +108,7 @@ func TestPulse(t *testing.T) {
 			f.is("e", Dead)
 			f.is("c", Alive)
 		},
-		"a minute by two others, not a minute of each": func(f *film) {
+		"two other nodes together, not a minute of each": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(40, "b")
 			f.pass(40, "c")
@@ -118,26 +118,26 @@ func TestPulse(t *testing.T) {
 			f.pass(10, "b", "c")
 			f.is("a", Dead)
 		},
-		"its own renewal is not another's": func(f *film) {
+		"its own renewal does not count as another node's": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(30, "a", "b")
 			f.pass(90, "b")
 			f.is("a", Unknown)
 		},
-		"the second witness is lost": func(f *film) {
+		"the second other node stops": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(90, "b", "c")
 			f.is("a", Dead)
 			f.pass(30, "b")
 			f.is("a", Unknown)
 		},
-		"whose lease is deleted is needed no more": func(f *film) {
+		"a node whose Lease was deleted is not needed": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(90, "b")
 			f.forget("c")
 			f.is("a", Dead)
 		},
-		"all stand still": func(f *film) {
+		"no Lease changes": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(60, "a", "b", "c")
 			f.pass(600)
@@ -149,7 +149,7 @@ func TestPulse(t *testing.T) {
 			f.pass(60, "a", "b")
 			f.now += 600
 			f.is("a", Unknown)
-			f.renew("b") // b is the first to come back
+			f.renew("b") // b is the first to return
 			f.is("a", Unknown)
 			f.pass(50, "b")
 			f.is("a", Unknown)
@@ -164,7 +164,7 @@ func TestPulse(t *testing.T) {
 			f.now += 2
 			f.is("a", Unknown)
 		},
-		"what was proven before an outage is not true in it": func(f *film) {
+		"a proof from before an outage ends with the outage": func(f *film) {
 			f.renew("a", "b")
 			f.pass(90, "b")
 			f.is("a", Dead)
@@ -184,7 +184,7 @@ func TestPulse(t *testing.T) {
 			f.pass(59, "b")
 			f.is("a", Unknown)
 		},
-		"a watch that broke proves nothing": func(f *film) {
+		"a failed watch proves nothing": func(f *film) {
 			f.renew("a", "b")
 			f.pass(65, "b")
 			f.reset()
@@ -202,7 +202,7 @@ func TestPulse(t *testing.T) {
 			}
 			f.is("a", Unknown)
 		},
-		"who renews rarely has the time that he gave himself": func(f *film) {
+		"a long Lease duration extends the minute": func(f *film) {
 			f.see("a", heartbeat{Renewed: filmed, Lasts: 200 * time.Second}, f.at())
 			f.renew("b")
 			f.pass(209, "b")
@@ -216,7 +216,7 @@ func TestPulse(t *testing.T) {
 			f.pass(600, "b")
 			f.is("a", Unknown)
 		},
-		"a lease that goes is forgotten": func(f *film) {
+		"a deleted Lease is forgotten": func(f *film) {
 			f.renew("a", "b")
 			f.pass(90, "b")
 			f.forget("a")
@@ -224,13 +224,13 @@ func TestPulse(t *testing.T) {
 			f.see("a", heartbeat{Renewed: filmed}, f.at())
 			f.is("a", Unknown)
 		},
-		"a renewal into the past is one too": func(f *film) {
+		"a renewal with an earlier time counts": func(f *film) {
 			f.renew("a", "b")
 			f.pass(90, "b")
 			f.see("a", heartbeat{Renewed: filmed.AddDate(-20, 0, 0)}, f.at())
 			f.is("a", Alive)
 		},
-		"an update that renews nothing is no sign of life": func(f *film) {
+		"an update without a renewal does not count": func(f *film) {
 			f.renew("a", "b")
 			for range 9 {
 				f.pass(10, "b")
@@ -246,7 +246,7 @@ func TestPulse(t *testing.T) {
 	}
 }
 
-// TestDeletedLeases reports a Lease that is deleted, also while it was not watched.
+// TestDeletedLeases checks that a deleted Lease is reported, even if it was deleted during a gap in the watch.
 func TestDeletedLeases(t *testing.T) {
 	t.Parallel()
 	var told []string
@@ -292,7 +292,7 @@ func TestDeletedLeases(t *testing.T) {
 	}
 }
 
-// TestFailuresOfTheWatchKillNobody begins every minute anew after a failure.
+// TestFailuresOfTheWatchKillNobody checks that every minute begins again after a failure.
 func TestFailuresOfTheWatchKillNobody(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {
@@ -328,10 +328,10 @@ func TestFailuresOfTheWatchKillNobody(t *testing.T) {
 	}
 }
 
-// TestWhoRenewsIsNeverDead plays random stories: nodes that renew every ten seconds, others that stop and come back, API
-// servers that are away, watches that break or hang and then pour out all at once, processes that start anew, clocks that
-// are stepped. Events come late, but in their order. Whoever has renewed within the last minute is not dead for whoever then
-// looks at the lease too, and nobody is while fewer than two others live, if there are so many.
+// TestWhoRenewsIsNeverDead plays random stories. Nodes renew every ten seconds, stop or return. API servers are
+// unreachable, watches fail or hang and then deliver all events at once, processes restart, and clocks are stepped.
+// Events arrive late, but in order. A node that has renewed within the last minute is not dead, if the Lease is also
+// read directly. No node is dead while fewer than two other nodes live, if there are so many.
 func TestWhoRenewsIsNeverDead(t *testing.T) {
 	t.Parallel()
 	deaths := 0
@@ -342,7 +342,7 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 			for node := range s.renewed {
 				truly := filmed.Add(time.Duration(s.renewed[node]) * time.Second)
 				if s.pulse.of(node, s.clock()) != Dead || !s.pulse.leases[node].Renewed.Equal(truly) {
-					continue // it lives, or has come back to life unseen: before an approval the lease itself is looked at
+					continue // it lives, or has returned unseen: before an approval the Lease is read directly
 				}
 				deaths++
 				if quiet := s.now - s.renewed[node]; quiet < 60 {
@@ -359,16 +359,16 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 	}
 }
 
-// story is a cluster as it is, and what a pulse sees of it.
+// story is the true state of a cluster, and the pulse that observes it.
 type story struct {
 	*rand.Rand
 	pulse   pulse
 	now     int            // true seconds
 	offset  int            // of our clock
-	renewed map[string]int // truly, by node
-	stopped map[string]int // until when
-	away    int            // until when the API server is
-	hangs   int            // until when the watch is
+	renewed map[string]int // true renewals, by node
+	stopped map[string]int // the time until which a node is stopped
+	away    int            // the time until which the API server is unreachable
+	hangs   int            // the time until which the watch hangs
 	queue   []func()
 }
 
@@ -381,7 +381,7 @@ func newStory(seed uint64) *story {
 	return s
 }
 
-// start is a process that begins: the first that it is told is how all leases are.
+// start starts a process: its first observation is the state of all Leases.
 func (s *story) start() {
 	s.pulse, s.queue = pulse{}, nil
 	for node, last := range s.renewed {
@@ -414,7 +414,7 @@ func (s *story) second() {
 	}
 }
 
-// othersLive counts those who renew beside node: two renewals may be on their way.
+// othersLive counts the nodes other than node that renew. Two renewals may be in flight.
 func (s *story) othersLive(node string) int {
 	others := 0
 	for other, last := range s.renewed {
@@ -425,7 +425,7 @@ func (s *story) othersLive(node string) int {
 	return others
 }
 
-// happens is what goes wrong, or ends.
+// happens starts or ends a random failure.
 func (s *story) happens() {
 	long := func() int { return s.now + s.IntN(200) }
 	switch s.IntN(600) {

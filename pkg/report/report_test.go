@@ -18,10 +18,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// event is one Event as it was written.
+// event is one written Event.
 type event struct{ Object, Type, Reason, Action, Note string }
 
-// recorder keeps Events.
+// recorder records Events.
 type recorder struct {
 	mu     sync.Mutex
 	events []event
@@ -73,7 +73,7 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 		{"1", "Approve", "NotAuthorized", "other", true},   // another message
 		{"1", "Approve", "Malformed", "other", true},       // another reason
 		{"1", "Approve", "Malformed", "other", false},
-		{"1", "Approve", "NotAuthorized", "100% no", true}, // an earlier one again
+		{"1", "Approve", "NotAuthorized", "100% no", true}, // an earlier outcome again
 		{"2", "Approve", "NotAuthorized", "100% no", false},
 	}
 	for i, step := range steps {
@@ -94,7 +94,8 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 	}
 }
 
-// TestOnceHoweverManyWait: as many as wait, each outcome is told once, until its request is gone.
+// TestOnceHoweverManyWait checks that each outcome is reported once until its request is gone, however many requests
+// wait.
 func TestOnceHoweverManyWait(t *testing.T) {
 	t.Parallel()
 	reporter, _, _ := newReporter()
@@ -166,12 +167,12 @@ func TestOneRequesterCausesTenEventsThenOneAMinute(t *testing.T) {
 func TestNotesFitIntoAnEvent(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ message, want string }{
-		"short":                       {"a", "a"},
-		"as long as fits":             {strings.Repeat("a", 1024), strings.Repeat("a", 1024)},
-		"a byte too long":             {strings.Repeat("a", 1025), strings.Repeat("a", 1021) + "..."},
-		"far too long":                {strings.Repeat("a", 100_000), strings.Repeat("a", 1021) + "..."},
-		"longer as ASCII than it was": {strings.Repeat("ü", 200), strings.Repeat(`\u00fc`, 170) + `\...`},
-		"format verbs are text":       {"%s %d %!", "%s %d %!"},
+		"short":                 {"a", "a"},
+		"as long as fits":       {strings.Repeat("a", 1024), strings.Repeat("a", 1024)},
+		"a byte too long":       {strings.Repeat("a", 1025), strings.Repeat("a", 1021) + "..."},
+		"far too long":          {strings.Repeat("a", 100_000), strings.Repeat("a", 1021) + "..."},
+		"longer as ASCII":       {strings.Repeat("ü", 200), strings.Repeat(`\u00fc`, 170) + `\...`},
+		"format verbs are text": {"%s %d %!", "%s %d %!"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -192,7 +193,7 @@ func TestNotesFitIntoAnEvent(t *testing.T) {
 	}
 }
 
-// What a requester or a node has chosen can neither steer a terminal nor pass for something else.
+// Text from a requester or a node can neither control a terminal nor imitate other text.
 func TestNotesAreASCII(t *testing.T) {
 	t.Parallel()
 	reporter, written, _ := newReporter()
@@ -248,7 +249,7 @@ func TestReporterIsSafeForConcurrentUse(t *testing.T) {
 	}
 }
 
-// A dry run may have something to say about every request: of all requesters together only so much is told.
+// A dry run may report about every request. So the Events of all requesters together are bounded.
 func TestSuccessesOfADryRunAreBounded(t *testing.T) {
 	t.Parallel()
 	reporter, written, clock := newReporter()

@@ -17,8 +17,7 @@ import (
 
 var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// machine is a Clock whose own clocks are set by hand, and whose API servers answer in turn with what they are ahead of
-// noon.
+// machine is a Clock whose own clocks the test sets. Its API servers answer in turn with their offset from noon.
 type machine struct {
 	*Clock
 	at      instant
@@ -40,7 +39,7 @@ func newMachine(wall time.Time, servers ...time.Duration) *machine {
 	return m
 }
 
-// pass lets both clocks go on.
+// pass advances both clocks.
 func (m *machine) pass(d time.Duration) { m.at.wall, m.at.mono = m.at.wall.Add(d), m.at.mono+d }
 
 func (m *machine) shows(t *testing.T, want time.Time, skew time.Duration) {
@@ -54,9 +53,9 @@ func (m *machine) shows(t *testing.T, want time.Time, skew time.Duration) {
 func TestClockFollowsTheAPIServers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		wall    time.Duration // the machine's clock, after noon
+		wall    time.Duration // the machine's clock, relative to noon
 		servers []time.Duration
-		want    time.Duration // after noon
+		want    time.Duration // relative to noon
 	}{
 		"as the API server":             {0, []time.Duration{0}, 0},
 		"an hour ahead":                 {time.Hour, []time.Duration{0}, 0},
@@ -70,7 +69,7 @@ func TestClockFollowsTheAPIServers(t *testing.T) {
 		}
 		m.measure(t.Context())
 		m.shows(t, noon.Add(test.want), test.wall-test.want)
-		m.pass(time.Minute) // without another question
+		m.pass(time.Minute) // without another measurement
 		m.shows(t, noon.Add(test.want+time.Minute), test.wall-test.want)
 	}
 }
@@ -89,7 +88,8 @@ func TestClockForgetsReadings(t *testing.T) {
 	m.shows(t, noon, 0)
 }
 
-// When the machine's clock is set, or the machine sleeps, nothing is known until the API servers have been asked again.
+// After the machine's clock is set, or the machine sleeps, the time is unknown until the API servers have been asked
+// again.
 func TestClockMeasuresAgainAfterAStep(t *testing.T) {
 	t.Parallel()
 	for name, step := range map[string]func(*machine){
@@ -134,7 +134,7 @@ func TestReadyNamesTheSkew(t *testing.T) {
 	}
 }
 
-// With a clock of the caller's nothing is asked.
+// A Clock with the caller's clock measures nothing.
 func TestInjectedClockIsNotMeasured(t *testing.T) {
 	t.Parallel()
 	fake := clocktesting.NewFakePassiveClock(noon)
@@ -168,7 +168,7 @@ func TestDateHeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, status = range []int{http.StatusOK, http.StatusUnauthorized, http.StatusForbidden} { // all are an API server's
+	for _, status = range []int{http.StatusOK, http.StatusUnauthorized, http.StatusForbidden} { // all from an API server
 		if got, err := ask(t.Context()); err != nil || !got.Equal(noon) {
 			t.Errorf("status %d: %s, error %v", status, got, err)
 		}

@@ -144,7 +144,7 @@ func TestRevokedIdentities(t *testing.T) {
 	left := map[string]*request{
 		"bootstrap token revokd is not in ConfigMap kube-public/cluster-info": bad.asks(t, "revoked-a"),
 		"ServiceAccount identity/deleted is deleted":                          createRequest(t, byDeleted, nodeRequest(t, "revoked-b")),
-		"ServiceAccount identity/replaced was deleted and created again":                 createRequest(t, byReplaced, nodeRequest(t, "revoked-c")),
+		"ServiceAccount identity/replaced was deleted and created again":      createRequest(t, byReplaced, nodeRequest(t, "revoked-c")),
 	}
 	kept := map[string]*request{"kept-a": good.asks(t, "kept-a"), "kept-b": createRequest(t, byKept, nodeRequest(t, "kept-b"))}
 	for _, obj := range left {

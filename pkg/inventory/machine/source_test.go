@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// machineObject is a machine called name in namespace default, with more fields.
+// machineObject returns a machine called name in namespace default, with more fields.
 func machineObject(t testing.TB, name, more string) *unstructured.Unstructured {
 	t.Helper()
 	obj := &unstructured.Unstructured{}
@@ -83,7 +83,7 @@ func TestLookup(t *testing.T) {
 			objects: map[string]string{"a": bound},
 			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-1", SANs: sans("10.0.0.1", "host-1")},
 		},
-		"bound, and another that would be": {
+		"bound, and another of that name": {
 			objects: map[string]string{"a": bound, "b": waiting},
 			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-1", SANs: sans("10.0.0.1", "host-1")},
 		},
@@ -119,7 +119,7 @@ func TestLookup(t *testing.T) {
 			options: OpenShift(),
 			objects: map[string]string{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {addresses: [{type: Hostname, address: node-1}]}}`},
 		},
-		"it has become another node": { // whose addresses are not ours
+		"it has become another node": { // its addresses are not ours
 			objects: map[string]string{"b": other},
 			want:    &inventory.Entry{Source: "Machine default/b", Bound: "node-2"},
 		},
@@ -131,15 +131,15 @@ func TestLookup(t *testing.T) {
 			objects: map[string]string{"a": leaving, "b": waiting},
 			want:    &inventory.Entry{Source: "Machine default/b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 		},
-		"two expect it": {
+		"two machines for the node": {
 			objects: map[string]string{"b": waiting, "a": waiting},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
-		"one expects it by its infrastructure, another by its host name": {
+		"one by its infrastructure, another by its host name": {
 			objects: map[string]string{"a": waiting, "b": `{status: {addresses: [{type: Hostname, address: node-1}]}}`},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
-		"one expects it, another of that host name has become another node": {
+		"one unbound, another of that host name has become another node": {
 			objects: map[string]string{"a": other, "b": waiting},
 			want:    &inventory.Entry{Source: "Machine default/b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 		},
@@ -147,7 +147,7 @@ func TestLookup(t *testing.T) {
 			objects: map[string]string{"a": strings.Replace(other, "node-2", "node-3", 1), "b": other},
 			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-3"},
 		},
-		"one can't be read, another expects it": {
+		"one can't be read, another is for the node": {
 			objects: map[string]string{"a": waiting, "b": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}}}`},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
@@ -155,11 +155,11 @@ func TestLookup(t *testing.T) {
 			objects: map[string]string{"a": bound, "b": bound},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
-		"two that leave": {
+		"two that are being deleted": {
 			objects: map[string]string{"a": leaving, "b": leaving},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
 		},
-		"addresses that are none": {
+		"invalid addresses": {
 			objects: map[string]string{"a": `{status: {nodeRef: {name: node-1}, addresses: [{type: InternalIP}]}}`},
 			wantErr: "Machine default/a: .status.addresses: want type and address in each",
 		},
@@ -181,7 +181,7 @@ func TestLookup(t *testing.T) {
 			objects: map[string]string{"a": `{metadata: {creationTimestamp: "2026-01-02T03:04:05Z", labels: {node: node-1}}}`},
 			want:    &inventory.Entry{Source: "Host default/a"},
 		},
-		"started at no time": {
+		"an invalid start time": {
 			options: Options{Kind: "Host", NamePath: ".metadata.labels.node", CreatedPath: ".status.started"},
 			objects: map[string]string{"a": `{metadata: {labels: {node: node-1}}, status: {started: yesterday}}`},
 			wantErr: `Host default/a: .status.started: "yesterday" is no time`,
@@ -210,7 +210,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// TestOneBadMachine holds up nobody else.
+// TestOneBadMachine checks that an unreadable machine does not affect other machines.
 func TestOneBadMachine(t *testing.T) {
 	source := sourceOf(t, ClusterAPI(), map[string]string{"a": bound, "b": `{status: {nodeRef: 7, addresses: no, x: [[[]]]}}`})
 	if entry, err := source.Lookup(t.Context(), "node-1", nil); err != nil || entry == nil {
@@ -224,13 +224,13 @@ func TestOwner(t *testing.T) {
 		"bad": `{spec: {infrastructureRef: {name: [x, y]}}, status: {addresses: [{type: InternalIP, address: 10.0.0.7}, {type: InternalIP}]}}`,
 	})
 	for value, want := range map[string]string{
-		"10.0.0.1":        "Machine default/a (node node-1)", // of two the first
+		"10.0.0.1":        "Machine default/a (node node-1)", // of two, the first
 		"::ffff:10.0.0.1": "Machine default/a (node node-1)",
 		"HOST-1.":         "Machine default/a (node node-1)",
-		"10.0.0.9":        "Machine default/c",   // to the end
-		"10.0.0.7":        "Machine default/bad", // as far as it can be read, and without holding up anybody
+		"10.0.0.9":        "Machine default/c",   // until its deletion ends
+		"10.0.0.7":        "Machine default/bad", // as far as it can be read, without affecting others
 		"10.0.0.8":        "",
-		"node-1":          "", // the infrastructure's name is no name of a host
+		"node-1":          "", // the infrastructure's name is not a host name
 	} {
 		if got, err := source.Owner(san.Parse(value)); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", value, got, err, want)
@@ -253,7 +253,7 @@ func TestChanged(t *testing.T) {
 		"was and is":       {func() { source.machines.OnChange(read(waiting), read(other)) }, []string{"node-1", "node-2"}},
 		"gone":             {func() { source.machines.OnChange(read(bound), nil) }, []string{"host-1", "node-1"}},
 		"lost an address":  {func() { source.machines.OnChange(read(bound), read(strings.Replace(bound, "10.0.0.1", "10.0.0.2", 1))) }, []string{"host-1", "node-1"}},
-		"of no interest":   {func() { source.machines.OnChange(read(bound), read(strings.Replace(bound, "{", "{spec: {x: y}, ", 1))) }, nil},
+		"an unused field":  {func() { source.machines.OnChange(read(bound), read(strings.Replace(bound, "{", "{spec: {x: y}, ", 1))) }, nil},
 		"is being deleted": {func() { source.machines.OnChange(read(`{spec: {infrastructureRef: {name: a}}}`), read(leaving)) }, []string{"a", "node-1"}},
 	} {
 		told = nil
@@ -279,7 +279,7 @@ func TestPathMistakes(t *testing.T) {
 	}
 }
 
-// FuzzMachine reads what somebody may have put into an object by paths that somebody may have thought of.
+// FuzzMachine reads arbitrary objects by arbitrary paths.
 func FuzzMachine(f *testing.F) {
 	f.Add(bound, ".status.nodeRef.name", ".status.addresses")
 	f.Add(other, "..name", ".status.addresses[?(@.type=='InternalIP')].address")
@@ -304,7 +304,8 @@ func FuzzMachine(f *testing.F) {
 	})
 }
 
-// TestFreed: once a machine has changed, requests with a weaker claim may wait for what it had.
+// TestFreed checks that a change of a machine frees its earlier values, because requests with a weaker claim may wait
+// for them.
 func TestFreed(t *testing.T) {
 	t.Parallel()
 	a := known{node: "a", sans: []san.SAN{san.Parse("10.0.0.1")}}
@@ -330,7 +331,7 @@ func TestFreed(t *testing.T) {
 	}
 }
 
-// TestUnreadMachines: without a current copy, the source says why instead of answering.
+// TestUnreadMachines checks that the source returns an error, and no answer, while its copy is not current.
 func TestUnreadMachines(t *testing.T) {
 	source := sourceOf(t, ClusterAPI(), map[string]string{"a": bound})
 	source.machines.Fake(errors.New("down"))
@@ -343,7 +344,7 @@ func TestUnreadMachines(t *testing.T) {
 	}
 }
 
-// TestGrantedBy names the manifest that ships each role, for the message about a missing right.
+// TestGrantedBy checks that the message about a missing right names the manifest with the role.
 func TestGrantedBy(t *testing.T) {
 	for _, test := range []struct {
 		options Options

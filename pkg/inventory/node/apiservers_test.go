@@ -27,7 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// fakeServers are API servers by host:port, and by host:port#NAME where they show another certificate for a name.
+// fakeServers holds API servers by host:port, and by host:port#NAME if they present another certificate for a name.
 type fakeServers struct {
 	mu        sync.Mutex
 	endpoints []string
@@ -62,7 +62,7 @@ func shows(verified bool, names ...string) probe.Shown {
 	return probe.Shown{Certificate: certificate, Verified: verified}
 }
 
-// apiServersOf reads from f, by a kubeconfig with the server lb.example.com.
+// apiServersOf returns APIServers that read from f, with a kubeconfig for the server lb.example.com.
 func apiServersOf(f *fakeServers) (*APIServers, *clocktesting.FakeClock) {
 	steps := clocktesting.NewFakeClock(time.Unix(1_000_000, 0))
 	return &APIServers{
@@ -93,7 +93,7 @@ func reservedOf(a *APIServers) string {
 
 const info = `{clusters: [{name: "", cluster: {server: "https://info.example.com:6443", tls-server-name: sni.example.com}}]}`
 
-// TestAPIServersReserve has all that clients reach API servers by.
+// TestAPIServersReserve checks every name that clients use to reach API servers.
 func TestAPIServersReserve(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "[fd00::2]:6443"}, shown: map[string]probe.Shown{
@@ -116,7 +116,7 @@ func TestAPIServersReserve(t *testing.T) {
 	}
 }
 
-// Approvals wait until a certificate of the cluster's CA has been read. After that nothing stops them.
+// Approvals wait until a certificate of the cluster's CA has been read. Later failures stop no approvals.
 func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "10.0.0.2:6443"}, shown: map[string]probe.Shown{}}
@@ -148,7 +148,7 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	}
 }
 
-// cluster-info is read before approvals too, unless that is not permitted.
+// cluster-info is also read before approvals, unless that is forbidden.
 func TestClusterInfoIsRead(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -168,7 +168,8 @@ func TestClusterInfoIsRead(t *testing.T) {
 	}
 }
 
-// A certificate is replaced at once. An API server that is gone is forgotten after an hour, as it may restart.
+// A new certificate replaces the old one at once. An API server that is gone is dropped after an hour, because it may
+// restart.
 func TestAPIServersAreKeptCurrent(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "10.0.0.2:6443"}, shown: map[string]probe.Shown{
@@ -191,7 +192,7 @@ func TestAPIServersAreKeptCurrent(t *testing.T) {
 	}
 }
 
-// Behind a load balancer each reading may show another certificate. What was not shown for an hour is forgotten.
+// Behind a load balancer each read may return another certificate. A value that was not read for an hour is dropped.
 func TestAPIServersBehindALoadBalancer(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{shown: map[string]probe.Shown{}}
@@ -210,7 +211,7 @@ func TestAPIServersBehindALoadBalancer(t *testing.T) {
 	}
 }
 
-// An API server is not gone because nobody can say which there are.
+// API servers are not dropped while the endpoints are unknown.
 func TestAPIServersStayWhileEndpointsAreUnknown(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{
@@ -240,7 +241,7 @@ func TestAPIServersStayWhileEndpointsAreUnknown(t *testing.T) {
 	}
 }
 
-// What is read is bounded, whatever endpoints and certificates hold.
+// Reads are bounded, whatever endpoints and certificates hold.
 func TestAPIServersAreBounded(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{shown: map[string]probe.Shown{"lb.example.com:443": shows(true, "lb.example.com")}}

@@ -43,7 +43,8 @@ func sans(texts ...string) []san.SAN {
 	return all
 }
 
-// A node may report tens of thousands of addresses, and ask for a thousand of them: a copy for each would cost a second.
+// A node may report tens of thousands of addresses, and request a thousand of them. A copy for each would cost a
+// second.
 func TestSourceCopiesNothing(t *testing.T) {
 	t.Parallel()
 	held := nodeWith("a", "10.0.0.1")
@@ -60,7 +61,7 @@ func TestSourceCopiesNothing(t *testing.T) {
 	}
 }
 
-// What a Node reports may become free when a source says something else of it, if there is one.
+// TestReported checks the values that may become free when a source reports something else about the Node.
 func TestReported(t *testing.T) {
 	t.Parallel()
 	c := sourceOf(t, nodeWith("a", "10.0.0.1", "A.example.com"))
@@ -76,7 +77,7 @@ func TestReported(t *testing.T) {
 	}
 }
 
-// A right that is missing is named while nothing can be said. One resource that can't be read holds up all answers.
+// A missing right is named while there is no answer. One resource that can't be read blocks all answers.
 func TestErr(t *testing.T) {
 	t.Parallel()
 	c := sourceOf(t)
@@ -129,8 +130,8 @@ func serviceWith(addresses ...string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{ExternalIPs: addresses}}
 }
 
-// TestFreed reports what is given up by name and address, so that a node that does it often wakes no request that does not
-// ask for it.
+// TestFreed checks that Freed gets names and addresses. A node that changes its addresses often then wakes only
+// requests that need them.
 func TestFreed(t *testing.T) {
 	t.Parallel()
 	type nodes = func(before, after *corev1.Node)
@@ -142,20 +143,20 @@ func TestFreed(t *testing.T) {
 		"a Node comes":                  {func(changed nodes, _ services) { changed(nil, nodeWith("a", "10.0.0.1")) }, "node a"},
 		"a Node goes":                   {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1", "A"), nil) }, "node a, free [10.0.0.1 a]"},
 		"a Node without addresses goes": {func(changed nodes, _ services) { changed(nodeWith("a"), nil) }, "node a"},
-		"an address more": {func(changed nodes, _ services) {
+		"an added address": {func(changed nodes, _ services) {
 			changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1", "10.0.0.2"))
 		}, "node a"},
-		"an address less": {func(changed nodes, _ services) {
+		"a removed address": {func(changed nodes, _ services) {
 			changed(nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"))
 		}, "node a, free [10.0.0.1]"},
-		// Requests of b wait for what a reports too, or for what a third one does: what is known of b has changed.
-		"an address that another one reports": {func(changed nodes, _ services) {
+		// Requests of b also wait for values that a or a third Node reports: the entry of b has changed.
+		"an added address that another Node reports": {func(changed nodes, _ services) {
 			changed(nodeWith("a"), nodeWith("a", "10.0.0.7"))
 		}, "node a, free [10.0.0.7 b.example.com]"},
-		"an address less that another one reports": {func(changed nodes, _ services) {
+		"a removed address that another Node reports": {func(changed nodes, _ services) {
 			changed(nodeWith("a", "10.0.0.7"), nodeWith("a"))
 		}, "node a, free [10.0.0.7 10.0.0.7 b.example.com]"},
-		"an address that many report": {func(changed nodes, _ services) {
+		"an added address that many Nodes report": {func(changed nodes, _ services) {
 			changed(nodeWith("a"), nodeWith("a", "10.0.0.8"))
 		}, "node a"},
 		"the same":                         {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
@@ -183,7 +184,7 @@ func TestFreed(t *testing.T) {
 	}
 }
 
-// TestWhatObjectsHave has the addresses that the API server takes for one, however they are written.
+// TestWhatObjectsHave checks that addresses are parsed as the API server parses them, in every notation.
 func TestWhatObjectsHave(t *testing.T) {
 	for name, test := range map[string]struct{ got, want []san.SAN }{
 		"a Service": {serviceSANs(&corev1.Service{
@@ -208,7 +209,7 @@ func TestWhatObjectsHave(t *testing.T) {
 	}
 }
 
-// TestGrantedBy names the manifest that ships each role, for the message about a missing right.
+// TestGrantedBy checks that the message about a missing right names the manifest with the role.
 func TestGrantedBy(t *testing.T) {
 	t.Parallel()
 	s := newSource(t)

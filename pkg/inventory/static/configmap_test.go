@@ -24,7 +24,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// TestBadRowsAreReported by line, as an Event of bounded length about the ConfigMap and as a number.
+// TestBadRowsAreReported checks that mistakes are reported by line: in an Event of bounded length about the
+// ConfigMap, and as a number.
 func TestBadRowsAreReported(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -61,7 +62,7 @@ func TestBadRowsAreReported(t *testing.T) {
 	for i, step := range []struct {
 		text   string
 		number float64
-		event  string // begins like this; empty for none
+		event  string // the prefix of the Event; empty if there is none
 	}{
 		{"", 1, "Warning StaticListMissing the list is rejected, and no row is in use: ConfigMap ns/nodes does not exist: create it"},
 		{"oops", 1, refused + "no row is in use: ConfigMap ns/nodes: nodes.yaml:1: want a list of rows"},
@@ -105,7 +106,7 @@ func TestBadRowsAreReported(t *testing.T) {
 	}
 }
 
-// gauge is what is scraped of a metric without labels.
+// gauge returns the value of a metric without labels.
 func gauge(t *testing.T, name string) float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()

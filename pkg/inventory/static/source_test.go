@@ -55,16 +55,16 @@ func TestSource(t *testing.T) {
 			SANs:     sans("10.0.0.1", "10.0.0.2", "2001:db8::1", "node-1.example.org", "node-1"),
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/24")},
 		},
-		"worker-9": {Source: "row 2 of configuration"}, // a name goes before a pattern
-		"worker-12": { // the first pattern wins
+		"worker-9": {Source: "row 2 of configuration"}, // a name takes precedence over a pattern
+		"worker-12": { // the first pattern that matches counts
 			Source: "row 3 of configuration", SANs: sans("w12.rack.example.org"),
 			Suffixes: []string{"worker-12.pods.example.org", "w12.example.org"},
 		},
 		"a-odd":            {Source: "row 5 of configuration", SANs: sans("a.example.org")},
-		"a..b-odd":         nil, // no Node can be called that
+		"a..b-odd":         nil, // not a valid Node name
 		"A-odd":            nil,
 		"node-11":          nil,
-		"evil-worker-12":   nil, // the whole name
+		"evil-worker-12":   nil, // a pattern must match the whole name
 		"worker-12.evil":   {Source: "row 4 of configuration", SANs: sans("never.example.org")},
 		"worker-12\nevil":  nil,
 		"":                 nil,
@@ -77,7 +77,7 @@ func TestSource(t *testing.T) {
 			t.Errorf("%q: %v", node, err)
 		}
 		if want != nil {
-			want.AnyTime = true                                                  // a row says nothing of when
+			want.AnyTime = true                                                  // a row has no time
 			want.Shared = !slices.Contains([]string{"node-1", "worker-9"}, node) // a pattern is for several nodes
 		}
 		if diff := cmp.Diff(want, got, byValue); diff != "" {
@@ -92,13 +92,13 @@ func TestOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	for value, want := range map[string]string{
-		"10.0.0.1":             "row 1 of configuration (node node-1)", // of two the first
+		"10.0.0.1":             "row 1 of configuration (node node-1)", // of two, the first
 		"10.0.0.3":             "row 6 of configuration (node node-2)",
 		"::ffff:10.0.0.2":      "row 1 of configuration (node node-1)",
 		"NODE-1.example.org":   "row 1 of configuration (node node-1)",
 		"node-1":               "row 1 of configuration (node node-1)",
 		"node-2.example.org":   "row 6 of configuration (node node-2)",
-		"node-2":               "", // no short names there
+		"node-2":               "", // that row has no short names
 		"10.1.0.1":             "", // in a CIDR
 		"w12.rack.example.org": "", // of a pattern
 	} {
@@ -108,7 +108,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestAnswersAreApart changes an answer: the next one must not.
+// TestAnswersAreApart changes an answer, and checks that the next answer is unchanged.
 func TestAnswersAreApart(t *testing.T) {
 	source, err := Parse([]byte(someNodes))
 	if err != nil {
@@ -140,14 +140,14 @@ func TestExpansionThatIsNoName(t *testing.T) {
 
 func TestMistakes(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"nothing":           {"", "nodes.yaml: is empty: write [] for no rows"},
-		"only a comment":    {"# none yet\n", "nodes.yaml: is empty: write [] for no rows"},
-		"null":              {"---\n", "nodes.yaml:2: want a list of rows"},
-		"a map":             {"nodes: []\n", "nodes.yaml:1: want a list of rows"},
-		"a text":            {"node-1", "nodes.yaml:1: want a list of rows"},
-		"two documents":     {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
-		"no YAML":           {"- name: a\n  - b: [\n", "nodes.yaml: line 1: did not find expected key"},
-		"a second bad part": {"[]\n---\n{", "nodes.yaml: want one YAML document"},
+		"nothing":             {"", "nodes.yaml: is empty: write [] for no rows"},
+		"only a comment":      {"# none yet\n", "nodes.yaml: is empty: write [] for no rows"},
+		"null":                {"---\n", "nodes.yaml:2: want a list of rows"},
+		"a map":               {"nodes: []\n", "nodes.yaml:1: want a list of rows"},
+		"a text":              {"node-1", "nodes.yaml:1: want a list of rows"},
+		"two documents":       {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
+		"no YAML":             {"- name: a\n  - b: [\n", "nodes.yaml: line 1: did not find expected key"},
+		"a broken second one": {"[]\n---\n{", "nodes.yaml: want one YAML document"},
 		"rows of all kinds": {"- node-1\n- [a]\n- null\n- {}\n", `nodes.yaml:1: row 1: want name or namePattern, and fields
 nodes.yaml:2: row 2: want name or namePattern, and fields
 nodes.yaml:3: row 3: want name or namePattern, and fields
@@ -186,7 +186,7 @@ nodes.yaml:11: row 2: suffixes[1] ".": is not a DNS name`},
 		"an alias below": {"- {name: a, dnsNames: &a [b]}\n- {name: c, dnsNames: *a}\n", "nodes.yaml:2: row 2: dnsNames is not a list"},
 		"bad pattern": {"- namePattern: 'a('\n  dnsNames: ['${x}']\n",
 			"nodes.yaml:1: row 1: namePattern \"a(\": error parsing regexp: missing closing ): `a(`"},
-		"pattern that ends ours": {"- namePattern: 'a)|(?:b'\n",
+		"pattern that breaks anchors": {"- namePattern: 'a)|(?:b'\n",
 			"nodes.yaml:1: row 1: namePattern \"a)|(?:b\": error parsing regexp: unexpected ): `a)|(?:b`"},
 		"group named node": {"- namePattern: '(?P<node>a)b'\n",
 			`nodes.yaml:1: row 1: namePattern "(?P<node>a)b": ${node} stands for the whole name: use another name for the group`},
@@ -266,7 +266,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestManyAddresses has a row of 40,000 addresses: each is looked at once.
+// TestManyAddresses has a row of 40,000 addresses, and checks that each is read once.
 func TestManyAddresses(t *testing.T) {
 	row, began := Row{Name: "a", DNSNames: []string{"a.example.org"}, ShortNames: true}, time.Now()
 	for i := range 40_000 {

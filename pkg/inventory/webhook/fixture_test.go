@@ -65,7 +65,7 @@ func newAuthority(t testing.TB) *authority {
 	return a
 }
 
-// sign signs template with a's key, or with its own.
+// sign signs template with a's key, or with its own key.
 func (a *authority) sign(t testing.TB, template *x509.Certificate, with *ecdsa.PrivateKey) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -82,7 +82,7 @@ func (a *authority) sign(t testing.TB, template *x509.Certificate, with *ecdsa.P
 	return key, der
 }
 
-// pair is a leaf for 127.0.0.1, as PEM.
+// pair returns a leaf for 127.0.0.1 in PEM.
 func (a *authority) pair(t testing.TB, usage x509.ExtKeyUsage, names ...string) (cert, key []byte) {
 	t.Helper()
 	private, der := a.sign(t, &x509.Certificate{
@@ -125,7 +125,7 @@ func (a *authority) serve(t testing.TB, handler http.HandlerFunc, mods ...func(*
 	return server
 }
 
-// asking returns a Webhook that trusts a and asks server.
+// asking returns a Source that trusts a and asks the server at url.
 func (a *authority) asking(t testing.TB, url string, mods ...func(*Options)) *Source {
 	t.Helper()
 	options := Options{URL: url, CAFile: file(t, t.TempDir(), "ca.crt", a.pem)}

@@ -61,7 +61,7 @@ func TestAnswers(t *testing.T) {
 	}{
 		"not known":        {answer: start + `,"known":false}`},
 		"not known, empty": {answer: start + `,"known":false,"names":[],"addresses":null}`},
-		"known, no more":   {answer: start + `,"known":true}`, want: &inventory.Entry{Source: "webhook"}},
+		"known, no values": {answer: start + `,"known":true}`, want: &inventory.Entry{Source: "webhook"}},
 		"it has become another node": {
 			answer: start + `,"known":true,"names":["a"],"suffixes":["a"],"addresses":["10.0.0.0/8"],"bound":"node-2"}`,
 			want:   &inventory.Entry{Source: "webhook", Bound: "node-2"},
@@ -79,14 +79,14 @@ func TestAnswers(t *testing.T) {
 		"not known, another":  {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":false}`, wantErr: `the response is for another node: node is not "node-1"`},
 		"node in other case":  {answer: strings.Replace(start, "node-1", "Node-1", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
 		"no node":             {answer: strings.Replace(start, `,"node":"node-1"`, "", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
-		"does not say":        {answer: start + `}`, wantErr: "the response lacks the field known"},
-		"not known, but":      {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the response describes a node although known is false"},
+		"no field known":      {answer: start + `}`, wantErr: "the response lacks the field known"},
+		"not known, names":    {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the response describes a node although known is false"},
 		"unknown field":       {answer: start + `,"known":true,"name":["a"]}`, wantErr: `read answer: unknown field "name"`},
 		"field in other case": {answer: start + `,"Known":true}`, wantErr: `read answer: unknown field "Known"`},
 		"field twice":         {answer: start + `,"known":false,"known":true}`, wantErr: `read answer: duplicate field "known"`},
 		"field of other type": {answer: start + `,"known":"yes"}`, wantErr: "read answer: json: cannot unmarshal string into Go struct field nodeAnswer.known of type bool"},
-		"time that is none":   {answer: start + `,"known":true,"created":"now"}`, wantErr: `read answer: parsing time "now" as "2006-01-02T15:04:05Z07:00": cannot parse "now" as "2006"`},
-		"mistakes, all": {
+		"invalid time":        {answer: start + `,"known":true,"created":"now"}`, wantErr: `read answer: parsing time "now" as "2006-01-02T15:04:05Z07:00": cannot parse "now" as "2006"`},
+		"all mistakes": {
 			answer: start + `,"known":true,"names":["a","*.a","10.0.0.1",""],"addresses":["10.0.0.1","a","0.0.0.0/0"],"suffixes":[""],"bound":"A"}`,
 			wantErr: `read answer: names[1] "*.a": is not a DNS name
 names[2] "10.0.0.1": is an address: list it as one
@@ -113,7 +113,7 @@ bound "A" is not a valid Node name`,
 	}
 }
 
-// TestHostileServers checks what a server may do but answer.
+// TestHostileServers checks every response of a server other than a valid one.
 func TestHostileServers(t *testing.T) {
 	a := newAuthority(t)
 	var followed atomic.Int32
@@ -135,22 +135,22 @@ func TestHostileServers(t *testing.T) {
 			w.WriteHeader(http.StatusCreated)
 			_, _ = io.WriteString(w, start+`,"known":true}`)
 		}, "answered 201, want 200"},
-		"64 KiB and one": {answering(start + `,"known":true` + strings.Repeat(" ", 64<<10+1-len(start)-len(`,"known":true}`)) + `}`), "answered more than 64 KiB"},
-		"without end": {func(w http.ResponseWriter, r *http.Request) {
+		"64 KiB + 1 byte": {answering(start + `,"known":true` + strings.Repeat(" ", 64<<10+1-len(start)-len(`,"known":true}`)) + `}`), "answered more than 64 KiB"},
+		"an endless body": {func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {
 				if _, err := io.WriteString(w, strings.Repeat(" ", 4096)); err != nil {
 					return
 				}
 			}
 		}, "answered more than 64 KiB"},
-		"less than it says": {func(w http.ResponseWriter, _ *http.Request) {
+		"a truncated body": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = io.WriteString(w, start+`,"known":true}`)
 		}, "read answer: unexpected EOF"},
 		"huge header": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 1<<20))
 		}, "net/http: server response headers exceeded 65536 bytes; aborted"},
-		"long mistake": {answering(start + `,"known":true,"` + strings.Repeat("x", 60<<10) + `":1}`), "..."},
+		"a long error": {answering(start + `,"known":true,"` + strings.Repeat("x", 60<<10) + `":1}`), "..."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := a.serve(t, test.handler)
@@ -176,7 +176,7 @@ func TestExactly64KiB(t *testing.T) {
 	}
 }
 
-// TestSlowServers stall at every point, and get a place in time each.
+// TestSlowServers has servers that stall at every point. Each lookup must end in time.
 func TestSlowServers(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
@@ -204,7 +204,7 @@ func TestSlowServers(t *testing.T) {
 	}
 }
 
-// TestTLS has servers and clients show what they should not.
+// TestTLS has servers and clients that present wrong certificates.
 func TestTLS(t *testing.T) {
 	a, another := newAuthority(t), newAuthority(t)
 	good := answering(start + `,"known":true}`)
@@ -224,8 +224,8 @@ func TestTLS(t *testing.T) {
 		client func(*Options)
 		want   string
 	}{
-		"as it should be": {a.serve(t, good, verifying), showing(a), ""},
-		"wrong CA":        {another.serve(t, good), func(*Options) {}, "certificate signed by unknown authority"},
+		"valid":    {a.serve(t, good, verifying), showing(a), ""},
+		"wrong CA": {another.serve(t, good), func(*Options) {}, "certificate signed by unknown authority"},
 		"wrong name": {a.serve(t, good), func(o *Options) {
 			o.URL = strings.Replace(o.URL, "127.0.0.1", "localhost", 1)
 		}, "certificate is not valid for any names"},
@@ -249,7 +249,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestFilesAreReadAnew replaces the CA and the client's certificate below a webhook that keeps a connection.
+// TestFilesAreReadAnew replaces the CA and the client certificate while the webhook keeps a connection.
 func TestFilesAreReadAnew(t *testing.T) {
 	a, another := newAuthority(t), newAuthority(t)
 	var serial atomic.Value
@@ -299,7 +299,7 @@ func TestFilesAreReadAnew(t *testing.T) {
 	}
 }
 
-// TestProxyIsNotUsed: an environment must not send what is asked elsewhere.
+// TestProxyIsNotUsed checks that proxy settings in the environment do not redirect lookups.
 func TestProxyIsNotUsed(t *testing.T) {
 	a := newAuthority(t)
 	server := a.serve(t, answering(start+`,"known":true}`))
@@ -312,8 +312,8 @@ func TestProxyIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestStalledServerHoldsItsCallersOnly: 100 callers at once, no more than 32 connections, all back in time; then the
-// server is well again, and so is the webhook.
+// TestStalledServerHoldsItsCallersOnly has 100 concurrent callers: at most 32 connections are open, and all callers
+// return in time. After the server recovers, the webhook recovers too.
 func TestStalledServerHoldsItsCallersOnly(t *testing.T) {
 	a := newAuthority(t)
 	var well atomic.Bool
@@ -366,7 +366,7 @@ func recovers(t *testing.T, webhook *Source) {
 	t.Errorf("does not recover: %v", err)
 }
 
-// TestStalledHandshakes must not use up the connections for good.
+// TestStalledHandshakes checks that stalled handshakes do not use up the connections for good.
 func TestStalledHandshakes(t *testing.T) {
 	a := newAuthority(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -390,7 +390,7 @@ func TestStalledHandshakes(t *testing.T) {
 	recovers(t, webhook)
 }
 
-// stalling takes connections and does nothing with them until it is well.
+// stalling accepts connections and does nothing with them until it is well.
 type stalling struct {
 	net.Listener
 	well *atomic.Bool
@@ -406,7 +406,7 @@ func (s *stalling) Accept() (net.Conn, error) {
 	}
 }
 
-// TestCallersGiveUp: a caller that ends does not wait for the server.
+// TestCallersGiveUp checks that a canceled caller does not wait for the server.
 func TestCallersGiveUp(t *testing.T) {
 	a := newAuthority(t)
 	server := a.serve(t, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() })
@@ -428,9 +428,9 @@ func TestWebhookMistakes(t *testing.T) {
 		"no host":    {Options{URL: "https://:443/a", CAFile: "ca"}, "url: want https://HOST"},
 		"no URL":     {Options{URL: "https://u:secret@a:b", CAFile: "ca"}, "url: invalid URL"},
 		"a password": {Options{URL: "https://u:secret@a", CAFile: "ca"}, "url: must not contain a user or a fragment; authenticate with a client certificate"},
-		"half a pair and too patient": {Options{URL: "https://a", CAFile: "ca", CertFile: "c", Timeout: 31 * time.Second},
+		"half a pair and a long timeout": {Options{URL: "https://a", CAFile: "ca", CertFile: "c", Timeout: 31 * time.Second},
 			"certFile, keyFile: set both or none\ntimeout: 31s: want up to 30s"},
-		"before its time": {Options{URL: "https://a", CAFile: "ca", Timeout: -1}, "timeout: -1ns: want up to 30s"},
+		"negative timeout": {Options{URL: "https://a", CAFile: "ca", Timeout: -1}, "timeout: -1ns: want up to 30s"},
 	} {
 		if _, err := New(test.options); err == nil || err.Error() != test.want {
 			t.Errorf("%s: is %v, want %s", name, err, test.want)
@@ -476,7 +476,7 @@ func FuzzReadAnswer(f *testing.F) {
 	})
 }
 
-// TestClosedConnections: a server may close what is kept open for the next lookup, at any moment.
+// TestClosedConnections checks that a server may close a kept connection at any moment.
 func TestClosedConnections(t *testing.T) {
 	a := newAuthority(t)
 	server := a.serve(t, answering(start+`,"known":false}`))
