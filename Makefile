@@ -1,4 +1,4 @@
-# csr-controller-manager. `make help` lists what there is.
+# csr-controller-manager. `make help` lists the targets.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,9 +7,9 @@ TOOL := go tool -modfile=hack/tools.mod
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 # Tags of the image beside VERSION; the manifests say dev.
 IMAGE_TAGS ?= dev
-# The control plane's place, as environment variables; a second call takes milliseconds.
+# The path of the control plane, as environment variables. A second call takes milliseconds.
 CONTROL_PLANE := place=$$(hack/controlplane/get.sh); set -a; eval "$$place"; set +a;
-# Prometheus' and promtool's, likewise.
+# The paths of Prometheus and promtool, likewise.
 MONITORING := place=$$(hack/monitoring/get.sh); set -a; eval "$$place"; set +a;
 
 # The race detector needs a C compiler; .ci/run installs one.
@@ -20,57 +20,57 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
 
 .PHONY: build
-build: ## the manager, and the kubectl plugin kubectl-csr; the image holds the manager alone
+build: ## build the manager and the kubectl plugin kubectl-csr; the image holds only the manager
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o csr-controller-manager .
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o kubectl-csr ./cmd/kubectl-csr
 
 .PHONY: image
-image: ## the image, as an archive for containerd, kind and docker, and its SBOM; no engine and no registry
+image: ## build the image, as an archive for containerd, kind and docker, and its SBOM; needs no engine and no registry
 	cd hack/image && SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)} \
 	  go run . -root ../.. -out ../../bin/image -version "$(VERSION)" -tags "$(IMAGE_TAGS)" \
 	  -revision "$$(git rev-parse HEAD 2>/dev/null || true)"
 
 .PHONY: image-test
-image-test: ## builds the image twice and looks into it
+image-test: ## build the image twice and check its content
 	cd hack/image && go test -timeout 20m ./...
 
 .PHONY: demo
-demo: build ## a node joins a real control plane, step by step; cleans up after itself
+demo: build ## show how a node joins a real control plane, step by step; cleans up at the end
 	$(CONTROL_PLANE) go run ./hack/demo
 
 .PHONY: run
-run: build ## the demo's set-up, kept up until Ctrl-C, with a kubeconfig to use
+run: build ## run the set-up of the demo until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/demo -keep
 
-# The model of a rotation, which tries much less with the race detector.
+# The model of a rotation. With the race detector it tries far fewer steps.
 MODEL := go test -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation
 
 .PHONY: test
-test: ## all tests, with the race detector, on a real control plane and against the real kube-controller-manager
+test: ## run all tests, with the race detector, on a real control plane and against the real kube-controller-manager
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 30m ./...
 	$(MODEL)
 
 .PHONY: test-unit
-test-unit: ## the tests that need no control plane, with the race detector
+test-unit: ## run the tests that need no control plane, with the race detector
 	go test $(RACE) $$(go list ./... | grep -vE '/(test|csrenv)(/|$$)')
 	$(MODEL)
 
 .PHONY: fleet
-fleet: ## a CA is rotated under 200 certificate managers of client-go, until nothing of the old one is left
+fleet: ## rotate a CA under 200 certificate managers of client-go, until none uses the old CA
 	$(CONTROL_PLANE) go test -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/integration
 
 .PHONY: test-monitoring
-test-monitoring: ## alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
+test-monitoring: ## test alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
 	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -count=1 ./test/monitoring
 
-# The versions of Kubernetes that are pinned beside the newest.
+# The pinned versions of Kubernetes other than the newest.
 OLDER := 1.36.3 1.35.4 1.34.4
-# Those that test-matrix takes.
+# The versions that test-matrix uses.
 VERSIONS ?= 1.37.1 $(OLDER)
 
 .PHONY: test-matrix
-test-matrix: ## the integration tests and parity on every Kubernetes version that is pinned
+test-matrix: ## run the integration tests and parity on every pinned Kubernetes version
 	for version in $(VERSIONS); do \
 	  echo "== Kubernetes $$version"; \
 	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh); \
@@ -78,29 +78,29 @@ test-matrix: ## the integration tests and parity on every Kubernetes version tha
 	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./csrenv/... ./test/parity ); \
 	done
 
-# The commit of the release before, from which an upgrade must roll through.
+# The commit of the previous release, from which an upgrade must roll out.
 RELEASE_BEFORE ?= 01e732d
 
 .PHONY: test-upgrade
-test-upgrade: ## the Deployment of the release before rolls to this one, with each feature switched on
+test-upgrade: ## roll the Deployment of the previous release out to this one, with each feature switched on
 	$(CONTROL_PLANE) before=$$(mktemp -d); trap 'rm -rf "$$before"' EXIT; \
 	  git archive "$(RELEASE_BEFORE)" | tar -x -C "$$before"; (cd "$$before" && CGO_ENABLED=0 go build -o csr-controller-manager .); \
 	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests
 
 .PHONY: parity
-parity: ## the same requests through kube-controller-manager and through ours, compared field by field
+parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
 
 .PHONY: parity-mutants
-parity-mutants: ## takes out one rule at a time; parity must fail each time
+parity-mutants: ## remove one rule at a time; parity must fail each time
 	$(CONTROL_PLANE) go run ./test/mutants
 
 .PHONY: rule-mutants
-rule-mutants: ## the same for rules of serving, identity and rotation, and for alerts
+rule-mutants: ## do the same for rules of serving, identity and rotation, and for alerts
 	go run ./test/mutants -units
 	$(MONITORING) go test -tags mutants -count=1 -timeout 20m -run '^TestRulesAreTested$$' ./test/monitoring
 
-# Real nodes need all of the control plane's programs.
+# Real nodes need all programs of the control plane.
 NODES := place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a;
 
 .PHONY: e2e-root
@@ -108,41 +108,41 @@ e2e-root:
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
 
 .PHONY: e2e
-e2e: e2e-root image ## as root: real kubelets join, renew and resume through the Deployment (docs/how-to/run-end-to-end-tests.md)
+e2e: e2e-root image ## as root: test that real kubelets join, renew and resume through the Deployment (docs/how-to/run-end-to-end-tests.md)
 	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly
-e2e-nightly: e2e-root image ## make e2e, kubelets of every version that is pinned, static pods, and what takes six minutes
+e2e-nightly: e2e-root image ## run make e2e, kubelets of every pinned version, static pods, and a test of six minutes
 	OLD_KUBELETS=$$(for version in $(OLDER); do KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh kubelet | \
 	  sed -n 's|^CONTROLPLANE=\(.*\)|\1/kubelet|p'; done); export OLD_KUBELETS; \
 	  $(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
 
 .PHONY: e2e-kind
-e2e-kind: image ## the steps that can run on a kind cluster, which it makes and deletes; needs kind and docker
+e2e-kind: image ## run the steps that work on a kind cluster, which it creates and deletes; needs kind and docker
 	$(NODES) E2E_KIND=csr-e2e go test -tags e2e,kind -count=1 -timeout 30m -v -run '^TestKind$$' ./test/e2e
 
 .PHONY: fuzz
-fuzz: ## each fuzz target in the tree for FUZZTIME (default 30s)
+fuzz: ## run each fuzz target in the tree for FUZZTIME (default 30s)
 	git grep -oE '^func Fuzz[A-Za-z]+' -- '*_test.go' | sed 's|/[^/]*:func | |' | while read -r package target; do \
 	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) "./$$package" || exit 1; \
 	done
 
 .PHONY: bench-quick
-bench-quick: build ## a burst of requests through ours and through kube-controller-manager, interleaved
+bench-quick: build ## send a burst of requests through this manager and kube-controller-manager, interleaved
 	$(CONTROL_PLANE) go run ./test/bench
 
 .PHONY: nightly
-nightly: ## what takes too long for every change
+nightly: ## run the tests that take too long for every change
 	$(MAKE) test-matrix test-upgrade parity-mutants rule-mutants bench-quick e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint
-lint: ## golangci-lint, of the modules in hack/image and hack/docs too
+lint: ## run golangci-lint, also in the modules hack/image and hack/docs
 	$(TOOL) golangci-lint run ./...
 	for module in hack/image hack/docs; do (cd $$module && go tool -modfile=../tools.mod golangci-lint run ./...); done
 
 .PHONY: generate
-generate: ## roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code, and docs/reference
+generate: ## generate roles in config/rbac, the API in config/crd, and their copies in the chart, from the markers in the code, and docs/reference
 	$(TOOL) controller-gen object paths=./api/...
 	$(TOOL) controller-gen crd paths=./api/... output:crd:dir=config/crd
 	cp config/crd/csr-controller-manager.io_signingauthorities.yaml config/rotation/spec_policy.yaml config/rotation/cluster_role.yaml \
@@ -160,16 +160,16 @@ generate: ## roles in config/rbac, the API in config/crd, and their copies in th
 	$(MAKE) --no-print-directory docs
 
 .PHONY: api
-api: ## hack/api/*.txt, the exported API of the public packages; a reviewer sees there what changes for users of the module
+api: ## write hack/api/*.txt, the exported API of the public packages, so that a reviewer sees what changes for users of the module
 	go run ./hack/api
 
 .PHONY: docs
-docs: ## the generated parts of docs/reference, from the code
+docs: ## generate parts of docs/reference from the code
 	go run ./hack/reference
 	go test -count=1 -run '^TestReasonsPage$$' ./commands/explain -update-explained >/dev/null
 
 .PHONY: docs-check
-docs-check: ## every link and anchor of the documentation leads somewhere, and every Mermaid diagram renders
+docs-check: ## check every link and anchor of the documentation, and that every Mermaid diagram renders
 	cd hack/docs && go test ./... && go run . links && go run . diagrams
 
 .PHONY: docs-shots
@@ -177,5 +177,5 @@ docs-shots: ## pictures of the diagrams, of README and of the commands' output, 
 	cd hack/docs && go run . shots
 
 .PHONY: verify
-verify: ## generated files, modules, formatting, the list of the exported API and the documentation are up to date
+verify: ## check that generated files, modules, formatting, the list of the exported API and the documentation are up to date
 	hack/verify.sh

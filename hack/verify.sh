@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Regenerates everything in a copy of the tree and compares, so it works with uncommitted changes and touches nothing.
+# Regenerates everything in a copy of the tree and compares. It works with uncommitted changes and changes no file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 copy=$(mktemp -d)

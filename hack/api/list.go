@@ -123,7 +123,7 @@ func (l *lister) typeName(obj *types.TypeName) {
 	l.methods(obj)
 }
 
-// methods lists the exported methods of a type that is no interface.
+// methods lists the exported methods of a type that is not an interface.
 func (l *lister) methods(obj *types.TypeName) {
 	methods := types.NewMethodSet(types.NewPointer(obj.Type()))
 	onValue := types.NewMethodSet(obj.Type())

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Gets the control plane that demo, tests and benchmarks run on, and prints where it is, as lines for a shell or make:
+# Gets the control plane for demo, tests and benchmarks, and prints its paths, as lines for a shell or make:
 #
 #   hack/controlplane/get.sh [BINARY…]
 #
 # BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager,
-# apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler; without one, all but the last two.
-# K8S_VERSION chooses the version (default 1.37.1). The order for the first three: KUBEBUILDER_ASSETS if it is set; what is
-# there already; a prebuilt download where the network allows one; else a build from the modules that this folder pins. What
-# Kubernetes does not publish as a prebuilt download for tests is always built.
+# apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler; without BINARY, all but the last two.
+# K8S_VERSION selects the version (default 1.37.1). The first three come from KUBEBUILDER_ASSETS if it is set, else from an
+# earlier call, else from a prebuilt download if the network permits it, else from a build of the modules that this folder
+# pins. Programs that Kubernetes does not publish as a prebuilt download for tests are always built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 version=${K8S_VERSION:-1.37.1}
@@ -35,8 +35,8 @@ package() {
   esac
 }
 
-# download asks setup-envtest, once a version: a machine without network is not asked again. Only asking is limited in
-# time, not building the tool that asks.
+# download runs setup-envtest once for each version, so that a machine without network does not retry. Only the download
+# has a time limit, not the build of setup-envtest.
 download() {
   [ -e "$out/.no-download" ] && return 1
   local tool=$out/.setup-envtest dir name
@@ -68,7 +68,7 @@ build() {
 
 wanted=("$@")
 [ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager apiextensions-apiserver)
-if [ -n "$assets" ]; then # all three or none: they belong together
+if [ -n "$assets" ]; then # all three or none, because they belong together
   for name in etcd kube-apiserver kubectl; do
     [ -x "$assets/$name" ] || { say "KUBEBUILDER_ASSETS has no $name: not used"; assets= ; break; }
   done

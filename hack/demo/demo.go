@@ -22,10 +22,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
 )
 
-// patience is how long one thing may take to happen.
+// patience bounds the wait for one event.
 const patience = 20 * time.Second
 
-// demo is what the steps share.
+// demo is the state that the steps share.
 type demo struct {
 	begin   time.Time
 	cluster *cluster.Cluster
@@ -38,7 +38,7 @@ type demo struct {
 	node    *kubelet.Node
 	cert    *tls.Certificate
 	serving certificate.Manager
-	// requests are the names that the steps have made, and how kubectl must show them in the end.
+	// requests are the requests that the steps have created, and how kubectl must show them at the end.
 	requests []expected
 	// asked is the request for the serving certificate.
 	asked *certificatesv1.CertificateSigningRequest
@@ -69,7 +69,7 @@ func (d *demo) startCluster() error {
 	return err
 }
 
-// stop ends what was started, in reverse. A manager that does not end by itself is a failure too.
+// stop stops everything that was started, in reverse order. It is an error if the manager does not stop by itself.
 func (d *demo) stop(failed bool) error {
 	var errs []error
 	if d.manager != nil {
@@ -88,7 +88,7 @@ func (d *demo) stop(failed bool) error {
 	return nil
 }
 
-// until polls for something that must happen soon.
+// until polls until done reports success. It fails after patience.
 func until(ctx context.Context, what string, done wait.ConditionWithContextFunc) error {
 	if err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true, done); err != nil {
 		return fmt.Errorf("wait until %s: %w", what, err)
@@ -96,7 +96,7 @@ func until(ctx context.Context, what string, done wait.ConditionWithContextFunc)
 	return nil
 }
 
-// kubectl runs the real one as the administrator.
+// kubectl runs the real kubectl as the administrator.
 func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
 	args = append([]string{"--kubeconfig", d.kubeconfig, "--cache-dir", filepath.Join(d.cluster.Dir, "kubectl-cache")},
 		args...)
@@ -109,7 +109,7 @@ func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
 
 func kubectlPath() string { return filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl") }
 
-// dir makes a folder of that name, which goes with the cluster.
+// dir makes a folder of that name, which is removed with the cluster.
 func (d *demo) dir(name string) (string, error) {
 	path := filepath.Join(d.cluster.Dir, name)
 	return path, os.Mkdir(path, 0o700)

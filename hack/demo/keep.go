@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// stayUp shows what can be tried, and waits for Ctrl-C or for the manager's end.
+// stayUp prints commands to try, and waits for Ctrl-C or for the end of the manager.
 func (d *demo) stayUp(ctx context.Context) error {
 	bootstrap, err := d.cluster.WriteKubeconfig("bootstrap", d.bootstrap)
 	if err != nil {

@@ -18,14 +18,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// limit is how long all steps may take.
+// limit bounds the duration of all steps.
 const limit = 2 * time.Minute
 
 func main() {
 	binary := flag.String("manager", "./csr-controller-manager", "the `binary` to run")
 	keep := flag.Bool("keep", false, "set up, then stay up until Ctrl-C")
 	flag.Parse()
-	log.SetLogger(logr.Discard()) // the demo says itself what happens
+	log.SetLogger(logr.Discard()) // the demo prints its own messages
 	klog.SetLogger(logr.Discard())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *binary, *keep)
@@ -45,7 +45,7 @@ func run(ctx context.Context, binary string, keep bool) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if err := d.perform(ctx, binary, keep, cancel); err != nil {
-		return errors.Join(err, context.Cause(ctx)) // Ctrl-C, or the manager's end
+		return errors.Join(err, context.Cause(ctx)) // Ctrl-C, or the end of the manager
 	}
 	return nil
 }

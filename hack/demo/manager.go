@@ -23,12 +23,12 @@ func (d *demo) startManager(ctx context.Context, binary string, ended context.Ca
 	}
 	go func() {
 		<-d.manager.Done
-		ended(fmt.Errorf("the manager has ended by itself: %s", d.manager.Ended()))
+		ended(fmt.Errorf("the manager stopped unexpectedly: %s", d.manager.Ended()))
 	}()
 	return ready(ctx, health)
 }
 
-// ready waits until the manager's /readyz says so: it has a CA to sign with.
+// ready reports whether the manager's /readyz succeeds: then it has a CA to sign with.
 func ready(ctx context.Context, health string) error {
 	return until(ctx, "the manager is ready", func(ctx context.Context) (bool, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+health+"/readyz", nil)

@@ -19,7 +19,7 @@ import (
 
 const nodeName = "node-1"
 
-// join is the kubelet's bootstrap, from the token to the Node.
+// join runs the kubelet's bootstrap, from the token to the Node.
 func (d *demo) join(ctx context.Context) error {
 	dir, err := d.dir(nodeName)
 	if err != nil {
@@ -76,8 +76,7 @@ func (d *demo) askServing(ctx context.Context) error {
 	return checkPending(d.asked)
 }
 
-// renew restarts the node with a certificate that is near its end, and lets client-go's certificate manager do the
-// rest.
+// renew restarts the node with a certificate that is about to expire. client-go's certificate manager does the rest.
 func (d *demo) renew(ctx context.Context) error {
 	old, err := d.age(d.cert)
 	if err != nil {
@@ -87,7 +86,7 @@ func (d *demo) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("%s restarts with a certificate that ends in %s", nodeName, time.Until(old.Leaf.NotAfter).Round(time.Second))
+	d.say("%s restarts with a certificate that expires in %s", nodeName, time.Until(old.Leaf.NotAfter).Round(time.Second))
 	rotation.Start()
 	defer rotation.Stop()
 	var renewed *tls.Certificate
@@ -100,7 +99,7 @@ func (d *demo) renew(ctx context.Context) error {
 	case err != nil || listErr != nil:
 		return errors.Join(err, listErr, stateOf(obj))
 	case obj == nil:
-		return errors.New("the renewal was not asked for by the node itself")
+		return errors.New("the node itself did not request the renewal")
 	}
 	d.requests = append(d.requests, expected{obj.Name, "Approved,Issued"})
 	if err := checkOutcomes(obj, byNodeItself); err != nil {
@@ -117,8 +116,8 @@ func (d *demo) renew(ctx context.Context) error {
 	return nil
 }
 
-// age puts into the node's store what the manager would have issued to it 55 minutes ago for 58 minutes: 95 % of the
-// validity are over, and client-go renews after 90 % at the latest.
+// age stores in the node's store the certificate that the manager would have issued 55 minutes ago for 58 minutes. 95
+// % of its validity are over, and client-go renews after 90 % at the latest.
 func (d *demo) age(cert *tls.Certificate) (*tls.Certificate, error) {
 	authority, err := ca.Load(d.cluster.CA.CertPEM, d.cluster.CA.KeyPEM)
 	if err != nil {
@@ -149,7 +148,7 @@ func (d *demo) age(cert *tls.Certificate) (*tls.Certificate, error) {
 	return store.Update(issued.PEM, key)
 }
 
-// approveServing approves by hand what has stayed pending, and checks what is signed then.
+// approveServing approves the pending request by hand, and checks the certificate that is signed.
 func (d *demo) approveServing(ctx context.Context) error {
 	obj, err := d.request(ctx, d.asked.Name)
 	if err != nil {
@@ -182,7 +181,7 @@ func (d *demo) approveServing(ctx context.Context) error {
 	return nil
 }
 
-// checkServing says why leaf is no certificate for exactly this node's names, or nil.
+// checkServing returns why leaf is not a certificate for exactly this node's names, or nil.
 func (d *demo) checkServing(leaf *x509.Certificate) error {
 	if !slices.Equal(leaf.DNSNames, []string{nodeName}) || len(leaf.IPAddresses) != 1 ||
 		len(leaf.EmailAddresses)+len(leaf.URIs) > 0 {

@@ -30,7 +30,7 @@ import (
 
 const intruder = "system:serviceaccount:default:intruder"
 
-// intrude asks for the node's certificate as somebody who may create requests and nothing else.
+// intrude requests the node's certificate as a user with no right but to create requests.
 func (d *demo) intrude(ctx context.Context) error {
 	cfg, err := d.serviceAccount(ctx, "intruder")
 	if err != nil {
@@ -70,7 +70,7 @@ func (d *demo) intrude(ctx context.Context) error {
 	return nil
 }
 
-// serviceAccount makes one that may create requests, and returns how to be it.
+// serviceAccount creates a ServiceAccount that may create requests, and returns its client configuration.
 func (d *demo) serviceAccount(ctx context.Context, name string) (*rest.Config, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}}
 	if err := d.admin.Create(ctx, account); err != nil {
@@ -89,7 +89,7 @@ func (d *demo) serviceAccount(ctx context.Context, name string) (*rest.Config, e
 	return cfg, d.waitForRight(ctx, cfg, intruder)
 }
 
-// eventAbout returns an Event about obj, or nil. Those about objects without namespace are in namespace default.
+// eventAbout returns an Event about obj, or nil. Events about objects without a namespace are in namespace default.
 func (d *demo) eventAbout(ctx context.Context, obj client.Object) (*eventsv1.Event, error) {
 	list := &eventsv1.EventList{}
 	if err := d.admin.List(ctx, list, client.InNamespace(metav1.NamespaceDefault)); err != nil {
@@ -103,7 +103,7 @@ func (d *demo) eventAbout(ctx context.Context, obj client.Object) (*eventsv1.Eve
 	return nil, nil
 }
 
-// fail approves by hand a user's request that asks for a server's usage.
+// fail approves a user's request by hand that asks for a server's usage.
 func (d *demo) fail(ctx context.Context) error {
 	day := int32((24 * time.Hour).Seconds())
 	obj, err := userRequest("alice", certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageServerAuth)
@@ -137,7 +137,7 @@ func (d *demo) fail(ctx context.Context) error {
 	return nil
 }
 
-// userRequest is a request for the client certificate of user.
+// userRequest returns a request for the client certificate of user.
 func userRequest(user, signer string, usage certificatesv1.KeyUsage) (*request, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -158,7 +158,7 @@ func userRequest(user, signer string, usage certificatesv1.KeyUsage) (*request, 
 	}, nil
 }
 
-// clean puts two requests into etcd that nobody has decided on, one on either side of the 24 hours that such are kept.
+// clean stores two undecided requests in etcd, one on either side of the 24 hours for which they are kept.
 func (d *demo) clean(ctx context.Context) error {
 	const young, old = "asked-23-hours-ago", "asked-25-hours-ago"
 	for name, age := range map[string]time.Duration{young: 23 * time.Hour, old: 25 * time.Hour} {
@@ -188,7 +188,7 @@ func (d *demo) clean(ctx context.Context) error {
 	return nil
 }
 
-// table prints what is left, and checks that it is what the steps have made, each as it should be.
+// table prints the remaining requests, and checks that they are the requests of the steps in the expected state.
 func (d *demo) table(ctx context.Context) error {
 	out, err := d.kubectl(ctx, "get", "csr", "--sort-by=.metadata.creationTimestamp")
 	if err != nil {

@@ -17,13 +17,13 @@ import (
 
 type request = certificatesv1.CertificateSigningRequest
 
-// outcome is one condition as it must be, to the letter.
+// outcome is one condition with its exact text.
 type outcome struct {
 	kind            certificatesv1.RequestConditionType
 	reason, message string
 }
 
-// The outcomes that people know from kube-controller-manager and kubectl.
+// The outcomes as kube-controller-manager and kubectl write them.
 var (
 	byBootstrapper = outcome{certificatesv1.CertificateApproved, "AutoApproved",
 		"Auto approving kubelet client certificate after SubjectAccessReview."}
@@ -44,7 +44,7 @@ func (d *demo) request(ctx context.Context, name string) (*request, error) {
 	return obj, nil
 }
 
-// only returns the one request of user for signer that is not in known; there may be none yet, but never two.
+// only returns the one request of user for signer that is not in known, or nil. Two such requests are an error.
 func (d *demo) only(ctx context.Context, user, signer string, known ...string) (*request, error) {
 	list := &certificatesv1.CertificateSigningRequestList{}
 	if err := d.admin.List(ctx, list); err != nil {
@@ -67,7 +67,7 @@ func (d *demo) only(ctx context.Context, user, signer string, known ...string) (
 	}
 }
 
-// checkOutcomes says how the conditions of obj differ from want, in order and to the letter, or nil.
+// checkOutcomes returns how the conditions of obj differ from want, in order and in their exact text, or nil.
 func checkOutcomes(obj *request, want ...outcome) error {
 	var got []outcome
 	for _, condition := range obj.Status.Conditions {
@@ -79,7 +79,7 @@ func checkOutcomes(obj *request, want ...outcome) error {
 	return nil
 }
 
-// checkPending says why obj does not wait for an approver any more, or nil.
+// checkPending returns why obj is no longer pending, or nil.
 func checkPending(obj *request) error {
 	if state := csr.StateOf(obj); state != csr.Pending {
 		return fmt.Errorf("request %s is %s, want it to be pending: %v", obj.Name, state, obj.Status.Conditions)
@@ -87,14 +87,14 @@ func checkPending(obj *request) error {
 	return nil
 }
 
-// mayCreateRequests says whether the holder of cfg, who must be user, may create requests.
+// mayCreateRequests reports whether the holder of cfg, who must be user, may create requests.
 func mayCreateRequests(ctx context.Context, cfg *rest.Config, user string) (bool, error) {
 	self, err := kubelet.WhoAmI(ctx, cfg)
 	if err != nil {
 		return false, err
 	}
 	if self.Username != user {
-		return false, fmt.Errorf("the API server takes %s for %s", user, self.Username)
+		return false, fmt.Errorf("the API server identifies %s as %s", user, self.Username)
 	}
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -109,7 +109,7 @@ func mayCreateRequests(ctx context.Context, cfg *rest.Config, user string) (bool
 	return review.Status.Allowed, err
 }
 
-// stateOf describes obj, which may be nil, for an error about what did not become of it.
+// stateOf returns an error that describes the state of obj, which may be nil.
 func stateOf(obj *request) error {
 	if obj == nil {
 		return nil

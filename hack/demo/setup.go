@@ -26,7 +26,7 @@ const (
 	selfClient = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
 )
 
-// setUp does what an administrator does once, by the TLS bootstrapping document, and starts the manager.
+// setUp does the administrator's steps of the TLS bootstrapping document, and starts the manager.
 func (d *demo) setUp(ctx context.Context, binary string, ended context.CancelCauseFunc) error {
 	err := until(ctx, "namespace kube-system exists", func(ctx context.Context) (bool, error) {
 		err := d.admin.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
@@ -102,14 +102,14 @@ func (d *demo) bind(ctx context.Context, name, role string, to rbacv1.Subject) e
 	return nil
 }
 
-// waitForToken waits until the API server knows the token and what its holder may do: it reads both from caches.
+// waitForToken waits until the API server knows the token and the rights of its holder. It reads both from caches.
 func (d *demo) waitForToken(ctx context.Context) error {
 	d.bootstrap = rest.AnonymousClientConfig(d.cluster.Config)
 	d.bootstrap.BearerToken = tokenID + "." + tokenSecret
 	return d.waitForRight(ctx, d.bootstrap, tokenUser)
 }
 
-// waitForRight waits until cfg is user and may create requests.
+// waitForRight waits until the API server identifies cfg as user, and permits it to create requests.
 func (d *demo) waitForRight(ctx context.Context, cfg *rest.Config, user string) error {
 	return until(ctx, user+" may create requests", func(ctx context.Context) (bool, error) {
 		ok, err := mayCreateRequests(ctx, cfg, user)

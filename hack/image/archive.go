@@ -26,8 +26,8 @@ type platformImage struct {
 	v1.Image
 }
 
-// archive writes the images to path: an OCI layout, for containerd and whatever else knows OCI, with docker's
-// manifest.json on the same blobs. It returns the digest of the index.
+// archive writes the images to path: an OCI layout, for containerd and other OCI tools, with docker's manifest.json
+// for the same blobs. It returns the digest of the index.
 func (s settings) archive(images []platformImage, dir, path string) (digest v1.Hash, err error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, img := range images {
@@ -52,10 +52,10 @@ func (s settings) archive(images []platformImage, dir, path string) (digest v1.H
 	return digest, s.pack(dir, path)
 }
 
-// prefix is what containerd puts before a name without a registry.
+// prefix is the prefix that containerd adds to a name without a registry.
 const prefix = "docker.io/library/"
 
-// checkTags returns an error for what can't be a tag.
+// checkTags returns an error for an invalid tag.
 func (s settings) checkTags() error {
 	for _, tag := range s.tags {
 		if _, err := registry.NewTag(prefix+name+":"+tag, registry.StrictValidation); err != nil {
@@ -80,7 +80,7 @@ func (s settings) layout(index v1.ImageIndex, dir string) error {
 	}
 	for _, tag := range s.tags {
 		named := *descriptor.DeepCopy()
-		named.Annotations = map[string]string{ // containerd takes the first, others the second
+		named.Annotations = map[string]string{ // containerd reads the first, other tools the second
 			"io.containerd.image.name":          prefix + name + ":" + tag,
 			"org.opencontainers.image.ref.name": tag,
 		}
@@ -91,8 +91,8 @@ func (s settings) layout(index v1.ImageIndex, dir string) error {
 	return nil
 }
 
-// dockerManifest is what docker load reads when it has no containerd image store. It knows one platform per name, so
-// the first one has the plain tags, and each of the others has its architecture in the tag.
+// dockerManifest returns the manifest that docker load reads without a containerd image store. It has one platform
+// per name. So the first platform has the plain tags, and each other platform has its architecture in the tag.
 func (s settings) dockerManifest(images []platformImage) ([]byte, error) {
 	var manifest tarball.Manifest
 	for i, img := range images {
@@ -125,7 +125,7 @@ func (s settings) dockerManifest(images []platformImage) ([]byte, error) {
 
 func blob(digest v1.Hash) string { return "blobs/" + digest.Algorithm + "/" + digest.Hex }
 
-// pack writes the files in dir to an archive, in the order of their names and with nothing of their owner and age.
+// pack writes the files in dir to an archive, in the order of their names, without their owner and age.
 func (s settings) pack(dir, path string) (err error) {
 	file, err := os.Create(path + ".part")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// There is no container engine to build the Dockerfile with, so this is what can be told without one.
+// No container engine is available to build the Dockerfile, so these tests check only its text.
 
 func read(t *testing.T, name string) string {
 	t.Helper()
@@ -21,7 +21,7 @@ func read(t *testing.T, name string) string {
 	return string(data)
 }
 
-// TestDockerfile wants a builder that is pinned and new enough, and the image that make image builds.
+// TestDockerfile checks that the builder is pinned and new enough, and that the image is the image of make image.
 func TestDockerfile(t *testing.T) {
 	t.Parallel()
 	text := read(t, "Dockerfile")
@@ -48,7 +48,7 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
-// TestDockerignore wants all that the binary is built from in the build's context.
+// TestDockerignore checks that the build's context contains all sources of the binary.
 func TestDockerignore(t *testing.T) {
 	t.Parallel()
 	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", ".")

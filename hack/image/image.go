@@ -17,11 +17,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// user is nobody's on any node, and needs no /etc/passwd.
+// user belongs to no user of a node, and needs no /etc/passwd.
 const user = "65532:65532"
 
-// compile builds the static binary for linux on arch. It fixes the paths, the state of the
-// repository and the level of the architecture, so that two builds give the same binary.
+// compile builds the static binary for linux on arch. It fixes the paths, the state of the repository and the level
+// of the architecture, so that two builds give the same binary.
 func (s settings) compile(arch, out string) error {
 	absolute, err := filepath.Abs(out)
 	if err != nil {
@@ -38,7 +38,7 @@ func (s settings) compile(arch, out string) error {
 	return nil
 }
 
-// image is the binary and nothing else.
+// image returns an image with only the binary.
 func (s settings) image(arch, binary string) (v1.Image, error) {
 	data, err := os.ReadFile(binary)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s settings) image(arch, binary string) (v1.Image, error) {
 	return mutate.Annotations(img, s.labels()).(v1.Image), nil
 }
 
-// tarOf is a layer with the binary alone, root's and for everybody to run.
+// tarOf returns a layer with only the binary, owned by root and executable by all users.
 func (s settings) tarOf(data []byte) ([]byte, error) {
 	var layer bytes.Buffer
 	out := tar.NewWriter(&layer)
@@ -90,7 +90,7 @@ func (s settings) tarOf(data []byte) ([]byte, error) {
 	return layer.Bytes(), out.Close()
 }
 
-// labels are OCI's (image-spec, annotations.md).
+// labels returns the labels of OCI (image-spec, annotations.md).
 func (s settings) labels() map[string]string {
 	labels := map[string]string{
 		"org.opencontainers.image.title":       name,

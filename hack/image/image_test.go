@@ -55,7 +55,7 @@ func build(from, to string) settings {
 	return settings{root: from, out: to, version: "v1.2.3", revision: "abc", tags: []string{"v1.2.3", "dev"}}
 }
 
-// TestReproducible builds a copy of the sources, elsewhere and at another time.
+// TestReproducible builds a copy of the sources in another folder and at another time.
 func TestReproducible(t *testing.T) {
 	copied, out := t.TempDir(), t.TempDir()
 	sources, err := filepath.Glob(filepath.Join(root, "*.go"))
@@ -94,7 +94,8 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestDockerArchive reads the archive as docker load does: each tag is one platform's image, and each image has two tags.
+// TestDockerArchive reads the archive as docker load does. Each tag is one platform's image, and each image has two
+// tags.
 func TestDockerArchive(t *testing.T) {
 	t.Parallel()
 	manifest, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(filepath.Join(built, name+".tar")) })
@@ -139,7 +140,7 @@ func TestLayout(t *testing.T) {
 	var names []string
 	for i, manifest := range top.Manifests {
 		names = append(names, manifest.Annotations["io.containerd.image.name"])
-		if i > 0 { // the same index by another name
+		if i > 0 { // the same index with another name
 			if manifest.Digest != top.Manifests[0].Digest {
 				t.Errorf("%s is another index", manifest.Annotations)
 			}
@@ -172,7 +173,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// check looks at what runs, as whom, and that there is nothing else.
+// check checks the entry point, the user, and that the image contains nothing else.
 func check(t *testing.T, img v1.Image, arch string) {
 	t.Helper()
 	file, err := img.ConfigFile()
@@ -215,7 +216,7 @@ func check(t *testing.T, img v1.Image, arch string) {
 	checkBinary(t, binary, arch)
 }
 
-// checkBinary wants a static binary that knows its version.
+// checkBinary checks that the binary is static and knows its version.
 func checkBinary(t *testing.T, binary []byte, arch string) {
 	t.Helper()
 	file, err := elf.NewFile(bytes.NewReader(binary))
@@ -242,7 +243,7 @@ func checkBinary(t *testing.T, binary []byte, arch string) {
 	}
 }
 
-// unpack unpacks the archive, in which every file must be root's, readable, and as old as the sources.
+// unpack unpacks the archive. Every file must belong to root, be readable, and be as old as the sources.
 func unpack(t *testing.T) string {
 	t.Helper()
 	file, err := os.Open(filepath.Join(built, name+".tar"))
@@ -270,7 +271,7 @@ func unpack(t *testing.T) string {
 	}
 }
 
-// TestBill compares the bill with what the go command says is in a binary of the same sources.
+// TestBill compares the bill with the go command's list of the modules in a binary of the same sources.
 func TestBill(t *testing.T) {
 	t.Parallel()
 	for _, arch := range platforms {
@@ -325,7 +326,7 @@ func TestSourceDate(t *testing.T) {
 	}
 }
 
-// TestTags refuses what is no tag, before anything is written.
+// TestTags checks that an invalid tag is refused before anything is written.
 func TestTags(t *testing.T) {
 	t.Parallel()
 	if err := (settings{tags: []string{"a b"}}).checkTags(); err == nil {

@@ -1,6 +1,6 @@
-// Command image builds the manager's image without a container engine and without a registry: for each platform a
-// static binary on nothing, all of them in one archive that is an OCI layout and a docker archive at once, and for each
-// a list of what it is made of. The same input gives the same bytes. `make image` runs it.
+// Command image builds the manager's image without a container engine and without a registry. Each platform has a
+// static binary and nothing else. All platforms are in one archive, which is both an OCI layout and a docker archive.
+// Each platform also has a software bill of materials. The same input gives the same bytes. `make image` runs it.
 package main
 
 import (
@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// name is the repository's; without a registry, containerd takes it for docker.io/library/csr-controller-manager.
+// name is the repository's name. Without a registry, containerd reads it as docker.io/library/csr-controller-manager.
 const name = "csr-controller-manager"
 
-// platforms are those that the image is for. docker load without containerd's image store knows one per name: the
-// first.
+// platforms are the platforms of the image. docker load without containerd's image store uses one platform per name:
+// the first.
 var platforms = []string{"amd64", "arm64"}
 
-// settings are the flags, and what the environment says of the time.
+// settings are the flags, and the time from the environment.
 type settings struct {
 	root, out, version, revision string
 	tags                         []string
@@ -66,7 +66,7 @@ func (s settings) run() error {
 	return errors.Join(s.write(work), os.RemoveAll(work))
 }
 
-// sourceDate is the time that everything in the image gets: reproducible-builds.org/specs/source-date-epoch.
+// sourceDate returns the time of everything in the image: reproducible-builds.org/specs/source-date-epoch.
 func sourceDate(text string) (time.Time, error) {
 	if text == "" {
 		return time.Unix(0, 0).UTC(), nil

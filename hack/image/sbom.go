@@ -13,8 +13,8 @@ import (
 	"github.com/CycloneDX/cyclonedx-go"
 )
 
-// bill writes the software bill of materials of binary: the modules that the linker noted in it, which are those that
-// it is made of and no others.
+// bill writes the software bill of materials of binary: the modules that the linker recorded in it. These are exactly
+// the modules that the binary contains.
 func (s settings) bill(binary, path string) error {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -57,13 +57,14 @@ func (s settings) bom(info *buildinfo.BuildInfo, sum [sha256.Size]byte) *cyclone
 	return bom
 }
 
-// serial is not random, so that the same binary has the same bill: a UUID of version 8 (RFC 9562, section 5.8).
+// serial returns a UUID of version 8 (RFC 9562, section 5.8). It is not random, so that the same binary has the same
+// bill.
 func serial(sum [sha256.Size]byte) string {
 	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80
 	return fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
-// properties are the settings of the build that decide what is in the binary.
+// properties returns the settings of the build that determine the content of the binary.
 func properties(info *buildinfo.BuildInfo) *[]cyclonedx.Property {
 	var found []cyclonedx.Property
 	for _, setting := range info.Settings {
@@ -75,13 +76,13 @@ func properties(info *buildinfo.BuildInfo) *[]cyclonedx.Property {
 	return &found
 }
 
-// part is a module, or what replaces it.
+// part returns a module, or its replacement.
 func part(module *debug.Module) cyclonedx.Component {
 	if module.Replace != nil {
 		module = module.Replace
 	}
 	found := component(cyclonedx.ComponentTypeLibrary, module.Path, module.Version)
-	if module.Sum != "" { // of the module's tree, as in go.sum: not of a file, so it is no hash of CycloneDX's
+	if module.Sum != "" { // of the module's tree, as in go.sum: not the hash of a file, so CycloneDX has no field for it
 		found.Properties = &[]cyclonedx.Property{{Name: "go:sum", Value: module.Sum}}
 	}
 	return found

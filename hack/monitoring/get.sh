@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Gets what test/monitoring runs, and prints where it is, as lines for a shell or make: Prometheus and promtool, built from
-# the module that this folder pins, and the prometheus-operator's CustomResourceDefinitions, from its module.
+# Gets the programs and files for test/monitoring, and prints their paths, as lines for a shell or make: Prometheus and
+# promtool, built from the module that this folder pins, and the prometheus-operator's CustomResourceDefinitions, from its
+# module.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 operator=v0.85.0
@@ -12,7 +13,7 @@ version=$(sed -n 's/^\tgithub.com\/prometheus\/prometheus \(v[0-9.]*\).*/\1/p' "
 out=$here/../../bin/monitoring/prometheus-$version
 mkdir -p "$out" && out=$(cd "$out" && pwd)
 
-# Without the clients of two dozen clouds that Prometheus could find its targets in: they are most of the build.
+# Build without the service discovery of two dozen clouds, which is most of the build.
 build() {
   say "building $1 $version from source; minutes the first time"
   local start=$SECONDS
