@@ -18,16 +18,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// joiners is the identity that a bootstrap token gives.
+// joiners is the identity of a bootstrap token.
 var joiners = cluster.Token{Token: "bench-token", User: "system:bootstrap:bench0", UID: "bench", Groups: "system:bootstrappers"}
 
-// joinerRoles are what a cluster grants to joiners.
+// joinerRoles are the ClusterRoles that a cluster grants to joiners.
 var joinerRoles = []string{
 	"system:node-bootstrapper",
 	"system:certificates.k8s.io:certificatesigningrequests:nodeclient",
 }
 
-// bench is one control plane and the two controllers to compare on it, of which at most one runs at a time.
+// bench is one control plane and the two controllers to compare. At most one of them runs at a time.
 type bench struct {
 	settings
 	cluster     *cluster.Cluster
@@ -85,7 +85,7 @@ func (b *bench) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// stop ends the watch first: the API server waits for those that watch.
+// stop ends the watch first, because the API server waits for its watchers.
 func (b *bench) stop() error {
 	if b.untrack != nil {
 		b.untrack()
@@ -93,7 +93,8 @@ func (b *bench) stop() error {
 	return b.cluster.Stop()
 }
 
-// newClient speaks protobuf and without a limit of its own, so that the API server's CPU is left for the subject.
+// newClient returns a client that uses protobuf and has no rate limit, so that the API server's CPU is left for the
+// subject.
 func newClient(cfg *rest.Config) (kubernetes.Interface, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1
@@ -101,7 +102,8 @@ func newClient(cfg *rest.Config) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// compare runs both in turn, in an order that a drift of the machine does not favour: ours, theirs, theirs, ours, …
+// compare runs both in turn, in an order that does not favour either if the machine drifts: ours, theirs, theirs,
+// ours, …
 func (b *bench) compare(ctx context.Context, title string, round func(context.Context, *subject) (float64, error)) (*result, error) {
 	fmt.Println(title)
 	r := &result{title: title}
@@ -126,7 +128,7 @@ func (b *bench) compare(ctx context.Context, title string, round func(context.Co
 	return r, nil
 }
 
-// join is one round of requests that meet a running controller.
+// join runs one round of requests that are created while a controller runs.
 func (b *bench) join(ctx context.Context, s *subject) (rate float64, err error) {
 	err = b.with(ctx, s, func(ctx context.Context) error {
 		prefix := b.prefix()
@@ -149,7 +151,7 @@ func (b *bench) join(ctx context.Context, s *subject) (rate float64, err error) 
 	return rate, err
 }
 
-// backlog is one round of requests that are there when the controller starts.
+// backlog runs one round of requests that exist before the controller starts.
 func (b *bench) backlog(ctx context.Context, s *subject) (rate float64, err error) {
 	prefix := b.prefix()
 	requests, err := newRequests(prefix, b.requests)
@@ -171,7 +173,7 @@ func (b *bench) backlog(ctx context.Context, s *subject) (rate float64, err erro
 	return float64(b.requests-1) / last.Sub(first).Seconds(), nil
 }
 
-// with runs s around work, which starts once s has issued a first certificate.
+// with runs s during work. work starts once s has issued a first certificate.
 func (b *bench) with(ctx context.Context, s *subject, work func(context.Context) error) error {
 	stop, err := s.start(b.cluster)
 	if err != nil {
@@ -191,7 +193,7 @@ func (b *bench) with(ctx context.Context, s *subject, work func(context.Context)
 	return errors.Join(err, stop(), b.tracker.clear(ctx, b.admin))
 }
 
-// prefix is one that no request had before.
+// prefix returns a prefix that no earlier request has.
 func (b *bench) prefix() string {
 	b.names++
 	return fmt.Sprintf("bench%d", b.names)

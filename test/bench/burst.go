@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// newRequests makes count requests for kubelet client certificates, with keys of their own and names that start with
+// newRequests makes count requests for kubelet client certificates. Each has its own key, and a name that starts with
 // prefix.
 func newRequests(prefix string, count int) ([]*certificatesv1.CertificateSigningRequest, error) {
 	requests := make([]*certificatesv1.CertificateSigningRequest, count)
@@ -44,7 +44,7 @@ func newRequests(prefix string, count int) ([]*certificatesv1.CertificateSigning
 	return requests, nil
 }
 
-// createAll creates requests with as many clients at a time as creators.
+// createAll creates requests with creators concurrent clients.
 func createAll(ctx context.Context, node kubernetes.Interface, requests []*certificatesv1.CertificateSigningRequest, creators int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -1,6 +1,6 @@
-// Command bench measures how fast a mass join goes: a burst of kubelet requests through this project's manager and
-// through the real kube-controller-manager with its client limit lifted, in turn, on one real API server. It exits
-// non-zero when ours is slower by more than what was measured varies. `make bench-quick` runs it.
+// Command bench measures the speed of a mass join. It sends a burst of kubelet requests through this project's
+// manager and through the real kube-controller-manager without its client limit, in turn, on one real API server. It
+// exits non-zero if ours is slower by more than the measurements vary. `make bench-quick` runs it.
 package main
 
 import (

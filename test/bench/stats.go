@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// result holds the rates of both, round by round.
+// result holds the rates of both programs, round by round.
 type result struct {
 	title     string
 	ours, kcm []float64
 }
 
-// ratio is above 1 when ours is the faster one.
+// ratio returns a value above 1 if ours is faster.
 func (r *result) ratio() float64 { return median(r.ours) / median(r.kcm) }
 
-// noise is the larger one of the halves of both spreads.
+// noise returns the larger of the half spreads of both programs.
 func (r *result) noise() float64 { return max(halfSpread(r.ours), halfSpread(r.kcm)) }
 
 func (r *result) String() string {
@@ -23,7 +23,7 @@ func (r *result) String() string {
 		r.title, median(r.ours), 100*halfSpread(r.ours), median(r.kcm), 100*halfSpread(r.kcm), r.ratio())
 }
 
-// verdict is an error when ours is slower by more than the noise.
+// verdict returns an error if ours is slower by more than the noise.
 func (r *result) verdict() error {
 	if r.ratio()+r.noise() < 1 {
 		return fmt.Errorf("ours is slower by more than the noise: ratio %.2f and noise %.2f make less than 1, %s", r.ratio(), r.noise(), r.title)
@@ -40,12 +40,12 @@ func median(values []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
-// halfSpread is half of the spread, as a share of the median.
+// halfSpread returns half of the spread, as a share of the median.
 func halfSpread(values []float64) float64 {
 	return (slices.Max(values) - slices.Min(values)) / 2 / median(values)
 }
 
-// percentile returns the smallest of values that share of them do not exceed.
+// percentile returns the smallest value that the given share of values does not exceed.
 func percentile(values []time.Duration, share float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[min(int(share*float64(len(sorted))), len(sorted)-1)]

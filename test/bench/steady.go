@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// steady measures how long each request takes with ours at a constant rate, from before its creation to its
+// steady measures how long each request takes with ours at a constant rate, from just before its creation to its
 // certificate.
 func (b *bench) steady(ctx context.Context) error {
 	return b.with(ctx, b.ours, func(ctx context.Context) error {

@@ -8,13 +8,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// subject is a controller under test, in a process of its own.
+// subject is a controller under test, in its own process.
 type subject struct {
 	name    string
 	command string
 	args    []string
 
-	cpu time.Duration // that its process took, in the last round
+	cpu time.Duration // of its process, in the last round
 }
 
 func (b *bench) subjects(kubeconfig, certFile, keyFile string) error {
@@ -32,8 +32,8 @@ func (b *bench) subjects(kubeconfig, certFile, keyFile string) error {
 	return nil
 }
 
-// start runs s until the returned function is called, which returns what went wrong on the way. What s writes goes to
-// a file, as a service's output does, so that both pay for their logs.
+// start runs s until the returned function is called, which returns all errors since. The output of s goes to a file,
+// like a service's output, so that both programs pay for their logs.
 func (s *subject) start(c *cluster.Cluster) (stop func() error, err error) {
 	process, err := c.StartProcess(s.name, s.command, s.args...)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *subject) start(c *cluster.Cluster) (stop func() error, err error) {
 	}
 	return func() error {
 		early := process.Ended()
-		_ = process.Stop() // it was told to end: how does not matter
+		_ = process.Stop() // it was told to end, and the exit status does not matter
 		s.cpu = process.Ended().UserTime() + process.Ended().SystemTime()
 		if early != nil {
 			return fmt.Errorf("%s ended by itself: %s\n%s", s.name, early, process.Tail(15))

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// tracker knows when each request got its certificate, by a watch of its own.
+// tracker records when each request got its certificate, with its own watch.
 type tracker struct {
 	informer cache.SharedIndexInformer
 
@@ -65,7 +65,7 @@ func (t *tracker) wake() {
 	t.changed = make(chan struct{})
 }
 
-// wait returns when each of count requests whose names start with prefix was issued, once all are.
+// wait waits until count requests whose names start with prefix have certificates, and returns the times.
 func (t *tracker) wait(ctx context.Context, prefix string, count int) (map[string]time.Time, error) {
 	for {
 		t.mu.Lock()
@@ -90,7 +90,7 @@ func (t *tracker) wait(ctx context.Context, prefix string, count int) (map[strin
 	}
 }
 
-// clear deletes all requests and returns once the watch has seen that, so that no round works on another's.
+// clear deletes all requests, and returns once the watch has seen that, so that rounds do not mix.
 func (t *tracker) clear(ctx context.Context, admin kubernetes.Interface) error {
 	if err := admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return fmt.Errorf("delete requests: %w", err)

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
 
-// RestartAPIServer starts the API server again, on the same etcd and address, with flags as configure changes them.
+// RestartAPIServer restarts the API server on the same etcd and address. configure changes its flags.
 func (c *Cluster) RestartAPIServer(configure func(*envtest.Arguments)) error {
 	apiServer := c.Env.ControlPlane.GetAPIServer()
 	if err := apiServer.Stop(); err != nil {
@@ -22,12 +22,13 @@ func (c *Cluster) RestartAPIServer(configure func(*envtest.Arguments)) error {
 	return nil
 }
 
-// ClientCAFile is what the API server trusts for client certificates; it reads it again when it changes.
+// ClientCAFile returns the path of the API server's client CA file. The API server reads the file again after a
+// change.
 func (c *Cluster) ClientCAFile() string {
 	return filepath.Join(c.Dir, "apiserver", "csrenv-client-ca.crt")
 }
 
-// TrustClients makes bundle the API server's client CA file, at once and not by half.
+// TrustClients writes bundle to the API server's client CA file, atomically.
 func (c *Cluster) TrustClients(bundle []byte) error {
 	part := c.ClientCAFile() + ".part"
 	return errors.Join(os.WriteFile(part, bundle, 0o600), os.Rename(part, c.ClientCAFile()))

@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// Manager builds the manager once, with the race detector unless there is no C compiler, which it needs. It returns the
-// path of the program. All test packages share the program, so the second package finds it up to date. The working
-// directory is that of a package two levels below the module's root, as go test sets it.
+// Manager builds the manager once, and returns the path of the program. It uses the race detector unless there is no
+// C compiler, which the detector needs. All test packages share the program, so the second package finds it up to
+// date. The working directory must be that of a package two levels below the module's root, as go test sets it.
 var Manager = sync.OnceValues(func() (string, error) {
 	return buildManager(context.Background(), filepath.Join("..", ".."))
 })
@@ -40,7 +40,7 @@ func buildProgram(ctx context.Context, root, name, folder string) (path string, 
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }() // which releases it
+	defer func() { err = errors.Join(err, lock.Close()) }() // closing releases the lock
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}

@@ -1,5 +1,5 @@
-// Package cluster starts a real etcd and kube-apiserver for this project's demo, tests and benchmarks: with bootstrap
-// tokens, a token file, the Node authorizer and NodeRestriction, and trusting the CA that it comes with.
+// Package cluster starts a real etcd and kube-apiserver for this project's demo, tests and benchmarks. The API server
+// has bootstrap tokens, a token file, the Node authorizer and NodeRestriction, and trusts the CA of the cluster.
 package cluster
 
 import (
@@ -31,19 +31,20 @@ type Token struct{ Token, User, UID, Groups string }
 
 // Cluster is a running control plane without controllers.
 type Cluster struct {
-	// Config is an administrator's.
+	// Config is that of an administrator.
 	Config *rest.Config
-	// CA is trusted for client certificates.
+	// CA is a CA that the API server trusts for client certificates.
 	CA *csrenv.CA
 	// Env is the environment below; use it to add users.
 	Env *envtest.Environment
-	// Dir is a folder of its own that Stop removes.
+	// Dir is the cluster's own folder. Stop removes it.
 	Dir string
 
 	guard *guard.Guard
 }
 
-// Start starts a control plane whose binaries KUBEBUILDER_ASSETS names, and which knows tokens. Call Stop.
+// Start starts a control plane with the binaries in KUBEBUILDER_ASSETS. The API server knows tokens. Call Stop at the
+// end.
 func Start(tokens ...Token) (*Cluster, error) {
 	dir, err := os.MkdirTemp("", "csr-cluster-")
 	if err != nil {
@@ -63,7 +64,7 @@ func Start(tokens ...Token) (*Cluster, error) {
 	return c, nil
 }
 
-// prepare configures what Start starts, all of it in Dir.
+// prepare configures the programs of Start. All files are in Dir.
 func (c *Cluster) prepare(tokens []Token) (err error) {
 	if c.CA, err = csrenv.Prepare(c.Env); err != nil {
 		return err
@@ -97,13 +98,13 @@ func (c *Cluster) prepare(tokens []Token) (err error) {
 	return err
 }
 
-// Stop ends the control plane and removes what it left. What does not end by itself the guard ends.
+// Stop ends the control plane and removes its files. The guard ends processes that do not end by themselves.
 func (c *Cluster) Stop() error {
 	err := c.Env.Stop()
 	return errors.Join(err, c.guard.Stop(err == nil), os.RemoveAll(c.Dir))
 }
 
-// WriteKubeconfig writes cfg to a file of its own and returns its path.
+// WriteKubeconfig writes cfg to its own file and returns its path.
 func (c *Cluster) WriteKubeconfig(name string, cfg *rest.Config) (string, error) {
 	const self = "cluster"
 	config := clientcmdapi.NewConfig()
@@ -115,8 +116,8 @@ func (c *Cluster) WriteKubeconfig(name string, cfg *rest.Config) (string, error)
 	return path, clientcmd.WriteToFile(*config, path)
 }
 
-// Store writes obj straight into etcd, as a past version of the API server might have left it: with any creation time,
-// and without validation. key is the path below /registry, such as certificatesigningrequests/NAME.
+// Store writes obj directly to etcd, as an older version of the API server could have stored it: with any creation
+// time, and without validation. key is the path below /registry, such as certificatesigningrequests/NAME.
 func (c *Cluster) Store(ctx context.Context, key string, obj runtime.Object) error {
 	value, err := json.Marshal(obj)
 	if err != nil {
@@ -151,6 +152,6 @@ func post(ctx context.Context, to *url.URL, body []byte) error {
 	return nil
 }
 
-// Guard has the process ended if ours can't do it, because it was killed or timed out. Call release once the process has
-// been waited for: its id may be another one's then.
+// Guard tells the guard to end the process if this process can't, because it was killed or timed out. Call release
+// after the process has been waited for: another process may get its ID then.
 func (c *Cluster) Guard(process *os.Process) (release func()) { return c.guard.Process(process.Pid) }

@@ -10,7 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/guard"
 )
 
-// TestGuardEndsWhatIsLeft leaves a guard without "done": it ends what was not released, and nothing else.
+// TestGuardEndsWhatIsLeft stops a guard without "done". The guard ends the processes that were not released, and no
+// others.
 func TestGuardEndsWhatIsLeft(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's $HOME")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -46,7 +47,7 @@ func TestGuardEndsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// reader runs path until the end of its input, and returns once it runs.
+// reader starts path, which reads until the end of its input, and returns once it runs.
 func reader(t *testing.T, path string) *exec.Cmd {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), path)

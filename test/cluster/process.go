@@ -16,16 +16,16 @@ const stopGrace = 20 * time.Second
 
 // Process is a program that runs beside the control plane.
 type Process struct {
-	// LogFile holds all that it writes.
+	// LogFile holds the output of the process.
 	LogFile string
-	// Done is closed when it has ended.
+	// Done is closed when the process has ended.
 	Done chan struct{}
 
 	command *exec.Cmd
-	err     error // how it ended
+	err     error // the exit status
 }
 
-// StartProcess runs binary until Stop or Kill, or until this process ends. name is a part of its log file's.
+// StartProcess runs binary until Stop or Kill, or until this process ends. name is a part of the log file's name.
 func (c *Cluster) StartProcess(name, binary string, args ...string) (*Process, error) {
 	log, err := os.CreateTemp(c.Dir, name+"-*.log")
 	if err != nil {
@@ -33,7 +33,7 @@ func (c *Cluster) StartProcess(name, binary string, args ...string) (*Process, e
 	}
 	p := &Process{LogFile: log.Name(), Done: make(chan struct{}), command: exec.Command(binary, args...)}
 	p.command.Stdout, p.command.Stderr = log, log
-	p.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for whoever stops it then
+	p.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this process
 	if err := p.command.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", name, err), log.Close())
 	}
@@ -46,10 +46,10 @@ func (c *Cluster) StartProcess(name, binary string, args ...string) (*Process, e
 	return p, nil
 }
 
-// Pid is its process id.
+// Pid returns the process ID.
 func (p *Process) Pid() int { return p.command.Process.Pid }
 
-// Ended returns how it ended, and nil while it runs.
+// Ended returns the state of the ended process, and nil while it runs.
 func (p *Process) Ended() *os.ProcessState {
 	select {
 	case <-p.Done:
@@ -59,9 +59,9 @@ func (p *Process) Ended() *os.ProcessState {
 	}
 }
 
-// Stop asks it to end, and returns an error unless it does so in time and without complaint.
+// Stop asks the process to end. It returns an error unless the process ends in time and without an error.
 func (p *Process) Stop() error {
-	_ = p.command.Process.Signal(syscall.SIGTERM) // it may have ended already
+	_ = p.command.Process.Signal(syscall.SIGTERM) // the process may have ended already
 	timeout := time.NewTimer(stopGrace)
 	defer timeout.Stop()
 	select {
@@ -73,19 +73,19 @@ func (p *Process) Stop() error {
 	}
 }
 
-// Kill ends it at once.
+// Kill ends the process at once.
 func (p *Process) Kill() {
 	_ = p.command.Process.Kill()
 	<-p.Done
 }
 
-// Log returns what it has written.
+// Log returns the output of the process.
 func (p *Process) Log() (string, error) {
 	data, err := os.ReadFile(p.LogFile)
 	return string(data), err
 }
 
-// Tail returns the last lines of the log, or why there are none.
+// Tail returns the last lines of the log, or the reason why there are none.
 func (p *Process) Tail(count int) string {
 	text, err := p.Log()
 	if err != nil {
@@ -95,7 +95,7 @@ func (p *Process) Tail(count int) string {
 	return strings.Join(lines[max(0, len(lines)-count):], "\n")
 }
 
-// FreeAddress returns an address that a process can listen on.
+// FreeAddress returns an address on which a process can listen.
 func FreeAddress() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

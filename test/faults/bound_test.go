@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 )
 
-// bounded is a fixture whose client is bounded as the manager's.
+// bounded returns a fixture whose client is bounded like the manager's.
 func bounded(t *testing.T, rules ...Rule) *fixture {
 	t.Helper()
 	f := setup(t, rules...)
@@ -85,8 +85,9 @@ func TestBoundUpdateIsRepeatedOnce(t *testing.T) {
 	}
 }
 
-// TestBoundInformerOutlivesBrokenWatches breaks each watch after half a second, and three of ten tries to open one. An
-// informer's pauses double up to a minute for that; a bounded client's informer sees everything soon.
+// TestBoundInformerOutlivesBrokenWatches breaks each watch after half a second, and three of ten attempts to open a
+// watch. The pauses of a plain informer would double up to a minute. The informer of a bounded client sees all
+// changes soon.
 func TestBoundInformerOutlivesBrokenWatches(t *testing.T) {
 	f := bounded(t,
 		Rule{Verbs: Watch, Share: 0.3, Do: Answer(500)},

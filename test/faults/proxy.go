@@ -9,9 +9,9 @@
 //	defer proxy.Stop()
 //	mgr, err := manager.New(proxy.Config, …)
 //
-// The schedule follows from the seed: the fate of a request is a hash of the seed, its verb, its path, and how many
-// requests of that verb and path came before. So it does not depend on the order in which requests for different objects
-// arrive. Give objects fixed names when a schedule must repeat.
+// The schedule follows from the seed. The fate of a request is a hash of the seed, its verb, its path, and the number
+// of earlier requests with that verb and path. So it does not depend on the order in which requests for different
+// objects arrive. Use fixed object names if a schedule must repeat.
 package faults
 
 import (
@@ -47,9 +47,9 @@ type Proxy struct {
 
 	mu       sync.Mutex
 	server   *http.Server // nil while it is down
-	end      func()       // ends what hangs
+	end      func()       // ends hanging requests
 	rules    []Rule
-	watches  context.Context // ends with the rules that its watches began under
+	watches  context.Context // ends together with the rules under which the watches began
 	endRules func()
 	matched  []int          // the requests that each rule matched
 	applied  []int          // the times that each rule was applied
@@ -62,12 +62,12 @@ type Call struct {
 	Verb, Resource, Name, Path string
 	// Start is when it arrived.
 	Start time.Time
-	// Fault is the Action that applied, as its String says it: "", "Answer 500 landed", "Hang", …
+	// Fault is the String of the Action that applied: "", "Answer 500 landed", "Hang", …
 	Fault string
 }
 
-// Start starts a proxy before the API server of upstream. It presents upstream's client certificate to the API server,
-// unless a request comes with a token of its own. Call Stop.
+// Start starts a proxy in front of the API server of upstream. It presents upstream's client certificate to the API
+// server, unless a request has its own token. Call Stop at the end.
 func Start(upstream *rest.Config, seed uint64, rules ...Rule) (*Proxy, error) {
 	certPEM, keyPEM, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
 	if err != nil {
@@ -98,8 +98,8 @@ func Start(upstream *rest.Config, seed uint64, rules ...Rule) (*Proxy, error) {
 	return p, nil
 }
 
-// Use replaces all rules and starts their schedule anew. It ends all watches, so that the new rules apply to those too;
-// other requests that are under way keep their fate.
+// Use replaces all rules and restarts their schedule. It ends all watches, so that the new rules apply to them too.
+// Other requests in flight keep their fate.
 func (p *Proxy) Use(rules ...Rule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +157,7 @@ func (p *Proxy) Up() error {
 	return nil
 }
 
-// Down closes all connections and refuses new ones, like an API server that is gone.
+// Down closes all connections and refuses new ones, like a stopped API server.
 func (p *Proxy) Down() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -198,8 +198,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.backend.serve(action, call.Verb == "watch", w, r)
 }
 
-// decide returns what happens to call, and by how much the Date of its answer is shifted, and notes both. It also returns
-// the context with which the rules end.
+// decide records call, and returns what happens to it and how far the Date of its response is shifted. It also
+// returns the context that ends with the rules.
 func (p *Proxy) decide(call *Call) (action Action, shift time.Duration, watches context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,14 +228,14 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration, watches 
 	return action, shift, p.watches
 }
 
-// due notes that a request matches rule i, and reports whether the rule is past its Skip and within its Times.
+// due counts a request that matches rule i, and reports whether the rule is past its Skip and within its Times.
 func (p *Proxy) due(i int) bool {
 	p.matched[i]++
 	rule := &p.rules[i]
 	return p.matched[i] > rule.Skip && (rule.Times == 0 || p.applied[i] < rule.Times)
 }
 
-// draw returns a number from 0 to 1 that follows from the seed and key alone.
+// draw returns a number from 0 to 1 that depends only on the seed and key.
 func (p *Proxy) draw(key string) float64 {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
@@ -252,7 +252,7 @@ func newForward(target *url.URL, transport http.RoundTripper) *httputil.ReverseP
 			r.SetURL(target)
 			r.Out.Host = target.Host
 		},
-		// A request that the API server does not answer is broken off, as without a proxy.
+		// If the API server does not answer a request, abort it, as without a proxy.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 }

@@ -107,7 +107,7 @@ func TestFaultsOfAWrite(t *testing.T) {
 		return Rule{Verbs: []string{"create"}, Resources: []string{"configmaps"}, Do: do}
 	}
 	gaveUp := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
-	// The kernel reports a reset once: if the client's write gets it, its read sees the end of the connection.
+	// The kernel reports a reset once. If the client's write gets it, its read gets the end of the connection.
 	connectionReset := func(err error) bool {
 		return utilnet.IsConnectionReset(err) || errors.Is(err, io.ErrUnexpectedEOF)
 	}
@@ -151,7 +151,7 @@ func TestRetryAfterReachesTheClient(t *testing.T) {
 	f := setup(t, Rule{Do: Answer(429).RetryAfter(time.Second), Times: 1})
 	start := time.Now()
 	if err := f.create(t.Context(), "object"); err != nil {
-		t.Error(err) // client-go tries again by itself
+		t.Error(err) // client-go retries by itself
 	}
 	if took := time.Since(start); took < time.Second || len(f.Calls()) != 2 {
 		t.Errorf("%d calls took %s, want 2 within a second or more", len(f.Calls()), took)
@@ -247,7 +247,7 @@ func TestWatchIsCutOrStalls(t *testing.T) {
 			}
 			time.Sleep(600 * time.Millisecond)
 			if err := f.create(t.Context(), "after"); err != nil {
-				t.Error(err) // other requests go on
+				t.Error(err) // other requests continue
 			}
 			event, timedOut := next(watcher, time.Second)
 			if event.Type == watch.Added || timedOut == test.ends {
@@ -270,7 +270,7 @@ func TestUseEndsWatches(t *testing.T) {
 	}
 }
 
-// next returns the next event, the zero one at the end of the watch.
+// next returns the next event, or the zero event at the end of the watch.
 func next(watcher watch.Interface, patience time.Duration) (event watch.Event, timedOut bool) {
 	select {
 	case event := <-watcher.ResultChan():
@@ -289,7 +289,7 @@ func TestDateIsShifted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, status := range []int{503, 200} { // one of the proxy's answers, and one of the API server's
+	for _, status := range []int{503, 200} { // a response of the proxy, and a response of the API server
 		response, err := (&http.Client{Transport: transport}).Get(f.Config.Host + "/version")
 		if err != nil {
 			t.Fatal(err)
@@ -342,7 +342,7 @@ func TestDownRefusesConnections(t *testing.T) {
 	}
 }
 
-// TestHTTP1 has no streams: a fault must not depend on them.
+// TestHTTP1 checks that faults also work without HTTP/2 streams.
 func TestHTTP1(t *testing.T) {
 	f := setup(t, Rule{Path: regexp.MustCompile("hang$"), Do: Hang()}, Rule{Path: regexp.MustCompile("reset$"), Do: Reset()})
 	cfg := rest.CopyConfig(f.Config)

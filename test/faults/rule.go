@@ -16,19 +16,22 @@ var (
 
 // Rule selects requests and says what happens to them. All criteria that are set must match.
 type Rule struct {
-	// Verbs are the API verbs, as in RBAC: get, list, watch, create, update, patch, delete, deletecollection. None is all.
+	// Verbs are the API verbs, as in RBAC: get, list, watch, create, update, patch, delete, deletecollection. None
+	// means all.
 	Verbs []string
-	// Resources are resources and subresources, as in RBAC: "leases", "certificatesigningrequests/approval". None is all.
+	// Resources are resources and subresources, as in RBAC: "leases", "certificatesigningrequests/approval". None
+	// means all.
 	Resources []string
-	// Path is a regular expression that must match somewhere in the URL path. None is all.
+	// Path is a regular expression that must match somewhere in the URL path. Nil means all.
 	Path *regexp.Regexp
 
-	// Share is the share of the matching requests that Do applies to: 0.15 is 15 %. Zero is all of them. The shares of
-	// the rules that match one request add up: two rules of 0.15 hit 30 % of the requests, and never the same one.
+	// Share is the share of the matching requests to which Do applies: 0.15 is 15 %. Zero means all. The shares of
+	// rules that match the same request add up: two rules of 0.15 hit 30 % of the requests, and never the same
+	// request.
 	Share float64
-	// Skip is the number of matching requests that are let through first.
+	// Skip is the number of matching requests that pass first.
 	Skip int
-	// Times is the number of times that Do applies. Zero is no limit.
+	// Times is the number of times that Do applies. Zero means no limit.
 	Times int
 
 	Do Action
@@ -63,30 +66,31 @@ const (
 	dated           kind = "ShiftDate"
 )
 
-// Answer answers with an HTTP status code and the Status object that an API server sends with it: 409, 429, 500, 503, …
+// Answer responds with an HTTP status code and the Status object that an API server sends with it: 409, 429, 500,
+// 503, …
 func Answer(code int) Action { return Action{kind: answered, code: code} }
 
-// Hang gives no answer. The request ends when the client gives up or the proxy stops.
+// Hang sends no response. The request ends when the client gives up or the proxy stops.
 func Hang() Action { return Action{kind: hung} }
 
-// Reset breaks off the request: an HTTP/2 stream is reset, an HTTP/1 connection is closed. Other requests go on.
+// Reset aborts the request: an HTTP/2 stream is reset, an HTTP/1 connection is closed. Other requests continue.
 func Reset() Action { return Action{kind: reset} }
 
 // ResetConnection sends a TCP reset. It also ends every other request and watch on the same connection.
 func ResetConnection() Action { return Action{kind: connectionReset} }
 
-// Cut forwards the request and breaks off the answer after some time. It is meant for watches.
+// Cut forwards the request and aborts the response after some time. It is meant for watches.
 func Cut(after time.Duration) Action { return Action{kind: cut, after: after} }
 
-// Stall forwards the request. After some time no byte of the answer gets through, and the connection stays open. It is
-// meant for watches.
+// Stall forwards the request. After some time it holds back the response, and keeps the connection open. It is meant
+// for watches.
 func Stall(after time.Duration) Action { return Action{kind: stalled, after: after} }
 
 // Delay forwards the request after some time.
 func Delay(by time.Duration) Action { return Action{kind: delayed, after: by} }
 
-// ShiftDate adds offset to the Date header of the answer. It applies beside the other rules: a shifted request can also
-// be answered, hung or cut.
+// ShiftDate adds offset to the Date header of the response. It applies in addition to other rules: a shifted request
+// can also be answered, hung or cut.
 func ShiftDate(offset time.Duration) Action { return Action{kind: dated, after: offset} }
 
 // RetryAfter adds a Retry-After header, in whole seconds, to an Answer.
@@ -95,14 +99,14 @@ func (a Action) RetryAfter(wait time.Duration) Action {
 	return a
 }
 
-// Landed forwards the request first, waits until the API server has answered, and drops that answer. It is for Answer,
-// Hang, Reset and ResetConnection. It does nothing for a watch.
+// Landed forwards the request first, waits for the API server's response, and drops that response. It works with
+// Answer, Hang, Reset and ResetConnection. It has no effect on a watch.
 func (a Action) Landed() Action {
 	a.landed = true
 	return a
 }
 
-// String names the action, for Call.Fault.
+// String returns the name of the action, for Call.Fault.
 func (a Action) String() string {
 	name := string(a.kind)
 	if a.kind == answered {

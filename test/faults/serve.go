@@ -20,16 +20,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// landTimeout bounds how long a request whose answer is dropped may take.
+// landTimeout bounds the duration of a request whose response is dropped.
 const landTimeout = 30 * time.Second
 
-// quiet drops what net/http logs about each fault.
+// quiet discards net/http's log messages about faults.
 var quiet = log.New(io.Discard, "", 0)
 
 // connKey is the key of a request's connection in its context.
 type connKey struct{}
 
-// backend is the API server, for requests with a token and for those without.
+// backend is the API server, for requests with and without a token.
 type backend struct {
 	own, token *httputil.ReverseProxy
 	close      func()
@@ -48,7 +48,7 @@ func newBackend(upstream *rest.Config) (backend, error) {
 	if err != nil {
 		return backend{}, err
 	}
-	// Transports of their own: those of client-go are shared with other clients in this process.
+	// New transports, because client-go's transports are shared with other clients in this process.
 	owns := &http.Transport{TLSClientConfig: own, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
 	tokens := &http.Transport{TLSClientConfig: token, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
 	at := &url.URL{Scheme: target.Scheme, Host: target.Host}
@@ -66,7 +66,7 @@ func tlsConfig(cfg *rest.Config) (*tls.Config, error) {
 	return found, nil
 }
 
-// forward hands r to the API server.
+// forward forwards r to the API server.
 func (b backend) forward(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Authorization") != "" {
 		b.token.ServeHTTP(w, r)
@@ -75,9 +75,9 @@ func (b backend) forward(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve does action to r.
+// serve applies action to r.
 func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http.Request) {
-	if action.landed && !watch { // a watch changes nothing, and has no end
+	if action.landed && !watch { // a watch changes nothing and does not end
 		b.land(r)
 	}
 	ctx := r.Context()
@@ -85,7 +85,7 @@ func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http
 	case answered:
 		answer(action, w, r)
 	case hung:
-		_, _ = io.Copy(io.Discard, r.Body) // net/http notices that an HTTP/1 client has gone after that only
+		_, _ = io.Copy(io.Discard, r.Body) // only then does net/http notice that an HTTP/1 client has disconnected
 		<-ctx.Done()
 		panic(http.ErrAbortHandler)
 	case reset:
@@ -114,15 +114,15 @@ func sleep(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// land has the API server answer r, and drops the answer. The client can't stop it half-way.
+// land sends r to the API server, and drops the response. The client can't stop it half-way.
 func (b backend) land(r *http.Request) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), landTimeout)
 	defer cancel()
-	defer func() { _ = recover() }() // an API server that breaks off is no other fault than the one that follows
+	defer func() { _ = recover() }() // if the API server aborts the response, the fault is the same
 	b.forward(httptest.NewRecorder(), r.WithContext(ctx))
 }
 
-// answer writes the Status object of an API server.
+// answer writes a Status object like an API server.
 func answer(action Action, w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	seconds := int(action.retryAfter / time.Second)
@@ -159,10 +159,10 @@ type shifted struct {
 	done bool
 }
 
-// Unwrap gives http.ResponseController the writer below.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (s *shifted) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// WriteHeader shifts the API server's Date, or if there is none, that of this machine.
+// WriteHeader shifts the API server's Date, or this machine's time if there is none.
 func (s *shifted) WriteHeader(code int) {
 	if !s.done {
 		date, err := http.ParseTime(s.Header().Get("Date"))
@@ -175,14 +175,14 @@ func (s *shifted) WriteHeader(code int) {
 	s.ResponseWriter.WriteHeader(code)
 }
 
-// stalling is a ResponseWriter that takes nothing from an instant on, until ctx ends.
+// stalling is a ResponseWriter that blocks from an instant on, until ctx ends.
 type stalling struct {
 	http.ResponseWriter
 	ctx  context.Context
 	from time.Time
 }
 
-// Unwrap gives http.ResponseController the writer below.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (s *stalling) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // Write blocks after the instant.

@@ -1,5 +1,5 @@
-// Package guard ends what a test, a demo or a benchmark started when that can't do so itself any more, because it was
-// killed or timed out.
+// Package guard ends the processes of a test, a demo or a benchmark that can't end them itself, because it was killed
+// or timed out.
 package guard
 
 import (
@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// script reads what to end, as arguments of kill, until its input ends. Without a line "done" then, it ends what is
-// left, and the processes whose ids are in *.pid in the folder $1, and removes that folder.
+// script reads processes to end, as arguments of kill, until its input ends. If the last line is not "done", it ends
+// the remaining processes, and the processes whose IDs are in *.pid in the folder $1. It then removes that folder.
 const script = `targets=
 while read -r verb target; do
   case $verb in
@@ -29,7 +29,8 @@ type Guard struct {
 	input   io.WriteCloser
 }
 
-// Start starts a guard that will remove dir. It is in a POSIX session of its own, so that Ctrl-C does not end it first.
+// Start starts a guard that will remove dir. The guard has its own POSIX session, so that Ctrl-C does not end it
+// first.
 func Start(dir string) (*Guard, error) {
 	command := exec.Command("sh", "-c", script, "guard", dir)
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -43,10 +44,11 @@ func Start(dir string) (*Guard, error) {
 	return &Guard{command: command, input: input}, nil
 }
 
-// Process has a process ended. Call release once it has been waited for: its id may be another one's then.
+// Process adds a process that the guard must end. Call release after the process has been waited for: another process
+// may get its ID then.
 func (g *Guard) Process(pid int) (release func()) { return g.add(strconv.Itoa(pid)) }
 
-// Group is Process for a process group.
+// Group adds a process group, as Process adds a process.
 func (g *Guard) Group(pgid int) (release func()) { return g.add("-" + strconv.Itoa(pgid)) }
 
 func (g *Guard) add(target string) (release func()) {
@@ -54,7 +56,7 @@ func (g *Guard) add(target string) (release func()) {
 	return func() { _, _ = fmt.Fprintln(g.input, "drop", target) }
 }
 
-// Stop ends the guard; unless done, it first ends what is left and removes the folder.
+// Stop ends the guard. Unless done is true, the guard first ends the remaining processes and removes the folder.
 func (g *Guard) Stop(done bool) error {
 	if done {
 		_, _ = fmt.Fprintln(g.input, "done")

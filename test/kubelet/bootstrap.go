@@ -19,7 +19,7 @@ import (
 	csrutil "k8s.io/client-go/util/certificate/csr"
 )
 
-// Pending is a bootstrap request on its way.
+// Pending is a bootstrap request that has no certificate yet.
 type Pending struct {
 	Name string
 	UID  types.UID
@@ -38,8 +38,8 @@ func (n *Node) Join(ctx context.Context) (*tls.Certificate, error) {
 	return pending.Wait(ctx)
 }
 
-// Request asks for the first client certificate. If the node has asked before, with the key that it still keeps, it
-// finds the same request again.
+// Request creates the request for the first client certificate. If the node has created it before, with the key that
+// it still has, Request finds the same request again.
 func (n *Node) Request(ctx context.Context) (*Pending, error) {
 	key, encoded, err := n.key()
 	if err != nil {
@@ -66,7 +66,7 @@ func (n *Node) Request(ctx context.Context) (*Pending, error) {
 	return &Pending{Name: name, UID: uid, node: n, client: client, key: encoded}, nil
 }
 
-// Wait waits for the certificate until ctx ends, stores it, and forgets the pending key.
+// Wait waits for the certificate until ctx ends, stores it, and removes the pending key.
 func (p *Pending) Wait(ctx context.Context) (*tls.Certificate, error) {
 	issued, err := csrutil.WaitForCertificate(ctx, p.client, p.Name, p.UID)
 	if err != nil {
@@ -83,7 +83,7 @@ func (p *Pending) Wait(ctx context.Context) (*tls.Certificate, error) {
 	return cert, os.Remove(p.node.pendingKeyFile())
 }
 
-// clientUsages are a kubelet's: only an RSA key can encipher keys.
+// clientUsages returns the usages of a kubelet. Only an RSA key can encipher keys.
 func clientUsages(key crypto.Signer) []certificatesv1.KeyUsage {
 	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 	if _, ok := key.(*rsa.PrivateKey); ok {
@@ -92,8 +92,9 @@ func clientUsages(key crypto.Signer) []certificatesv1.KeyUsage {
 	return usages
 }
 
-// requestName depends on nothing but the key and what is asked for, so that a restarted kubelet arrives at the same one.
-// Each part is encoded and closed by a sign that no encoded part holds, so that no two lists give the same digest.
+// requestName depends only on the key and the requested content, so that a restarted kubelet gets the same name. Each
+// part is encoded and followed by a character that no encoded part contains, so that different lists have different
+// digests.
 func requestName(public crypto.PublicKey, subject pkix.Name, usages []certificatesv1.KeyUsage) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(public)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package kubelet gets client and serving certificates the way a kubelet does: bootstrap with a request whose name comes
-// from its key (Kubernetes pkg/kubelet/certificate/bootstrap), then rotation by client-go's certificate manager
-// (pkg/kubelet/certificate). It runs no pods.
+// Package kubelet gets client and serving certificates as a kubelet does. It bootstraps with a request whose name
+// depends on its key (Kubernetes pkg/kubelet/certificate/bootstrap), and then rotates with client-go's certificate
+// manager (pkg/kubelet/certificate). It runs no pods.
 package kubelet
 
 import (
@@ -23,25 +23,25 @@ import (
 
 // Node is a machine that joins a cluster.
 type Node struct {
-	// Name is the Node's, without system:node:.
+	// Name is the name of the Node, without system:node:.
 	Name string
-	// Dir keeps keys and certificates, like a kubelet's --cert-dir: a Node with the same Dir is the same one after a
+	// Dir holds keys and certificates, like a kubelet's --cert-dir. A Node with the same Dir is the same node after a
 	// restart.
 	Dir string
 	// Bootstrap reaches the API server with the credentials of the bootstrap kubeconfig.
 	Bootstrap *rest.Config
-	// Lifetime is asked for as spec.expirationSeconds; zero asks for nothing, as a kubelet does.
+	// Lifetime is requested as spec.expirationSeconds. Zero requests no lifetime, as a kubelet does.
 	Lifetime time.Duration
 }
 
-// User is the name that the API server knows the node by.
+// User returns the user name of the node.
 func (n *Node) User() string { return csr.NodeUserPrefix + n.Name }
 
 func (n *Node) subject() pkix.Name {
 	return pkix.Name{CommonName: n.User(), Organization: []string{csr.NodeGroup}}
 }
 
-// lifetime is Lifetime as client-go wants it.
+// lifetime returns Lifetime in client-go's form.
 func (n *Node) lifetime() *time.Duration {
 	if n.Lifetime == 0 {
 		return nil
@@ -49,15 +49,15 @@ func (n *Node) lifetime() *time.Duration {
 	return &n.Lifetime
 }
 
-// Store is where the client certificate and its key are once there is one.
+// Store returns the store of the client certificate and its key.
 func (n *Node) Store() (certificate.FileStore, error) {
 	return certificate.NewFileStore("kubelet-client", n.Dir, n.Dir, "", "")
 }
 
-// pendingKeyFile keeps the key while its request waits, so that a restart finds the same request again.
+// pendingKeyFile returns the file with the key of a pending request, so that a restart finds the same request again.
 func (n *Node) pendingKeyFile() string { return filepath.Join(n.Dir, "kubelet-client.key.tmp") }
 
-// UseKey has the node bootstrap with key, for example an RSA one; without it, it makes an ECDSA key.
+// UseKey sets the key for the bootstrap, for example an RSA key. Without it, the node makes an ECDSA key.
 func (n *Node) UseKey(key crypto.Signer) error {
 	encoded, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
@@ -66,7 +66,7 @@ func (n *Node) UseKey(key crypto.Signer) error {
 	return keyutil.WriteKey(n.pendingKeyFile(), encoded)
 }
 
-// key returns the key that waits for a certificate, and makes it if there is none.
+// key returns the key that waits for a certificate, and creates it if there is none.
 func (n *Node) key() (crypto.Signer, []byte, error) {
 	encoded, _, err := keyutil.LoadOrGenerateKeyFile(n.pendingKeyFile())
 	if err != nil {
@@ -95,7 +95,7 @@ func (n *Node) PendingKey() (crypto.PublicKey, error) {
 	return key.Public(), nil
 }
 
-// ConfigFor reaches the API server with a certificate.
+// ConfigFor returns a client configuration with a certificate.
 func (n *Node) ConfigFor(cert *tls.Certificate) (*rest.Config, error) {
 	key, err := keyutil.MarshalPrivateKeyToPEM(cert.PrivateKey)
 	if err != nil {
@@ -109,7 +109,7 @@ func (n *Node) ConfigFor(cert *tls.Certificate) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// template is what the node asks for, with the names that a serving certificate is for.
+// template returns the content of the node's request, with the names for a serving certificate.
 func (n *Node) template(addresses Addresses) *x509.CertificateRequest {
 	return &x509.CertificateRequest{Subject: n.subject(), DNSNames: addresses.DNS, IPAddresses: addresses.IP}
 }

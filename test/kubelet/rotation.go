@@ -12,14 +12,14 @@ import (
 	"k8s.io/client-go/util/certificate"
 )
 
-// Addresses are a node's names, for its serving certificate.
+// Addresses are the names and addresses of a node, for its serving certificate.
 type Addresses struct {
 	DNS []string
 	IP  []net.IP
 }
 
-// Rotation is client-go's certificate manager for the client certificate: it asks for a first one if the store is empty,
-// and for a new one when the current one nears its end. It stops when ctx ends; Start starts it.
+// Rotation returns client-go's certificate manager for the client certificate. It requests a first certificate if the
+// store is empty, and a new one before the current one expires. Start starts it, and it stops when ctx ends.
 func (n *Node) Rotation(ctx context.Context) (certificate.Manager, error) {
 	store, err := n.Store()
 	if err != nil {
@@ -36,8 +36,8 @@ func (n *Node) Rotation(ctx context.Context) (certificate.Manager, error) {
 	})
 }
 
-// Serving is client-go's certificate manager for the serving certificate, which the node asks for with its client
-// certificate.
+// Serving returns client-go's certificate manager for the serving certificate, which the node requests with its
+// client certificate.
 func (n *Node) Serving(ctx context.Context, client *tls.Certificate, addresses Addresses) (certificate.Manager, error) {
 	store, err := certificate.NewFileStore("kubelet-server", n.Dir, n.Dir, "", "")
 	if err != nil {
@@ -53,7 +53,8 @@ func (n *Node) Serving(ctx context.Context, client *tls.Certificate, addresses A
 	})
 }
 
-// clientset uses the current certificate, and the bootstrap credentials only while there is none.
+// clientset returns a client with the current certificate. It uses the bootstrap credentials only if there is no
+// certificate.
 func (n *Node) clientset(current *tls.Certificate) (kubernetes.Interface, error) {
 	if current == nil {
 		return kubernetes.NewForConfig(n.Bootstrap)

@@ -15,7 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// WhoAmI returns who the API server takes the holder of cfg for.
+// WhoAmI returns the user that the API server identifies by cfg.
 func WhoAmI(ctx context.Context, cfg *rest.Config) (authenticationv1.UserInfo, error) {
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -28,7 +28,7 @@ func WhoAmI(ctx context.Context, cfg *rest.Config) (authenticationv1.UserInfo, e
 	return review.Status.UserInfo, nil
 }
 
-// CheckIdentity says why the API server does not take the holder of cert for this node, or nil.
+// CheckIdentity returns why the API server does not identify the holder of cert as this node, or nil.
 func (n *Node) CheckIdentity(ctx context.Context, cert *tls.Certificate) error {
 	cfg, err := n.ConfigFor(cert)
 	if err != nil {
@@ -44,7 +44,8 @@ func (n *Node) CheckIdentity(ctx context.Context, cert *tls.Certificate) error {
 	return nil
 }
 
-// Register creates the node's own Node, as a kubelet does, and reads it back. The Node authorizer allows a node no other.
+// Register creates the node's own Node, as a kubelet does, and reads it back. The Node authorizer permits no other
+// Node.
 func (n *Node) Register(ctx context.Context, cert *tls.Certificate) (*corev1.Node, error) {
 	cfg, err := n.ConfigFor(cert)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package ledger tries the promise of internal/ledger on any API server: what is read after a seal is all that was ever covered.
+// Package ledger tests a promise of internal/ledger on any API server: a read after a seal returns all that was ever
+// covered.
 package ledger
 
 import (
@@ -12,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// tally is what was covered, by signer name, as Entry says it.
+// tally is the number of covered certificates by signer name, in the form of Entry.
 type tally struct {
 	mu     sync.Mutex
 	issued map[string]ledger.Entry
@@ -31,7 +32,7 @@ func (t *tally) add(signerName string, notAfter time.Time) {
 	t.total++
 }
 
-// within says what of the tally the account does not hold.
+// within returns an error for the part of the tally that the account does not include.
 func (t *tally) within(account ledger.Account) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -44,8 +45,9 @@ func (t *tally) within(account ledger.Account) error {
 	return nil
 }
 
-// Seal has three Books issue by keyID at once, each for longer than the last time, and another one seal it after a while.
-// Whatever they cover before, during and after must be within what was read right after the seal.
+// Seal runs three Books that issue by keyID concurrently, each time for longer, and another Book that seals the key
+// after a while. Everything that they cover before, during and after the seal must be within the account that was
+// read right after it.
 func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book) {
 	t.Helper()
 	if err := newBook().Open(t.Context(), keyID); err != nil {
@@ -53,7 +55,7 @@ func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book
 	}
 	issued := &tally{issued: map[string]ledger.Entry{}}
 	var workers sync.WaitGroup
-	half := make(chan struct{}) // closed when enough was issued for the seal to come in the middle
+	half := make(chan struct{}) // closed when enough certificates were issued for the seal to come in the middle
 	var once sync.Once
 	for range 3 {
 		book := newBook()
@@ -79,7 +81,7 @@ func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book
 	}
 }
 
-// closeAccount seals, against whatever writes at the same time, and returns what it reads then.
+// closeAccount seals the account against concurrent writers, and returns the account that it reads then.
 func closeAccount(t testing.TB, sealer *ledger.Book, keyID string) ledger.Account {
 	t.Helper()
 	err := sealer.Seal(t.Context(), keyID)
@@ -95,7 +97,7 @@ func closeAccount(t testing.TB, sealer *ledger.Book, keyID string) ledger.Accoun
 	return accounts[keyID]
 }
 
-// issue covers until the key is sealed. A Cover that fails otherwise covers nothing, and is tried again.
+// issue covers until the key is sealed. If Cover fails otherwise, it covers nothing, and issue retries.
 func issue(t testing.TB, book *ledger.Book, keyID, signerName string, now time.Time, issued *tally, enough func()) {
 	for n := range 10_000 {
 		notAfter := now.Add(time.Duration(n) * 5 * time.Second)

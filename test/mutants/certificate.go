@@ -1,6 +1,6 @@
 package main
 
-// What is in a certificate, and how long it lives.
+// The content and the lifetime of a certificate.
 var certificateMutations = []mutation{
 	{"lifetime: default", "pkg/ca/profile.go", "return p.config.Lifetime\n", "return p.config.MinLifetime\n", ""},
 	{"lifetime: default, 365 days", "pkg/ca/profile.go", "DefaultLifetime = 365 * 24 * time.Hour", "DefaultLifetime = 364 * 24 * time.Hour", ""},

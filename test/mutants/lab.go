@@ -18,25 +18,27 @@ import (
 )
 
 const (
-	// shortPatience is how long a turn waits for what a mutant may never do, fullPatience what the test itself has.
+	// shortPatience is how long a turn waits for something that a mutant may never do. fullPatience is the test's own
+	// value.
 	shortPatience, fullPatience = "4s", "15s"
 	// limit bounds one run of the test.
 	limit = 4 * time.Minute
 )
 
 var (
-	// failure finds the row that noticed: one that can't become what it should, or that became it in another way.
+	// failure finds the row that noticed: it can't reach its wanted state, or reached it in another way.
 	failure = regexp.MustCompile(`(?m)this can't become right: own-([^;\n]*)|^    --- FAIL: TestParity/(.*) \(`)
-	// quiet finds a row that has not become what it should.
+	// quiet finds a row that has not reached its wanted state.
 	quiet = regexp.MustCompile(`nothing happens any more: own-([^;\n]*)`)
 	// unitFailure finds a unit test that has noticed.
 	unitFailure = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
-	// abnormal finds an end that is none of a turn.
+	// abnormal finds an end that is not the end of a turn.
 	abnormal = regexp.MustCompile(`the program has ended by itself|(?m)^panic: `)
 )
 
-// lab is a folder with a copy of the tree, the compiled parity test, and what kube-controller-manager did. Mutants are
-// overlays of the copy (go help build, -overlay), so that go builds again only what a mutation changes.
+// lab is a folder with a copy of the tree, the compiled parity test, and the recorded results of
+// kube-controller-manager. Mutants are overlays of the copy (go help build, -overlay), so that go rebuilds only what
+// a mutation changes.
 type lab struct {
 	dir   string
 	guard *guard.Guard
@@ -60,8 +62,8 @@ func (l *lab) tree() string     { return filepath.Join(l.dir, "tree") }
 func (l *lab) test() string     { return filepath.Join(l.dir, "parity.test") }
 func (l *lab) recorded() string { return filepath.Join(l.dir, "kube-controller-manager.json") }
 
-// prepare copies the tree, and runs the tests on it as it is: they must pass, and the parity test records
-// kube-controller-manager. All mutations must find their place.
+// prepare copies the tree and runs the tests on the copy without a mutation. They must pass, and the parity test
+// records kube-controller-manager. Every mutation must apply.
 func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
 	if err := l.copy(ctx); err != nil {
 		return err
@@ -88,7 +90,7 @@ func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
 	return nil
 }
 
-// passes builds tests, which may take long the first time, and runs them on the tree as it is.
+// passes builds tests, which may take long the first time, and runs them on the tree without a mutation.
 func (l *lab) passes(ctx context.Context, tests string) error {
 	unchanged, err := l.overlay("unchanged", nil)
 	if err != nil {
@@ -130,7 +132,7 @@ func (l *lab) overlay(name string, files map[string][]byte) (string, error) {
 	return path, errors.Join(err, os.WriteFile(path, data, 0o600))
 }
 
-// plain keeps what a file's name may hold.
+// plain replaces characters that a file name can't contain.
 func plain(r rune) rune {
 	if r >= 'a' && r <= 'z' {
 		return r
@@ -138,7 +140,7 @@ func plain(r rune) rune {
 	return '-'
 }
 
-// judge says whether a test notices one mutation.
+// judge runs a test with one mutation, and returns whether the test notices it.
 func (l *lab) judge(ctx context.Context, one mutation, patience string) verdict {
 	start := time.Now()
 	kind, detail := l.try(ctx, one, patience)
@@ -186,7 +188,7 @@ func (l *lab) unit(ctx context.Context, overlay, tests string) (string, error) {
 	return l.command(ctx, l.tree(), "go", args...)
 }
 
-// unitVerdict says what the output of go test means.
+// unitVerdict interprets the output of go test.
 func unitVerdict(out string, err error) (kind, detail string) {
 	failed := unitFailure.FindStringSubmatch(out)
 	switch {
@@ -213,7 +215,7 @@ func (l *lab) parity(ctx context.Context, overlay, patience string) (string, err
 		l.test(), "-test.v", "-test.run=^TestParity$", "-test.timeout=3m")
 }
 
-// copy copies what git knows or would add.
+// copy copies the files that git tracks or would add.
 func (l *lab) copy(ctx context.Context) error {
 	list, err := l.command(ctx, ".", "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	if err != nil {
@@ -232,7 +234,7 @@ func (l *lab) copy(ctx context.Context) error {
 	return nil
 }
 
-// applied returns the file of the mutation in tree, with the one place replaced that has the rule.
+// applied returns the file of the mutation in tree, with the rule replaced.
 func (m mutation) applied(tree string) ([]byte, error) {
 	source, err := os.ReadFile(filepath.Join(tree, m.file))
 	if err != nil {
@@ -244,7 +246,7 @@ func (m mutation) applied(tree string) ([]byte, error) {
 	return bytes.Replace(source, []byte(m.old), []byte(m.new), 1), nil
 }
 
-// command runs in a process group of its own, which the guard knows.
+// command runs in its own process group, which the guard knows.
 func (l *lab) command(ctx context.Context, dir, name string, args ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)

@@ -2,10 +2,10 @@ package main
 
 import "slices"
 
-// mutation takes out one rule: new stands for old, which the file has exactly once.
+// mutation removes one rule: new replaces old, which the file contains exactly once.
 type mutation struct {
 	rule, file, old, new string
-	// tests are the arguments of go test that must notice. Without them the parity test must.
+	// tests are the arguments of the go test that must notice. If it is empty, the parity test must notice.
 	tests string
 }
 
@@ -14,8 +14,8 @@ var mutations = slices.Concat(
 	servingMutations, identityMutations, rotationMutations,
 )
 
-// Rules of the approver. Left out: the version, UID and extra of the review, which an API server with RBAC does not
-// look at; and that nothing is approved after a denial, which the API server refuses as well. The pure tests have them.
+// Rules of the approver. Left out: the version, UID and extra of the review, which an API server with RBAC ignores;
+// and that nothing is approved after a denial, which the API server refuses too. The pure tests cover them.
 var approverMutations = []mutation{
 	{"approver: only its signer", "controllers/approver/reconciler.go", "r.Rules[i].SignerName == obj.Spec.SignerName && csr.Undecided(obj)", "csr.Undecided(obj)", ""},
 	{"approver: never after Approved", "pkg/csr/state.go", "\t\tcondition(obj, certificatesv1.CertificateApproved) == nil &&\n", "", ""},
@@ -43,8 +43,8 @@ var approverMutations = []mutation{
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
 }
 
-// Rules of the cleaner. Left out: whether a request goes at the instant when it is due or right after, and the
-// preconditions of a deletion, which take a race; the pure and the in-line tests do.
+// Rules of the cleaner. Left out: whether a request is deleted at the instant when it is due or right after, and the
+// preconditions of a deletion, which need a race. The pure and the in-line tests cover them.
 var cleanerMutations = []mutation{
 	{"cleaner: deviation, approved unissued", "pkg/csr/retention.go", "Approved: time.Hour,", "Approved: 24 * time.Hour,", ""},
 	{"cleaner: approved", "pkg/csr/retention.go", "certificatesv1.CertificateApproved: keep.Approved,", "certificatesv1.CertificateApproved: -1,", ""},

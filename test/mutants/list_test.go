@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// A rule whose text has moved would not be taken out, and only the nightly run would notice.
+// A rule whose text was moved would not be removed, and only the nightly run would notice.
 func TestEveryMutationApplies(t *testing.T) {
 	t.Parallel()
 	for _, each := range mutations {

@@ -1,6 +1,6 @@
-// Command mutants takes out one rule at a time, and demands that a test fails each time. The parity test must notice
-// rules of the approver, the signer and the cleaner: then its table is good enough. The unit tests must notice rules for
-// serving certificates, node identity and rotations, which kube-controller-manager does not have.
+// Command mutants removes one rule at a time, and demands that a test fails each time. The parity test must notice
+// rules of the approver, the signer and the cleaner: then its table is complete enough. The unit tests must notice
+// rules for serving certificates, node identity and rotations, which kube-controller-manager does not have.
 package main
 
 import (
@@ -45,7 +45,7 @@ func run(ctx context.Context, only string, units bool, parallel int) (err error)
 		return err
 	}
 	verdicts := lab.judgeAll(ctx, chosen, parallel, shortPatience)
-	// A turn that only waited too long may have been slow: it had little patience, and company.
+	// A turn that only timed out may have been slow: it had a short patience and ran beside others.
 	var again []mutation
 	verdicts = slices.DeleteFunc(verdicts, func(one verdict) bool {
 		if one.kind == slow {
@@ -72,7 +72,7 @@ func choose(only string, units bool) ([]mutation, error) {
 	return chosen, nil
 }
 
-// judgeAll judges several mutations at a time.
+// judgeAll judges several mutations concurrently.
 func (l *lab) judgeAll(ctx context.Context, chosen []mutation, parallel int, patience string) []verdict {
 	queue := make(chan int)
 	verdicts := make([]verdict, len(chosen))
@@ -93,12 +93,12 @@ func (l *lab) judgeAll(ctx context.Context, chosen []mutation, parallel int, pat
 	return verdicts
 }
 
-// What can come of a mutation.
+// The possible results of a mutation.
 const (
 	caught   = "caught"
 	survived = "SURVIVED"
-	broken   = "BROKEN" // it does not compile, say, so that it says nothing about the table
-	slow     = "slow"   // nothing happened any more, which counts if it is so with full patience, alone
+	broken   = "BROKEN" // for example, it does not compile, so it proves nothing about the table
+	slow     = "slow"   // nothing happened any more; that counts if it happens again with full patience, alone
 	skipped  = "skipped"
 )
 
@@ -114,7 +114,7 @@ func (v verdict) print() {
 	}
 }
 
-// summary counts the verdicts, and is an error unless all mutations were caught.
+// summary counts the verdicts. It returns an error unless all mutations were noticed.
 func summary(verdicts []verdict) error {
 	count := map[string]int{}
 	var errs []error

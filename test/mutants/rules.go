@@ -1,6 +1,7 @@
 package main
 
-// The tests of each part. The model of a rotation makes a third of its usual random lives: the table of Next comes first.
+// The tests of each part. The model of a rotation runs a third of its usual random lives. The table of Next comes
+// first.
 const (
 	approverTests = "./controllers/approver"
 	rotationTests = "./controllers/rotation -lives 40"

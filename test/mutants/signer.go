@@ -1,7 +1,7 @@
 package main
 
-// Rules of the signer. Left out, as nothing that can reach an API server tells them apart:
-//   - the floor of ten minutes: the API refuses shorter wishes at creation, and updates of requests stored with one;
+// Rules of the signer. Left out, because no request to an API server distinguishes them:
+//   - the floor of ten minutes: the API refuses shorter lifetimes at creation, and updates of requests stored with one;
 //   - the signature check and Failed/Malformed: the API server refuses every update of such a request;
 //   - that a certificate is not replaced: the API server refuses that too;
 //   - Failed with a status other than True: the same;

@@ -7,7 +7,7 @@ import (
 	"encoding/pem"
 )
 
-// What a request may ask for and no certificate of these signers holds.
+// Content that a request may have and no certificate of these signers holds.
 var (
 	askForCA = []pkix.Extension{
 		{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: der(struct{ CA bool }{true})},
@@ -35,7 +35,7 @@ var (
 	organization    = asn1.ObjectIdentifier{2, 5, 4, 10}
 )
 
-// name is a subject with these attributes, in order, each an RDN of its own.
+// name returns a subject with these attributes, in order, each in its own RDN.
 func name(attributes ...attribute) []byte {
 	var sequence pkix.RDNSequence
 	for _, one := range attributes {
@@ -44,7 +44,7 @@ func name(attributes ...attribute) []byte {
 	return der(sequence)
 }
 
-// oneRDN is a subject with these attributes in one RDN.
+// oneRDN returns a subject with these attributes in one RDN.
 func oneRDN(attributes ...attribute) []byte {
 	var set pkix.RelativeDistinguishedNameSET
 	for _, one := range attributes {
@@ -61,7 +61,7 @@ func der(value any) []byte {
 	return encoded
 }
 
-// Ways to write the payload that PEM readers differ about.
+// Encodings of the payload that PEM readers treat differently.
 
 func trailing(request []byte) []byte { return append(request, "and more\n"...) }
 

@@ -14,31 +14,32 @@ import (
 	"time"
 )
 
-// start is one of the ways in which both programs are started.
+// start is a way to start both programs.
 type start int
 
 const (
-	// oneCA is one CA for all signers, and certificates for a day. Only here does the cleaner run.
+	// oneCA has one CA for all signers, and certificates for a day. The cleaner runs only in this start.
 	oneCA start = iota
-	// ownCAs is a CA for each signer but kubernetes.io/kube-apiserver-client, and certificates for five minutes; the CA
-	// for kubernetes.io/kubelet-serving ends before they do. The flags for kubernetes.io/legacy-unknown do nothing here.
+	// ownCAs has a CA for each signer but kubernetes.io/kube-apiserver-client, and certificates for five minutes. The
+	// CA for kubernetes.io/kubelet-serving expires before its certificates would. The flags for
+	// kubernetes.io/legacy-unknown have no effect here.
 	ownCAs
-	// defaults is without --cluster-signing-duration. Only kubernetes.io/kube-apiserver-client has a fit CA.
+	// defaults has no --cluster-signing-duration. Only kubernetes.io/kube-apiserver-client has a usable CA.
 	defaults
-	// endedCAs has an ended CA for kubernetes.io/kube-apiserver-client-kubelet, and one for kubernetes.io/kubelet-serving
-	// that may not sign.
+	// endedCAs has an expired CA for kubernetes.io/kube-apiserver-client-kubelet, and a CA for
+	// kubernetes.io/kubelet-serving that may not sign.
 	endedCAs
 	starts
 )
 
-// signerCA is the CA of one signer, called as its flags are.
+// signerCA is the CA of one signer, named like its flags.
 type signerCA struct {
 	flag, kind string
 	notAfter   time.Time
 	change     func(*x509.Certificate)
 }
 
-// writeCAs writes the CAs of all starts, and what makes the programs use them.
+// writeCAs writes the CAs and the flags of all starts.
 func (e *env) writeCAs() error {
 	cert, key, err := writePair(e.Dir, "ca", e.CA.CertPEM, e.CA.KeyPEM)
 	if err != nil {
@@ -118,7 +119,7 @@ func selfSigned(kind string, notAfter time.Time, change func(*x509.Certificate))
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), err
 }
 
-// privatePEM is the key of that kind in the encoding that OpenSSL's older commands write: PKCS#1, SEC 1 or PKCS#8.
+// privatePEM returns the key of that kind in the encoding of OpenSSL's older commands: PKCS#1, SEC 1 or PKCS#8.
 func privatePEM(kind string) ([]byte, error) {
 	key, err := keyOf(kind)
 	if err != nil {

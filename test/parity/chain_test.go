@@ -16,7 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testIntermediate is the deviation chain: what an intermediate CA signs comes with that CA, and is identical with chain: None.
+// testIntermediate checks the deviation chain. Certificates of an intermediate CA come with that CA, and are
+// identical with chain: None.
 func (e *env) testIntermediate(t *testing.T, own program) {
 	t.Helper()
 	intermediate := e.intermediate(t)
@@ -62,7 +63,7 @@ func (e *env) testIntermediate(t *testing.T, own program) {
 	}
 }
 
-// intermediate is a CA below the cluster's, with the key P-384.
+// intermediate returns a P-384 CA below the cluster's CA.
 func (e *env) intermediate(t *testing.T) []byte {
 	t.Helper()
 	root, err := tls.X509KeyPair(e.CA.CertPEM, e.CA.KeyPEM)

@@ -16,14 +16,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// env is the control plane that both programs work on, one after the other.
+// env is the control plane for both programs, which run one after the other.
 type env struct {
 	*cluster.Cluster
 	admin kubernetes.Interface
-	// common are the flags of every start, byStart those of each.
+	// common are the flags of every start, and byStart the flags of one start.
 	common  []string
 	byStart [starts][]string
-	// ends are those of CAs that end before the certificates that they issue.
+	// ends are the expiry times of CAs that expire before their certificates would.
 	ends []time.Time
 }
 
@@ -75,14 +75,14 @@ func (e *env) bind(t *testing.T, role, kind, name string) {
 	}
 }
 
-// as is a client for the user.
+// as returns a client for the user.
 func (e *env) as(u user) (kubernetes.Interface, error) {
 	config := rest.CopyConfig(e.Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: u.name, Groups: u.groups}
 	return kubernetes.NewForConfig(config)
 }
 
-// create makes the row's request under that name.
+// create creates the row's request under that name.
 func (e *env) create(ctx context.Context, name string, r row) error {
 	obj, err := r.object(name)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// madeKeys has one key of each kind, made when first asked for: what is compared never depends on its value.
+// madeKeys has one key of each kind, created on first use. The comparison never depends on the value of a key.
 var madeKeys = map[string]func() (crypto.Signer, error){
 	"":          sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }),
 	"P-256":     sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }),
@@ -34,7 +34,7 @@ func keyOf(kind string) (crypto.Signer, error) {
 	return generate()
 }
 
-// storedCertificate is what a row has in its status from the beginning.
+// storedCertificate returns the certificate that a row has in its status from the beginning.
 func (r row) storedCertificate() ([]byte, error) {
 	if r.endedAgo == 0 {
 		return r.certificate, nil

@@ -13,10 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// The facts of Kubernetes' test/integration/certificates that are the API server's part of the loops and not a
-// controller's; those of its controller_approval and duration tests, and of its e2e test (sign, then use), are rows.
+// The parts of Kubernetes' test/integration/certificates that test the API server, not a controller. The parts of its
+// controller_approval and duration tests, and of its e2e test (sign, then use), are rows.
 
-// testAdmission is admission_approval_test.go and admission_sign_test.go: who may write a decision or a certificate.
+// testAdmission tests admission_approval_test.go and admission_sign_test.go: which users may write a decision or a
+// certificate.
 func (e *env) testAdmission(t *testing.T) {
 	t.Helper()
 	for verb, refused := range map[string]string{
@@ -44,7 +45,8 @@ func (e *env) testAdmission(t *testing.T) {
 	}
 }
 
-// write has the writer decide, or set a condition that only a signer may. A role is known a moment after it was made.
+// write writes a decision, or a condition that only a signer may set, as writer. The API server knows a new role
+// after a moment.
 func (e *env) write(t *testing.T, verb, name string, writer user, refused string) error {
 	t.Helper()
 	client, err := e.as(writer)
@@ -72,7 +74,7 @@ func (e *env) write(t *testing.T, verb, name string, writer user, refused string
 	return err
 }
 
-// permit lets the user write decisions or certificates of requests for these signers.
+// permit permits the user to write decisions or certificates of requests for these signers.
 func (e *env) permit(t *testing.T, verb, signers, to string) {
 	t.Helper()
 	role, err := e.admin.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
@@ -88,7 +90,8 @@ func (e *env) permit(t *testing.T, verb, signers, to string) {
 	e.bind(t, role.Name, rbacv1.UserKind, to)
 }
 
-// testCreation is admission_subjectrestriction_test.go, and what duration_test.go and NodeRestriction refuse.
+// testCreation tests admission_subjectrestriction_test.go, and requests that duration_test.go and NodeRestriction
+// refuse.
 func (e *env) testCreation(t *testing.T) {
 	t.Helper()
 	for name, test := range map[string]struct {
@@ -117,7 +120,7 @@ func (e *env) testCreation(t *testing.T) {
 	}
 }
 
-// testFieldSelector is field_selector_test.go.
+// testFieldSelector tests field_selector_test.go.
 func (e *env) testFieldSelector(t *testing.T) {
 	t.Helper()
 	for name, signer := range map[string]string{"csr-1": "example.com/one", "csr-2": "example.com/two", "csr-3": "example.com/two"} {

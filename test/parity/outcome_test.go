@@ -11,7 +11,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// outcome is what became of a request, without what differs from run to run.
+// outcome is the result of a request, without values that differ from run to run.
 type outcome struct {
 	State       string
 	Conditions  []string
@@ -19,7 +19,7 @@ type outcome struct {
 	User        string       `json:",omitempty"`
 }
 
-// certificate is what is in status.certificate; a recorded one is compared with one made from other keys.
+// certificate describes status.certificate. A recorded certificate is compared with one from other keys.
 type certificate struct {
 	Version            int
 	Subject            string
@@ -39,7 +39,7 @@ type certificate struct {
 	Surplus            string
 }
 
-// stateOf is the notation of row.want.
+// stateOf returns the state of obj in the notation of row.want.
 func stateOf(obj *certificatesv1.CertificateSigningRequest) string {
 	if obj == nil {
 		return gone
@@ -54,7 +54,7 @@ func stateOf(obj *certificatesv1.CertificateSigningRequest) string {
 	return strings.Join(parts, " ")
 }
 
-// outcomeOf reads obj, whose certificate was issued between from and to, by a CA that ends at one of ends.
+// outcomeOf reads obj. Its certificate was issued between from and to, by a CA that expires at one of ends.
 func outcomeOf(obj *certificatesv1.CertificateSigningRequest, from, to time.Time, ends []time.Time) outcome {
 	found := outcome{State: stateOf(obj)}
 	if obj == nil {
@@ -117,7 +117,7 @@ func (c *certificate) content(cert *x509.Certificate) {
 	for _, extension := range cert.Extensions {
 		value := hex.EncodeToString(extension.Value)
 		if extension.Id.String() == "2.5.29.35" {
-			value = "of the CA" // depends on its key; KeyIDs has whether it is there
+			value = "of the CA" // it depends on the CA's key; KeyIDs says whether it is present
 		}
 		c.Extensions = append(c.Extensions, fmt.Sprintf("%s critical=%t %s", extension.Id, extension.Critical, value))
 	}

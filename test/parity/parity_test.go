@@ -39,7 +39,7 @@ func rowsWhere(keep func(row) bool) map[string]row {
 	return rows
 }
 
-// expected is the row's state at the end.
+// expected returns the row's state at the end.
 func (r row) expected(ours bool) string {
 	if ours && r.deviation != "" {
 		return r.ours
@@ -69,14 +69,14 @@ func TestParity(t *testing.T) {
 	t.Run("CA that is an intermediate", func(t *testing.T) { env.testIntermediate(t, own) })
 	t.Run("certificate that is refused", func(t *testing.T) { env.testNotStored(t, own) })
 	t.Run("documented", testDocumented)
-	if os.Getenv("PARITY_BINARY") == "" { // about the API server alone
+	if os.Getenv("PARITY_BINARY") == "" { // these test only the API server
 		t.Run("admission", env.testAdmission)
 		t.Run("creation", env.testCreation)
 		t.Run("field selector", env.testFieldSelector)
 	}
 }
 
-// testDocumented is that docs/reference/kcm-parity.md has a row for each deviation, and no other.
+// testDocumented checks that docs/reference/kcm-parity.md has a row for each deviation, and no other row.
 func testDocumented(t *testing.T) {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/reference/kcm-parity.md")
@@ -87,8 +87,8 @@ func testDocumented(t *testing.T) {
 	for _, found := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(string(doc), -1) {
 		documented[found[1]] = true
 	}
-	// These have tests of their own, "mismatch" in controllers/signer, as nothing that is sent to an API server leads to it, and
-	// "deleted" in test/integration.
+	// These have their own tests: "mismatch" in controllers/signer, because no request to an API server leads to it,
+	// and "deleted" in test/integration.
 	listed := map[string]bool{"ca-bundle": true, "chain": true, "deleted": true, "key-label": true, "mismatch": true, "not-stored": true}
 	for _, r := range table {
 		if r.deviation != "" {
@@ -137,7 +137,7 @@ func (e *env) minor(t *testing.T) int {
 	return minor
 }
 
-// recorded is kube-controller-manager's turn, or what PARITY_RECORDED, a file, has of an earlier one.
+// recorded runs kube-controller-manager's turn, or reads the file PARITY_RECORDED of an earlier turn.
 func (e *env) recorded(t *testing.T) map[string]outcome {
 	t.Helper()
 	file := os.Getenv("PARITY_RECORDED")

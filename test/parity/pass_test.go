@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// patience is generous, as nobody waits for it but a failing test.
+	// patience is generous, because only a failing test waits for it.
 	patience     = 15 * time.Second
 	pollInterval = 100 * time.Millisecond
-	// tries bounds how often a program is started until its cleaner has seen what is old.
+	// tries bounds how often a program is started until its cleaner has seen the old requests.
 	tries = 8
 	// patienceForRoles is how long the API server may take to know a new role.
 	patienceForRoles = 10 * time.Second
-	// dueIn is when the live row with a condition is due.
+	// dueIn is the time until the live row with a condition is due.
 	dueIn = 3 * time.Second
 )
 
@@ -31,17 +31,17 @@ const (
 type pass struct {
 	*env
 	program
-	// patience is how long nothing may happen; a hasty turn ends with the first row that does not settle.
+	// patience is how long nothing may happen. A hasty turn ends with the first row that does not settle.
 	patience time.Duration
 	hasty    bool
-	// awake is that it has done something; a program may start slowly.
+	// awake reports that the program has done something. A program may start slowly.
 	awake   bool
 	running *process
 	names   map[string]string // row → object
 	from    map[string]time.Time
 }
 
-// turn is what PARITY_PATIENCE makes hasty, if it is ours.
+// turn returns the turn of p. PARITY_PATIENCE makes our turn hasty.
 func (e *env) turn(t *testing.T, p program) *pass {
 	t.Helper()
 	turn := &pass{env: e, program: p, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
@@ -75,7 +75,7 @@ func (e *env) pass(t *testing.T, p program) map[string]outcome {
 	return outcomes
 }
 
-// seed makes all requests but the live ones.
+// seed creates all requests but the live ones.
 func (p *pass) seed(t *testing.T, rows map[string]row) {
 	t.Helper()
 	for key, r := range rows {
@@ -94,7 +94,7 @@ func (p *pass) make(t *testing.T, key string, r row) {
 	}
 }
 
-// plain keeps what an object's name may hold.
+// plain replaces characters that an object name can't contain.
 func plain(r rune) rune {
 	if r == '/' || r == '%' || r == '\'' || r == ' ' || r == ',' || r == ':' {
 		return '-'
@@ -124,7 +124,7 @@ func (p *pass) startCleaning(t *testing.T) {
 		if seen == p.passes {
 			return
 		}
-		if p.ours { // it needs no second start, and a mutant may never clean
+		if p.ours { // ours needs no second start, and a mutant may never clean
 			return
 		}
 		p.running.stop()
@@ -132,7 +132,7 @@ func (p *pass) startCleaning(t *testing.T) {
 	t.Fatalf("%s: %d of %d starts cleaned, want %d", p.id, seen, tries, p.passes)
 }
 
-// collect waits until everything is as it should be, then for what is made only now, and reads what became of it all.
+// collect waits until every row is in its wanted state, then for the live rows, and reads all outcomes.
 func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcome) {
 	t.Helper()
 	p.settle(t, p.wanted(rows, func(r row) bool { return !r.live }))
@@ -167,7 +167,7 @@ func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcom
 	p.clear(t)
 }
 
-// makeLive makes a request while the program runs; a decision that comes with it will be due in a moment.
+// makeLive creates a request while the program runs. A request with a decision is due in a moment.
 func (p *pass) makeLive(t *testing.T, key string, r row) {
 	t.Helper()
 	if len(r.conditions) > 0 {
@@ -179,7 +179,7 @@ func (p *pass) makeLive(t *testing.T, key string, r row) {
 	p.make(t, key, r)
 }
 
-// afterDue waits until what was due in a moment has been for a while.
+// afterDue waits until some time after the live rows were due.
 func (p *pass) afterDue(t *testing.T, rows map[string]row) {
 	t.Helper()
 	for key, r := range rows {

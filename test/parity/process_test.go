@@ -13,30 +13,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// program is one of the two that are compared.
+// program is one of the two programs that are compared.
 type program struct {
-	// id is a part of the names of its requests.
+	// id is a part of the names of the program's requests.
 	id     string
 	binary string
 	args   []string
-	// passes is how many starts of the cleaner must have seen what is old before what is still there counts as kept. Zero
-	// leaves the rows of the cleaner out.
+	// passes is the number of starts of the cleaner that must have seen the old requests before a remaining request
+	// counts as kept. Zero leaves out the rows of the cleaner.
 	passes int
-	// stop ends it; one that keeps no Lease may be killed.
+	// stop is the signal that ends the program. A program without a Lease may be killed.
 	stop syscall.Signal
 	ours bool
 }
 
 // firstCleaningMinor is the first minor version of Kubernetes whose kube-controller-manager can be seen to clean.
-// Version 1.34 makes its first pass before it starts its informers, and the next one an hour later: in eight starts out
-// of eight it deleted nothing. So there the rows of the cleaner hold our manager to the table only.
+// Version 1.34 makes its first pass before it starts its informers, and the next one an hour later: in eight of eight
+// starts it deleted nothing. For older versions, the rows of the cleaner only compare our manager with the table.
 const firstCleaningMinor = 35
 
 func kubeControllerManager(binary string) program {
 	return program{
 		id: "kcm", binary: binary, passes: 2, stop: syscall.SIGKILL,
-		// The controllers start a second or two late, when the cache is filled: the cleaner's only pass of the hour does
-		// not wait for it.
+		// The controllers start a second or two late, when the cache is filled: the cleaner's only pass of the hour
+		// does not wait for the cache.
 		args: []string{"--secure-port=0", "--controller-start-interval=1s", "--kube-api-qps=10000", "--kube-api-burst=10000"},
 	}
 }
@@ -48,7 +48,7 @@ func csrControllerManager(binary string) program {
 	}
 }
 
-// process is a program that runs.
+// process is a running program.
 type process struct {
 	cmd    *exec.Cmd
 	log    string
@@ -59,7 +59,7 @@ type process struct {
 // start runs the program until stop or the end of the test.
 func (p program) start(t *testing.T, on *env, args ...string) *process {
 	t.Helper()
-	log, err := os.CreateTemp(on.Dir, p.id+"-*.log") // the guard removes that folder, whatever ends the test
+	log, err := os.CreateTemp(on.Dir, p.id+"-*.log") // the guard removes that folder, however the test ends
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func (p *process) stop() {
 	<-p.ended
 }
 
-// check fails the test when the process ended by itself, or was not clean.
+// check fails the test if the process stopped unexpectedly, or with an error.
 func (p *process) check(t *testing.T, ours bool) {
 	t.Helper()
 	if p.over() {
@@ -102,7 +102,7 @@ func (p *process) check(t *testing.T, ours bool) {
 	}
 }
 
-// over is whether it has ended.
+// over reports whether the process has ended.
 func (p *process) over() bool {
 	select {
 	case <-p.ended:
@@ -127,7 +127,7 @@ func (p *process) tail(t *testing.T) string {
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// ownBinary is the one of this tree, or what PARITY_BINARY names.
+// ownBinary returns the binary of this tree, or PARITY_BINARY.
 func (e *env) ownBinary(t *testing.T) string {
 	t.Helper()
 	if binary := os.Getenv("PARITY_BINARY"); binary != "" {

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// read is what became of the row.
+// read returns the outcome of the row.
 func (p *pass) read(t *testing.T, r row, key string, obj *certificatesv1.CertificateSigningRequest) outcome {
 	t.Helper()
 	found := outcomeOf(obj, p.from[key], time.Now(), p.ends)
@@ -35,7 +35,7 @@ func (p *pass) read(t *testing.T, r row, key string, obj *certificatesv1.Certifi
 	return found
 }
 
-// authenticate asks the API server who holds the certificate.
+// authenticate returns the user that the API server identifies by the certificate.
 func (p *pass) authenticate(ctx context.Context, cert []byte, kind string) (string, error) {
 	key, err := keyOf(kind)
 	if err != nil {

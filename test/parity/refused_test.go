@@ -21,7 +21,7 @@ import (
 
 const refusal = "no certificate is stored here"
 
-// refuser is an admission webhook that refuses every write of a certificate, and keeps the certificates by request.
+// refuser is an admission webhook that refuses every write of a certificate, and records the certificates by request.
 type refuser struct {
 	mu   sync.Mutex
 	seen map[string][]string
@@ -44,7 +44,7 @@ func (r *refuser) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// of returns how often a certificate was written to the request of that name, and how many different ones.
+// of returns how often a certificate was written to the request of that name, and how many of them differ.
 func (r *refuser) of(name string) (writes, different int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,7 +55,7 @@ func (r *refuser) of(name string) (writes, different int) {
 	return len(r.seen[name]), len(all)
 }
 
-// refuse makes the API server refuse to store certificates, until the end of the test.
+// refuse configures the API server to refuse certificates until the end of the test.
 func (e *env) refuse(t *testing.T) *refuser {
 	t.Helper()
 	r := &refuser{seen: map[string][]string{}}
@@ -82,7 +82,7 @@ func (e *env) refuse(t *testing.T) *refuser {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = configurations.Delete(context.Background(), "parity-refuse", metav1.DeleteOptions{}) })
-	// The API server learns of it in a moment.
+	// The API server knows the webhook after a moment.
 	requests := e.admin.CertificatesV1().CertificateSigningRequests()
 	err = wait.PollUntilContextTimeout(t.Context(), pollInterval, patience, true, func(ctx context.Context) (bool, error) {
 		const name = "parity-refused-yet"
@@ -104,8 +104,8 @@ func (e *env) refuse(t *testing.T) *refuser {
 	return r
 }
 
-// testNotStored is the deviation not-stored: where the API server refuses the certificate, kube-controller-manager signs a
-// new one for each try, and we write the same one again.
+// testNotStored checks the deviation not-stored. If the API server refuses the certificate, kube-controller-manager
+// signs a new one for each attempt, and ours writes the same one again.
 func (e *env) testNotStored(t *testing.T, own program) {
 	t.Helper()
 	refused := e.refuse(t)

@@ -1,5 +1,5 @@
 // Package parity sends the same requests through the real kube-controller-manager and through csr-controller-manager,
-// each alone and in turn on one API server, and compares what becomes of them field by field.
+// each alone and in turn on one API server. It compares the outcomes field by field.
 package parity
 
 import (
@@ -23,7 +23,7 @@ const (
 	legacyUnknown   = "kubernetes.io/legacy-unknown"
 )
 
-// What can become of a request: its conditions in order, and Issued when there is a certificate.
+// The possible outcomes of a request: its conditions in order, and Issued if there is a certificate.
 const (
 	untouched      = ""
 	approvedOnly   = "Approved"
@@ -33,8 +33,8 @@ const (
 	gone           = "Gone"
 )
 
-// row is one request and what must become of it. A zero field stands for the base: a client certificate with a P-256
-// key for the signer kubernetes.io/kube-apiserver-client, made by somebody without rights.
+// row is one request and its expected outcome. A zero field means the base: a client certificate with a P-256 key for
+// the signer kubernetes.io/kube-apiserver-client, requested by a user without rights.
 type row struct {
 	signer     string
 	usages     []certificatesv1.KeyUsage
@@ -47,27 +47,28 @@ type row struct {
 	payload    func([]byte) []byte
 	conditions []certificatesv1.CertificateSigningRequestCondition
 
-	// stored goes straight into etcd, as if an API server had left it age ago.
+	// stored writes the request directly to etcd, as if an API server had stored it age ago.
 	stored bool
 	age    time.Duration
-	// endedAgo is the age of the end of a certificate that is stored with it; certificate is its bytes instead.
+	// endedAgo is the time since the expiry of a certificate that is stored with it. certificate is the bytes of a
+	// certificate instead.
 	endedAgo    time.Duration
 	certificate []byte
-	// live is made while the controllers run, after everything else has settled; grants makes what the requester needs
-	// only then.
+	// live creates the request while the controllers run, after all other rows have settled. grants creates the
+	// requester's permissions only then.
 	live, grants bool
-	// start is when it is made.
+	// start is the start in which the request is created.
 	start start
 	// use authenticates with the certificate.
 	use bool
 
 	want string
-	// deviation names what docs/reference/kcm-parity.md says of a difference; ours is then what we make of the request, message
-	// the reason and message of our Failed condition, and log what our log must say.
+	// deviation is the id in docs/reference/kcm-parity.md of a difference. ours is then the outcome with our manager,
+	// message the reason and message of our Failed condition, and log the required text in our log.
 	deviation, ours, message, log string
 }
 
-// user is who makes a request.
+// user is the user that creates a request.
 type user struct {
 	name   string
 	groups []string
@@ -79,7 +80,7 @@ func nodeName(name string) *pkix.Name {
 
 func usages(names ...certificatesv1.KeyUsage) []certificatesv1.KeyUsage { return names }
 
-// with returns base after changes, so that a row shows only what it is about.
+// with returns base after changes, so that a row shows only its own part.
 func with(base row, changes ...func(*row)) row {
 	for _, change := range changes {
 		change(&base)
@@ -87,7 +88,7 @@ func with(base row, changes ...func(*row)) row {
 	return base
 }
 
-// since is a condition that is age old.
+// since returns a condition that is age old.
 func since(kind certificatesv1.RequestConditionType, age time.Duration) certificatesv1.CertificateSigningRequestCondition {
 	at := metav1.NewTime(time.Now().Add(-age))
 	return certificatesv1.CertificateSigningRequestCondition{
@@ -99,7 +100,7 @@ func conditions(list ...certificatesv1.CertificateSigningRequestCondition) []cer
 	return list
 }
 
-// object makes the API object that the row describes.
+// object returns the API object for the row.
 func (r row) object(name string) (*certificatesv1.CertificateSigningRequest, error) {
 	request, err := r.pem()
 	if err != nil {

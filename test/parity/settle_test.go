@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Why waiting has ended too soon. Only the first can be a slow machine's fault; the mutants read these texts.
+// The reasons why waiting ended too early. Only the first can be due to a slow machine. The mutants read these texts.
 var (
 	errQuiet = errors.New("nothing happens any more")
 	errWrong = errors.New("this can't become right")
@@ -53,7 +53,7 @@ func (p *pass) settle(t *testing.T, wanted map[string]string) bool {
 	return err == nil
 }
 
-// compareStates says which objects are not in their wanted states, and which of those never will be.
+// compareStates returns the objects that are not in their wanted states, and those that never will be.
 func compareStates(objs map[string]*certificatesv1.CertificateSigningRequest, wanted map[string]string) (open, wrong []string) {
 	for name, want := range wanted {
 		got := stateOf(objs[name])
@@ -62,7 +62,7 @@ func compareStates(objs map[string]*certificatesv1.CertificateSigningRequest, wa
 		}
 		is := fmt.Sprintf("%s is %q", name, got)
 		open = append(open, is)
-		// A condition never goes, and new ones come last.
+		// A condition is never removed, and new ones are appended.
 		if want != gone && got != "" && !strings.HasPrefix(want, got+" ") {
 			wrong = append(wrong, is)
 		}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// testSeveralCertificates is the deviation ca-bundle: kube-controller-manager exits, we sign with the certificate that
-// belongs to the key.
+// testSeveralCertificates checks the deviation ca-bundle: kube-controller-manager exits, and ours signs with the
+// certificate that belongs to the key.
 func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	t.Helper()
 	other, err := selfSigned("", time.Now().Add(time.Hour), nil)
@@ -20,7 +20,7 @@ func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	e.testRefusedFiles(t, own, "bundle", slices.Concat(e.CA.CertPEM, other), e.CA.KeyPEM, "expected 1 certificate, found 2")
 }
 
-// testWrongLabel is the deviation key-label: kube-controller-manager exits, we sign.
+// testWrongLabel checks the deviation key-label: kube-controller-manager exits, and ours signs.
 func (e *env) testWrongLabel(t *testing.T, own program) {
 	t.Helper()
 	if !bytes.Contains(e.CA.KeyPEM, []byte("BEGIN PRIVATE KEY")) {
@@ -30,7 +30,7 @@ func (e *env) testWrongLabel(t *testing.T, own program) {
 	e.testRefusedFiles(t, own, "label", e.CA.CertPEM, mislabelled, "does not contain a valid RSA or ECDSA private key")
 }
 
-// testRefusedFiles is that kube-controller-manager exits with these words, and that we sign.
+// testRefusedFiles checks that kube-controller-manager exits with these words, and that ours signs.
 func (e *env) testRefusedFiles(t *testing.T, own program, name string, certPEM, keyPEM []byte, words string) {
 	t.Helper()
 	cert, key, err := writePair(e.Dir, name, certPEM, keyPEM)

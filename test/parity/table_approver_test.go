@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Who asks. The cluster binds nodeclient to the group bootstrappers and selfnodeclient to the group renewers; everybody
-// may create requests.
+// The requesters. The cluster binds nodeclient to the group bootstrappers and selfnodeclient to the group renewers.
+// Every user may create requests.
 var (
 	bootstrapper = user{name: "bootstrapper", groups: []string{"parity:bootstrappers", "system:authenticated"}}
 	stranger     = user{name: "stranger", groups: []string{"system:authenticated"}}
@@ -19,17 +19,17 @@ func nodeUser(name string, groups ...string) user {
 	return user{name: "system:node:" + name, groups: append([]string{"system:authenticated"}, groups...)}
 }
 
-// boundUser has a bootstrap token that is good for the node whose name has that hash.
+// boundUser returns a user with a bootstrap token for the node whose name has that hash.
 func boundUser(hash string) user {
 	return user{name: "bound-" + hash, groups: append([]string{"system:bootstrappers:node:" + hash}, bootstrapper.groups...)}
 }
 
-// node is the smallest request that is approved and signed without a person.
+// node is the smallest request that is approved and signed automatically.
 var node = row{signer: kubeletClient, subject: nodeName("n1"), user: bootstrapper, want: approvedIssued}
 
 var spiffe = &url.URL{Scheme: "spiffe", Host: "example.org", Path: "/n1"}
 
-// approverRows are kcm-semantics: who is approved, by what, and who is left alone.
+// approverRows are kcm-semantics: which requests are approved, by which rule, and which are ignored.
 var approverRows = map[string]row{
 	"bootstrapper":                          node,
 	"bootstrapper, with key encipherment":   with(node, func(r *row) { r.usages = usages("digital signature", "key encipherment", "client auth") }),
@@ -89,7 +89,7 @@ var approverRows = map[string]row{
 		r.want = "Denied Example"
 	}),
 	"approved before": with(node, func(r *row) { r.conditions = conditions(since("Approved", time.Minute)) }),
-	// Only of a request that has a condition twice already does the API server take a third one.
+	// The API server accepts a third copy of a condition only if the request already has two.
 	"approved twice and failed": with(node, func(r *row) {
 		r.stored, r.want = true, "Approved Approved Failed"
 		r.conditions = conditions(since("Approved", time.Minute), since("Approved", time.Minute), since("Failed", time.Minute))
@@ -107,7 +107,7 @@ var approverRows = map[string]row{
 	"certificate without approval": with(node, func(r *row) { r.stored, r.endedAgo, r.want = true, -time.Hour, "Issued" }),
 }
 
-// leftAlone is a request of a bootstrapper that is not approved, for what change makes of it.
+// leftAlone returns a bootstrapper's request, changed by change, that is not approved.
 func leftAlone(change func(*row)) row {
 	return with(node, func(r *row) { r.subject = nodeName("n1"); r.want = untouched }, change)
 }

@@ -27,7 +27,7 @@ func ips(addresses ...string) x509.CertificateRequest {
 	return names
 }
 
-// certificateRows are what is in a certificate, and how long it lives.
+// certificateRows test the content and the lifetime of certificates.
 var certificateRows = map[string]row{
 	"subject, empty":           with(client, func(r *row) { r.subject = &pkix.Name{}; r.names = sans("a.example.org") }),
 	"subject, empty, no names": with(client, func(r *row) { r.subject = &pkix.Name{} }),
@@ -119,7 +119,7 @@ var everything = &pkix.Name{
 	Province: []string{"p"}, StreetAddress: []string{"s"}, PostalCode: []string{"1"}, SerialNumber: "7", CommonName: "x",
 }
 
-// weak is base with a key that we refuse.
+// weak returns base with a key that ours refuses.
 func weak(base row) row {
 	return with(base, func(r *row) {
 		r.key, r.deviation, r.ours = "RSA-1024", "weak-rsa-key", approvedFailed
@@ -127,7 +127,7 @@ func weak(base row) row {
 	})
 }
 
-// unpermitted is base with a kind of key that we refuse.
+// unpermitted returns base with a kind of key that ours refuses.
 func unpermitted(base row, ours string) row {
 	return with(base, func(r *row) {
 		r.key, r.deviation, r.ours = "P-224", "key-not-permitted", ours
@@ -137,7 +137,7 @@ func unpermitted(base row, ours string) row {
 	})
 }
 
-// badName is a request for a DNS name that is none.
+// badName returns a request with an invalid DNS name.
 func badName(name, why string) row {
 	return with(client, func(r *row) {
 		r.names, r.deviation, r.ours = sans(name), "bad-name", approvedFailed
@@ -145,14 +145,14 @@ func badName(name, why string) row {
 	})
 }
 
-// tooLarge is a request that change makes larger than we read.
+// tooLarge returns a request that change makes larger than our limits.
 func tooLarge(message string, change func(*row)) row {
 	return with(client, change, func(r *row) {
 		r.deviation, r.ours, r.message = "too-large", approvedFailed, "RequestTooLarge: "+message
 	})
 }
 
-// masters is base as an API server without the admission plugin CertificateSubjectRestriction would let it in.
+// masters returns base as an API server without the admission plugin CertificateSubjectRestriction would accept it.
 func masters(base row) row {
 	return with(base, func(r *row) {
 		if r.subject == nil {
@@ -163,7 +163,7 @@ func masters(base row) row {
 	})
 }
 
-// unwritable is an approved request that the API server takes no update of any more, from nobody.
+// unwritable returns an approved request for which the API server refuses every update.
 func unwritable(payload func([]byte) []byte) row {
 	return with(client, func(r *row) { r.stored, r.payload, r.want = true, payload, approvedOnly })
 }

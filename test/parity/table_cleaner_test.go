@@ -8,18 +8,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The ages lie ten minutes before a limit, and one after it.
+// The ages are ten minutes before a limit, and one minute after it.
 const (
 	underHour, overHour = 50 * time.Minute, 61 * time.Minute
 	underDay, overDay   = 24*time.Hour - 10*time.Minute, 24*time.Hour + time.Minute
 )
 
-// old is a stored request of a signer that nobody serves, so that only the cleaner touches it.
+// old returns a stored request for an unknown signer, so that only the cleaner handles it.
 func old(age time.Duration, want string, list ...certificatesv1.CertificateSigningRequestCondition) row {
 	return row{signer: "example.com/client", stored: true, age: age, user: stranger, conditions: list, want: want}
 }
 
-// issued gives base a certificate that ended that long ago.
+// issued adds a certificate to base that expired that long ago.
 func issued(endedAgo time.Duration, base row) row {
 	base.endedAgo = endedAgo
 	return base
@@ -40,7 +40,7 @@ func ended() []byte {
 	return cert
 }
 
-// timeless is a condition as it was before the API server filled in times.
+// timeless returns a condition as it was before the API server set times.
 func timeless(kind certificatesv1.RequestConditionType) certificatesv1.CertificateSigningRequestCondition {
 	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue}
 }
@@ -51,7 +51,7 @@ const (
 	inAYear = -year
 )
 
-// cleanerRows are who is deleted, and when.
+// cleanerRows test which requests are deleted, and when.
 var cleanerRows = map[string]row{
 	"pending, under a day":               old(underDay, untouched),
 	"pending, over a day":                old(overDay, gone),
@@ -99,7 +99,7 @@ var cleanerRows = map[string]row{
 	}),
 }
 
-// superseded is one of several requests for the same serving certificate, which nobody approves.
+// superseded returns one of several requests for the same serving certificate, which no rule approves.
 func superseded(age time.Duration) row {
 	return with(old(age, untouched), func(r *row) {
 		r.signer, r.usages, r.subject = kubeletServing, usages("digital signature", "server auth"), nodeName("superseded")

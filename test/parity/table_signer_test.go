@@ -15,12 +15,12 @@ var (
 		names: sans("n1.example.org"), conditions: justApproved, want: approvedIssued,
 	}
 	byHand = with(node, func(r *row) { r.user, r.conditions = stranger, justApproved })
-	// legacy can't be made through the API any more: testCreation shows it. We don't serve its signer.
+	// legacy can't be created through the API any more, see testCreation. Ours does not serve its signer.
 	legacy = deviates(row{signer: legacyUnknown, stored: true, user: stranger, conditions: justApproved, want: approvedIssued},
 		"legacy-unknown", approvedOnly)
 )
 
-// failed is base with a change that its signer refuses in KCM's words.
+// failed returns base with a change that its signer refuses in KCM's words.
 func failed(base row, change func(*row)) row {
 	return with(base, func(r *row) {
 		r.want = approvedFailed
@@ -31,7 +31,7 @@ func failed(base row, change func(*row)) row {
 	}, change)
 }
 
-// signerRows are who is signed, and with what words the others fail.
+// signerRows test which requests are signed, and the messages of the others.
 var signerRows = map[string]row{
 	"client":                          with(client, func(r *row) { r.use = true }),
 	"client, with key encipherment":   with(client, func(r *row) { r.usages = usages("key encipherment", "digital signature", "client auth") }),

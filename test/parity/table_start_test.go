@@ -2,7 +2,7 @@ package parity
 
 import "time"
 
-// startRows are what depends on the flags.
+// startRows test outcomes that depend on the flags.
 var startRows = map[string]row{
 	"own CA":                own(byHand),
 	"own CA, approved":      own(node),
@@ -38,7 +38,7 @@ func byDefault(base row) row {
 	return base
 }
 
-// unfit is base with a CA that we refuse for what log says.
+// unfit returns base with a CA that ours refuses for the reason in log.
 func unfit(base row, id, log string) row {
 	base = byDefault(deviates(base, id, approvedOnly))
 	base.log = log
