@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// stored are the serial numbers of all certificates that any request ever had: the cleaner deletes requests.
+// stored holds the serial numbers of all certificates that any request ever had, because the cleaner deletes
+// requests.
 type stored struct {
 	mu      sync.Mutex
 	serials sets.Set[string]
@@ -46,15 +47,16 @@ func (c *cluster) watchStored(t *testing.T) *stored {
 	return s
 }
 
-// accounts are the serial numbers that the managers' logs name, by what became of them.
+// accounts are the serial numbers in the managers' logs, by what became of their certificates.
 type accounts struct {
 	signed            sets.Set[string]
 	discarded, killed int
-	// wrong says what is neither stored nor told, and what is told and not so.
+	// wrong lists serial numbers that are neither stored nor logged as discarded, and logged outcomes that are not
+	// true.
 	wrong []string
 }
 
-// tally compares the logs with what is stored. What a killed pod was just issuing it could not tell the end of.
+// tally compares the logs with the stored certificates. A killed pod could not log the outcome of its last issuances.
 func (c *cluster) tally(logs map[string]records, killed string) accounts {
 	a := accounts{signed: sets.New[string]()}
 	for path, found := range logs {
@@ -78,12 +80,13 @@ func (c *cluster) tally(logs map[string]records, killed string) accounts {
 	return a
 }
 
-// account checks that each serial number in the logs is stored or logged as discarded, and that the logs name each of the
-// requests'. Only what a killed pod's workers were just issuing may be without an end: at most one for each worker.
+// account checks that each serial number in the logs is stored or logged as discarded, and that the logs name each
+// serial number of the requests. Only the last issuances of a killed pod's workers may have no outcome: at most one
+// for each worker.
 func (c *cluster) account(t *testing.T, logs *podLogs, requests map[string]*certificatesv1.CertificateSigningRequest, killed string) {
 	t.Helper()
 	var a accounts
-	// The API server and our watch may be a moment behind the log.
+	// The API server and our watch may lag behind the log.
 	c.until(t, 5*time.Second, "each serial number is accounted for", func(context.Context) (bool, error) {
 		a = c.tally(logs.read(t), killed)
 		if len(a.wrong) > 0 {

@@ -23,7 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// ring are the CAs in a Secret.
+// ring returns the CAs in a Secret.
 func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
 	t.Helper()
 	secret := &corev1.Secret{}
@@ -37,9 +37,9 @@ func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
 	return ring
 }
 
-// wantNoClients checks that with what kubelets serve with, and with whatever the servers' CA could issue, nobody is a client
-// of the API server. The CA that clients share with servers in the beginning is good for its clients as long as it is theirs;
-// apart is how many others the Secret for servers holds.
+// wantNoClients checks that a kubelet's serving certificate, or any certificate that the servers' CA could issue, is
+// no client certificate for the API server. The CA that clients and servers share at first is valid for clients as
+// long as it is their CA. apart is the number of other CAs in the Secret for servers.
 func (c *cluster) wantNoClients(t *testing.T, apart int) {
 	t.Helper()
 	tried := map[string][]byte{}
@@ -74,7 +74,8 @@ func (c *cluster) wantNoClients(t *testing.T, apart int) {
 // pretender is a Node without a kubelet.
 const pretender = "pretender"
 
-// wantServersOf pretends to be a kubelet, with a certificate of each of those CAs, and checks which the API server talks to.
+// wantServersOf pretends to be a kubelet with a certificate of each of these CAs, and checks which certificates the
+// API server accepts.
 func (c *cluster) wantServersOf(t *testing.T, cas map[string]bool) {
 	t.Helper()
 	servers, clients := c.ring(t, servingSecret), c.ring(t, signingSecret)
@@ -113,7 +114,7 @@ func (c *cluster) pretend(t *testing.T, one keypair.Pair) (string, error) {
 		t.Fatal(err)
 	}
 	server := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })}
-	server.SetKeepAlivesEnabled(false) // the next one has another certificate
+	server.SetKeepAlivesEnabled(false) // the next server has another certificate
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = server.Serve(listener) }()
 	defer func() { _ = server.Shutdown(context.WithoutCancel(t.Context())); <-ended }()

@@ -31,8 +31,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 )
 
-// apiServers are several on one etcd, each with an address and a client CA file of its own, and nothing else. The CA that
-// is rotated is the plane's next one; the plane's own is the administrator's.
+// apiServers are several API servers on one etcd, each with its own address and client CA file. The CA that is
+// rotated is the plane's next CA. The administrator's certificate is from the plane's own CA.
 type apiServers struct {
 	*controlPlane
 	admin client.Client
@@ -45,7 +45,7 @@ const (
 
 var bundleKey = v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: "client-ca", Key: "ca.crt"}
 
-// startAPIServers starts etcd and two API servers. They are gone when t is over.
+// startAPIServers starts etcd and two API servers. They are stopped at the end of t.
 func startAPIServers(t *testing.T) *apiServers {
 	t.Helper()
 	a := &apiServers{controlPlane: &controlPlane{dir: os.Getenv(dirVariable), address: firstAPIServer}}
@@ -78,7 +78,7 @@ func startAPIServers(t *testing.T) *apiServers {
 	return a
 }
 
-// startOne starts an API server that trusts the CA that signs.
+// startOne starts an API server that trusts the signing CA.
 func (a *apiServers) startOne(t *testing.T, address string) {
 	t.Helper()
 	_, err := run(exec.Command("ip", "address", "add", address+"/24", "dev", "apiservers"))
@@ -95,7 +95,7 @@ func (a *apiServers) startOne(t *testing.T, address string) {
 
 func (a *apiServers) pki(address string) string { return a.path("pki-" + address) }
 
-// trusts has the API server at address trust bundle, and its administrator.
+// trusts sets the client CA file of the API server at address to bundle and its administrator's CA.
 func (a *apiServers) trusts(t *testing.T, address string, bundle []byte) {
 	t.Helper()
 	file := filepath.Join(a.pki(address), "client-ca.crt")
@@ -104,7 +104,8 @@ func (a *apiServers) trusts(t *testing.T, address string, bundle []byte) {
 	}
 }
 
-// runRotation makes an authority whose API servers are the endpoints of the Service kubernetes, and runs its controller.
+// runRotation creates an authority whose API servers are the endpoints of the Service kubernetes, and runs its
+// controller.
 func (a *apiServers) runRotation(t *testing.T) {
 	t.Helper()
 	crds := envtest.CRDInstallOptions{Paths: []string{"../../config/crd/csr-controller-manager.io_signingauthorities.yaml"}, ErrorIfPathMissing: true}
@@ -165,7 +166,7 @@ func (a *apiServers) get(ctx context.Context, t *testing.T) *v1alpha1.SigningAut
 	return obj
 }
 
-// ask asks for operation, and waits until it is taken and the manager has looked again.
+// ask requests operation, and waits until the manager has accepted it and reconciled again.
 func (a *apiServers) ask(t *testing.T, operation v1alpha1.Operation) {
 	t.Helper()
 	obj := a.get(t.Context(), t)
@@ -192,7 +193,7 @@ func (a *apiServers) reaches(t *testing.T, phase v1alpha1.Phase, also func(*v1al
 	return obj
 }
 
-// published is the bundle.
+// published returns the published bundle.
 func (a *apiServers) published(t *testing.T) []byte {
 	t.Helper()
 	obj := &corev1.ConfigMap{}

@@ -13,8 +13,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// TestAPIServersGetTheBundleLate has a rotation wait for API servers that it finds by the endpoints of the Service
-// kubernetes: one of two that gets the bundle late, and a third one that comes when all were thought to trust it.
+// TestAPIServersGetTheBundleLate runs a rotation that waits for API servers that it finds by the endpoints of the
+// Service kubernetes. One of two gets the bundle late, and a third is added when all seemed to trust it.
 func TestAPIServersGetTheBundleLate(t *testing.T) {
 	a := startAPIServers(t)
 	a.runRotation(t)
@@ -54,7 +54,7 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 	a.reaches(t, v1alpha1.Completed, nil)
 }
 
-// trustOf are the answers of the API servers, by their addresses.
+// trustOf returns the answers of the API servers, by their addresses.
 func trustOf(obj *v1alpha1.SigningAuthority) map[string]string {
 	trust := map[string]string{}
 	for _, one := range obj.Status.APIServers {
@@ -63,7 +63,7 @@ func trustOf(obj *v1alpha1.SigningAuthority) map[string]string {
 	return trust
 }
 
-// waitsFor waits until the authority waits for these API servers, and for no other.
+// waitsFor waits until the authority waits for exactly these API servers.
 func (a *apiServers) waitsFor(t *testing.T, addresses ...string) *v1alpha1.SigningAuthority {
 	t.Helper()
 	return a.reaches(t, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
@@ -77,7 +77,7 @@ func (a *apiServers) waitsFor(t *testing.T, addresses ...string) *v1alpha1.Signi
 	})
 }
 
-// completes has the completion begin as soon as it is not refused any more.
+// completes requests the completion until it is accepted.
 func (a *apiServers) completes(t *testing.T) {
 	t.Helper()
 	a.until(t, "it begins to complete", func(ctx context.Context) (bool, error) {

@@ -12,14 +12,15 @@ import (
 	"strings"
 )
 
-// places are where a node keeps its things, each as a pattern. Ours keep them in folders that only they see.
+// places are patterns of the paths where a node keeps its files. Our machines keep them in folders that only they
+// see.
 var places = []string{
 	"/etc/kubernetes", "/etc/cni", "/etc/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/lib/containerd",
 	"/var/lib/etcd", "/var/log/pods", "/var/log/containers", "/opt/cni", "/opt/containerd", "/run/containerd",
 	"/run/netns/*", "/sys/class/net/*",
 }
 
-// surroundings are which of these there are.
+// surroundings are the existing paths among places.
 type surroundings map[string]bool
 
 func lookAround() surroundings {
@@ -33,7 +34,7 @@ func lookAround() surroundings {
 	return found
 }
 
-// check says what a run with the folder dir left on this machine.
+// check returns an error for everything that a run with the folder dir left on this machine.
 func (s surroundings) check(dir string) error {
 	var errs []error
 	for place := range lookAround() {
@@ -62,13 +63,13 @@ func (s surroundings) check(dir string) error {
 	return errors.Join(append(errs, checkProcesses(dir))...)
 }
 
-// checkProcesses looks for processes that still know dir.
+// checkProcesses finds processes that still refer to dir.
 func checkProcesses(dir string) error {
 	found, err := filepath.Glob("/proc/[0-9]*/environ")
 	errs := []error{err}
 	for _, path := range found {
 		environ, err := os.ReadFile(path)
-		if err != nil { // it has just ended
+		if err != nil { // the process has just ended
 			continue
 		}
 		if bytes.Contains(environ, []byte(dirVariable+"="+dir)) {

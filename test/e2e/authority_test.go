@@ -19,11 +19,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// reloads counts what the API server made of the file of --kubelet-certificate-authority, among others, each time that it has
-// looked at it.
+// reloads is the API server's counter of reloads of CA files, among others of --kubelet-certificate-authority.
 const reloads = "rest_client_transport_ca_reload_total{"
 
-// ask writes the annotation, as kubectl annotate does, and waits until it is taken.
+// ask writes the annotation, as kubectl annotate does, and waits until the manager has accepted it.
 func (c *cluster) ask(t *testing.T, name string, operation v1alpha1.Operation) {
 	t.Helper()
 	c.kubectl(t, "annotate", "signingauthority", name, v1alpha1.OperationAnnotation+"="+string(operation))
@@ -34,7 +33,7 @@ func (c *cluster) ask(t *testing.T, name string, operation v1alpha1.Operation) {
 	})
 }
 
-// reaches waits until the authority is in phase, and also says yes.
+// reaches waits until the authority is in phase and also reports success.
 func (c *cluster) reaches(t *testing.T, name string, timeout time.Duration, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthorityStatus) bool) *v1alpha1.SigningAuthorityStatus {
 	t.Helper()
 	obj := &v1alpha1.SigningAuthority{}
@@ -64,8 +63,8 @@ func (c *cluster) toldRefused(t *testing.T, name, part string) {
 	})
 }
 
-// reloaded waits until the API server has looked at the file of --kubelet-certificate-authority after what is in it now. It
-// does so when it talks to a kubelet, five minutes after the last time at the earliest.
+// reloaded waits until the API server has read the current file of --kubelet-certificate-authority. It does so when
+// it connects to a kubelet, at most every five minutes.
 func (c *cluster) reloaded(t *testing.T) {
 	t.Helper()
 	begin, before := time.Now(), c.looks(t)
@@ -76,7 +75,7 @@ func (c *cluster) reloaded(t *testing.T) {
 	t.Logf("the API server has read the kubelets' CAs again after %s", time.Since(begin).Round(time.Second))
 }
 
-// looks are the API server's counts of them.
+// looks returns the API server's reload counters.
 func (c *cluster) looks(t *testing.T) string {
 	t.Helper()
 	var found []string
@@ -88,7 +87,7 @@ func (c *cluster) looks(t *testing.T) string {
 	return strings.Join(found, "")
 }
 
-// readySince is since when each Node is Ready, without a break: the API keeps the time of the last change.
+// readySince returns since when each Node has been Ready without a break, from the time of the last change.
 func (c *cluster) readySince(t *testing.T) string {
 	t.Helper()
 	list := &corev1.NodeList{}
@@ -109,7 +108,7 @@ func (c *cluster) readySince(t *testing.T) string {
 	return strings.Join(all, "\n")
 }
 
-// certOf is a CA that a status tells of.
+// certOf returns the certificate of a CA in a status.
 func certOf(t *testing.T, one *v1alpha1.CAStatus) *x509.Certificate {
 	t.Helper()
 	certs, err := ca.ParseCertificates([]byte(one.Certificate))

@@ -19,15 +19,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// The authority cluster, of manifests/trust-files, is at last for clients alone. The one of manifests/own-trust is for
-// kubelets' serving certificates.
+// In the end, the authority cluster, of manifests/trust-files, is only for clients. The authority of
+// manifests/own-trust is for kubelets' serving certificates.
 const servingAuthority, servingSecret = "kubelet-serving", "csr-kubelet-serving-ca"
 
-// bothAuthorities have their Secrets.
+// bothAuthorities maps the authorities to their Secrets.
 var bothAuthorities = map[string]string{authorityName: signingSecret, servingAuthority: servingSecret}
 
-// TestCARotation is step 11: a CA for kubelets' client and serving certificates becomes two, and both are replaced. The API
-// server is restarted so that it reads the file of --kubelet-certificate-authority, as one before 1.36 must be.
+// TestCARotation is step 11: one CA for kubelets' client and serving certificates becomes two CAs, and both are
+// replaced. The API server is restarted so that it reads the file of --kubelet-certificate-authority, as required
+// before version 1.36.
 func TestCARotation(t *testing.T) {
 	c := rotateCAs(t, func(c *cluster) { c.restarted(t) }, func(c *cluster, name string) {
 		c.ask(t, name, v1alpha1.OutstandingAccepted) // the nodes are seen to have moved
@@ -40,20 +41,20 @@ func TestCARotation(t *testing.T) {
 	})
 }
 
-// TestCARotationUntouched is step 11 without a hand at the API server once it has both files, and with patience for every old
-// certificate to end.
+// TestCARotationUntouched is step 11 without a restart of the API server once it has both files. It waits until every
+// old certificate has expired.
 func TestCARotationUntouched(t *testing.T) {
 	rotateCAs(t, func(c *cluster) { c.reloaded(t) }, func(c *cluster, name string) {
 		c.reaches(t, name, 2*lifetime, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Outstanding) == 0 })
 	})
 }
 
-// rotateCAs has trust see to it that the API server has read by which CAs it knows kubelets, and settle that nothing of the
-// old one is needed.
+// rotateCAs runs both rotations. trust ensures that the API server has read the CAs by which it verifies kubelets.
+// settle ensures that no certificate of the old CA is needed.
 func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)) *cluster {
 	c := startCluster(t)
 	step(t, "11 rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
-	c.moveOut(t) // while the worker joins by the first one
+	c.moveOut(t) // while the worker joins with the first CA
 	worker := c.join(t, "worker", kubeletOptions{})
 	c.wantJoined(t, worker)
 	since, starts := c.readySince(t), worker.kubeletID(t)
@@ -98,8 +99,8 @@ func (c *cluster) restarted(t *testing.T) {
 	}
 }
 
-// testAdoption installs the manager, an authority for the CA in its Secret, and the DaemonSet that writes what the API server
-// trusts from then on.
+// testAdoption installs the manager, an authority for the CA in its Secret, and the DaemonSet that writes the API
+// server's trust from then on.
 func (c *cluster) testAdoption(t *testing.T) {
 	if err := c.machines[firstNode].write(trustDir+"/others.crt", c.ca.CertPEM); err != nil {
 		t.Fatal(err)
@@ -115,12 +116,12 @@ func (c *cluster) testAdoption(t *testing.T) {
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.trustsFile(t, clientFile, holding(adopted.Signing))
 	c.follows(t, clientFile)
-	// What the CA has issued before is of this test, and what it knows of is in the ledger.
+	// All certificates that the CA issued before are from this test, and the known ones are in the ledger.
 	c.ask(t, authorityName, v1alpha1.AdoptionAttested)
 	c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AttestedAt != nil })
 }
 
-// testPreparing asks for both rotations. Clients' CA is proven, and signs; servers' waits for its owner.
+// testPreparing requests both rotations. The clients' CA is proven, and signs. The servers' CA waits for its owner.
 func (c *cluster) testPreparing(t *testing.T) {
 	c.ask(t, authorityName, v1alpha1.RotateStart)
 	if status := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); status.Signing.Certificate != string(c.next.CertPEM) {
@@ -133,7 +134,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 	if len(asked) != 1 || asked[0].Address != controlPlaneAddress+":443" || asked[0].Trust != "Recognised" {
 		t.Errorf("API servers that were asked: %+v, want the one endpoint of the Service kubernetes", asked)
 	}
-	c.ask(t, authorityName, v1alpha1.RotateComplete) // while those of the old CA live
+	c.ask(t, authorityName, v1alpha1.RotateComplete) // while certificates of the old CA are valid
 	c.toldRefused(t, authorityName, "live until")
 	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate != nil })
 	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.TrustConfirmed.Command()) {
@@ -146,7 +147,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 	c.wantNoClients(t, 1)
 }
 
-// testMoving waits until both kubelets live on the new CAs, and reads a log all the time.
+// testMoving waits until both kubelets use the new CAs, and follows a log all the time.
 func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	clients := certOf(t, c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing)
 	servers := certOf(t, c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing)
@@ -180,7 +181,8 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	}
 }
 
-// testLeaving completes the rotation of one. Clients' certificates of the old CA are refused, while servers' are good still.
+// testLeaving completes one rotation. Clients' certificates of the old CA are refused, while servers' certificates
+// are still valid.
 func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
 	c.ask(t, name, v1alpha1.RotateComplete)
 	status := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
@@ -201,7 +203,7 @@ func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
 	}
 	apart := 1
 	if name == authorityName {
-		apart = 2 // the old one now, too
+		apart = 2 // now the old CA too
 	}
 	c.wantNoClients(t, apart)
 	c.wantReachable(t, worker)

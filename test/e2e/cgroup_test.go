@@ -14,7 +14,8 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// hierarchies are the folders in which a cgroup of ours has to be: one for each controller in version 1, one in version 2.
+// hierarchies returns the folders in which our cgroup must exist: one for each controller in version 1, and one in
+// version 2.
 func hierarchies() ([]string, error) {
 	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
 		return []string{cgroupRoot}, nil
@@ -22,14 +23,14 @@ func hierarchies() ([]string, error) {
 	entries, err := os.ReadDir(cgroupRoot)
 	var dirs []string
 	for _, entry := range entries {
-		if entry.IsDir() { // the others are links to one that is
+		if entry.IsDir() { // the others are links to folders
 			dirs = append(dirs, filepath.Join(cgroupRoot, entry.Name()))
 		}
 	}
 	return dirs, err
 }
 
-// makeCgroup makes the cgroup that a kubelet puts its pods in.
+// makeCgroup creates the cgroup for a kubelet's pods.
 func makeCgroup(name string) error {
 	dirs, err := hierarchies()
 	if err != nil {
@@ -49,7 +50,7 @@ func makeCgroup(name string) error {
 	return nil
 }
 
-// passControllers lets the children of a version 2 cgroup have all controllers that it has itself.
+// passControllers enables all controllers of a version 2 cgroup for its children.
 func passControllers(dir string) error {
 	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -63,7 +64,7 @@ func passControllers(dir string) error {
 	return nil
 }
 
-// removeCgroups removes all of name. The kernel takes a moment to let go of one whose last process has ended.
+// removeCgroups removes all cgroups of name. The kernel releases a cgroup a moment after its last process has ended.
 func removeCgroups(name string) error {
 	dirs, err := hierarchies()
 	if err != nil {

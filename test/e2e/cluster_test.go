@@ -22,24 +22,24 @@ import (
 )
 
 const (
-	// firstNode is the control plane's own, on which everything runs before another node joins.
+	// firstNode is the control plane's own node, on which everything runs before another node joins.
 	firstNode = "control-plane"
-	// bootstrapToken is that of manifests/bootstrap.
+	// bootstrapToken is the token of manifests/bootstrap.
 	bootstrapToken = "07401b.f395accd246ae52d"
 )
 
-// cluster is a control plane and the nodes that joined it.
+// cluster is a control plane with the nodes that joined it.
 type cluster struct {
 	*controlPlane
 	admin    client.WithWatch
 	machines map[string]*machine
 	stored   *stored
-	// kind is the name of the kind cluster that it is, or empty.
+	// kind is the name of the kind cluster, or empty.
 	kind string
 }
 
-// startCluster starts a control plane and its own node, which joins as kubeadm has it join: with a certificate that the
-// CA's key signed directly. It is all gone when t is over.
+// startCluster starts a control plane and its own node. The node joins as with kubeadm: with a certificate that the
+// CA's key signed directly. Everything is removed at the end of t.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	begin := time.Now()
@@ -64,7 +64,8 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// newCluster has plane end with t, after a look at what it knows if t has failed.
+// newCluster returns a cluster with plane, which is stopped at the end of t. If t has failed, its state is logged
+// first.
 func newCluster(t *testing.T, plane *controlPlane) *cluster {
 	t.Helper()
 	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
@@ -92,7 +93,7 @@ func (c *cluster) stopAll() error {
 	for _, m := range c.machines {
 		errs = append(errs, m.stop())
 	}
-	// The next test has a control plane of its own.
+	// The next test has its own control plane.
 	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")), os.RemoveAll(c.path("pki")))...)
 }
 
@@ -107,7 +108,7 @@ func (c *cluster) machine(t *testing.T, name string, archives ...string) *machin
 	return m
 }
 
-// bootstrapConfig reaches the API server with a bootstrap token.
+// bootstrapConfig returns a client configuration with a bootstrap token.
 func (c *cluster) bootstrapConfig(token string) *rest.Config {
 	config := rest.AnonymousClientConfig(c.config)
 	config.BearerToken = token
@@ -115,7 +116,7 @@ func (c *cluster) bootstrapConfig(token string) *rest.Config {
 	return config
 }
 
-// join starts a kubelet on a machine of its own, with nothing but the bootstrap token.
+// join starts a kubelet on its own machine, with only the bootstrap token.
 func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
 	t.Helper()
 	m := c.machine(t, name)
@@ -125,7 +126,7 @@ func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machi
 	return m
 }
 
-// kubectl runs kubectl as an administrator and returns what it says.
+// kubectl runs kubectl as an administrator and returns its output.
 func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	output, err := c.tryKubectl(args...)
@@ -139,20 +140,20 @@ func (c *cluster) tryKubectl(args ...string) (string, error) {
 	return run(exec.Command(binary("kubectl"), append([]string{"--kubeconfig", c.path("admin.kubeconfig")}, args...)...))
 }
 
-// describe logs what the API server knows.
+// describe logs the state in the API server.
 func (c *cluster) describe(t *testing.T) {
 	for _, line := range []string{
 		"get nodes -o wide", "get pods -A -o wide", "get csr", "get signingauthorities -o yaml", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
 	} {
 		output, err := c.tryKubectl(strings.Fields(line)...)
 		t.Logf("kubectl %s\n%s", line, tail(output, 60))
-		if err != nil { // the others would not do better
+		if err != nil { // the other commands would fail too
 			return
 		}
 	}
 }
 
-// until fails the test if done does not say yes in time.
+// until fails the test unless done reports success in time.
 func (c *cluster) until(t *testing.T, timeout time.Duration, what string, done func(context.Context) (bool, error)) {
 	t.Helper()
 	if err := until(t.Context(), timeout, what, done); err != nil {

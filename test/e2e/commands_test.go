@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// inPod runs a subcommand in a Pod of the Deployment, as README has it.
+// inPod runs a subcommand in a Pod of the Deployment, as in README.
 func (c *cluster) inPod(t *testing.T, args ...string) string {
 	t.Helper()
 	return c.kubectl(t, append([]string{"-n", namespace, "exec", "deploy/csr-controller-manager", "--",
 		"/csr-controller-manager", args[0], "--config=/etc/csr-controller-manager/config.yaml"}, args[1:]...)...)
 }
 
-// testCommands asks the manager about itself and about the first request of a node that has joined; a check that finds
-// anything wrong would fail.
+// testCommands runs the manager's commands for itself and for the first request of a node that has joined. A check
+// that finds a problem would fail.
 func (c *cluster) testCommands(t *testing.T, m *machine) {
 	t.Helper()
 	checked := c.inPod(t, "check")

@@ -37,16 +37,16 @@ const (
 type controlPlane struct {
 	dir     string
 	address string // of the API server
-	// ca is the cluster's, which also signs the API server's certificate; next is one more that the API server trusts for
-	// clients.
+	// ca is the cluster's CA, which also signs the API server's certificate. next is another CA that the API server
+	// trusts for clients.
 	ca, next  *csrenv.CA
-	config    *rest.Config // an administrator's
-	kubeletCA string       // the file by which the API server knows kubelets
+	config    *rest.Config // of an administrator
+	kubeletCA string       // the file with which the API server verifies kubelets
 
 	processes []*process
 }
 
-// startControlPlane starts it in these namespaces, which have no addresses yet.
+// startControlPlane starts a control plane in these namespaces, which have no addresses yet.
 func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 	c := &controlPlane{dir: dir, address: controlPlaneAddress, kubeletCA: filepath.Join(dir, "pki/client-ca.crt")} // both CAs
 	if err := errors.Join(c.addresses(), c.certificates()); err != nil {
@@ -70,7 +70,7 @@ func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
 		}))
 }
 
-// startAPIServer starts it, and waits until it is ready.
+// startAPIServer starts the API server, and waits until it is ready.
 func (c *controlPlane) startAPIServer(ctx context.Context) error {
 	err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
 		"--kubelet-certificate-authority="+c.kubeletCA,
@@ -81,7 +81,7 @@ func (c *controlPlane) startAPIServer(ctx context.Context) error {
 	return waitForAPIServer(ctx, c.config)
 }
 
-// restartAPIServer ends it at once, and starts it again.
+// restartAPIServer kills the API server and starts it again.
 func (c *controlPlane) restartAPIServer(ctx context.Context) error {
 	i := slices.IndexFunc(c.processes, func(p *process) bool { return p.name == "kube-apiserver" })
 	if err := c.processes[i].kill(); err != nil {
@@ -91,7 +91,7 @@ func (c *controlPlane) restartAPIServer(ctx context.Context) error {
 	return c.startAPIServer(ctx)
 }
 
-// server is the API server's URL.
+// server returns the API server's URL.
 func (c *controlPlane) server() string { return "https://" + c.address + ":443" }
 
 func (c *controlPlane) path(name string) string { return filepath.Join(c.dir, name) }
@@ -104,7 +104,7 @@ func (c *controlPlane) start(name string, args []string) error {
 	return err
 }
 
-// stop ends all of it.
+// stop stops the whole control plane.
 func (c *controlPlane) stop() error {
 	var errs []error
 	for _, p := range slices.Backward(c.processes) {
@@ -113,7 +113,7 @@ func (c *controlPlane) stop() error {
 	return errors.Join(errs...)
 }
 
-// addresses gives these namespaces the control plane's, and a bridge that the machines' cables plug into.
+// addresses adds the control plane's addresses to these namespaces, and a bridge for the machines' veth pairs.
 func (c *controlPlane) addresses() error {
 	for _, line := range [][]string{
 		{"link", "set", "lo", "up"},
@@ -133,7 +133,7 @@ func etcdArgs(dataDir string) []string {
 	return []string{"--data-dir=" + dataDir, "--unsafe-no-fsync", "--log-level=warn"}
 }
 
-// apiServerArgs are those of an API server whose keys and certificates are in pki.
+// apiServerArgs returns the arguments of an API server whose keys and certificates are in pki.
 func apiServerArgs(pki, address string) []string {
 	in := func(name string) string { return filepath.Join(pki, name) }
 	return []string{
@@ -148,7 +148,7 @@ func apiServerArgs(pki, address string) []string {
 	}
 }
 
-// certificates makes the keys and certificates that kubeadm init makes, and who may connect how.
+// certificates makes the keys and certificates that kubeadm init makes, and the client configurations.
 func (c *controlPlane) certificates() (err error) {
 	if c.ca, err = csrenv.NewCA(); err != nil {
 		return err
@@ -179,7 +179,8 @@ func (c *controlPlane) certificates() (err error) {
 	return nil
 }
 
-// writePKI writes what an API server at address needs. Clients of the CAs in more are trusted too.
+// writePKI writes the files that an API server at address needs. The API server also trusts clients of the CAs in
+// more.
 func writePKI(dir, address string, ca *csrenv.CA, more ...*csrenv.CA) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -222,7 +223,7 @@ func clientConfig(server string, ca *csrenv.CA, who pair) *rest.Config {
 	}
 }
 
-// kubeconfig is config as a file.
+// kubeconfig returns config as the content of a kubeconfig.
 func kubeconfig(config *rest.Config) []byte {
 	const self = "e2e"
 	file := clientcmdapi.NewConfig()
@@ -232,12 +233,12 @@ func kubeconfig(config *rest.Config) []byte {
 	file.CurrentContext = self
 	data, err := clientcmd.Write(*file)
 	if err != nil {
-		panic(err) // it holds nothing that can't be written
+		panic(err) // it holds nothing that can't be encoded
 	}
 	return data
 }
 
-// waitForAPIServer waits until it has set up what each cluster has.
+// waitForAPIServer waits until the API server has created the default objects of a cluster.
 func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

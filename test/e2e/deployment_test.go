@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestDeployment takes a cluster without CSR loops from the first install to the last trace of it, in the order of the
-// proof's steps.
+// TestDeployment takes a cluster without CSR loops from the first install to the removal, in the order of the proof's
+// steps.
 func TestDeployment(t *testing.T) {
 	c := startCluster(t)
 	before := c.objects(t)
@@ -55,7 +55,7 @@ func TestDeployment(t *testing.T) {
 	c.nodeReady(t, worker.name)
 }
 
-// step runs a subtest on which the next ones build.
+// step runs a subtest on which the following subtests depend.
 func step(t *testing.T, name string, test func(*testing.T)) {
 	t.Helper()
 	begin := time.Now()

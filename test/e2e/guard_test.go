@@ -16,19 +16,19 @@ import (
 	"time"
 )
 
-// tunables are the kernel's settings that a kubelet changes for the whole machine.
+// tunables are the kernel settings that a kubelet changes for the whole machine.
 var tunables = []string{
 	"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
 	"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
 }
 
-// guardProcess is the guard, as the outer process sees it.
+// guardProcess is the guard, as seen by the outer process.
 type guardProcess struct {
 	command *exec.Cmd
 	input   io.WriteCloser
 }
 
-// startGuard starts a guard for dir. It is in a POSIX session of its own, so that Ctrl-C does not end it first.
+// startGuard starts a guard for dir. The guard has its own POSIX session, so that Ctrl-C does not end it first.
 func startGuard(dir string) (*guardProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -48,7 +48,7 @@ func startGuard(dir string) (*guardProcess, error) {
 	}
 	for _, name := range tunables {
 		value, err := os.ReadFile(filepath.Join("/proc/sys", name))
-		if err == nil { // a kernel without it has nothing to restore
+		if err == nil { // a kernel without the setting has nothing to restore
 			_, _ = fmt.Fprintln(input, "tunable", name, strings.TrimSpace(string(value)))
 		}
 	}
@@ -58,7 +58,7 @@ func startGuard(dir string) (*guardProcess, error) {
 func (g *guardProcess) add(pid int)  { _, _ = fmt.Fprintln(g.input, "add", pid) }
 func (g *guardProcess) drop(pid int) { _, _ = fmt.Fprintln(g.input, "drop", pid) }
 
-// stop has the guard clean up, and returns what it could not.
+// stop tells the guard to clean up, and returns its errors.
 func (g *guardProcess) stop() error {
 	_ = g.input.Close()
 	if err := g.command.Wait(); err != nil {
@@ -67,7 +67,7 @@ func (g *guardProcess) stop() error {
 	return nil
 }
 
-// guard reads until the outer process is done, or gone, and then ends and removes what there is.
+// guard reads until the outer process is done or has ended, and then ends and removes everything that is left.
 func guard(input io.Reader) error {
 	dir := os.Getenv(dirVariable)
 	processes, values := map[int]bool{}, map[string]string{}
@@ -97,7 +97,7 @@ func guard(input io.Reader) error {
 	return errors.Join(append(errs, removeCgroups(filepath.Base(dir)), os.RemoveAll(dir))...)
 }
 
-// end kills the first process of the namespaces. It is gone when all others there are.
+// end kills the first process of the namespaces. It has ended once all other processes there have.
 func end(pid int) error {
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	for range 300 {

@@ -14,17 +14,17 @@ import (
 	"runtime"
 )
 
-// The images that are ours alone, as containerd knows them.
+// The images that only we build, by their names in containerd.
 const (
 	pauseImage     = "docker.io/e2e/pause:local"
 	etcdImage      = "docker.io/e2e/etcd:local"
 	apiServerImage = "docker.io/e2e/kube-apiserver:local"
 )
 
-// root is the module's root: tests run in the folder of their package.
+// root is the module's root. Tests run in the folder of their package.
 const root = "../.."
 
-// binary is the path of one of the control plane's programs.
+// binary returns the path of a program of the control plane.
 func binary(name string) string {
 	switch name {
 	case "etcd", "kube-apiserver", "kubectl":
@@ -35,21 +35,21 @@ func binary(name string) string {
 	return filepath.Join(os.Getenv("CONTROLPLANE"), name)
 }
 
-// managerImage is the archive that make image writes, or the one that E2E_IMAGE names.
+// managerImage returns the archive that make image writes, or E2E_IMAGE.
 func managerImage() string {
 	if path := os.Getenv("E2E_IMAGE"); path != "" {
 		return path
 	}
 	path, err := filepath.Abs(filepath.Join(root, "bin/image/csr-controller-manager.tar"))
 	if err != nil {
-		panic(err) // there is no working directory
+		panic(err) // the working directory does not exist
 	}
 	return path
 }
 
 func pauseArchive(dir string) string { return filepath.Join(dir, "images", "pause.tar") }
 
-// buildImages builds what is ours alone, while there is still a network to download from.
+// buildImages builds our own images while there is still a network to download from.
 func buildImages(dir string) error {
 	if err := os.MkdirAll(filepath.Join(dir, "images"), 0o700); err != nil {
 		return err
@@ -63,7 +63,7 @@ func buildImages(dir string) error {
 	return writeArchive(pauseArchive(dir), pauseImage, program)
 }
 
-// writeArchive writes an image of one static program, as docker save does.
+// writeArchive writes an image with one static program, as docker save does.
 func writeArchive(path, name, program string) error {
 	data, err := os.ReadFile(program)
 	if err != nil {

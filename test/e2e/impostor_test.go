@@ -20,8 +20,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// testImpostor is the third part of step 10: a node gets a certificate for its own address, and none for the victim's,
-// neither by asking nor by saying that the address is its own.
+// testImpostor is the third part of step 10. A node gets a certificate for its own address, and none for the
+// victim's. It fails both with a plain request and when it reports the victim's address as its own.
 func (c *cluster) testImpostor(t *testing.T, m, victim *machine) {
 	c.restartKubelet(t, m, kubeletOptions{})
 	c.until(t, time.Minute, "the API server talks to "+m.name, func(context.Context) (bool, error) {
@@ -44,20 +44,20 @@ func (c *cluster) testImpostor(t *testing.T, m, victim *machine) {
 		t.Errorf("%s has a certificate for %s", m.name, victim.address)
 	}
 	c.wantReachable(t, victim)
-	// No pod is to come here.
+	// No pod must be scheduled here.
 	if err := m.kubelet.kill(); err != nil {
 		t.Fatal(err)
 	}
 	c.kubectl(t, "delete", "node", m.name)
 }
 
-// holds says whether a request is for that address.
+// holds reports whether a request is for that address.
 func holds(obj *certificatesv1.CertificateSigningRequest, address string) bool {
 	req, err := csr.Parse(obj)
 	return err == nil && slices.ContainsFunc(req.Cert.IPAddresses, net.ParseIP(address).Equal)
 }
 
-// askFor makes a request with the kubelet's own client certificate, for an address.
+// askFor creates a request for an address with the kubelet's own client certificate.
 func (c *cluster) askFor(t *testing.T, m *machine, address string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	file, _ := m.current(t)
@@ -80,11 +80,11 @@ func (c *cluster) askFor(t *testing.T, m *machine, address string) *certificates
 	return request
 }
 
-// claim has the kubelet say that the victim's address is its own, as whoever is root on a node can, and returns the request
-// that it then makes, which is not the one named asked.
+// claim configures the kubelet to report the victim's address as its own, as root on a node can. It returns the
+// request that the kubelet then creates, which is not the one named asked.
 func (c *cluster) claim(t *testing.T, m, victim *machine, asked string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	// The kubelet wants the address on the machine. Nobody is to be led there, so that only the request is tested.
+	// The kubelet needs the address on the machine. No traffic must go there, so that only the request is tested.
 	for _, line := range []string{"echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore", "ip address add " + victim.address + "/32 dev lo"} {
 		if _, err := run(m.command("sh", "-c", line)); err != nil {
 			t.Fatal(err)

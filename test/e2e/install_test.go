@@ -21,7 +21,7 @@ const (
 	signingSecret = "csr-signer"
 )
 
-// install applies an overlay and then makes the signing Secret, as README has it.
+// install applies an overlay and then creates the signing Secret, as in README.
 func (c *cluster) install(t *testing.T, overlay string, ca *csrenv.CA) {
 	t.Helper()
 	c.kubectl(t, "apply", "-k", overlay)
@@ -55,7 +55,7 @@ func (c *cluster) deploymentsAvailable(t *testing.T, names ...string) {
 	}
 }
 
-// pods are the manager's.
+// pods returns the manager's pods.
 func (c *cluster) pods(ctx context.Context, t *testing.T) []corev1.Pod {
 	t.Helper()
 	list := &corev1.PodList{}

@@ -31,7 +31,7 @@ func (c *cluster) testJoin(t *testing.T) *machine {
 	return worker
 }
 
-// wantJoined checks that the node has got its certificate with a bootstrap token, from the Deployment, and runs pods.
+// wantJoined checks that the node got its certificate from the Deployment with a bootstrap token, and runs pods.
 func (c *cluster) wantJoined(t *testing.T, m *machine) {
 	t.Helper()
 	c.nodeReady(t, m.name)
@@ -50,7 +50,7 @@ func (c *cluster) wantJoined(t *testing.T, m *machine) {
 	c.wantLog(t, pod)
 }
 
-// wantLog reads the log of a pod of ours through the API server.
+// wantLog reads the log of one of our pods through the API server.
 func (c *cluster) wantLog(t *testing.T, pod string) {
 	t.Helper()
 	c.until(t, 20*time.Second, "the log of pod "+pod+" can be read", func(context.Context) (bool, error) {
@@ -59,7 +59,7 @@ func (c *cluster) wantLog(t *testing.T, pod string) {
 	})
 }
 
-// runPod has the scheduler put a pod on the node, waits until it is ready, and returns its name.
+// runPod creates a pod for the node, waits until it is ready, and returns its name.
 func (c *cluster) runPod(t *testing.T, node string) string {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -74,7 +74,7 @@ func (c *cluster) runPod(t *testing.T, node string) string {
 	return pod.Name
 }
 
-// testResume is step 3: a kubelet that is killed while its request waits finds the same one again.
+// testResume is step 3: a kubelet that is killed while its request waits finds the same request again.
 func (c *cluster) testResume(t *testing.T) {
 	c.kubectl(t, "delete", "clusterrolebinding", joinBinding)
 	options := kubeletOptions{KeepCertificate: true}
@@ -102,7 +102,7 @@ func (c *cluster) testResume(t *testing.T) {
 	if cert := issued(&all[0]); cert == nil || !bytes.Equal(cert.Raw, used.Raw) {
 		t.Error("the kubelet uses another certificate than its request's")
 	}
-	// It is not needed any more, and without rotation its certificate soon ends.
+	// The kubelet is not needed any more, and without rotation its certificate soon expires.
 	if err := m.kubelet.kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func (c *cluster) refused(t *testing.T, node string) *certificatesv1.Certificate
 	return request
 }
 
-// noteOn is what an Event of that reason says about a request, or empty.
+// noteOn returns the note of an Event with that reason about a request, or an empty text.
 func (c *cluster) noteOn(ctx context.Context, request *certificatesv1.CertificateSigningRequest, reason string) (string, error) {
 	events := &eventsv1.EventList{}
 	if err := c.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault)); err != nil {

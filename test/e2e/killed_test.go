@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestKilledRunLeavesNothing kills a run, in a run, once its first kubelet has started a pod.
+// TestKilledRunLeavesNothing starts a run within this run, and kills it once its first kubelet has started a pod.
 func TestKilledRunLeavesNothing(t *testing.T) {
 	dir := os.Getenv(dirVariable)
 	self, err := os.Executable()
@@ -33,7 +33,7 @@ func TestKilledRunLeavesNothing(t *testing.T) {
 	if err := errors.Join(err, outer.Process.Kill()); err != nil {
 		t.Fatal(err)
 	}
-	_ = outer.Wait() // an error says that it was killed
+	_ = outer.Wait() // an error, because it was killed
 	killed := logs[0]
 	for filepath.Dir(killed) != dir {
 		killed = filepath.Dir(killed)

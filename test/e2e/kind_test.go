@@ -20,7 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 )
 
-// kindConfig shows us the logs of the pods of both nodes, in the folders %q.
+// kindConfig mounts the logs of the pods of both nodes in the folders %q.
 const kindConfig = `kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
 nodes:
@@ -30,10 +30,10 @@ nodes:
   extraMounts: [{hostPath: %q, containerPath: /var/log/pods}]
 `
 
-// TestKind goes through steps 1, 2, 4, 5, 6 and 9 on a kind cluster: kubeadm's control plane, of which the manager takes
-// over. Steps 3, 7, 8 and 10 start kubelets in ways that kind's images are not made for.
+// TestKind runs steps 1, 2, 4, 5, 6 and 9 on a kind cluster: the manager takes over kubeadm's control plane. Steps 3,
+// 7, 8 and 10 start kubelets in ways that kind's images do not support.
 //
-// This path was written where neither kind nor docker could run, and has not been run.
+// This test was written without access to kind and docker, and has not been run.
 func TestKind(t *testing.T) {
 	name := os.Getenv(kindVariable)
 	if name == "" {
@@ -60,7 +60,7 @@ func TestKind(t *testing.T) {
 	step(t, "9 uninstalled again", func(t *testing.T) { c.testUninstall(t, "manifests/split", before) })
 }
 
-// startKind makes a cluster with two nodes, and gives both the images.
+// startKind creates a cluster with two nodes, and loads the images on both.
 func startKind(t *testing.T, name string) *cluster {
 	t.Helper()
 	c := &cluster{kind: name, machines: map[string]*machine{}, controlPlane: &controlPlane{dir: t.TempDir()}}
@@ -84,7 +84,7 @@ func startKind(t *testing.T, name string) *cluster {
 			c.describe(t)
 			printTails(os.Stdout, c.dir)
 		}
-		for _, m := range c.machines { // its files are root's
+		for _, m := range c.machines { // its files belong to root
 			_ = m.command("sh", "-c", "rm -rf /var/log/pods/*").Run()
 		}
 		mustRun(t, "kind", "delete", "cluster", "--name", name)
@@ -105,7 +105,8 @@ func startKind(t *testing.T, name string) *cluster {
 	return c
 }
 
-// takeOver takes the CSR loops away from kube-controller-manager, reads its CA, and has the API server trust one more.
+// takeOver disables the CSR loops of kube-controller-manager, reads its CA, and adds another CA to the API server's
+// trust.
 func (c *cluster) takeOver(t *testing.T) {
 	t.Helper()
 	plane := c.machines[c.kind+"-control-plane"]
@@ -125,7 +126,7 @@ func (c *cluster) takeOver(t *testing.T) {
 	if c.next, err = csrenv.NewCA(); err != nil {
 		t.Fatal(err)
 	}
-	// kubeadm's --client-ca-file; the API server looks at it once a minute.
+	// kubeadm's --client-ca-file. The API server reads it once a minute.
 	script(fmt.Sprintf("cat >>/etc/kubernetes/pki/ca.crt <<'END'\n%sEND", c.next.CertPEM))
 	c.until(t, 2*time.Minute, "kube-controller-manager runs without its CSR loops", func(ctx context.Context) (bool, error) {
 		pod := &corev1.Pod{}
@@ -141,7 +142,7 @@ func (c *cluster) takeOver(t *testing.T) {
 	})
 }
 
-// joinAgain has the node forget its certificate, and join with nothing but a bootstrap token.
+// joinAgain removes the node's certificate, and lets it join with only a bootstrap token.
 func (c *cluster) joinAgain(t *testing.T, m *machine) {
 	t.Helper()
 	stop := m.command("sh", "-c", "systemctl stop kubelet && rm -rf "+kubeconfigPath+" /var/lib/kubelet/pki")
@@ -150,7 +151,7 @@ func (c *cluster) joinAgain(t *testing.T, m *machine) {
 	}
 	c.kubectl(t, "delete", "node", m.name)
 	config := c.bootstrapConfig(bootstrapToken)
-	config.Host = "https://" + c.kind + "-control-plane:6443" // as the nodes know it
+	config.Host = "https://" + c.kind + "-control-plane:6443" // as the nodes reach it
 	write := m.command("sh", "-c", fmt.Sprintf("cat >%s <<'END'\n%sEND", bootstrapPath, kubeconfig(config)))
 	if _, err := run(write); err != nil {
 		t.Fatal(err)

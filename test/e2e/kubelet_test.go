@@ -20,8 +20,8 @@ const (
 	currentPath    = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 )
 
-// kubeletConfig leaves out what a machine in namespaces can't do. %[1]v is whether the client certificate is rotated, %[2]v
-// whether the serving certificate is asked for, and %[3]s the cgroup.
+// kubeletConfig leaves out what a machine in namespaces can't do. %[1]v is whether the client certificate is rotated,
+// %[2]v whether the serving certificate is requested, and %[3]s the cgroup.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication:
@@ -42,22 +42,22 @@ syncFrequency: 10s
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, nodefs.inodesFree: 1%%, imagefs.available: 1%%}
 `
 
-// kubeletOptions say how a kubelet is started.
+// kubeletOptions configure a kubelet.
 type kubeletOptions struct {
-	// Binary is the kubelet's path; empty is the control plane's version.
+	// Binary is the kubelet's path. Empty means the control plane's version.
 	Binary string
-	// KeepCertificate turns the rotation of the client certificate off. The kubelet then also bootstraps in the way that
+	// KeepCertificate disables the rotation of the client certificate. The kubelet then also uses the bootstrap that
 	// finds its request again after a restart.
 	KeepCertificate bool
-	// SelfSigned has it make its serving certificate itself, as it does by default.
+	// SelfSigned lets the kubelet sign its serving certificate itself, as it does by default.
 	SelfSigned bool
-	// Address is the one that its Node reports, if not the machine's.
+	// Address is the address that its Node reports, if it is not the machine's.
 	Address string
-	// StaticPods has it run the pods in the folder for static ones.
+	// StaticPods lets the kubelet run the pods in the folder for static pods.
 	StaticPods bool
 }
 
-// configureKubelet writes the CA and a kubeconfig, which is one to bootstrap with if its user has a token.
+// configureKubelet writes the CA and a kubeconfig. The kubeconfig is for the bootstrap if its user has a token.
 func (m *machine) configureKubelet(config *rest.Config) error {
 	path := kubeconfigPath
 	if config.BearerToken != "" {
@@ -66,7 +66,7 @@ func (m *machine) configureKubelet(config *rest.Config) error {
 	return errors.Join(m.write("/etc/kubernetes/pki/ca.crt", config.CAData), m.write(path, kubeconfig(config)))
 }
 
-// startKubelet starts the kubelet, again if it has run before.
+// startKubelet starts the kubelet, or restarts it.
 func (m *machine) startKubelet(options kubeletOptions) (err error) {
 	if options.Binary == "" {
 		options.Binary = binary("kubelet")
@@ -84,13 +84,13 @@ func (m *machine) startKubelet(options kubeletOptions) (err error) {
 	return err
 }
 
-// certificateFile is what its kubelet's kubeconfig names: the client certificate in use, and its key.
+// certificateFile returns the file that the kubelet's kubeconfig names: the client certificate in use, and its key.
 func (m *machine) certificateFile() ([]byte, error) {
 	data, err := run(m.command("cat", currentPath))
 	return []byte(data), err
 }
 
-// certificate is the client certificate that its kubelet uses.
+// certificate returns the client certificate that the kubelet uses.
 func (m *machine) certificate() (*x509.Certificate, error) {
 	data, err := m.certificateFile()
 	if err != nil {
@@ -100,7 +100,7 @@ func (m *machine) certificate() (*x509.Certificate, error) {
 	return both.Leaf, err
 }
 
-// kubeletID is the machine's own process id of its kubelet.
+// kubeletID returns the process ID of the kubelet on the machine.
 func (m *machine) kubeletID(t *testing.T) string {
 	t.Helper()
 	const script = `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != kubelet ] || echo ${one#/proc/}; done`

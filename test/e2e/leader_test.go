@@ -21,15 +21,15 @@ import (
 
 const (
 	requestCount = 200
-	// disturbAt is how many certificates there are when the leader is taken away.
+	// disturbAt is the number of certificates at which the leader is removed.
 	disturbAt = 60
-	// lastRequests is the first of those that are created after that, however fast the machine is.
+	// lastRequests is the first of the requests that are created after that, however fast the machine is.
 	lastRequests = 150
-	// signerWorkers is the default of concurrency.signer: so many issuances can be under way at once.
+	// signerWorkers is the default of concurrency.signer: the maximum number of concurrent issuances.
 	signerWorkers = 20
 )
 
-// testLeaderDeleted is step 5 with a leader that is told to stop: each serial number is accounted for.
+// testLeaderDeleted is step 5 with a leader that is asked to stop: each serial number is accounted for.
 func (c *cluster) testLeaderDeleted(t *testing.T) {
 	logs := c.openLogs(t)
 	var leader corev1.Pod
@@ -47,7 +47,7 @@ func (c *cluster) testLeaderDeleted(t *testing.T) {
 	c.account(t, logs, requests, "")
 }
 
-// testLeaderKilled is step 5 with a leader that can't log any more: what is not accounted for is what it was just issuing.
+// testLeaderKilled is step 5 with a leader that can't log any more: only its last issuances are not accounted for.
 func (c *cluster) testLeaderKilled(t *testing.T) {
 	logs := c.openLogs(t)
 	var leader corev1.Pod
@@ -73,7 +73,8 @@ func (c *cluster) testLeaderKilled(t *testing.T) {
 	c.account(t, logs, requests, string(leader.UID))
 }
 
-// burst creates 200 requests, disturbs in the middle, and returns the requests when all of them have a certificate.
+// burst creates 200 requests, calls disturb in the middle, and returns the requests once all of them have a
+// certificate.
 func (c *cluster) burst(t *testing.T, name string, disturb func()) map[string]*certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	bootstrap, err := client.New(c.bootstrapConfig(bootstrapToken), client.Options{Scheme: c.admin.Scheme()})
@@ -124,8 +125,8 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) map[string]*c
 	return done
 }
 
-// meddle changes each request of a burst once it is approved, at the same time as the signer does: some of its certificates
-// then come too late to be stored.
+// meddle changes each request of a burst once it is approved, at the same time as the signer. Some certificates are
+// then too late to be stored.
 func (c *cluster) meddle(t *testing.T, name string) {
 	t.Helper()
 	events, err := c.admin.Watch(t.Context(), &certificatesv1.CertificateSigningRequestList{})
@@ -137,7 +138,7 @@ func (c *cluster) meddle(t *testing.T, name string) {
 		for event := range events.ResultChan() {
 			obj, ok := event.Object.(*certificatesv1.CertificateSigningRequest)
 			if ok && strings.HasPrefix(obj.Name, name+"-") && csr.StateOf(obj) == csr.Approved && obj.Annotations["meddled"] == "" {
-				_ = c.admin.Patch(t.Context(), obj, patch) // another one will do
+				_ = c.admin.Patch(t.Context(), obj, patch) // another patch will do
 			}
 		}
 	}()
@@ -158,7 +159,7 @@ func (c *cluster) issuedOf(ctx context.Context, name string) (map[string]*certif
 	return done, nil
 }
 
-// leader is the pod that holds the Lease.
+// leader returns the pod that holds the Lease.
 func (c *cluster) leader(t *testing.T) corev1.Pod {
 	t.Helper()
 	lease := &coordinationv1.Lease{}

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// machineInit is the first process of a machine. It gives it files of its own: what is written to /etc, /var and /run stays
-// in memory, and only the machine sees it. Then it collects orphans until it is killed.
+// machineInit is the first process of a machine. It makes files written to /etc, /var and /run stay in memory,
+// visible only to the machine. Then it reaps orphans until it is killed.
 const machineInit = `set -eu
 name=$1 files=$2 pods=$3
 mount --make-rprivate /
@@ -38,15 +38,15 @@ mount --make-rshared /
 touch /run/up
 while :; do sleep 3600 & wait $!; done`
 
-// machine is a computer of its own, as far as the kernel lets it be one: with its own processes, files, network and
+// machine is a separate computer, as far as the kernel permits: with its own processes, files, network and
 // containerd, on which a kubelet can run.
 type machine struct {
 	name    string
 	dir     string
 	address string
-	cable   string // once it is plugged in
+	cable   string // the veth interface, once it is connected
 
-	// enter is what a command line begins with that runs on the machine.
+	// enter is the prefix of a command line that runs on the machine.
 	enter []string
 
 	first      *exec.Cmd
@@ -54,7 +54,7 @@ type machine struct {
 	kubelet    *process
 }
 
-// startMachine starts the machine with that number, counted from 1, and its containerd, and gives it the images in the
+// startMachine starts the machine with that number, counted from 1, and its containerd. It loads the images in the
 // archives.
 func startMachine(ctx context.Context, dir, name string, number int, archives ...string) (*machine, error) {
 	m := &machine{name: name, dir: dir, address: fmt.Sprintf("10.99.0.%d", number+1)}
@@ -91,10 +91,10 @@ func startMachine(ctx context.Context, dir, name string, number int, archives ..
 	return m, nil
 }
 
-// cgroup is where its pods' processes are.
+// cgroup returns the cgroup of the processes of its pods.
 func (m *machine) cgroup() string { return filepath.Base(m.dir) + "/" + m.name }
 
-// file is the path of one of the machine's files, as seen from here.
+// file returns the path of one of the machine's files, as seen from the outside.
 func (m *machine) file(path string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", m.first.Process.Pid), path)
 }
@@ -106,13 +106,13 @@ func (m *machine) write(path string, data []byte) error {
 	return os.WriteFile(m.file(path), data, 0o600)
 }
 
-// command is a program that runs on the machine.
+// command returns a command that runs a program on the machine.
 func (m *machine) command(args ...string) *exec.Cmd {
 	line := slices.Concat(m.enter, args)
 	return exec.Command(line[0], line[1:]...)
 }
 
-// plugIn connects it with the control plane and, by way of that, with the other machines' pods.
+// plugIn connects the machine with the control plane and, through it, with the other machines' pods.
 func (m *machine) plugIn(number int) error {
 	cable, pods := fmt.Sprintf("machine%d", number), podRange(number)
 	if _, err := run(exec.Command("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(m.first.Process.Pid))); err != nil {
@@ -138,7 +138,7 @@ func (m *machine) plugIn(number int) error {
 
 func podRange(number int) string { return fmt.Sprintf("10.98.%d.0/24", number) }
 
-// cniDir is where the distribution keeps the CNI plugins, or empty.
+// cniDir returns the folder in which the distribution keeps the CNI plugins, or an empty text.
 func cniDir() string {
 	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"} {
 		_, bridge := os.Stat(filepath.Join(dir, "bridge"))
@@ -179,24 +179,24 @@ func (m *machine) startContainerd(ctx context.Context, number int) (err error) {
 	})
 }
 
-// load gives it the images in an archive.
+// load loads the images in an archive.
 func (m *machine) load(archive string) error {
 	_, err := run(m.command("ctr", "-n", "k8s.io", "images", "import", archive))
 	return err
 }
 
-// stop ends it as a power failure does: the kernel ends all its processes with the first one.
+// stop ends the machine like a power failure: the kernel ends all its processes with the first one.
 func (m *machine) stop() error {
 	var unplugged error
 	if m.cable != "" { // the kernel takes its time to do so for a network that is gone, and the next machine has the same
 		unplugged = exec.Command("ip", "link", "delete", m.cable).Run()
 	}
 	killed := m.first.Process.Kill()
-	_ = m.first.Wait() // an error says that it was killed
+	_ = m.first.Wait() // an error, because it was killed
 	return errors.Join(unplugged, killed, exec.Command("ip", "route", "flush", "via", m.address).Run(), removeCgroups(m.cgroup()))
 }
 
-// processOf returns the machine's own process id of a container, after a look at whether that process is the pod's.
+// processOf returns the machine's process ID of a container. It checks that the process belongs to the pod.
 func (m *machine) processOf(containerID, podUID string) (string, error) {
 	tasks, err := run(m.command("ctr", "-n", "k8s.io", "tasks", "ls"))
 	if err != nil {

@@ -1,11 +1,12 @@
 //go:build e2e
 
-// Package e2e runs the manager as users do: as a Deployment on real nodes, with real kubelets that join through it. It
-// needs root, and what docs/how-to/run-end-to-end-tests.md lists; nothing is pulled from a registry.
+// Package e2e runs the manager as users do: as a Deployment on real nodes, with real kubelets that join through it.
+// It needs root and the programs that docs/how-to/run-end-to-end-tests.md lists. It pulls nothing from a registry.
 //
-// The test binary runs three times over. The outer process is the one that go test starts. It starts a guard, which cleans
-// up whatever happens to the others, and then itself again in namespaces of its own (processes, mounts, network), where
-// the tests run: when the first process there ends, the kernel ends all others, with their mounts and addresses.
+// The test binary runs three times. The outer process is the one that go test starts. It starts a guard, which cleans
+// up whatever happens to the others. Then it starts itself again in its own namespaces (processes, mounts, network),
+// where the tests run. When the first process there ends, the kernel ends all others, with their mounts and
+// addresses.
 package e2e
 
 import (
@@ -14,17 +15,17 @@ import (
 	"testing"
 )
 
-// roleVariable says which of the three a process is, and dirVariable which folder they share.
+// roleVariable names which of the three a process is, and dirVariable the folder that they share.
 const (
 	roleVariable = "CSR_E2E_ROLE"
 	dirVariable  = "CSR_E2E_DIR"
 )
 
-// kindVariable has the tests run on a kind cluster of that name, which they make and delete.
+// kindVariable makes the tests use a kind cluster of that name, which they create and delete.
 const kindVariable = "E2E_KIND"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(kindVariable) != "" { // the namespaces are docker's
+	if os.Getenv(kindVariable) != "" { // docker provides the namespaces
 		os.Exit(m.Run())
 	}
 	switch os.Getenv(roleVariable) {

@@ -15,22 +15,23 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// What config/overlays/trust-files mounts, and the files in it, the second of its component kubelet-serving.
+// The mount paths of config/overlays/trust-files and the files in them. The second is from its component
+// kubelet-serving.
 const (
 	trustDir    = "/etc/kubernetes/pki/csr-trust"
 	clientFile  = "client-ca.crt"
 	servingFile = "kubelet-serving-ca.crt"
 )
 
-// moveOut makes an authority of their own for kubelets' serving certificates, which does not sign any yet.
+// moveOut creates a separate authority for kubelets' serving certificates, which does not sign yet.
 func (c *cluster) moveOut(t *testing.T) {
 	t.Helper()
 	c.kubectl(t, "apply", "-k", "../../config/rotation/kubelet-serving")
 	c.kubectl(t, "apply", "-k", "manifests/own-trust")
 }
 
-// testMovingOut has that authority, which begins with the CA that was shared, sign from then on, and gives the API server a
-// file of its own for it.
+// testMovingOut makes that authority sign, which begins with the shared CA. It gives the API server a separate file
+// for it.
 func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
 	begun := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Completed, nil).Signing
 	if begun.Certificate != string(c.next.CertPEM) || begun.AttestedAt == nil {
@@ -41,7 +42,7 @@ func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
 	c.kubeletCA = c.follows(t, servingFile)
 	c.restarted(t)
 	c.deploymentsAvailable(t, "csr-controller-manager")
-	// Nobody signs serving certificates by the first authority any more.
+	// The first authority signs no more serving certificates.
 	c.kubectl(t, "patch", "signingauthority", authorityName, "--type=merge",
 		"--patch="+`{"spec": {"signers": ["`+certificatesv1.KubeAPIServerClientSignerName+`", "`+certificatesv1.KubeAPIServerClientKubeletSignerName+`"]}}`)
 	c.wantServersOf(t, map[string]bool{"the old CA": true})
@@ -49,7 +50,7 @@ func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
 	c.wantReachable(t, worker)
 }
 
-// trustsFile waits until the DaemonSet has written to the control plane's node what is wanted.
+// trustsFile waits until the DaemonSet has written the wanted content to the control plane's node.
 func (c *cluster) trustsFile(t *testing.T, name string, wanted func(string) bool) {
 	t.Helper()
 	c.until(t, 2*time.Minute, name+" on the node is as it should be", func(context.Context) (bool, error) {
@@ -62,7 +63,7 @@ func holding(one *v1alpha1.CAStatus) func(string) bool {
 	return func(file string) bool { return strings.Contains(file, strings.TrimSpace(one.Certificate)) }
 }
 
-// follows has the API server's file of that name be the one on the control plane's node, and returns its path.
+// follows links the API server's file of that name to the file on the control plane's node, and returns its path.
 func (c *cluster) follows(t *testing.T, name string) string {
 	t.Helper()
 	file, link := c.path("pki/"+name), c.path("pki/follow")

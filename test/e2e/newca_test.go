@@ -27,7 +27,7 @@ func (c *cluster) testNewCA(t *testing.T) {
 		tries++
 		return signedBy(c.joinLight(t, fmt.Sprintf("after-the-new-ca-%d", tries)), c.next)
 	})
-	if tries > 2 { // the first may have overtaken the Secret
+	if tries > 2 { // the first may have been faster than the Secret
 		t.Errorf("the new CA signed only the request number %d", tries)
 	}
 	if after := c.starts(t); !maps.Equal(before, after) {
@@ -35,7 +35,7 @@ func (c *cluster) testNewCA(t *testing.T) {
 	}
 }
 
-// starts are the restarts of each pod's container, by the pod's UID.
+// starts returns the restarts of each pod's container, by the pod's UID.
 func (c *cluster) starts(t *testing.T) map[string]int32 {
 	t.Helper()
 	starts := map[string]int32{}
@@ -47,8 +47,8 @@ func (c *cluster) starts(t *testing.T) map[string]int32 {
 	return starts
 }
 
-// joinLight gets a client certificate as a kubelet does that bootstraps, without one that runs pods, and checks that the
-// API server takes it for that node.
+// joinLight gets a client certificate like a bootstrapping kubelet, without running pods. It checks that the API
+// server identifies the holder as that node.
 func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -64,7 +64,7 @@ func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
 	return cert.Leaf
 }
 
-// testNewCAReachesKubelet waits for the real kubelet's turn.
+// testNewCAReachesKubelet waits until the real kubelet has a certificate of the new CA.
 func (c *cluster) testNewCAReachesKubelet(t *testing.T, m *machine) {
 	outages := c.watchOutages(t, m.name)
 	file, cert := m.current(t)

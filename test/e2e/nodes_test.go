@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// patientToken is that of a group that may ask, but whose requests nobody approves; barredToken is that of one that may
-	// not even ask.
+	// patientToken belongs to a group that may create requests, but whose requests are not approved. barredToken
+	// belongs to a group that may not even create requests.
 	patientToken = "07401c.f395accd246ae52d"
 	barredToken  = "07401d.f395accd246ae52d"
 	// held is how long both wait.
 	held = 6 * time.Minute
 )
 
-// TestNodes is step 8 and the long parts of step 3: what takes too long for every change.
+// TestNodes is step 8 and the long parts of step 3, which take too long for every change.
 func TestNodes(t *testing.T) {
 	versions := map[string]string{"new": binary("kubelet")}
 	for i, old := range strings.Fields(os.Getenv("OLD_KUBELETS")) {
@@ -42,7 +42,7 @@ func TestNodes(t *testing.T) {
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.testVersions(t, versions)
 	t.Run("at the same time", func(t *testing.T) {
-		// Each starts its machine before the first waits: these are counted.
+		// Each starts its machine before the first test waits, because machines are numbered.
 		patient, barred := c.machine(t, "patient"), c.machine(t, "barred")
 		late := c.machine(t, "late")
 		c.kubectl(t, "apply", "-k", "manifests/patient")
@@ -67,7 +67,7 @@ func TestNodes(t *testing.T) {
 	})
 }
 
-// testVersions has kubelets of several versions join, and pods run on all.
+// testVersions lets kubelets of several versions join, and runs pods on all of them.
 func (c *cluster) testVersions(t *testing.T, kubelets map[string]string) {
 	t.Helper()
 	seen := map[string]string{}
@@ -90,7 +90,8 @@ func (c *cluster) testVersions(t *testing.T, kubelets map[string]string) {
 	t.Logf("kubelets side by side: %v", seen)
 }
 
-// testSwitch switches rotation off, sees that a certificate is kept that would have been renewed, and switches it on again.
+// testSwitch disables rotation, checks that a certificate is kept that would have been renewed, and enables rotation
+// again.
 func (c *cluster) testSwitch(t *testing.T, m *machine, kubelet string) {
 	outages := c.watchOutages(t, m.name)
 	_, old := m.current(t)
@@ -100,7 +101,7 @@ func (c *cluster) testSwitch(t *testing.T, m *machine, kubelet string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// With rotation it asks at 90 % of the lifetime at the latest.
+	// With rotation, it requests a new certificate at 90 % of the lifetime at the latest.
 	latest := kept.NotBefore.Add(kept.NotAfter.Sub(kept.NotBefore) * 9 / 10)
 	c.until(t, time.Until(latest)+10*time.Second, "the time to renew is over", func(context.Context) (bool, error) {
 		return time.Now().After(latest.Add(5 * time.Second)), nil
@@ -128,7 +129,7 @@ func (c *cluster) testSwitch(t *testing.T, m *machine, kubelet string) {
 	}
 }
 
-// restartKubelet does what systemctl restart does.
+// restartKubelet restarts the kubelet as systemctl restart does.
 func (c *cluster) restartKubelet(t *testing.T, m *machine, options kubeletOptions) {
 	t.Helper()
 	if err := m.kubelet.end(syscall.SIGTERM); err != nil {
@@ -139,7 +140,7 @@ func (c *cluster) restartKubelet(t *testing.T, m *machine, options kubeletOption
 	}
 }
 
-// testNoBinding removes what lets the group's requests be approved: its nodes don't join until it is back.
+// testNoBinding removes the binding that permits the group's requests: its nodes don't join until it is back.
 func (c *cluster) testNoBinding(t *testing.T, m *machine) {
 	c.kubectl(t, "delete", "clusterrolebinding", joinBinding)
 	if err := m.configureKubelet(c.bootstrapConfig(bootstrapToken)); err != nil {
@@ -167,9 +168,9 @@ func (c *cluster) testNoBinding(t *testing.T, m *machine) {
 	c.nodeWithin(t, m.name, 2*time.Minute)
 }
 
-// testPatience is a part of step 3: a request that waits for six minutes. KEP-266 says that the kubelet restarts after five.
-// In truth it only does so if the API server has refused it something, as in testBarred; else it goes on waiting for the
-// same request.
+// testPatience is a part of step 3: a request that waits for six minutes. KEP-266 says that the kubelet restarts
+// after five minutes. In fact it only does so if the API server has refused one of its calls, as in testBarred.
+// Otherwise it continues to wait for the same request.
 func (c *cluster) testPatience(t *testing.T, m *machine) {
 	ends := c.supervised(t, m, patientToken)
 	request := c.refused(t, m.name)
@@ -192,7 +193,7 @@ func (c *cluster) testPatience(t *testing.T, m *machine) {
 	}
 }
 
-// testBarred is the other part: the kubelet may not even ask, and exits after five minutes.
+// testBarred is the other part: the kubelet may not even create a request, and exits after five minutes.
 func (c *cluster) testBarred(t *testing.T, m *machine) {
 	ends := c.supervised(t, m, barredToken)
 	c.hold(t)
@@ -205,15 +206,15 @@ func (c *cluster) testBarred(t *testing.T, m *machine) {
 	c.nodeWithin(t, m.name, 2*time.Minute)
 }
 
-// hold waits for as long as nobody is to be approved.
+// hold waits for as long as no request may be approved.
 func (c *cluster) hold(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
 	c.until(t, held+10*time.Second, "the wait is over", func(context.Context) (bool, error) { return time.Since(begin) > held, nil })
 }
 
-// supervised starts a kubelet with that bootstrap token, again each time that it ends, as systemd does. It returns how it
-// has ended since it was asked last.
+// supervised starts a kubelet with that bootstrap token, and restarts it each time that it ends, as systemd does. The
+// returned function returns how it has ended since the last call.
 func (c *cluster) supervised(t *testing.T, m *machine, token string) func() []string {
 	t.Helper()
 	if err := errors.Join(m.configureKubelet(c.bootstrapConfig(token)), m.startKubelet(kubeletOptions{})); err != nil {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// objects names all objects that the API server has, of all kinds.
+// objects returns the names of all objects of all kinds in the API server.
 func (c *cluster) objects(t *testing.T) sets.Set[string] {
 	t.Helper()
 	kinds, err := discovery.NewDiscoveryClientForConfigOrDie(c.config).ServerPreferredResources()
@@ -50,7 +50,7 @@ func (c *cluster) objects(t *testing.T) sets.Set[string] {
 	return found
 }
 
-// labelsOf returns those of our labels that obj has.
+// labelsOf returns our labels of obj.
 func labelsOf(obj metav1.PartialObjectMetadata) string {
 	if name := obj.Labels["app.kubernetes.io/name"]; name != "" {
 		return "app.kubernetes.io/name=" + name
@@ -58,16 +58,16 @@ func labelsOf(obj metav1.PartialObjectMetadata) string {
 	return ""
 }
 
-// others are kinds of which nodes, tests and the control plane make objects: their names tell whose they are. Events about
-// requests last for an hour.
+// others are kinds of which nodes, tests and the control plane also create objects. Names show which objects are
+// ours. Events about requests last for an hour.
 var others = []string{
 	"certificatesigningrequests.", "events.", "nodes.", "csinodes.", "leases.", "pods.", "serviceaccounts.", "configmaps.", "clustertrustbundles.",
 }
 
-// ours are parts of the names that our objects have.
+// ours are parts of the names of our objects.
 var ours = []string{"csr-controller-manager", "csr-approver", "csr-signer", "csr-cleaner", "csr-metrics", "csr-leader", "csr-ca"}
 
-// testUninstall is step 9: after kubectl delete there is nothing that there was not before the install.
+// testUninstall is step 9: after kubectl delete there are only objects that existed before the install.
 func (c *cluster) testUninstall(t *testing.T, overlay string, before sets.Set[string]) {
 	begin := time.Now()
 	c.kubectl(t, "delete", "-k", overlay, "--timeout=60s")

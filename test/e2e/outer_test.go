@@ -16,7 +16,7 @@ import (
 	"syscall"
 )
 
-// firstProcess is the shell that is process 1 of the namespaces. It collects orphans while it waits for the tests.
+// firstProcess is the shell that is process 1 of the namespaces. It reaps orphans while it waits for the tests.
 const firstProcess = `set -eu
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -24,12 +24,12 @@ mount -t tmpfs tmpfs /run
 "$0" "$@" &
 wait $!`
 
-// outer runs the tests in namespaces of their own, and returns their exit code, or 1 if they left something behind.
+// outer runs the tests in their own namespaces. It returns their exit code, or 1 if they left something behind.
 func outer() int {
 	if err := checkMachine(); err != nil {
 		return exitCode(err)
 	}
-	// Not in $TMPDIR: the machines have a /var and a /run of their own. Within a run it is in that one's folder.
+	// Not in $TMPDIR: the machines have their own /var and /run. A run within a run uses the folder of the outer run.
 	dir, err := os.MkdirTemp(cmp.Or(os.Getenv(dirVariable), "/tmp"), "csr-e2e-")
 	if err != nil {
 		return exitCode(err)
@@ -48,7 +48,7 @@ func outer() int {
 	return max(code, exitCode(err))
 }
 
-// checkMachine says what is missing here, all of it.
+// checkMachine returns an error that lists everything that is missing on this machine.
 func checkMachine() error {
 	var errs []error
 	if os.Geteuid() != 0 {
@@ -86,7 +86,7 @@ func inner(dir string, g *guardProcess) (int, error) {
 	command.Env = append(os.Environ(), roleVariable+"=inner", dirVariable+"="+dir)
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	command.SysProcAttr = &syscall.SysProcAttr{
-		Setpgid:    true, // Ctrl-C is for us
+		Setpgid:    true, // Ctrl-C is for this process
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 	}
 	signals := make(chan os.Signal, 1)
@@ -114,7 +114,8 @@ func inner(dir string, g *guardProcess) (int, error) {
 	return 0, err
 }
 
-// logDir is the folder with what the control plane and the machines log; podLogDir has the logs of a machine's pods.
+// logDir is the folder with the logs of the control plane and the machines. podLogDir has the logs of a machine's
+// pods.
 func logDir(dir string) string             { return filepath.Join(dir, "logs") }
 func podLogDir(dir, machine string) string { return filepath.Join(logDir(dir), "pods-"+machine) }
 
@@ -136,7 +137,7 @@ func printTails(to io.Writer, dir string) {
 	})
 }
 
-// noise is what a kubelet on such a machine keeps saying.
+// noise lists messages that a kubelet on such a machine repeats.
 var noise = []string{"Unable to register mirror pod", "cannot find filesystem info for device"}
 
 // tail returns the last lines of text that are not noise.

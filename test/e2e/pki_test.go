@@ -28,7 +28,7 @@ func (p pair) write(path string) error {
 	return errors.Join(os.WriteFile(path+".crt", p.cert, 0o600), os.WriteFile(path+".key", p.key, 0o600))
 }
 
-// issue signs a certificate straight with the CA's key, as kubeadm init does for the control plane.
+// issue signs a certificate directly with the CA's key, as kubeadm init does for the control plane.
 func issue(ca *csrenv.CA, template *x509.Certificate) (pair, error) {
 	parent, err := tls.X509KeyPair(ca.CertPEM, ca.KeyPEM)
 	if err != nil {
@@ -51,7 +51,7 @@ func issue(ca *csrenv.CA, template *x509.Certificate) (pair, error) {
 	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), encoded}, err
 }
 
-// clientPair is a certificate for user.
+// clientPair returns a certificate for user.
 func clientPair(ca *csrenv.CA, user string, groups ...string) (pair, error) {
 	return issue(ca, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},

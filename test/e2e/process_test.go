@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// endPatience is how long a program may take to end.
+// endPatience is the time that a program has to end.
 const endPatience = 30 * time.Second
 
 // process is a program that runs until stop or kill. If neither is called, it ends with the namespaces.
@@ -24,7 +24,7 @@ type process struct {
 	done    chan struct{}
 }
 
-// startProcess runs command; what it writes is appended to the log of that name.
+// startProcess runs command. Its output is appended to the log of that name.
 func startProcess(dir, name string, command *exec.Cmd) (*process, error) {
 	if err := os.MkdirAll(logDir(dir), 0o700); err != nil {
 		return nil, err
@@ -39,14 +39,14 @@ func startProcess(dir, name string, command *exec.Cmd) (*process, error) {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", name, err), log.Close())
 	}
 	go func() {
-		_ = command.Wait() // how it ended is in ProcessState
+		_ = command.Wait() // ProcessState holds the result
 		_ = log.Close()
 		close(p.done)
 	}()
 	return p, nil
 }
 
-// ended returns how it ended, and nil while it runs.
+// ended returns the state of the ended process, and nil while it runs.
 func (p *process) ended() *os.ProcessState {
 	select {
 	case <-p.done:
@@ -56,10 +56,10 @@ func (p *process) ended() *os.ProcessState {
 	}
 }
 
-// kill ends it at once.
+// kill ends the process at once.
 func (p *process) kill() error { return p.end(syscall.SIGKILL) }
 
-// end sends it a signal and waits for its end.
+// end sends a signal and waits for the end of the process.
 func (p *process) end(signal syscall.Signal) error {
 	pid, err := p.pid()
 	if err != nil {
@@ -76,7 +76,7 @@ func (p *process) end(signal syscall.Signal) error {
 	}
 }
 
-// pid is the program's process id: that of nsenter's child where nsenter runs it.
+// pid returns the program's process ID. If nsenter runs the program, it is the ID of nsenter's child.
 func (p *process) pid() (int, error) {
 	pid := p.command.Process.Pid
 	if filepath.Base(p.command.Path) != "nsenter" {
@@ -89,7 +89,7 @@ func (p *process) pid() (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(children)))
 }
 
-// run runs a program to its end and returns what it wrote.
+// run runs a program to its end and returns its output.
 func run(command *exec.Cmd) (string, error) {
 	output, err := command.CombinedOutput()
 	if err != nil {

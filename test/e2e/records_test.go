@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// podLogs holds the log files of the manager's pods open, so that they can be read after their pod is deleted.
+// podLogs keeps the log files of the manager's pods open, so that they can be read after their pods are deleted.
 type podLogs struct {
 	pattern string
 	files   []*os.File
@@ -34,7 +34,7 @@ func (c *cluster) openLogs(t *testing.T) *podLogs {
 	return logs
 }
 
-// look opens what is new.
+// look opens new log files.
 func (l *podLogs) look(t *testing.T) {
 	t.Helper()
 	paths, err := filepath.Glob(l.pattern)
@@ -68,7 +68,7 @@ func (l *podLogs) has(t *testing.T, file *os.File) bool {
 	return false
 }
 
-// records are the serial numbers that one container's log names, by event.
+// records are the serial numbers in the log of one container, by event.
 type records map[string]map[string]bool
 
 // read returns the records of all logs so far, by the log's path.
@@ -89,7 +89,7 @@ func (l *podLogs) read(t *testing.T) map[string]records {
 	return all
 }
 
-// parseRecords reads a log of the CRI's: time, stream, F or P, text.
+// parseRecords parses a log of the CRI: time, stream, F or P, text.
 func parseRecords(log io.Reader) (records, error) {
 	found := records{}
 	lines := bufio.NewScanner(log)
@@ -101,7 +101,7 @@ func parseRecords(log io.Reader) (records, error) {
 		}
 		var record struct{ Msg, Serial string }
 		if err := json.Unmarshal([]byte(fields[3]), &record); err != nil || record.Serial == "" {
-			continue // a panic's trace, or about something else
+			continue // the trace of a panic, or another message
 		}
 		if found[record.Msg] == nil {
 			found[record.Msg] = map[string]bool{}

@@ -28,7 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
 )
 
-// requestFor is a kubelet's request for node.
+// requestFor returns a kubelet's request for node.
 func requestFor(t *testing.T, name, node string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	return &certificatesv1.CertificateSigningRequest{
@@ -40,7 +40,7 @@ func requestFor(t *testing.T, name, node string) *certificatesv1.CertificateSign
 	}
 }
 
-// payload is what is signed for node, with these addresses.
+// payload returns the PKCS#10 request for node, with these addresses.
 func payload(t *testing.T, node string, addresses ...net.IP) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -54,12 +54,12 @@ func payload(t *testing.T, node string, addresses ...net.IP) []byte {
 	return data
 }
 
-// requestsOf returns the requests for client certificates of node that there are.
+// requestsOf returns the existing requests for client certificates of node.
 func (c *cluster) requestsOf(ctx context.Context, node string) ([]certificatesv1.CertificateSigningRequest, error) {
 	return c.requestsTo(ctx, certificatesv1.KubeAPIServerClientKubeletSignerName, node)
 }
 
-// requestsTo returns the requests of node that there are to that signer.
+// requestsTo returns the existing requests of node for that signer.
 func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]certificatesv1.CertificateSigningRequest, error) {
 	list := &certificatesv1.CertificateSigningRequestList{}
 	if err := c.admin.List(ctx, list); err != nil {
@@ -78,7 +78,7 @@ func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]certif
 	return found, nil
 }
 
-// issued is the certificate of obj, or nil.
+// issued returns the certificate of obj, or nil.
 func issued(obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {
@@ -86,19 +86,20 @@ func issued(obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
-		return nil // the API server takes no such certificate
+		return nil // the API server accepts no such certificate
 	}
 	return cert
 }
 
-// whoAmI asks the API server who the holder of cert and key is.
+// whoAmI returns the user that the API server identifies by the certificate and key.
 func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authenticationv1.UserInfo, error) {
 	config := rest.AnonymousClientConfig(c.config)
 	config.CertData, config.KeyData = certAndKey, certAndKey
 	return kubelet.WhoAmI(ctx, config)
 }
 
-// writer is the user who last did verb to the request name, or to its subresource, by the API server's audit log.
+// writer returns the user who last did verb to the request name, or to its subresource, by the API server's audit
+// log.
 func (c *cluster) writer(verb, name, subresource string) (string, error) {
 	log, err := os.Open(c.path("audit.log"))
 	if err != nil {
@@ -124,7 +125,7 @@ func (c *cluster) writer(verb, name, subresource string) (string, error) {
 	return user, lines.Err()
 }
 
-// wantWriter checks who wrote: a ServiceAccount of the manager's. kind's API server has no audit log.
+// wantWriter checks that one of the manager's ServiceAccounts wrote. kind's API server has no audit log.
 func (c *cluster) wantWriter(t *testing.T, verb, name, subresource, serviceAccount string) {
 	t.Helper()
 	if c.kind != "" {

@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// lifetime is what manifests/config has; a kubelet renews when 70 to 90 % of it and of the five minutes before it are
-	// over, which is 36 s to 2 m 12 s after the issuance.
+	// lifetime is the value of manifests/config. A kubelet renews when 70 to 90 % of the lifetime and the five
+	// minutes before it have passed, which is 36 s to 2 m 12 s after the issuance.
 	lifetime = 3 * time.Minute
 	renewal  = lifetime // bounds the wait for a renewal
-	// credentialID is where the API server says which certificate it was shown.
+	// credentialID is the key of the certificate's ID in the API server's answer.
 	credentialID = "authentication.kubernetes.io/credential-id"
 )
 
@@ -58,7 +58,7 @@ func (c *cluster) testRotation(t *testing.T, m *machine) {
 	}
 }
 
-// current is the certificate that the kubelet uses, as the file with the key too, and decoded.
+// current returns the certificate that the kubelet uses: the file with the key, and the decoded certificate.
 func (m *machine) current(t *testing.T) (string, *x509.Certificate) {
 	t.Helper()
 	data, err := m.certificateFile()
@@ -82,7 +82,7 @@ func (c *cluster) renewed(t *testing.T, m *machine, old *x509.Certificate) (stri
 	return m.current(t)
 }
 
-// wantIdentity checks that the API server takes the holder of cert for the node, by that very certificate.
+// wantIdentity checks that the API server identifies the holder of cert as the node, by exactly that certificate.
 func (c *cluster) wantIdentity(t *testing.T, m *machine, file string, cert *x509.Certificate) {
 	t.Helper()
 	who, err := c.whoAmI(t.Context(), []byte(file))
@@ -95,7 +95,7 @@ func (c *cluster) wantIdentity(t *testing.T, m *machine, file string, cert *x509
 	}
 }
 
-// watchOutages notes each time that the Node is not ready, until the function that it returns is called.
+// watchOutages records each time that the Node is not ready, until the returned function is called.
 func (c *cluster) watchOutages(t *testing.T, name string) func() []string {
 	t.Helper()
 	events, err := c.admin.Watch(t.Context(), &corev1.NodeList{}, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
@@ -118,7 +118,7 @@ func (c *cluster) watchOutages(t *testing.T, name string) func() []string {
 	}
 }
 
-// signedBy says whether cert is of ca.
+// signedBy reports whether ca signed cert.
 func signedBy(cert *x509.Certificate, ca *csrenv.CA) (bool, error) {
 	parent, err := tls.X509KeyPair(ca.CertPEM, ca.KeyPEM)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// testServing is the first part of step 10: the API server talks to a kubelet that has its serving certificate from the
-// Deployment, and to none that made its own.
+// testServing is the first part of step 10: the API server connects to a kubelet with a serving certificate from the
+// Deployment, and to no kubelet that signed its own.
 func (c *cluster) testServing(t *testing.T, m, selfSigned *machine) {
 	c.wantOurs(t, m, c.served(t, m))
 	c.wantReachable(t, m)
@@ -28,8 +28,8 @@ func (c *cluster) testServing(t *testing.T, m, selfSigned *machine) {
 	}
 }
 
-// testServingRotation is the second part: the certificate is renewed, and after the end of the old one the API server still
-// gets through.
+// testServingRotation is the second part: the certificate is renewed, and the API server still connects after the old
+// certificate has expired.
 func (c *cluster) testServingRotation(t *testing.T, m *machine) {
 	before, old := m.kubeletID(t), c.served(t, m)
 	c.until(t, renewal, m.name+" has a new serving certificate", func(context.Context) (bool, error) {
@@ -47,7 +47,7 @@ func (c *cluster) testServingRotation(t *testing.T, m *machine) {
 	}
 }
 
-// served is the certificate with which the kubelet shows itself at its address.
+// served returns the certificate that the kubelet presents at its address.
 func (c *cluster) served(t *testing.T, m *machine) *x509.Certificate {
 	t.Helper()
 	cert, err := c.servedBy(m)
@@ -74,7 +74,7 @@ func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
 	return conn.ConnectionState().PeerCertificates[0], nil
 }
 
-// wantOurs checks that the kubelet asked for this certificate itself, and has it from the Deployment.
+// wantOurs checks that the kubelet requested this certificate itself, and that the Deployment signed it.
 func (c *cluster) wantOurs(t *testing.T, m *machine, cert *x509.Certificate) {
 	t.Helper()
 	requests, err := c.requestsTo(t.Context(), certificatesv1.KubeletServingSignerName, m.name)
@@ -96,7 +96,7 @@ func (c *cluster) wantOurs(t *testing.T, m *machine, cert *x509.Certificate) {
 	t.Errorf("the certificate that %s serves is in none of its %d requests", m.name, len(requests))
 }
 
-// wantReachable has the API server connect to the kubelet: kubectl exec always does so anew.
+// wantReachable checks that the API server can connect to the kubelet: kubectl exec always opens a new connection.
 func (c *cluster) wantReachable(t *testing.T, m *machine) {
 	t.Helper()
 	pod := "on-" + m.name
@@ -106,7 +106,7 @@ func (c *cluster) wantReachable(t *testing.T, m *machine) {
 	}
 }
 
-// health asks the kubelet through the API server how it is.
+// health returns the kubelet's health, read through the API server.
 func (c *cluster) health(m *machine) (string, error) {
 	return c.tryKubectl("get", "--raw", "/api/v1/nodes/"+m.name+"/proxy/healthz")
 }

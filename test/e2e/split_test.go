@@ -33,8 +33,8 @@ func (c *cluster) testSplit(t *testing.T) {
 	}
 }
 
-// joinSplit sees a request through all three Deployments: it is approved, signed and, when denied, deleted, each by its own
-// identity. It returns its name.
+// joinSplit follows a request through all three Deployments: it is approved, signed and, when denied, deleted, each
+// by another identity. It returns the name of the request.
 func (c *cluster) joinSplit(t *testing.T) string {
 	t.Helper()
 	c.joinLight(t, "split")
@@ -68,14 +68,15 @@ func (c *cluster) create(t *testing.T, obj client.Object) {
 	}
 }
 
-// action is something that an identity may try, with the identities that need it.
+// action is a call that an identity may try, with the identities that need it.
 type action struct {
 	name   string
 	needed []string
 	try    func(ctx context.Context, as client.Client) error
 }
 
-// testIdentity tries everything with a token of the ServiceAccount: what it does not need must be forbidden.
+// testIdentity tries every action with a token of the ServiceAccount. Actions that it does not need must be
+// forbidden.
 func (c *cluster) testIdentity(t *testing.T, who, request string) {
 	as := c.serviceAccount(t, who)
 	for _, one := range c.actions(t, who, request) {
@@ -89,7 +90,7 @@ func (c *cluster) testIdentity(t *testing.T, who, request string) {
 	}
 }
 
-// serviceAccount is a client with a token that the API server made for the ServiceAccount.
+// serviceAccount returns a client with a token that the API server created for the ServiceAccount.
 func (c *cluster) serviceAccount(t *testing.T, name string) client.Client {
 	t.Helper()
 	token := &authenticationv1.TokenRequest{}
@@ -106,7 +107,7 @@ func (c *cluster) serviceAccount(t *testing.T, name string) client.Client {
 	return as
 }
 
-// actions are real calls. Those on requests come last, so that a needed one finds what it wants.
+// actions returns real calls. Calls on requests come last, so that a needed call finds its objects.
 func (c *cluster) actions(t *testing.T, who, request string) []action {
 	t.Helper()
 	list := func(into client.ObjectList, options ...client.ListOption) func(context.Context, client.Client) error {
@@ -140,7 +141,8 @@ func (c *cluster) actions(t *testing.T, who, request string) []action {
 	return append(all, c.requestActions(t, who, request)...)
 }
 
-// requestActions approve, sign and delete: a request of a kubelet's, and one of a signer that is nobody's.
+// requestActions returns actions that approve, sign and delete: a request of a kubelet, and a request for an unknown
+// signer.
 func (c *cluster) requestActions(t *testing.T, who, request string) []action {
 	t.Helper()
 	foreign := requestFor(t, "foreign-"+strings.TrimPrefix(who, "csr-"), "foreign")
@@ -160,7 +162,7 @@ func (c *cluster) requestActions(t *testing.T, who, request string) []action {
 			return as.SubResource(subresource).Update(ctx, obj)
 		}
 	}
-	nothing := func(*certificatesv1.CertificateSigningRequest) {} // who may not is told so even without a change
+	nothing := func(*certificatesv1.CertificateSigningRequest) {} // a forbidden call fails even without a change
 	fail := func(obj *certificatesv1.CertificateSigningRequest) {
 		csr.AddCondition(obj, certificatesv1.CertificateFailed, "ForTheTest", "by "+who, time.Now())
 	}

@@ -23,10 +23,10 @@ const (
 	pkiDir      = "/etc/kubernetes/pki"
 )
 
-// TestStaticPods is step 7. Nothing runs but a kubelet without a client certificate: it starts the API server and the
-// manager from files, asks the one for a certificate, and gets it from the other.
+// TestStaticPods is step 7. Only a kubelet without a client certificate runs. It starts the API server and the
+// manager from files, requests a certificate from the API server, and gets it from the manager.
 func TestStaticPods(t *testing.T) {
-	plane := &controlPlane{dir: os.Getenv(dirVariable), address: "10.99.0.2"} // the first machine's
+	plane := &controlPlane{dir: os.Getenv(dirVariable), address: "10.99.0.2"} // the address of the first machine
 	if err := errors.Join(plane.addresses(), plane.certificates()); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestStaticPods(t *testing.T) {
 	}
 }
 
-// staticArchives are the images of the control plane's programs.
+// staticArchives returns the images of the control plane's programs.
 func (c *cluster) staticArchives(t *testing.T) []string {
 	t.Helper()
 	var paths []string
@@ -69,7 +69,8 @@ func (c *cluster) staticArchives(t *testing.T) []string {
 	return paths
 }
 
-// writeStaticPods writes what kubeadm init would write to a control-plane node, with the manager from its overlay.
+// writeStaticPods writes the files that kubeadm init would write to a control-plane node, with the manager from its
+// overlay.
 func (c *cluster) writeStaticPods(t *testing.T, m *machine) error {
 	t.Helper()
 	who, err := clientPair(c.ca, staticUser)
@@ -97,7 +98,7 @@ func (c *cluster) writeStaticPods(t *testing.T, m *machine) error {
 	return errors.Join(append(errs, writePKI(m.file(pkiDir), c.address, c.ca))...)
 }
 
-// staticPod is one of the control plane's.
+// staticPod returns the manifest of a static pod of the control plane.
 func staticPod(name, image string, args []string) []byte {
 	pod := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -116,12 +117,12 @@ func staticPod(name, image string, args []string) []byte {
 	}
 	data, err := yaml.Marshal(pod)
 	if err != nil {
-		panic(err) // it holds nothing that can't be written
+		panic(err) // it holds nothing that can't be encoded
 	}
 	return data
 }
 
-// podReady waits for a pod.
+// podReady waits until a pod is ready.
 func (c *cluster) podReady(t *testing.T, in, name string) {
 	t.Helper()
 	c.until(t, time.Minute, "pod "+name+" is ready", func(ctx context.Context) (bool, error) {

@@ -11,12 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// until asks done until it says yes, for as long as timeout. An error is asked again, and is told if it was the last.
+// until calls done until it reports success or timeout has passed. After an error it retries. It returns the last
+// error.
 func until(ctx context.Context, timeout time.Duration, what string, done wait.ConditionWithContextFunc) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
 		ok, err := done(ctx)
-		if ctx.Err() == nil { // else it only says that the time is over
+		if ctx.Err() == nil { // otherwise it only says that the time is over
 			last = err
 		}
 		return ok && err == nil, nil

@@ -8,7 +8,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestBlockListRole compares the chart's role for a block list with the component's, and whom it binds.
+// TestBlockListRole compares the chart's role for a block list, and its subjects, with those of the component.
 func TestBlockListRole(t *testing.T) {
 	t.Parallel()
 	const name, value = "csr-node-block-list", "--set=config.nodeBlockList=" + systemNamespace + "/csr-node-block-list"

@@ -66,7 +66,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// ofTheChart are the fields of the configuration that the chart decides.
+// ofTheChart are the fields of the configuration that the chart sets itself.
 var ofTheChart = []string{
 	"apiVersion", "kind", "kubeconfig", "metricsBindAddress", "metricsSecure", "healthProbeBindAddress",
 	"leaderElection.resourceName", "leaderElection.resourceNamespace",
@@ -94,7 +94,7 @@ func TestSchemaKnowsTheConfiguration(t *testing.T) {
 	}
 }
 
-// fields collects the paths of the JSON fields below kind that hold no struct of ours.
+// fields collects the paths of the JSON fields below kind that hold no struct of this module.
 func fields(kind reflect.Type, path string, into *[]string) {
 	for kind.Kind() == reflect.Pointer || kind.Kind() == reflect.Slice {
 		kind = kind.Elem()
@@ -116,7 +116,7 @@ func fields(kind reflect.Type, path string, into *[]string) {
 	}
 }
 
-// properties collects the same paths of a schema.
+// properties collects the same paths in a schema.
 func properties(definitions map[string]any, schema any, path string, into *[]string) {
 	node := schema.(map[string]any)
 	if ref, ok := node["$ref"].(string); ok {
@@ -136,7 +136,7 @@ func properties(definitions map[string]any, schema any, path string, into *[]str
 	}
 }
 
-// TestChartOptions looks at values that have no overlay.
+// TestChartOptions checks values without an overlay.
 func TestChartOptions(t *testing.T) {
 	t.Parallel()
 	values := filepath.Join(t.TempDir(), "values.yaml")

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The components that give more rights, and the configuration for which the chart gives the same.
+// The components that grant more rights, and the configuration for which the chart grants the same rights.
 const (
 	serving    = "kubelet-serving"
 	identity   = "node-identity"
@@ -28,7 +28,7 @@ const (
 
 var components = []string{serving, identity, clusterAPI, openshift, blocked, createCA}
 
-// componentValues are of the chart, with the components whose roles it then has.
+// componentValues maps values of the chart to the components with the same roles.
 var componentValues = map[string][]string{
 	`{}`:                                                             nil,
 	`{"kubeletServing":{"enabled":false}}`:                           nil,
@@ -43,7 +43,7 @@ var componentValues = map[string][]string{
 	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:                               nil,
 }
 
-// TestChartComponents compares the roles that the chart has for a configuration with those of the components.
+// TestChartComponents compares the chart's roles for a configuration with those of the components.
 func TestChartComponents(t *testing.T) {
 	t.Parallel()
 	for _, options := range []string{"--set=split=false", "--set=split=true"} {
@@ -71,7 +71,7 @@ func TestChartComponents(t *testing.T) {
 	}
 }
 
-// TestChartStaticSources looks at the roles for lists of nodes, which have no component.
+// TestChartStaticSources checks the roles for lists of nodes, which have no component.
 func TestChartStaticSources(t *testing.T) {
 	t.Parallel()
 	const sources = `"inventory":{"sources":[{"static":{"configMap":"example/a"}},{"static":{"configMap":"other/c"}},{"static":{"configMap":"example/b"}},{"static":{"rows":[{"name":"n"}]}},{"node":{}}]}`
@@ -95,7 +95,7 @@ func TestChartStaticSources(t *testing.T) {
 	}
 }
 
-// componentQuestions have, in the place of controllers, the components by which the manager may.
+// componentQuestions name the components that grant the right, where other questions name controllers.
 var componentQuestions = []question{
 	{"list", "", "nodes", "", "", []string{serving, identity}},
 	{"update", "", "nodes", "", "", nil},
@@ -134,7 +134,7 @@ var componentQuestions = []question{
 	{"*", "*", "*", "", "", nil},
 }
 
-// TestComponentRights installs one component after the other, and asks what the approver may by it and nobody without it.
+// TestComponentRights installs one component after the other, and checks the rights that only this component grants.
 func TestComponentRights(t *testing.T) {
 	for _, name := range []string{systemNamespace, "openshift-machine-api"} {
 		space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -161,7 +161,7 @@ func TestComponentRights(t *testing.T) {
 	})
 }
 
-// revoke takes a component away again, and waits until user may nothing by it.
+// revoke removes a component, and waits until user has lost its rights.
 func revoke(t *testing.T, all objects, component, user string) {
 	t.Helper()
 	for name, obj := range all {
@@ -177,7 +177,7 @@ func revoke(t *testing.T, all objects, component, user string) {
 	}
 }
 
-// revoked waits until what is asked is not allowed any more.
+// revoked waits until the request in spec is no longer allowed.
 func revoked(t *testing.T, spec authorizationv1.SubjectAccessReviewSpec) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
@@ -188,7 +188,7 @@ func revoked(t *testing.T, spec authorizationv1.SubjectAccessReviewSpec) {
 	}
 }
 
-// added are the roles and bindings of with that without has not.
+// added returns the roles and bindings in with that are not in without.
 func added(without, with objects) objects {
 	more := objects{}
 	for name, obj := range with {
@@ -199,7 +199,7 @@ func added(without, with objects) objects {
 	return more
 }
 
-// subjects are the names of those who are bound.
+// subjects returns the names of the bound subjects.
 func subjects(t *testing.T, all objects) []string {
 	t.Helper()
 	var names []string

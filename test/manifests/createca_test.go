@@ -7,7 +7,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestCreateCARole compares the chart's role for a CA that is made with the component's, and whom it binds.
+// TestCreateCARole compares the chart's role for creating a CA, and its subjects, with those of the component.
 func TestCreateCARole(t *testing.T) {
 	t.Parallel()
 	const name = "csr-create-ca"

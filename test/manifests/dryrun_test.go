@@ -18,7 +18,7 @@ import (
 
 const dryRun = "dry-run"
 
-// overlay renders a kustomization of a user's own.
+// overlay renders a kustomization as a user would write it.
 func overlay(t *testing.T, resource string, components ...string) objects {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,7 +26,7 @@ func overlay(t *testing.T, resource string, components ...string) objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	above, err := filepath.Rel(dir, absolute) // a kustomization names others by relative paths
+	above, err := filepath.Rel(dir, absolute) // a kustomization refers to others by relative paths
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func overlay(t *testing.T, resource string, components ...string) objects {
 	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
 }
 
-// withoutWrites are the rules of each role less those to write to requests.
+// withoutWrites returns the rules of each role without those to write requests.
 func withoutWrites(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 	t.Helper()
 	rules := rulesOf(t, all)
@@ -62,7 +62,7 @@ func withoutWrites(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 func rulesOf(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 	t.Helper()
 	rules := map[string][]rbacv1.PolicyRule{}
-	for _, key := range slices.Sorted(maps.Keys(all)) { // one name may be that of Roles in several namespaces
+	for _, key := range slices.Sorted(maps.Keys(all)) { // Roles in several namespaces may have the same name
 		kind := all[key].GetKind()
 		if kind != "ClusterRole" && kind != "Role" {
 			continue
@@ -74,7 +74,7 @@ func rulesOf(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 	return rules
 }
 
-// TestDryRunHasNoRightToWrite compares the component's and the chart's roles with those of a manager that writes.
+// TestDryRunHasNoRightToWrite compares the roles of the component and the chart with those of a manager that writes.
 func TestDryRunHasNoRightToWrite(t *testing.T) {
 	t.Parallel()
 	const enabled = `--set=config.approval.kubeletServing.enabled=true`
@@ -111,7 +111,7 @@ func TestDryRunHasNoRightToWrite(t *testing.T) {
 	}
 }
 
-// TestDryRunRights asks the API server.
+// TestDryRunRights checks the rights with the API server.
 func TestDryRunRights(t *testing.T) {
 	all := overlay(t, "default", dryRun)
 	apply(t, kustomize(t, "default"))
@@ -130,7 +130,7 @@ func TestDryRunRights(t *testing.T) {
 		}
 	}
 	for _, q := range asked {
-		if q.may == nil { // the authorizer sees the change in a moment
+		if q.may == nil { // the authorizer sees the change after a moment
 			revoked(t, q.of(account))
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestLedgerRole compares the chart's role for a ledger with the component's, and whom it binds.
+// TestLedgerRole compares the chart's role for a ledger, and its subjects, with those of the component.
 func TestLedgerRole(t *testing.T) {
 	t.Parallel()
 	const name = "csr-ledger"

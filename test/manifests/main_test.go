@@ -1,5 +1,5 @@
-// Package manifests tests what is shipped for a cluster: that kustomize and Helm say the same, that a real API server takes
-// all of it, and that nobody gets more rights than they need.
+// Package manifests tests the shipped manifests: kustomize and Helm give the same objects, a real API server accepts
+// them, and no identity gets more rights than it needs.
 package manifests
 
 import (
@@ -16,12 +16,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// root is the module's root: tests run in the folder of their package.
+// root is the module's root. Tests run in the folder of their package.
 const root = "../.."
 
 const systemNamespace = "csr-controller-manager-system"
 
-// shared is a real API server for all tests, and admin its administrator, who refuses fields that it does not know.
+// shared is a real API server for all tests. admin is its administrator, whose client refuses unknown fields.
 var (
 	shared *cluster.Cluster
 	admin  client.Client

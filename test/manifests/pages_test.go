@@ -11,11 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// pageFile matches a file that a how-to page has its reader write, with its indentation, name and text.
+// pageFile matches a file in a how-to page that the reader writes, with its indentation, name and text.
 var pageFile = regexp.MustCompile(`(?ms)^( *)cat >my-cluster/([a-z]+\.yaml) <<EOF\n(.*?)^ *EOF$`)
 
-// TestKustomizationsOfPages renders each kustomization that a page has its reader write beside config/, and loads its
-// configuration, which must keep what the shipped one says.
+// TestKustomizationsOfPages renders each kustomization that a page tells its reader to write beside config/.
+// It loads the configuration, which must keep the content of the shipped one.
 func TestKustomizationsOfPages(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
@@ -98,12 +98,13 @@ func objectsOf(all objects, kinds ...string) objects {
 	return some
 }
 
-// splitComponents have the ServiceAccounts of config/overlays/split to which each component binds its roles.
+// splitComponents are the ServiceAccounts of config/overlays/split to which each component binds its roles.
 var splitComponents = map[string][]string{
 	serving: {approver}, identity: {approver}, blocked: {approver, signer},
 }
 
-// TestSplitComponents compares each component for config/overlays/split with the one for config/default: the subjects alone differ.
+// TestSplitComponents compares each component for config/overlays/split with the one for config/default. Only the
+// subjects may differ.
 func TestSplitComponents(t *testing.T) {
 	t.Parallel()
 	for name, want := range splitComponents {

@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// installs are what a user applies, with the Deployments in it and the controllers that each runs.
+// installs are the manifests that a user applies, with their Deployments and the controllers that each runs.
 var installs = map[string]map[string][]config.Controller{
 	"default":                {"csr-controller-manager": {config.ApproverController, config.SignerController, config.CleanerController}},
 	"overlays/control-plane": {"csr-controller-manager": {config.ApproverController, config.SignerController, config.CleanerController}},
@@ -32,16 +32,16 @@ var installs = map[string]map[string][]config.Controller{
 	},
 }
 
-// accept has the API server look at all objects, as if they were created.
+// accept checks with the API server that all objects could be created.
 func accept(t *testing.T, all objects) {
 	t.Helper()
 	for name, obj := range all {
 		obj = obj.DeepCopy()
 		if obj.GetNamespace() == systemNamespace {
-			obj.SetNamespace("default") // a dry run makes no namespace for others to be in
+			obj.SetNamespace("default") // a dry run creates no namespace for other objects
 		}
 		if obj.GetName() == systemNamespace {
-			obj.SetName("another") // which may be there
+			obj.SetName("another") // the object may exist already
 		}
 		err := admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.DryRunAll, client.FieldOwner("test"), client.ForceOwnership)
 		if err != nil {
@@ -60,7 +60,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// TestPodSecurity creates each install's pods in a namespace with the labels of its own.
+// TestPodSecurity creates the pods of each install in a namespace with the labels of its own namespace.
 func TestPodSecurity(t *testing.T) {
 	t.Parallel()
 	for folder, level := range map[string]string{"default": "restricted", "overlays/split": "restricted", splitRotation: "restricted", "overlays/control-plane": "privileged"} {
@@ -80,7 +80,7 @@ func TestPodSecurity(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			// The check above can fail: what asks for more is refused, unless all is allowed.
+			// Show that the check above can fail: a pod that asks for more is refused, unless everything is allowed.
 			greedy := podOf(&appsv1.Deployment{}, space.Name)
 			greedy.Spec.Containers = []corev1.Container{{Name: "c", Image: "i"}}
 			if err := admin.Create(t.Context(), greedy, client.DryRunAll); (err == nil) != (level == "privileged") {
@@ -139,7 +139,7 @@ func TestConfigurationIsTaken(t *testing.T) {
 	}
 }
 
-// TestPods looks at what an API server takes and a user would suffer from.
+// TestPods checks mistakes that an API server accepts and that would harm a user.
 func TestPods(t *testing.T) {
 	t.Parallel()
 	for folder := range installs {
@@ -187,7 +187,8 @@ func selects(t *testing.T, selector *metav1.LabelSelector, set labels.Set) bool 
 	return !parsed.Empty() && parsed.Matches(set)
 }
 
-// checkContainer compares ports and probes with what the manager listens on, and the time to stop with what it takes.
+// checkContainer compares ports and probes with the manager's addresses, and the grace period with the manager's stop
+// time.
 func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configuration) {
 	t.Helper()
 	container := pod.Containers[0]
@@ -219,7 +220,8 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 	}
 }
 
-// checkSpread wants the replicas of one Deployment apart, and not those of different ones.
+// checkSpread checks that the replicas of one Deployment are spread, and that pods of different Deployments do not
+// affect each other.
 func checkSpread(t *testing.T, name string, pod corev1.PodSpec, set labels.Set) {
 	t.Helper()
 	terms := pod.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution

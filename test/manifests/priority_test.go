@@ -23,8 +23,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// TestManagerHasAShareOfItsOwn asks a real API server, as the manager, by which FlowSchema it takes a request: reviews of
-// requesters by config/priority-and-fairness, the TokenReviews that any pod can cause by another one.
+// TestManagerHasAShareOfItsOwn checks, as the manager, by which FlowSchema a real API server handles its requests.
+// Reviews of requesters must use config/priority-and-fairness. TokenReviews, which any pod can cause, must use
+// another FlowSchema.
 func TestManagerHasAShareOfItsOwn(t *testing.T) {
 	ctx := t.Context()
 	all := kustomize(t, "priority-and-fairness")
@@ -55,7 +56,7 @@ func TestManagerHasAShareOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		_ = manager.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "a"}}) // it has no right to
+		_ = manager.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "a"}}) // denied
 		return taken == string(schema.UID), nil
 	})
 	if err != nil {
@@ -67,7 +68,8 @@ func TestManagerHasAShareOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestShareInChart compares the chart's objects with those of config/priority-and-fairness, which name all identities.
+// TestShareInChart compares the chart's objects with those of config/priority-and-fairness, which name all
+// identities.
 func TestShareInChart(t *testing.T) {
 	t.Parallel()
 	named := map[string]bool{}
@@ -98,7 +100,8 @@ func TestShareInChart(t *testing.T) {
 	}
 }
 
-// TestOnlyNamedNamespacesReachTheMetrics: each token that is shown there costs the API server a review.
+// TestOnlyNamedNamespacesReachTheMetrics checks the NetworkPolicy: each token that a client presents there costs the
+// API server a review.
 func TestOnlyNamedNamespacesReachTheMetrics(t *testing.T) {
 	t.Parallel()
 	for what, all := range map[string]objects{"default": kustomize(t, "default"), "split": kustomize(t, "overlays/split"), "chart": helm(t)} {

@@ -10,8 +10,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestRecommendedInstallKeepsApprovalFromSigning: the first install that README and docs/how-to/deploy.md name is one command, and
-// gives no identity the right to approve and the right to sign.
+// TestRecommendedInstallKeepsApprovalFromSigning checks the first install that README and docs/how-to/deploy.md name.
+// It must be one command, and give no identity both the right to approve and the right to sign.
 func TestRecommendedInstallKeepsApprovalFromSigning(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"README.md", "docs/how-to/deploy.md"} {

@@ -42,7 +42,7 @@ func helm(t *testing.T, args ...string) objects {
 	return parse(t, run(t, helmCommand(t, args...)...))
 }
 
-// helmPath is where the go command has the Helm that hack/helm.mod pins, once it has built it.
+// helmPath returns the path where the go command keeps the Helm that hack/helm.mod pins. It builds Helm first.
 var helmPath = sync.OnceValues(func() (string, error) {
 	for _, args := range [][]string{{"helm", "version"}, {"-n", "helm"}} { // -n alone does not build
 		command := exec.Command("go", append([]string{"tool", "-modfile=hack/helm.mod"}, args...)...)
@@ -58,7 +58,7 @@ var helmPath = sync.OnceValues(func() (string, error) {
 	return "", errors.New("unreachable")
 })
 
-// helmCommand is the command that renders the chart with the command line's values.
+// helmCommand returns the command that renders the chart with the values of the command line.
 func helmCommand(t *testing.T, args ...string) []string {
 	t.Helper()
 	path, err := helmPath()
@@ -68,7 +68,7 @@ func helmCommand(t *testing.T, args ...string) []string {
 	return append([]string{path, "template", "csr-controller-manager", chart, "--namespace", systemNamespace}, args...)
 }
 
-// run returns what a command writes, which must succeed, in the module's root.
+// run runs a command in the module's root, which must succeed, and returns its output.
 func run(t *testing.T, args ...string) []byte {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), args[0], args[1:]...)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// requestLimits are the policy and its binding of the chart, and nothing else that the option adds.
+// requestLimits returns the policy and its binding of the chart. The option must add nothing else.
 func requestLimits(t *testing.T, args ...string) (admissionregistrationv1.ValidatingAdmissionPolicySpec, admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec) {
 	t.Helper()
 	without, got := helm(t, args...), helm(t, append(args, "--set=requestLimitsPolicy.enabled=true")...)
@@ -49,7 +49,8 @@ func TestRequestLimitsInChart(t *testing.T) {
 	}
 }
 
-// TestRequestLimitsFollowTheConfiguration has the policy refuse what the manager's own limit does, to the byte.
+// TestRequestLimitsFollowTheConfiguration checks that the policy refuses exactly what the manager's own limit
+// refuses, to the byte.
 func TestRequestLimitsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int{65_535, 65_536, 65_537, 131_072} {

@@ -14,10 +14,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The three controllers, each with an identity of its own in overlays/split.
+// The three controllers, each with its own identity in overlays/split.
 const approver, signer, cleaner = "csr-approver", "csr-signer", "csr-cleaner"
 
-// question is what is asked of the API server, with who may: any of the three controllers.
+// question is a request to the API server, with the controllers that may make it.
 type question struct {
 	verb, group, resource, namespace, name string
 	may                                    []string
@@ -27,7 +27,7 @@ const kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
 
 var everyone = []string{approver, signer, cleaner}
 
-// questions are asked for each identity. What none of them may do has no names.
+// questions are asked for each identity. A question without names must be denied to all of them.
 var questions = []question{
 	{"watch", "certificates.k8s.io", "certificatesigningrequests", "", "", everyone},
 	{"update", "certificates.k8s.io", "certificatesigningrequests/approval", "", "", []string{approver}},
@@ -66,7 +66,7 @@ var questions = []question{
 	{"create", "coordination.k8s.io", "leases", "kube-system", "", nil},
 	{"delete", "coordination.k8s.io", "leases", systemNamespace, "", nil},
 	{"approve", "certificates.k8s.io", "signers", "", "kubernetes.io/kubelet-serving", nil},
-	{"list", "", "nodes", "", "", nil}, // components give more: componentQuestions
+	{"list", "", "nodes", "", "", nil}, // components grant more: componentQuestions
 	{"list", "", "services", "", "", nil},
 	{"list", "coordination.k8s.io", "leases", "kube-node-lease", "", nil},
 	{"get", "", "configmaps", "kube-public", "cluster-info", nil},
@@ -78,7 +78,8 @@ var questions = []question{
 	{"*", "*", "*", "", "", nil},
 }
 
-// TestRights installs default, then split over it, then the static pod's roles, and asks after each who may do what.
+// TestRights installs default, then split over it, then the static pod's roles. After each it checks the rights of
+// all identities.
 func TestRights(t *testing.T) {
 	apply(t, kustomize(t, "default"))
 	const common = "system:serviceaccount:" + systemNamespace + ":csr-controller-manager"
@@ -107,7 +108,7 @@ func TestRights(t *testing.T) {
 		{"update", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", nil},
 	}, identities)
 
-	// Of the common identity nothing is left but its Lease.
+	// The common identity keeps only its Lease.
 	ask(t, slices.DeleteFunc(slices.Clone(questions), func(q question) bool { return q.resource == "leases" }), map[string][]string{common: nil})
 
 	apply(t, kustomize(t, "overlays/static-pod"))
@@ -151,7 +152,7 @@ func TestMetricsReader(t *testing.T) {
 	}
 }
 
-// TestNoWildcard reads every rule, of generated roles too.
+// TestNoWildcard reads every rule, including generated roles.
 func TestNoWildcard(t *testing.T) {
 	t.Parallel()
 	fewest := map[string]int{"default": 8, "overlays/control-plane": 8, "overlays/split": 8, "overlays/static-pod": 8, splitRotation: 20}
@@ -186,13 +187,13 @@ func noWildcard(t *testing.T, role string, rule rbacv1.PolicyRule) {
 		}
 	}
 	named := []string{"secrets", "signers", "configmaps"}
-	if len(rule.ResourceNames) == 0 && !slices.Equal(rule.Verbs, []string{"create"}) && // what is created has no name to go by yet
+	if len(rule.ResourceNames) == 0 && !slices.Equal(rule.Verbs, []string{"create"}) && // a new object has no name yet
 		slices.ContainsFunc(rule.Resources, func(r string) bool { return slices.Contains(named, r) }) {
 		t.Errorf("%s is for all %v, not by name", role, rule.Resources)
 	}
 }
 
-// apply installs all, but what runs: there is nobody here to run it.
+// apply installs all objects except workloads, because nothing here could run them.
 func apply(t *testing.T, all objects) {
 	t.Helper()
 	kinds := []string{"Namespace", "ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding"}
@@ -209,8 +210,8 @@ func apply(t *testing.T, all objects) {
 	}
 }
 
-// ask asks the API server all questions for each identity, which is some of the controllers. What is allowed may take a
-// moment, as the authorizer watches roles; once it is, what is not must stay so.
+// ask asks the API server all questions for each identity, which is some of the controllers. A right may take a
+// moment, because the authorizer watches roles. Once the rights are there, the other requests must stay denied.
 func ask(t *testing.T, questions []question, identities map[string][]string) {
 	t.Helper()
 	for _, want := range []bool{true, false} {

@@ -19,15 +19,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// TestRollout changes overlays/control-plane's pods under the real Deployment controller, on control planes of one node and
-// of two. The test is the scheduler and the kubelets: a pod runs where no other one does.
+// TestRollout changes the pods of overlays/control-plane under the real Deployment controller, on control planes of
+// one and two nodes. The test acts as the scheduler and the kubelets: a pod runs on a node without another pod.
 func TestRollout(t *testing.T) {
 	t.Parallel()
 	startDeploymentController(t, shared)
 	one := intstr.FromInt32(1)
 	for name, test := range map[string]struct {
 		nodes          int
-		maxUnavailable *intstr.IntOrString // instead of what is shipped
+		maxUnavailable *intstr.IntOrString // instead of the shipped value
 	}{
 		"one node":              {nodes: 1},
 		"two nodes":             {nodes: 2},
@@ -85,11 +85,11 @@ func startDeploymentController(t *testing.T, c *cluster.Cluster) {
 	})
 }
 
-// plane is a control plane that has room for one pod on each node.
+// plane is a control plane with room for one pod on each node.
 type plane struct {
 	namespace string
 	nodes     int
-	// fewest is how few pods ran at any time.
+	// fewest is the smallest number of pods that ran at any time.
 	fewest int
 }
 
@@ -115,7 +115,8 @@ func (p *plane) awaitAll(t *testing.T, wanted string) {
 	}
 }
 
-// work ends the pods that are to end, runs others where there is room, and returns the releases of those that run.
+// work ends pods that are being deleted, starts others where there is room, and returns the releases of the running
+// pods.
 func (p *plane) work(ctx context.Context) ([]string, error) {
 	pods := &corev1.PodList{}
 	if err := admin.List(ctx, pods, client.InNamespace(p.namespace)); err != nil {
@@ -129,7 +130,7 @@ func (p *plane) work(ctx context.Context) ([]string, error) {
 	for _, pod := range pods.Items {
 		switch {
 		case pod.DeletionTimestamp != nil:
-			free.Delete(pod.Spec.NodeName) // until the next time
+			free.Delete(pod.Spec.NodeName) // until the next call
 			if err := admin.Delete(ctx, &pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
 				return nil, err
 			}
@@ -145,7 +146,7 @@ func (p *plane) work(ctx context.Context) ([]string, error) {
 		}
 		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
 			free.Insert(node)
-		} else if err := runOn(ctx, node, &pod); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) { // or it is to end by now
+		} else if err := runOn(ctx, node, &pod); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) { // or it is being deleted
 			return nil, err
 		}
 	}

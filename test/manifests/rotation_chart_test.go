@@ -15,7 +15,7 @@ import (
 
 const rotated = "--set=config.rotation.enabled=true"
 
-// TestRotationChart compares what the chart adds for rotation with the component.
+// TestRotationChart compares the chart's objects for rotation with the component.
 func TestRotationChart(t *testing.T) {
 	t.Parallel()
 	for _, options := range []string{"--set=split=false", "--set=split=true"} {
@@ -58,7 +58,8 @@ func TestRotationChart(t *testing.T) {
 	}
 }
 
-// TestRotationChartVersions: where the API has no policy to keep the spec from who may patch, there is no rotation.
+// TestRotationChartVersions checks that there is no rotation if the API has no policy that protects the spec from
+// users who may patch.
 func TestRotationChartVersions(t *testing.T) {
 	t.Parallel()
 	if helm(t, rotated, "--kube-version=1.30.0")["ValidatingAdmissionPolicyBinding /csr-rotation-spec"] == nil {
@@ -74,7 +75,7 @@ func TestRotationChartVersions(t *testing.T) {
 	}
 }
 
-// TestRotationChartSplit has a fourth Deployment, that does nothing but rotate.
+// TestRotationChartSplit checks that a fourth Deployment only rotates.
 func TestRotationChartSplit(t *testing.T) {
 	t.Parallel()
 	const name = "csr-rotation"
@@ -87,7 +88,7 @@ func TestRotationChartSplit(t *testing.T) {
 	if pod.ServiceAccountName != name || !slices.Contains(pod.Containers[0].Args, "--controllers=rotation") || all["ServiceAccount "+systemNamespace+"/"+name] == nil {
 		t.Errorf("pod: %+v", pod)
 	}
-	for deployment, loaded := range load(t, all) { // which fails the test if one of them would not start
+	for deployment, loaded := range load(t, all) { // load fails the test if one of them would not start
 		if loaded.Enabled(config.RotationController) != (deployment == name) {
 			t.Errorf("%s rotates: %t", deployment, deployment != name)
 		}
@@ -97,7 +98,7 @@ func TestRotationChartSplit(t *testing.T) {
 	}
 }
 
-// TestRotationChartNames: the names of Secrets and of signers of one's own get into the roles.
+// TestRotationChartNames checks that the names of Secrets and custom signers are in the roles.
 func TestRotationChartNames(t *testing.T) {
 	t.Parallel()
 	all := helm(t, rotated, "--set-json=config.signing="+

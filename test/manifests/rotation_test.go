@@ -14,13 +14,13 @@ import (
 
 const trustFiles = "csr-trust-files"
 
-// TestTrustFiles has the API server take all of config/overlays/trust-files, and looks at what its pods could do.
+// TestTrustFiles checks that the API server accepts all of config/overlays/trust-files, and what its pods could do.
 func TestTrustFiles(t *testing.T) {
 	t.Parallel()
 	all := kustomize(t, "overlays/trust-files")
 	for _, obj := range all {
 		if obj.GetNamespace() == trustFiles {
-			obj.SetNamespace("default") // a dry run makes no namespace for others to be in
+			obj.SetNamespace("default") // a dry run creates no namespace for other objects
 		}
 	}
 	accept(t, all)
@@ -66,7 +66,8 @@ func TestTrustFiles(t *testing.T) {
 	}
 }
 
-// TestSecondTrustFile: the component's container may do no more than the first one, and keeps another file of another key.
+// TestSecondTrustFile checks that the component's container has no more rights than the first container, and keeps
+// another file of another key.
 func TestSecondTrustFile(t *testing.T) {
 	t.Parallel()
 	pod := typed[appsv1.DaemonSet](t, overlay(t, "overlays/trust-files", "overlays/trust-files/kubelet-serving"), "DaemonSet")[trustFiles].Spec.Template.Spec
@@ -87,7 +88,7 @@ func TestSecondTrustFile(t *testing.T) {
 	}
 }
 
-// TestSecondAuthority: its roles are config/rotation's and the signer's, for another Secret.
+// TestSecondAuthority checks that its roles are those of config/rotation and the signer, for another Secret.
 func TestSecondAuthority(t *testing.T) {
 	t.Parallel()
 	other := kustomize(t, "rotation/kubelet-serving")
@@ -113,7 +114,7 @@ func TestSecondAuthority(t *testing.T) {
 	}
 }
 
-// rulesOfRotation are those in the manager's namespace that name something.
+// rulesOfRotation returns the rules in the manager's namespace that name objects.
 func rulesOfRotation(t *testing.T) (named []rbacv1.PolicyRule) {
 	t.Helper()
 	for _, obj := range kustomize(t, "rotation") {
@@ -129,7 +130,7 @@ func rulesOfRotation(t *testing.T) (named []rbacv1.PolicyRule) {
 	return named
 }
 
-// TestRotationAccepted has the API server look at what rotation needs.
+// TestRotationAccepted checks that the API server accepts the objects for rotation.
 func TestRotationAccepted(t *testing.T) {
 	t.Parallel()
 	for _, folder := range []string{"rotation", "rotation/admission"} {
@@ -137,7 +138,8 @@ func TestRotationAccepted(t *testing.T) {
 	}
 }
 
-// rotationQuestions have those who may: the controller, an operator, and those who get what is aggregated into admin or view.
+// rotationQuestions name the permitted identities: the controller, an operator, and the users of roles that are
+// aggregated into admin or view.
 var rotationQuestions = []question{
 	{"watch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin", "view"}},
 	{"patch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin"}},
@@ -166,7 +168,7 @@ var rotationQuestions = []question{
 	{"*", "*", "*", "", "", nil},
 }
 
-// TestRotationRights installs the component for an identity of its own, and asks who may what by it.
+// TestRotationRights installs the component for its own identity, and checks the rights that it grants.
 func TestRotationRights(t *testing.T) {
 	all := kustomize(t, "rotation")
 	const account = "csr-rotation"
@@ -190,7 +192,7 @@ func TestRotationRights(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// kube-controller-manager, which is not here, puts those together.
+	// kube-controller-manager, which does not run here, aggregates these roles.
 	for name, label := range map[string]string{"csr-signing-authorities-operate": "admin", "csr-signing-authorities-view": "view"} {
 		want := map[string]string{"rbac.authorization.k8s.io/aggregate-to-" + label: "true"}
 		if diff := cmp.Diff(want, all["ClusterRole /"+name].GetLabels()); diff != "" {

@@ -9,9 +9,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestSame compares the chart with kustomize, object by object. What differs, and must: the Namespace, which Helm makes
-// without a manifest; Helm's own labels; and how a changed configuration rolls out, by the ConfigMap's name or by an
-// annotation.
+// TestSame compares the chart with kustomize, object by object. Three differences are needed. Helm creates the
+// Namespace without a manifest. Helm has its own labels. A changed configuration rolls out by the name of the
+// ConfigMap or by an annotation.
 func TestSame(t *testing.T) {
 	t.Parallel()
 	for folder, values := range map[string][]string{
@@ -33,7 +33,7 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// TestServiceMonitor compares the one object that is optional in both.
+// TestServiceMonitor compares the only object that is optional in both.
 func TestServiceMonitor(t *testing.T) {
 	t.Parallel()
 	const name = "ServiceMonitor " + systemNamespace + "/csr-controller-manager"
@@ -47,7 +47,7 @@ func TestServiceMonitor(t *testing.T) {
 	}
 }
 
-// TestServiceMonitorWithSecret looks at the way to scrape that only the chart has.
+// TestServiceMonitorWithSecret checks the way to scrape that only the chart has.
 func TestServiceMonitorWithSecret(t *testing.T) {
 	t.Parallel()
 	all := helm(t, "--set=serviceMonitor.enabled=true,serviceMonitor.tokenSecret=scraper")
@@ -63,7 +63,7 @@ func TestServiceMonitorWithSecret(t *testing.T) {
 	}
 }
 
-// plain returns what is to be the same.
+// plain returns the parts that must be the same.
 func plain(t *testing.T, all objects) map[string]any {
 	t.Helper()
 	found := map[string]any{}
@@ -91,7 +91,7 @@ func plain(t *testing.T, all objects) map[string]any {
 	return found
 }
 
-// unhash cuts off the hash that kustomize puts behind the name of the ConfigMap.
+// unhash removes the hash that kustomize appends to the name of the ConfigMap.
 func unhash(name string) string {
 	const ours = "csr-controller-manager-config"
 	if strings.HasPrefix(name, ours+"-") {
@@ -107,7 +107,7 @@ func unlabel(obj *unstructured.Unstructured) {
 	obj.SetLabels(labels)
 }
 
-// readConfig puts the content of the configuration in the place of its text.
+// readConfig replaces the text of the configuration by its parsed content.
 func readConfig(t *testing.T, obj *unstructured.Unstructured) {
 	t.Helper()
 	text, _, _ := unstructured.NestedString(obj.Object, "data", "config.yaml")
@@ -118,7 +118,7 @@ func readConfig(t *testing.T, obj *unstructured.Unstructured) {
 	obj.Object["data"] = content
 }
 
-// configMapOf is the volume source that a Deployment mounts as its configuration.
+// configMapOf returns the volume source that a Deployment mounts as its configuration.
 func configMapOf(deployment *unstructured.Unstructured) (map[string]any, bool) {
 	volumes, _, _ := unstructured.NestedFieldNoCopy(deployment.Object, "spec", "template", "spec", "volumes")
 	for _, volume := range volumes.([]any) {

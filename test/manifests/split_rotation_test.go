@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// splitRotation is config/overlays/split with the component that rotates.
+	// splitRotation is config/overlays/split with the rotation component.
 	splitRotation = "../test/manifests/testdata/split-rotation"
 	rotator       = "csr-rotation"
 )
 
-// TestSplitRotationSame compares it with the chart, object by object. What is in config/rotation, only the chart labels; TestRotationChart has
-// the rest of its labels.
+// TestSplitRotationSame compares it with the chart, object by object. Only the chart labels the objects of
+// config/rotation; TestRotationChart checks these labels.
 func TestSplitRotationSame(t *testing.T) {
 	t.Parallel()
 	want, got := kustomize(t, splitRotation), helm(t, "--set=split=true", rotated)
@@ -38,7 +38,7 @@ func TestSplitRotationSame(t *testing.T) {
 
 var fourOfThem = []string{approver, signer, cleaner, rotator}
 
-// splitRotationQuestions have those of the four who may.
+// splitRotationQuestions name those of the four identities that may make the request.
 var splitRotationQuestions = []question{
 	{"get", "", "secrets", systemNamespace, "csr-signer", []string{signer, rotator}},
 	{"watch", "", "secrets", systemNamespace, "csr-signer", []string{signer, rotator}},
@@ -84,8 +84,8 @@ var splitRotationQuestions = []question{
 	{"*", "*", "*", "", "", nil},
 }
 
-// TestSplitRotationRights installs all four, and asks after each who may do what. With the rotation beside them, the other
-// three may what they may without it, and the signer note what it issues.
+// TestSplitRotationRights installs all four, and then checks their rights. With the rotation, the other three keep
+// their rights, and the signer may also record what it issues.
 func TestSplitRotationRights(t *testing.T) {
 	all := kustomize(t, splitRotation)
 	apply(t, all)
@@ -113,7 +113,7 @@ func TestSplitRotationRights(t *testing.T) {
 	}
 }
 
-// TestSplitRotationDryRun: there is none of a rotation, so its Deployment goes, which would find nothing to run.
+// TestSplitRotationDryRun checks that a dry run has no Deployment for rotation, which would have nothing to run.
 func TestSplitRotationDryRun(t *testing.T) {
 	t.Parallel()
 	all := overlay(t, "overlays/split", "overlays/split/rotation", dryRun)

@@ -29,8 +29,8 @@ func impersonating(t *testing.T, user string, groups ...string) client.Client {
 	return as
 }
 
-// TestEditOfTrustFilesIsNotRoot installs config/overlays/trust-files and tries, as an editor of its namespace, each way to
-// the file that API servers trust. The manager and the DaemonSet's controller still do their work.
+// TestEditOfTrustFilesIsNotRoot installs config/overlays/trust-files and tries, as an editor of its namespace, each
+// way to change the file that API servers trust. The manager and the DaemonSet's controller must still work.
 func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 	ctx := t.Context()
 	all := kustomize(t, "overlays/trust-files")
@@ -46,7 +46,8 @@ func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 			t.Cleanup(func() { _ = admin.Delete(context.Background(), obj) })
 		}
 	}
-	// edit is put together by a controller that does not run here: this is more than edit has, for all who are tried.
+	// A controller that does not run here aggregates edit. This role has more rights than edit, for all users in this
+	// test.
 	everything := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "trust-everything"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"", "apps"}, Resources: []string{"*"}, Verbs: []string{"*"}},
 	}}
@@ -115,7 +116,7 @@ func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 	settles(t, "an editor deletes the pod", func() error { return editor.Delete(ctx, pod.DeepCopy(), client.GracePeriodSeconds(0)) })
 }
 
-// restOf returns a client of the core API for what client.Client has no method for.
+// restOf returns a client of the core API for calls that client.Client does not support.
 func restOf(t *testing.T, user string) *rest.RESTClient {
 	t.Helper()
 	cfg := rest.CopyConfig(shared.Config)
@@ -128,8 +129,8 @@ func restOf(t *testing.T, user string) *rest.RESTClient {
 	return as
 }
 
-// refuses waits until try is refused for why: the API server learns of a policy and of a role a moment after they are made.
-// So what is tried first is a dry run, which admission treats alike.
+// refuses waits until try is refused for why. The API server knows a new policy or role only after a moment. So try
+// makes a dry run first, which admission treats alike.
 func refuses(t *testing.T, what, why string, try func() error) {
 	t.Helper()
 	var last error

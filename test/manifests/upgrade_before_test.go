@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestUpgradeFromTheReleaseBefore has the Deployment of the release before roll to this one with each feature switched on at
-// the same time, and back to that release. RELEASE_BEFORE is its source, with the manager built in it: make test-upgrade.
+// TestUpgradeFromTheReleaseBefore rolls the Deployment of the previous release out to this one, with each feature
+// switched on at the same time, and back. RELEASE_BEFORE is the source of that release with its built manager: make
+// test-upgrade.
 func TestUpgradeFromTheReleaseBefore(t *testing.T) {
 	before := source{root: os.Getenv("RELEASE_BEFORE"), binary: filepath.Join(os.Getenv("RELEASE_BEFORE"), "csr-controller-manager")}
 	if _, err := os.Stat(before.binary); err != nil {

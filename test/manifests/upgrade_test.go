@@ -40,13 +40,13 @@ type install struct {
 	source     source
 	components []string
 	config     string // added to the shipped configuration
-	// prepare, if set, does what the pages tell an operator to do beside it.
+	// prepare, if set, does the other steps that the pages tell an operator to do.
 	prepare func(*testing.T, *upgrade)
 }
 
 const signingSecret = "csr-signer"
 
-// features are what an upgrade can switch on, each with all that its page asks for.
+// features are the features that an upgrade can switch on, each with all steps of its page.
 func features() map[string]install {
 	return map[string]install{
 		"rotation": {
@@ -71,7 +71,7 @@ func features() map[string]install {
 		},
 		"dry run": {components: []string{"dry-run"}},
 		"CA that is created": {
-			components: []string{"create-ca"}, config: "  createIfMissing: true\n", // under signing, which is the last one
+			components: []string{"create-ca"}, config: "  createIfMissing: true\n", // under signing, the last section
 			prepare: func(t *testing.T, u *upgrade) {
 				if err := u.admin.Delete(t.Context(), u.secret()); err != nil {
 					t.Fatal(err)
@@ -81,10 +81,11 @@ func features() map[string]install {
 	}
 }
 
-// order has each feature once; the CA that the API server trusts is gone after the last one.
+// order has each feature once. The CA that the API server trusts does not exist any more after the last one.
 var order = []string{"rotation", "node block list", "kubelet serving", "machine inventory", "dry run", "CA that is created"}
 
-// TestUpgradeThroughEachFeature has the Deployment roll to each feature, and from it to the next one, which switches it off.
+// TestUpgradeThroughEachFeature rolls the Deployment out to each feature, and from it to the next one, which switches
+// it off.
 func TestUpgradeThroughEachFeature(t *testing.T) {
 	for _, replicas := range []int32{1, 2} {
 		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
@@ -97,8 +98,9 @@ func TestUpgradeThroughEachFeature(t *testing.T) {
 	}
 }
 
-// upgrade is a cluster with the real Deployment controller. The test is its scheduler and its kubelets: a pod is a process
-// of the manager with the ServiceAccount's token and the mounted configuration, and is ready when /readyz says so.
+// upgrade is a cluster with the real Deployment controller. The test acts as its scheduler and its kubelets. A pod is
+// a process of the manager with the ServiceAccount's token and the mounted configuration. It is ready if /readyz
+// succeeds.
 type upgrade struct {
 	*cluster.Cluster
 	admin    client.Client
@@ -145,7 +147,7 @@ func startUpgrade(t *testing.T, replicas int32) *upgrade {
 	return u
 }
 
-// secret holds a CA that the API server trusts.
+// secret returns a Secret with a CA that the API server trusts.
 func (u *upgrade) secret() *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: signingSecret}, Type: corev1.SecretTypeTLS,
@@ -203,7 +205,8 @@ func (u *upgrade) render(t *testing.T, next install) objects {
 	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
 }
 
-// roll applies next, as kubectl apply does, and waits until all replicas are of it, ready, and one of them signs.
+// roll applies next, as kubectl apply does, and waits until all replicas are updated and ready, and one of them
+// signs.
 func (u *upgrade) roll(t *testing.T, what string, next install) {
 	t.Helper()
 	if next.source == (source{}) {
@@ -224,7 +227,7 @@ func (u *upgrade) roll(t *testing.T, what string, next install) {
 			prepared = true
 		}
 		if obj.GetKind() == "Deployment" {
-			annotations := map[string]string{"binary": next.source.binary, "rolled-to": what} // as another image would be
+			annotations := map[string]string{"binary": next.source.binary, "rolled-to": what} // like another image
 			if err := unstructured.SetNestedStringMap(obj.Object, annotations, "spec", "template", "metadata", "annotations"); err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +251,7 @@ func (u *upgrade) roll(t *testing.T, what string, next install) {
 	}
 }
 
-// applyOrder is that of kubectl: what others need comes first.
+// applyOrder returns kubectl's order: objects that others need come first.
 func applyOrder(obj *unstructured.Unstructured) int {
 	switch obj.GetKind() {
 	case "Namespace", "CustomResourceDefinition":
@@ -341,7 +344,7 @@ func (u *upgrade) work(ctx context.Context) error {
 	return nil
 }
 
-// end asks the pod to end, and removes it when it has.
+// end asks the pod to end, and removes it once it has ended.
 func (u *upgrade) end(ctx context.Context, obj *corev1.Pod, running *pod) error {
 	if !running.ending {
 		running.ending = true
@@ -390,7 +393,7 @@ func (u *upgrade) start(ctx context.Context, obj *corev1.Pod) error {
 	return nil
 }
 
-// kubeconfig authenticates as the pod's ServiceAccount.
+// kubeconfig returns the path of a kubeconfig for the pod's ServiceAccount.
 func (u *upgrade) kubeconfig(ctx context.Context, obj *corev1.Pod) (string, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: obj.Spec.ServiceAccountName}}
 	token := &authenticationv1.TokenRequest{}
@@ -402,7 +405,7 @@ func (u *upgrade) kubeconfig(ctx context.Context, obj *corev1.Pod) (string, erro
 	return u.WriteKubeconfig(obj.Name, config)
 }
 
-// probe writes what the pod's readiness probe says.
+// probe writes the result of the pod's readiness probe.
 func (u *upgrade) probe(ctx context.Context, obj *corev1.Pod, running *pod) error {
 	state, _ := running.ready(ctx, obj.Spec.Containers[0].ReadinessProbe.HTTPGet.Path)
 	if slices.ContainsFunc(obj.Status.Conditions, func(one corev1.PodCondition) bool { return one.Type == corev1.PodReady && one.Status == state }) {
@@ -434,7 +437,7 @@ func (p *pod) ready(ctx context.Context, path string) (corev1.ConditionStatus, s
 	return corev1.ConditionTrue, ""
 }
 
-// notReady says what keeps pods from being ready.
+// notReady returns the reasons why pods are not ready.
 func (u *upgrade) notReady(ctx context.Context) (all []string) {
 	for name, each := range u.pods {
 		if state, why := each.ready(ctx, "/readyz"); state != corev1.ConditionTrue {

@@ -10,7 +10,7 @@ const dashboardFile = "../../config/grafana/csr-controller-manager.json"
 
 type datasource struct{ Type, UID string }
 
-// dashboard is what the tests read of Grafana's model.
+// dashboard is the part of Grafana's model that the tests read.
 type dashboard struct {
 	UID, Title string
 	Links      []map[string]any
@@ -46,7 +46,7 @@ func readDashboard(t *testing.T) dashboard {
 	return d
 }
 
-// queries are those of the panels by panel and letter, with values for Grafana's variables.
+// queries returns the queries of the panels by panel and letter, with values for Grafana's variables.
 func (d dashboard) queries() map[string]string {
 	found := map[string]string{}
 	values := strings.NewReplacer("$__rate_interval", "1m", "$cluster", ".*", "$job", ".+")
@@ -58,8 +58,8 @@ func (d dashboard) queries() map[string]string {
 	return found
 }
 
-// TestDashboard wants a dashboard that works on any Grafana: panels that do not overlap, say what they show, and take
-// their data from the data source and the clusters that the user chooses.
+// TestDashboard checks that the dashboard works on any Grafana: panels do not overlap, have descriptions, and use the
+// data source and the clusters that the user selects.
 func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	chosen := datasource{"prometheus", "${datasource}"}

@@ -25,7 +25,7 @@ signing: {secret: csr-controller-manager-system/csr-signer}
 rotation: {enabled: true, settleFor: 1s}
 `
 
-// authorityManifest has a single API server, which nobody tells of a new CA: a rotation stays in Preparing.
+// authorityManifest names a single API server that never gets the new CA, so a rotation stays in Preparing.
 const authorityManifest = `apiVersion: csr-controller-manager.io/v1alpha1
 kind: SigningAuthority
 metadata: {name: cluster}
@@ -36,8 +36,8 @@ spec:
   verification: {apiServers: [%q], serverName: localhost}
 `
 
-// TestKubeletAlertsDuringRotation issues real certificates under the cap of a rotation, has kubelets report how long theirs
-// are still good, and wants alerts only for the kubelets that did not renew.
+// TestKubeletAlertsDuringRotation issues real certificates under the cap of a rotation. Kubelets report the remaining
+// lifetimes, and only kubelets that did not renew may cause alerts.
 func TestKubeletAlertsDuringRotation(t *testing.T) {
 	l := newLab(t)
 	kubelets := newKubelets(t)
@@ -103,7 +103,7 @@ func (l *lab) startRotation(t *testing.T, metrics string) {
 	phase("Preparing")
 }
 
-// clientCertificate joins a node. Its certificate is good for as long as is asked for, or as long as the manager likes.
+// clientCertificate joins a node. The certificate has the requested lifetime, or the manager's default.
 func (l *lab) clientCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
 	t.Helper()
 	obj := request(t, node, certificatesv1.KubeAPIServerClientKubeletSignerName, "client auth")
@@ -112,7 +112,7 @@ func (l *lab) clientCertificate(t *testing.T, node string, lifetime time.Duratio
 	return l.certificate(t, obj)
 }
 
-// servingCertificate is approved by hand.
+// servingCertificate requests a serving certificate, which is approved by hand.
 func (l *lab) servingCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
 	t.Helper()
 	obj := servingRequest(t, node)
@@ -136,7 +136,7 @@ func (l *lab) certificate(t *testing.T, obj *certificatesv1.CertificateSigningRe
 	return certificate
 }
 
-// kubelets serve the metrics of kubelets, from the ends of their certificates.
+// kubelets serves the metrics of kubelets, computed from the expiry of their certificates.
 type kubelets struct {
 	*httptest.Server
 	mu              sync.Mutex
@@ -163,14 +163,14 @@ func newKubelets(t *testing.T) *kubelets {
 
 func (k *kubelets) address() string { return k.Listener.Addr().String() }
 
-// joins has node report the ends of its certificates from now on.
+// joins adds node, whose certificates are reported from now on.
 func (k *kubelets) joins(node string, client, serving *x509.Certificate) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.client[node], k.serving[node] = client.NotAfter, serving.NotAfter
 }
 
-// seconds is nil, which asks for nothing, if lifetime is zero.
+// seconds returns lifetime in seconds, or nil, which requests none, if lifetime is zero.
 func seconds(lifetime time.Duration) *int32 {
 	if lifetime == 0 {
 		return nil

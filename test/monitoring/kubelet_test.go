@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// TestKubeletMetrics looks up the kubelet's metrics that rules and dashboard use in the source of the Kubernetes that
-// hack/controlplane pins.
+// TestKubeletMetrics finds the kubelet's metrics that rules and dashboard use in the source of the Kubernetes version
+// that hack/controlplane pins.
 func TestKubeletMetrics(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "k8s.io/kubernetes")
 	list.Dir = "../../hack/controlplane"
@@ -43,8 +43,8 @@ func TestKubeletMetrics(t *testing.T) {
 	}
 }
 
-// metricNames are the names in the options of metrics in a Go file: namespace, subsystem and name, of which the first two
-// are missing, texts, or the kubelet's constant for itself.
+// metricNames returns the names in the options of metrics in a Go file: namespace, subsystem and name. The first two
+// may be missing, texts, or the kubelet's constant for itself.
 func metricNames(t *testing.T, file string) []string {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)

@@ -36,7 +36,7 @@ const (
 	account   = "csr-controller-manager"
 )
 
-// labConfig has signers of whose CAs one ends soon and one is missing, and one that the manager may not sign for.
+// labConfig has one signer whose CA expires soon, one without a CA, and one for which the manager may not sign.
 const labConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
 kind: ControllerManagerConfiguration
 signing:
@@ -47,7 +47,7 @@ signing:
   - {name: example.com/missing, secret: csr-controller-manager-system/no-such, usages: [digital signature, server auth]}
 `
 
-// lab is a control plane with a joiner, who may join nodes, and a stranger, who may only ask.
+// lab is a control plane with a joiner, who may join nodes, and a stranger, who may only create requests.
 type lab struct {
 	*cluster.Cluster
 	admin, joiner, stranger client.Client
@@ -88,7 +88,7 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
-// client is for the holder of token, or the administrator.
+// client returns a client for the holder of token, or for the administrator.
 func (l *lab) client(t *testing.T, token string) client.Client {
 	t.Helper()
 	cfg := l.Config
@@ -103,7 +103,7 @@ func (l *lab) client(t *testing.T, token string) client.Client {
 	return c
 }
 
-// makeCAs makes the CA that ends in 20 days, and the configuration.
+// makeCAs creates the CA that expires in 20 days, and the configuration.
 func (l *lab) makeCAs(t *testing.T) {
 	t.Helper()
 	short, key, err := ca.New(ca.NewOptions{CommonName: "short", Lifetime: 20 * 24 * time.Hour}, time.Now())
@@ -126,7 +126,7 @@ func (l *lab) kubectl(t *testing.T, args ...string) string {
 	return string(output)
 }
 
-// applyOperatorObjects has the API server check what config/prometheus holds for the prometheus-operator, by its
+// applyOperatorObjects validates the objects of config/prometheus for the prometheus-operator with its
 // CustomResourceDefinitions.
 func (l *lab) applyOperatorObjects(t *testing.T) {
 	t.Helper()
@@ -145,7 +145,7 @@ func (l *lab) applyOperatorObjects(t *testing.T) {
 	l.kubectl(t, "-n", namespace, "get", "prometheusrules/csr-controller-manager", "servicemonitors/csr-controller-manager")
 }
 
-// grant gives kubelets what the TLS bootstrapping document says, and the manager one of its own signers.
+// grant gives kubelets the roles of the TLS bootstrapping document, and the manager one of its own signers.
 func (l *lab) grant(t *testing.T) {
 	t.Helper()
 	l.create(t, l.admin, &rbacv1.ClusterRole{
@@ -168,7 +168,7 @@ func (l *lab) grant(t *testing.T) {
 	}
 }
 
-// revoke takes approval and deletion from the manager; what it still may lets it watch.
+// revoke removes the rights to approve and delete from the manager. It keeps the rights to watch.
 func (l *lab) revoke(t *testing.T) {
 	t.Helper()
 	l.kubectl(t, "delete", "clusterrolebinding", "csr-approver", "csr-cleaner")
@@ -206,8 +206,8 @@ func (l *lab) startManager(t *testing.T, name, metrics string) *cluster.Process 
 	return m
 }
 
-// round makes requests of every fate, and returns the one that will be issued: the others are never approved, fail, are
-// cut short, may not be signed, and wait for a CA.
+// round creates requests for every outcome, and returns the request that will be issued. The others are never
+// approved, fail, are cut short, may not be signed, or wait for a CA.
 func (l *lab) round(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	const kubelets = certificatesv1.KubeAPIServerClientKubeletSignerName
@@ -228,7 +228,7 @@ func (l *lab) round(t *testing.T, name string) *certificatesv1.CertificateSignin
 	return node
 }
 
-// approve does by hand what the manager is not configured for.
+// approve approves obj by hand, where the manager is not configured to.
 func (l *lab) approve(t *testing.T, obj *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Approved by a test.", time.Time{})
@@ -237,7 +237,7 @@ func (l *lab) approve(t *testing.T, obj *certificatesv1.CertificateSigningReques
 	}
 }
 
-// store makes a request of a stranger that is hours old.
+// store stores a request of a stranger that is hours old.
 func (l *lab) store(t *testing.T, name string, hours time.Duration) {
 	t.Helper()
 	obj := request(t, name, certificatesv1.KubeAPIServerClientKubeletSignerName, "client auth")
@@ -270,19 +270,19 @@ func (l *lab) issued(t *testing.T, obj *certificatesv1.CertificateSigningRequest
 	})
 }
 
-// breakShortCA replaces the CA that ends soon by what is none: the manager goes on with the one that it has.
+// breakShortCA replaces the CA that expires soon by an invalid one. The manager continues with the old CA.
 func (l *lab) breakShortCA(t *testing.T) {
 	t.Helper()
 	write(t, l.shortCert, []byte("not PEM\n"))
 }
 
-// request is one of a node, named like it.
+// request returns a request of a node, with the name of the node.
 func request(t *testing.T, name, signer string, usage certificatesv1.KeyUsage) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	return requestFor(t, name, signer, usage, nil)
 }
 
-// servingRequest asks for the serving certificate of a node.
+// servingRequest returns a request for the serving certificate of a node.
 func servingRequest(t *testing.T, node string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	obj := requestFor(t, node, certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, []string{node})

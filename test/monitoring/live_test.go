@@ -13,19 +13,18 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// kubeletsOnly says that query needs the metrics of kubelets, of which none runs here: it must run, and finds nothing.
-// TestKubeletMetrics looks its names up.
+// kubeletsOnly reports whether query needs the metrics of kubelets. No kubelet runs here, so the query must run, but
+// finds nothing. TestKubeletMetrics checks its names.
 func kubeletsOnly(query string) bool { return strings.Contains(query, "kubelet_") }
 
 // dryRunOnly reports whether a query needs the metrics of a dry run. None runs here: csrenv/surface looks up the names.
 func dryRunOnly(query string) bool { return strings.Contains(query, "_dry_run_total") }
 
-// nothingFound are selectors of the dashboard that find nothing where all is well; their queries show 0 then.
+// nothingFound are selectors of the dashboard that find nothing in a healthy cluster. Their queries show 0 then.
 var nothingFound = []string{`code="429"`}
 
-// TestLive has a real Prometheus scrape two real managers that serve requests on a real control plane, with a fault of
-// every kind that can be made, and wants every query of the dashboard to show something and every rule to see what it
-// looks for.
+// TestLive runs a real Prometheus and two real managers that serve requests on a real control plane, with a fault of
+// every possible kind. Every query of the dashboard must show data, and every rule must find its series.
 func TestLive(t *testing.T) {
 	l := newLab(t)
 	l.applyOperatorObjects(t)
@@ -48,7 +47,7 @@ func TestLive(t *testing.T) {
 	})
 }
 
-// failForWantOfRights waits for errors of all three controllers, and then grants what config/rbac does.
+// failForWantOfRights waits for errors of all three controllers, and then grants the rights of config/rbac.
 func (l *lab) failForWantOfRights(t *testing.T, p *prometheus) {
 	l.revoke(t)
 	node := l.round(t, "refused")
@@ -62,7 +61,7 @@ func (l *lab) failForWantOfRights(t *testing.T, p *prometheus) {
 	l.issued(t, node)
 }
 
-// showsData makes requests, as rates need more than one, until each query of the dashboard has shown a number.
+// showsData creates requests until each query of the dashboard has shown a number. Rates need more than one request.
 func (l *lab) showsData(t *testing.T, p *prometheus) {
 	l.breakShortCA(t)
 	waiting := readDashboard(t).queries()
@@ -91,8 +90,8 @@ func (l *lab) showsData(t *testing.T, p *prometheus) {
 	t.Logf("%d rounds", number)
 }
 
-// rulesWork wants every rule to be evaluated without an error, to find what it selects, and those to fire, and only
-// those, whose fault there is.
+// rulesWork checks that every rule is evaluated without an error and finds its series. Only the rules whose fault is
+// present may fire.
 func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 	l.store(t, "waits", 1)
 	for _, r := range readRules(t).rules() {
@@ -158,7 +157,7 @@ func (p *prometheus) reach(t *testing.T, want map[string]string) {
 	})
 }
 
-// namesExist wants every metric of the dashboard to be one of the manager's, and every selector to find it.
+// namesExist checks that every metric of the dashboard is a metric of the manager, and that every selector finds it.
 func namesExist(t *testing.T, p *prometheus) {
 	for name, query := range readDashboard(t).queries() {
 		selectors, err := p.selectors(t.Context(), query)
@@ -182,7 +181,7 @@ func namesExist(t *testing.T, p *prometheus) {
 	}
 }
 
-// lintMetrics wants the manager's metrics to keep Prometheus' conventions.
+// lintMetrics checks that the manager's metrics follow Prometheus' conventions.
 func lintMetrics(t *testing.T, address string) {
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package monitoring tests what watches the manager: alert rules, their runbooks and the dashboard, with promtool and with
-// a real Prometheus that scrapes real managers.
+// Package monitoring tests the monitoring of the manager: alert rules, their runbooks and the dashboard. It uses
+// promtool and a real Prometheus that scrapes real managers.
 package monitoring
 
 import (
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// tool is the path of what hack/monitoring/get.sh gets.
+// tool returns the path of a program of hack/monitoring/get.sh.
 func tool(t *testing.T, variable string) string {
 	t.Helper()
 	path := os.Getenv(variable)

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// mutants change a rule in a way that its tests must notice; false says that there is nothing to change in it.
+// mutants change a rule so that its tests must notice. They return false if the rule has nothing to change.
 var mutants = map[string]func(*rule) bool{
 	"never fires":  func(r *rule) bool { r.Expr = "vector(0) > 1"; return true },
 	"always fires": func(r *rule) bool { r.Expr = "vector(1)"; return true },
@@ -64,7 +64,7 @@ func replace(r *rule, pattern *regexp.Regexp, by func(string) string) bool {
 	return different
 }
 
-// shift moves a threshold of seconds.
+// shift changes a threshold of seconds.
 func shift(r *rule, by int) bool {
 	return replace(r, regexp.MustCompile(`\b(300|86400)\b`), func(number string) string {
 		value := 0
@@ -73,7 +73,7 @@ func shift(r *rule, by int) bool {
 	})
 }
 
-// TestRulesAreTested changes one rule of each name at a time, and wants promtool to fail on each of them.
+// TestRulesAreTested changes one rule of each name at a time, and checks that promtool fails on each of them.
 func TestRulesAreTested(t *testing.T) {
 	t.Parallel()
 	for _, name := range slices.Sorted(maps.Keys(mutants)) {
@@ -109,7 +109,7 @@ func mutate(file ruleFile, nth int, mutant func(*rule) bool) []string {
 	return changed
 }
 
-// survivors are those of alerts that no rule test complains of. The other rules are left out: that is faster.
+// survivors returns the alerts for which no rule test fails. It leaves out the other rules, which is faster.
 func survivors(t *testing.T, file ruleFile, alerts []string) []string {
 	t.Helper()
 	dir := t.TempDir()

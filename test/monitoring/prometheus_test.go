@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// patience bounds every wait; a test that needs all of it has failed.
+// patience bounds every wait. Only a failing test needs all of it.
 const patience = time.Minute
 
 // prometheus is a running server, which scrapes and evaluates the rules every second.
@@ -27,7 +27,7 @@ type prometheus struct {
 	address string
 }
 
-// startPrometheus scrapes kubelets and managers.
+// startPrometheus starts a Prometheus that scrapes kubelets and managers.
 func startPrometheus(t *testing.T, c *cluster.Cluster, kubelets []string, managers ...string) *prometheus {
 	t.Helper()
 	rules, err := filepath.Abs(plainFile)
@@ -95,7 +95,7 @@ func (p *prometheus) ask(ctx context.Context, path string, query url.Values, ans
 	return json.Unmarshal(body.Data, answer)
 }
 
-// sample is one series of a query's answer.
+// sample is one series in the result of a query.
 type sample struct {
 	Metric map[string]string
 	Value  [2]any
@@ -125,7 +125,7 @@ func (p *prometheus) query(ctx context.Context, query string) ([]sample, error) 
 	return answer.Result, nil
 }
 
-// data says why query has no number to show, or nil.
+// data returns why query has no number to show, or nil.
 func (p *prometheus) data(ctx context.Context, query string) error {
 	samples, err := p.query(ctx, query)
 	if err != nil {
@@ -139,7 +139,7 @@ func (p *prometheus) data(ctx context.Context, query string) error {
 	return fmt.Errorf("%s: no data in %v", query, samples)
 }
 
-// selectors are the vector selectors of query, as Prometheus' own parser sees them: without ranges and offsets.
+// selectors returns the vector selectors of query as Prometheus' own parser reads them, without ranges and offsets.
 func (p *prometheus) selectors(ctx context.Context, query string) ([]selector, error) {
 	var tree any
 	if err := p.ask(ctx, "parse_query", url.Values{"query": {query}}, &tree); err != nil {
@@ -148,7 +148,7 @@ func (p *prometheus) selectors(ctx context.Context, query string) ([]selector, e
 	return collect(tree), nil
 }
 
-// selector is a metric's name and the labels that are asked for.
+// selector is the name of a metric with label matchers.
 type selector struct {
 	name     string
 	matchers []string
@@ -181,7 +181,7 @@ func collect(node any) []selector {
 	return found
 }
 
-// alertRule is a rule as Prometheus sees it.
+// alertRule is a rule as Prometheus reports it.
 type alertRule struct {
 	Name, State, Health, LastError string
 	Labels                         map[string]string
@@ -204,7 +204,7 @@ func (p *prometheus) rules(ctx context.Context) ([]alertRule, error) {
 	return all, err
 }
 
-// eventually waits until check returns nil, and fails with its last answer.
+// eventually waits until check returns nil, and fails with its last error.
 func eventually(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
 	var last error

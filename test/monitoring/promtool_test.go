@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// promtool runs it and returns all that it writes.
+// promtool runs promtool and returns its whole output.
 func promtool(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	output, err := exec.CommandContext(t.Context(), tool(t, "PROMTOOL"), args...).CombinedOutput()

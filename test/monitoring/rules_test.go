@@ -21,7 +21,7 @@ const (
 	runbookURL   = "https://github.com/csr-controller-manager/csr-controller-manager/blob/main/docs/runbooks/"
 )
 
-// rule is one of a rule file.
+// rule is one rule of a rule file.
 type rule struct {
 	Alert         string            `json:"alert"`
 	Expr          string            `json:"expr"`
@@ -31,7 +31,7 @@ type rule struct {
 	Annotations   map[string]string `json:"annotations"`
 }
 
-// ruleFile is Prometheus' own form.
+// ruleFile is a rule file in Prometheus' own form.
 type ruleFile struct {
 	Groups []struct {
 		Name  string  `json:"name"`
@@ -65,7 +65,7 @@ func readRules(t *testing.T) ruleFile {
 	return file
 }
 
-// TestPlainRules compares the two forms line by line, comments too. With UPDATE=1 it writes the plain one.
+// TestPlainRules compares the two forms line by line, including comments. With UPDATE=1 it writes the plain form.
 func TestPlainRules(t *testing.T) {
 	_, spec, found := bytes.Cut(read(t, operatorFile), []byte("\nspec:\n"))
 	if !found {
@@ -82,7 +82,8 @@ func TestPlainRules(t *testing.T) {
 	}
 }
 
-// TestRunbooks wants for each alert what its reader needs, a page, and no page beside.
+// TestRunbooks checks that each alert has the annotations that its reader needs, and a page, and that there are no
+// other pages.
 func TestRunbooks(t *testing.T) {
 	index := string(read(t, filepath.Join(runbooks, "README.md")))
 	var want []string
@@ -119,7 +120,7 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// checkPage wants the sections that each page has, and commands for the diagnosis.
+// checkPage checks that a page has the required sections, and commands for the diagnosis.
 func checkPage(t *testing.T, file string) {
 	t.Helper()
 	text := string(read(t, file))

@@ -1,5 +1,5 @@
-// Command pause holds a pod's namespaces and reaps its orphans, as registry.k8s.io/pause does; as a pod's container it is
-// one that runs until it is told to stop. With arguments it prints them, and ends.
+// Command pause holds a pod's namespaces and reaps its orphans, as registry.k8s.io/pause does. As a pod's container,
+// it runs until it is asked to stop. With arguments it prints them, and ends.
 package main
 
 import (
