@@ -29,8 +29,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// TestAggregatedAPIServerHoldsTheOldCA goes with a real one through the end of a rotation: it accepts the old CA for as long
-// as extension-apiserver-authentication names it, after all API servers refuse it.
+// TestAggregatedAPIServerHoldsTheOldCA follows a real aggregated API server through the end of a rotation. After all
+// API servers refuse the old CA, it still accepts it as long as extension-apiserver-authentication has it.
 func TestAggregatedAPIServerHoldsTheOldCA(t *testing.T) {
 	parallel(t)
 	c, own := ownCluster(t)
@@ -78,7 +78,7 @@ func TestAggregatedAPIServerHoldsTheOldCA(t *testing.T) {
 	if err := holds(t.Context(), p, true, oldCA, newCA); err != nil {
 		t.Error(err)
 	}
-	for range 2 { // the second finds nothing to do
+	for range 2 { // the second call changes nothing
 		if err := p.Prune(t.Context(), certificate(t, oldCA)); err != nil {
 			t.Fatal(err)
 		}
@@ -133,8 +133,8 @@ func load(t *testing.T, of *csrenv.CA) *ca.Authority {
 	return loaded
 }
 
-// startAggregated runs Kubernetes' own apiextensions-apiserver on its own, which has what it trusts from the API server, and
-// announces it.
+// startAggregated runs Kubernetes' apiextensions-apiserver as a separate program and registers it. It reads its
+// client CAs from the API server.
 func startAggregated(t *testing.T, c *cluster.Cluster, own client.Client) {
 	t.Helper()
 	address, err := cluster.FreeAddress()

@@ -29,8 +29,8 @@ func shows(t *testing.T, address, path string, status int, part string) {
 	})
 }
 
-// TestAnAPIServerThatIsGoneShowsAtOnce takes the API server away and brings it back. The replica is not ready in
-// between. It is alive.
+// TestAnAPIServerThatIsGoneShowsAtOnce stops the API server and starts it again. In between the replica is not ready,
+// but alive.
 func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -52,7 +52,7 @@ func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 1")
 }
 
-// TestALostRightShowsAtItsFirstUse takes the right to approve away from a manager that asks for its rights once an
+// TestALostRightShowsAtItsFirstUse removes the right to approve from a manager that checks its rights only once an
 // hour.
 func TestALostRightShowsAtItsFirstUse(t *testing.T) {
 	parallel(t)
@@ -90,7 +90,7 @@ func TestALostRightShowsAtItsFirstUse(t *testing.T) {
 	})
 }
 
-// bindingOfApprover is the binding of config/rbac that lets the manager approve.
+// bindingOfApprover returns the binding of config/rbac that permits the manager to approve.
 func bindingOfApprover(t *testing.T) *rbacv1.ClusterRoleBinding {
 	t.Helper()
 	found := &rbacv1.ClusterRoleBinding{}

@@ -23,8 +23,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestEveryAuthenticatorWorks joins with each kind of credential that the TLS bootstrapping document names, through a
-// binding to its group; none of them is known to the approver.
+// TestEveryAuthenticatorWorks joins with each kind of credential of the TLS bootstrapping document, through a binding
+// to its group. The approver knows none of them.
 func TestEveryAuthenticatorWorks(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{})
@@ -102,7 +102,7 @@ func clientCertificate(t *testing.T) *rest.Config {
 	return user.Config()
 }
 
-// TestCustomSigner serves a signer of our own, with its own CA and usages, beside Kubernetes' signers.
+// TestCustomSigner serves a custom signer, with its own CA and usages, beside Kubernetes' signers.
 func TestCustomSigner(t *testing.T) {
 	parallel(t)
 	dir := t.TempDir()

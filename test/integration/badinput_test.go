@@ -21,8 +21,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestBadInput sends what was seen in the wild, each through the approval of somebody careless where the approver has
-// no say, and then something good, which must not notice.
+// TestBadInput sends inputs that were seen in practice. Where the approver does not decide, another user approves
+// them. Then it sends a good request, which must not be affected.
 func TestBadInput(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{})
@@ -63,7 +63,8 @@ func TestBadInput(t *testing.T) {
 	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 }
 
-// TestStoredBadInput puts into etcd what no API server would take, and expects a reason and a loop that goes on.
+// TestStoredBadInput stores objects in etcd that no API server would accept. It expects a reason, and a loop that
+// continues.
 func TestStoredBadInput(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{})
@@ -112,7 +113,7 @@ func TestStoredBadInput(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = admin(t).Delete(context.Background(), obj) })
 			hasEvent(t, obj, test.reason, test.message)
-			if test.reason == "Malformed" { // the API server takes no change to what it can't validate
+			if test.reason == "Malformed" { // the API server refuses any change of an object that it can't validate
 				if got := csr.StateOf(reload(t, obj)); got != csr.Approved {
 					t.Errorf("request is %s, want Approved", got)
 				}
@@ -127,7 +128,7 @@ func TestStoredBadInput(t *testing.T) {
 	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 }
 
-// TestNothingBeyondTheRequestIsIssued asks for more than a certificate may hold.
+// TestNothingBeyondTheRequestIsIssued requests more than a certificate may hold.
 func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{})

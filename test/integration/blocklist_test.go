@@ -18,7 +18,7 @@ import (
 
 const blockListName = systemNamespace + "/csr-node-block-list"
 
-// startBlockListManager runs a manager with a block list under the shipped roles, and with serving certificates approved.
+// startBlockListManager runs a manager with a block list under the shipped roles. It approves serving certificates.
 func startBlockListManager(t *testing.T, args ...string) *process {
 	t.Helper()
 	installRBAC(t)
@@ -36,7 +36,7 @@ func startBlockListManager(t *testing.T, args ...string) *process {
 	return startManager(t, serviceAccountConfig(t), append([]string{"--leader-elect=false", "--config", file}, args...)...)
 }
 
-// grantNodes lets kubelets renew.
+// grantNodes grants kubelets the right to renew.
 func grantNodes(t *testing.T) {
 	t.Helper()
 	binding := grant(t, "nobody", mayRenewOwn)
@@ -46,7 +46,7 @@ func grantNodes(t *testing.T) {
 	}
 }
 
-// blockList makes the ConfigMap.
+// blockList creates the ConfigMap.
 func blockList(t *testing.T, text string) *corev1.ConfigMap {
 	t.Helper()
 	installRBAC(t)
@@ -66,7 +66,7 @@ func block(t *testing.T, obj *corev1.ConfigMap, text string) {
 	}
 }
 
-// approvedClient is a client certificate for user that somebody else has approved.
+// approvedClient returns a request for a client certificate of user that another user has approved.
 func approvedClient(t *testing.T, user string) *request {
 	t.Helper()
 	obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
@@ -77,8 +77,8 @@ func approvedClient(t *testing.T, user string) *request {
 	return obj
 }
 
-// TestBlockList blocks a node and lets it go again: neither the approver nor the signer serves it meanwhile, for whatever
-// signer and whoever approved, and what has waited goes on within a second.
+// TestBlockList blocks a node and unblocks it. Meanwhile neither the approver nor the signer serves it, whatever the
+// signer and whoever approved. After that, waiting requests continue within a second.
 func TestBlockList(t *testing.T) {
 	parallel(t)
 	list := blockList(t, "# nobody yet\n")
@@ -107,7 +107,7 @@ func TestBlockList(t *testing.T) {
 			t.Errorf("%s: it is %s", what, state)
 		}
 	}
-	// All others are served.
+	// All other nodes are served.
 	newNode(t, "block-b", "192.0.2.61")
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "block-b")), csr.Issued)
 	reaches(t, createRequest(t, kubeletOf(t, "block-b"), servingRequest(t, "block-b", "192.0.2.61")), csr.Issued)
@@ -125,8 +125,8 @@ func TestBlockList(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestBlockListIsMissing starts without a list: nothing is done for nodes until there is one, and when it is deleted the
-// last one holds.
+// TestBlockListIsMissing starts without a list: requests of nodes wait until there is a list. After the list is
+// deleted, its last version stays in use.
 func TestBlockListIsMissing(t *testing.T) {
 	parallel(t)
 	p := startBlockListManager(t)
@@ -136,7 +136,7 @@ func TestBlockListIsMissing(t *testing.T) {
 	byHand := createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-b"))
 	approve(t, byHand)
 	hasEvent(t, byHand, "InventoryUnavailable", "ConfigMap "+blockListName+": it does not exist")
-	reaches(t, approvedClient(t, "missing-user"), csr.Issued) // no node's
+	reaches(t, approvedClient(t, "missing-user"), csr.Issued) // not for a node
 
 	list := blockList(t, "missing-a")
 	reaches(t, byHand, csr.Issued)
@@ -167,7 +167,7 @@ func TestBlockListMayNotBeRead(t *testing.T) {
 	}
 }
 
-// TestBlockListOnAStandby has a standby know the list when it takes over.
+// TestBlockListOnAStandby checks that a standby knows the list when it takes over.
 func TestBlockListOnAStandby(t *testing.T) {
 	parallel(t)
 	list := blockList(t, "standby-a")

@@ -24,7 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// printToken runs the real command, creates what it prints, and returns the Secret and the token.
+// printToken runs the real command, creates the printed objects, and returns the Secret and the token.
 func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured, token string) {
 	t.Helper()
 	path, err := cluster.Manager()
@@ -33,7 +33,7 @@ func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured
 	}
 	var stdout, stderr bytes.Buffer
 	command := exec.CommandContext(t.Context(), path, append([]string{"bootstrap-token"}, args...)...)
-	// Nothing is sent anywhere, so it needs no cluster.
+	// The command calls no server, so it needs no cluster.
 	command.Env, command.Stdout, command.Stderr = []string{"KUBECONFIG=/nonexistent"}, &stdout, &stderr
 	if err := command.Run(); err != nil {
 		t.Fatalf("%v: %s", err, stderr.String())
@@ -57,8 +57,8 @@ func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured
 	}
 }
 
-// TestBootstrapTokenCommand uses a token as a kubelet does: it is known, is in the node's group and in no other that
-// kubeadm binds, and gets a certificate because the bindings that were printed say so.
+// TestBootstrapTokenCommand uses a token as a kubelet does. The API server knows it, in the node's group and in no
+// other group that kubeadm binds. The printed bindings permit its certificate.
 func TestBootstrapTokenCommand(t *testing.T) {
 	parallel(t)
 	secret, token := printToken(t, "--node", "token-a", "--rbac")
@@ -95,7 +95,8 @@ func TestBootstrapTokenCommand(t *testing.T) {
 	ends(t, c)
 }
 
-// TestBootstrapTokenEnds has the API server take a token as long as it says, with kubeadm's group if that was asked for.
+// TestBootstrapTokenEnds checks that the API server accepts a token until its expiry, and with kubeadm's group if
+// that was requested.
 func TestBootstrapTokenEnds(t *testing.T) {
 	parallel(t)
 	const lifetime = 4 * time.Second
@@ -119,7 +120,7 @@ func TestBootstrapTokenEnds(t *testing.T) {
 	ends(t, c)
 }
 
-// ends waits until the API server knows c's token no more: it remembers for ten seconds whom it has authenticated.
+// ends waits until the API server no longer accepts c's token. It caches authentications for ten seconds.
 func ends(t *testing.T, c client.Client) {
 	t.Helper()
 	eventually(t, "the token ends", func(ctx context.Context) error {

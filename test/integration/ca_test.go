@@ -39,7 +39,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// mayCreateCA gives the manager's account the role of config/create-ca.
+// mayCreateCA binds the role of config/create-ca to the manager's account.
 func mayCreateCA(t *testing.T) {
 	t.Helper()
 	apply(t, "create-ca")
@@ -54,8 +54,8 @@ func mayCreateCA(t *testing.T) {
 	}
 }
 
-// TestCreateIfMissing has two managers under the shipped roles make one CA: first they may not, and say so. Deleted while
-// it signs, it is not made anew.
+// TestCreateIfMissing runs two managers under the shipped roles that create one CA. At first they may not, and report
+// that. If the Secret is deleted while its CA signs, no new CA is created.
 func TestCreateIfMissing(t *testing.T) {
 	unshared(t)
 	installRBAC(t)
@@ -76,7 +76,7 @@ func TestCreateIfMissing(t *testing.T) {
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "waiting")), csr.Approved)
 	hasEvent(t, secretCalled(name), "CAMissing", "can't be created", "forbidden")
 	mayCreateCA(t)
-	startLoopAs(t, account, csrenv.Options{Customize: creating}) // which creates it at once; the other one's try is its next look
+	startLoopAs(t, account, csrenv.Options{Customize: creating}) // it creates the CA at once; the other retries later
 
 	secret := secretCalled(name)
 	reaches(t, waiting, csr.Issued)
@@ -119,7 +119,7 @@ func TestCreateIfMissing(t *testing.T) {
 	}
 }
 
-// saveSecret saves a Secret as docs/how-to/back-up-the-ca.md says.
+// saveSecret saves a Secret with the command of docs/how-to/back-up-the-ca.md.
 func saveSecret(t *testing.T, name client.ObjectKey) (kubeconfig, file string) {
 	t.Helper()
 	kubeconfig, err := controlPlane(t).WriteKubeconfig("saves", controlPlane(t).Config)
@@ -134,7 +134,7 @@ func saveSecret(t *testing.T, name client.ObjectKey) (kubeconfig, file string) {
 	return kubeconfig, file
 }
 
-// putBack runs the command of docs/how-to/back-up-the-ca.md.
+// putBack runs the restore command of docs/how-to/back-up-the-ca.md.
 func putBack(t *testing.T, kubeconfig, file string) {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/how-to/back-up-the-ca.md")
@@ -148,8 +148,8 @@ func putBack(t *testing.T, kubeconfig, file string) {
 	}
 }
 
-// survivesDeletion deletes secret, which holds the only copy of made: the manager goes on with it, and a person can still
-// save it.
+// survivesDeletion deletes secret, which holds the only copy of made. The manager continues to use it, and an
+// administrator can still save it.
 func survivesDeletion(t *testing.T, secret *corev1.Secret, made *csrenv.CA) {
 	t.Helper()
 	if err := admin(t).Delete(t.Context(), secret); err != nil {
@@ -162,7 +162,7 @@ func survivesDeletion(t *testing.T, secret *corev1.Secret, made *csrenv.CA) {
 	issuedBy(t, reaches(t, createRequest(t, admin(t), nodeRequest(t, "deleted")), csr.Issued), made)
 }
 
-// release lets the Secret go, as docs/how-to/back-up-the-ca.md says.
+// release removes the finalizer of the Secret with the command of docs/how-to/back-up-the-ca.md.
 func release(ctx context.Context, t *testing.T, name client.ObjectKey) error {
 	return admin(t).Patch(ctx, secretCalled(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
 }
@@ -171,7 +171,7 @@ func secretCalled(name client.ObjectKey) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 }
 
-// chainOf makes a root, a CA below it, and one below that, which is to sign: each in PEM, and the last one's key.
+// chainOf makes a root, a CA below it, and a signing CA below that, each in PEM, and the key of the last.
 func chainOf(t *testing.T) (root, upper, lower, keyPEM []byte) {
 	t.Helper()
 	var certs [][]byte
@@ -201,8 +201,8 @@ func chainOf(t *testing.T) (root, upper, lower, keyPEM []byte) {
 	return certs[0], certs[1], certs[2], keyPEM
 }
 
-// TestIntermediates has client-go's certificate manager, which kubelets use, get a serving and a client certificate from an
-// intermediate CA, and use both in a handshake in which each side knows the root alone.
+// TestIntermediates gets a serving and a client certificate from an intermediate CA with client-go's certificate
+// manager, which kubelets use. It uses both in a handshake in which each side knows only the root.
 func TestIntermediates(t *testing.T) {
 	parallel(t)
 	root, upper, lower, keyPEM := chainOf(t)

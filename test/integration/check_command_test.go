@@ -27,7 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// runCheck runs the real command as cfg's user, and returns what it wrote and its exit code.
+// runCheck runs the real command as cfg's user, and returns its output and its exit code.
 func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, exitCode int) {
 	t.Helper()
 	path, err := cluster.Manager()
@@ -49,7 +49,7 @@ func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, ex
 	return string(out), exitCode
 }
 
-// caFiles writes of to files, and returns the flags that name them.
+// caFiles writes of to files, and returns the flags for them.
 func caFiles(t *testing.T, of *csrenv.CA) []string {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,7 +59,7 @@ func caFiles(t *testing.T, of *csrenv.CA) []string {
 	return []string{"--cluster-signing-cert-file", cert, "--cluster-signing-key-file", key}
 }
 
-// says fails unless output has every one of parts and the exit code is that.
+// says fails unless output contains all parts and the exit code is want.
 func says(t *testing.T, output string, code, want int, parts ...string) {
 	t.Helper()
 	if code != want {
@@ -84,7 +84,8 @@ func row(t *testing.T, output, check, what string) string {
 	return ""
 }
 
-// TestCheckCommand is the command of the readme: as the manager, under the shipped roles, with all well, and then not.
+// TestCheckCommand runs the command of the README: as the manager, under the shipped roles, first with everything
+// right, and then with faults.
 func TestCheckCommand(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -131,18 +132,18 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 		return nil
 	})
 
-	// Kubelets that can't join, and a CA that is not trusted.
+	// Kubelets can't join, and a CA is not trusted.
 	output, code := runCheck(t, manager, append(caFiles(t, newCA(t)), "--leader-elect=false")...)
 	says(t, output, code, 1, "failed", "kubectl create clusterrolebinding", "answers 401", "csr-controller-manager: check: ")
 
-	// The Secret is out of reach: unknown, and said so.
+	// The Secret can't be read: the result is unknown, and says why.
 	output, code = runCheck(t, tokenConfig(t, "joiner"), "--controllers=signer", "--signing-secret", systemNamespace+"/csr-signer", "--leader-elect=false")
 	says(t, output, code, 1, "as joiner", "get Secret csr-controller-manager-system/csr-signer")
 	if line := row(t, output, "ca-trusted", ""); !strings.Contains(line, "unknown") {
 		t.Errorf("not unknown: %s", line)
 	}
 
-	// No API server: all is unknown, nothing failed.
+	// No API server: all results are unknown, and none failed.
 	down := rest.CopyConfig(controlPlane(t).Config)
 	down.Host = "https://" + freeAddress(t)
 	output, code = runCheck(t, down, append(caFiles(t, controlPlane(t).CA), "--leader-elect=false")...)
@@ -154,8 +155,8 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 	says(t, output, code, 1, "-bogus", "surplus")
 }
 
-// TestCheckLeavesTheAuditLogAlone has a configuration whose audit log a manager may be writing and rotating: a probe is
-// written to it only if the command line says so. Standard error has it in any case.
+// TestCheckLeavesTheAuditLogAlone uses a configuration whose audit log a manager may be writing and rotating. A probe
+// is written to it only if the command line says so. Standard error always gets it.
 func TestCheckLeavesTheAuditLogAlone(t *testing.T) {
 	parallel(t)
 	dir := t.TempDir()
@@ -179,7 +180,7 @@ audit: {path: %q}
 	}
 }
 
-// TestCheckNeverLogsASecret asks with a verbosity at which client-go writes the bodies of answers.
+// TestCheckNeverLogsASecret runs with a verbosity at which client-go logs the bodies of responses.
 func TestCheckNeverLogsASecret(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -194,14 +195,14 @@ func TestCheckNeverLogsASecret(t *testing.T) {
 	}
 }
 
-// tokenConfig is that of a user of the control plane's token file.
+// tokenConfig returns the configuration of a user in the control plane's token file.
 func tokenConfig(t *testing.T, user string) *rest.Config {
 	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken = user + "-token"
 	return cfg
 }
 
-// grantGroup binds a role of Kubernetes' own to a group for the duration of the test.
+// grantGroup binds one of Kubernetes' roles to a group for the duration of the test.
 func grantGroup(t *testing.T, group, clusterRole string) {
 	t.Helper()
 	create(t, admin(t), &rbacv1.ClusterRoleBinding{
@@ -211,7 +212,7 @@ func grantGroup(t *testing.T, group, clusterRole string) {
 	})
 }
 
-// TestSelfCheckOfTheManager takes rights and trust from a manager that runs, and gives them back.
+// TestSelfCheckOfTheManager removes rights and trust from a running manager, and restores them.
 func TestSelfCheckOfTheManager(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -225,7 +226,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 		`csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="unknown"} 0`,
 		`csr_check_result{check="optional-rights",result="ok"} 1`, `csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds 1.`)
 
-	// A right that is needed.
+	// A required right.
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "csr-approver"}}
 	restore := takeRule(t, role, "signers")
 	p.answers(t, p.probes, "/readyz?verbose", http.StatusInternalServerError, "[-]own-rights failed", "[+]signing-ca ok")
@@ -234,7 +235,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="own-rights",result="ok"} 1`)
 
-	// A right that is not needed makes nobody unready, and is a check of its own.
+	// An optional right does not affect readiness, and has its own check.
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "csr-ca-trust"}}
 	if err := errors.Join(admin(t).Get(t.Context(), client.ObjectKeyFromObject(binding), binding), admin(t).Delete(t.Context(), binding)); err != nil {
 		t.Fatal(err)
@@ -249,7 +250,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="ok"} 1`)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 
-	// A CA that the API server does not trust, and again the one that it does.
+	// A CA that the API server does not trust, and then the trusted one again.
 	replaceSecret(t, secret, newCA(t))
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="failed"} 1`)
 	replaceSecret(t, secret, controlPlane(t).CA)
@@ -272,7 +273,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	}
 }
 
-// takeRule removes the rule about resource from role, and returns what gives it back.
+// takeRule removes the rule about resource from role, and returns a function that restores it.
 func takeRule(t *testing.T, role *rbacv1.ClusterRole, resource string) (restore func()) {
 	t.Helper()
 	if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(role), role); err != nil {

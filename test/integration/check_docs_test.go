@@ -31,8 +31,8 @@ func runbook(t *testing.T) string {
 	return strings.Join(functions, "")
 }
 
-// TestRunbookCommands runs what the runbooks have an administrator run on a workstation: nothing is unknown for want of
-// rights.
+// TestRunbookCommands runs the commands of the runbooks that an administrator runs on a workstation. No result may be
+// unknown because of missing rights.
 func TestRunbookCommands(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -56,7 +56,7 @@ func TestRunbookCommands(t *testing.T) {
 	} {
 		script := exec.CommandContext(t.Context(), "bash", "-c", runbook(t)+"csr-controller-manager "+command)
 		script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
-		output, _ := script.CombinedOutput() // the exit code says what is found
+		output, _ := script.CombinedOutput() // the exit code shows the findings
 		for _, part := range parts {
 			if !strings.Contains(string(output), part) {
 				t.Errorf("%s: %q is not in:\n%s", command, part, output)

@@ -25,14 +25,14 @@ func checkNode(t *testing.T, node string, args ...string) (output string, exitCo
 	return runCheck(t, controlPlane(t).Config, append([]string{"--node", node}, args...)...)
 }
 
-// TestCheckNodeWithoutARequest is KEP-266's first step: the kubelet has made none.
+// TestCheckNodeWithoutARequest is KEP-266's first step: the kubelet has created no request.
 func TestCheckNodeWithoutARequest(t *testing.T) {
 	parallel(t)
 	output, code := checkNode(t, "check-none")
 	says(t, output, code, 1, "no request for system:node:check-none is there", "journalctl -u kubelet", "there is no such Node", "check: node check-none: 1 requested is failed")
 }
 
-// TestCheckNodeNotApproved is the second step: whoever asked may not, or somebody denied it.
+// TestCheckNodeNotApproved is the second step: the requester has no permission, or the request was denied.
 func TestCheckNodeNotApproved(t *testing.T) {
 	parallel(t)
 	grant(t, "stranger", mayCreate)
@@ -49,7 +49,7 @@ func TestCheckNodeNotApproved(t *testing.T) {
 	output, code = checkNode(t, "check-refused")
 	says(t, output, code, 1, "Denied at ", "ByHand: Decided by a test.", "it stays denied", "2 approved is failed")
 
-	// A serving certificate that nothing approves is told beside it.
+	// A serving certificate that no rule approves is reported too.
 	serving := createRequest(t, admin(t), nodeRequest(t, "check-refused", func(obj *request) {
 		obj.Spec.SignerName = certificatesv1.KubeletServingSignerName
 	}))
@@ -57,7 +57,8 @@ func TestCheckNodeNotApproved(t *testing.T) {
 	says(t, output, 1, 1, "nothing in this configuration approves requests for kubernetes.io/kubelet-serving", "kubectl certificate approve "+serving.Name)
 }
 
-// TestCheckNodeBlocked names the block list as what keeps a node's request back, before and after its approval.
+// TestCheckNodeBlocked checks that the block list is reported as the reason why a node's request waits, before and
+// after its approval.
 func TestCheckNodeBlocked(t *testing.T) {
 	parallel(t)
 	create(t, admin(t), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "check-blocked"}, Data: map[string]string{"nodes": "check-blocked"}})
@@ -77,7 +78,7 @@ func TestCheckNodeBlocked(t *testing.T) {
 	says(t, output, code, 1, "NodeBlocked: ", "check: node check-blocked: 3 issued is failed")
 }
 
-// TestCheckNodeNotIssued is the third step: approved, and there is no signer, or no CA.
+// TestCheckNodeNotIssued is the third step: the request is approved, and there is no signer, or no CA.
 func TestCheckNodeNotIssued(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }})
@@ -94,7 +95,7 @@ func TestCheckNodeNotIssued(t *testing.T) {
 	says(t, output, code, 1, "the signer of this configuration would sign it", "3 issued is unknown", "ask again in a moment")
 }
 
-// TestCheckNodeNobodyAtWork has requests wait for longer than any controller takes.
+// TestCheckNodeNobodyAtWork has requests that wait for longer than any controller takes.
 func TestCheckNodeNobodyAtWork(t *testing.T) {
 	parallel(t)
 	at := metav1.NewTime(time.Now().Add(-time.Minute))
@@ -119,14 +120,14 @@ func TestCheckNodeNobodyAtWork(t *testing.T) {
 	says(t, output, code, 1, "the signer of this configuration would sign it, but none is at work", "3 issued is failed")
 }
 
-// TestCheckNodeNotAccepted is the fourth step: the API server answers Unauthorized, as it does not trust the CA.
+// TestCheckNodeNotAccepted is the fourth step: the API server answers Unauthorized, because it does not trust the CA.
 func TestCheckNodeNotAccepted(t *testing.T) {
 	parallel(t)
 	other := newCA(t)
 	startLoop(t, csrenv.Options{CA: other})
 	obj := reaches(t, createRequest(t, admin(t), nodeRequest(t, "check-foreign")), csr.Issued)
 
-	// With the CA at hand it is proven, without it it is seen.
+	// With the CA it is proven, and without the CA it is observed.
 	output, code := checkNode(t, "check-foreign", caFiles(t, other)...)
 	says(t, output, code, 1, "answers 401 to a client certificate of this CA", "append its CA", "check: node check-foreign: 4 accepted is failed")
 	row(t, output, "3 issued", obj.Name)
@@ -134,7 +135,7 @@ func TestCheckNodeNotAccepted(t *testing.T) {
 	says(t, output, code, 1, "is not trusted by client-ca-file of ConfigMap kube-system/extension-apiserver-authentication", "4 accepted is failed")
 }
 
-// TestCheckNodeWell is a node whose certificate works, with its request still there and without.
+// TestCheckNodeWell checks a node whose certificate works, with and without its request.
 func TestCheckNodeWell(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{})
@@ -153,7 +154,7 @@ func TestCheckNodeWell(t *testing.T) {
 	output, code = checkNode(t, "check-well")
 	says(t, output, code, 0, `issuer "CN=csrenv" is in client-ca-file`)
 
-	// Who may list requests and nothing else.
+	// A user who may only list requests.
 	lister := grant(t, "joiner", mayCreate)
 	eventuallySays(t, "joiner", "check-well", "unknown: may not get nodes", "is unknown: may not read it", "4 accepted is unknown")
 	if err := admin(t).Delete(t.Context(), lister); err != nil {
@@ -187,7 +188,7 @@ func registerNode(t *testing.T, name string, ready corev1.ConditionStatus) {
 	}
 }
 
-// renewLease makes the Lease of a kubelet that has renewed it just now, for an hour.
+// renewLease creates the Lease of a kubelet that was renewed just now, for an hour.
 func renewLease(t *testing.T, name string) *coordinationv1.Lease {
 	t.Helper()
 	seconds, renewed := int32(3600), metav1.NewMicroTime(time.Now())
@@ -196,13 +197,13 @@ func renewLease(t *testing.T, name string) *coordinationv1.Lease {
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}
-	_ = admin(t).Create(t.Context(), namespace) // the API server makes it too
+	_ = admin(t).Create(t.Context(), namespace) // the API server creates it too
 	create(t, admin(t), lease)
 	return lease
 }
 
-// TestCheckNodeNotReady is a node whose certificate works, and that something else keeps: its request has been deleted
-// long ago, and it needs none.
+// TestCheckNodeNotReady checks a node whose certificate works, and that is not ready for another reason. Its request
+// was deleted long ago, and it needs none.
 func TestCheckNodeNotReady(t *testing.T) {
 	parallel(t)
 	registerNode(t, "check-no-network", corev1.ConditionFalse)
@@ -215,7 +216,7 @@ func TestCheckNodeNotReady(t *testing.T) {
 	}
 }
 
-// TestCheckNodeByOthers has others write the node's name into requests of their own, of which one is another node.
+// TestCheckNodeByOthers has requests of other requesters with the node's name. One requester is another node.
 func TestCheckNodeByOthers(t *testing.T) {
 	parallel(t)
 	now := time.Now()
@@ -244,7 +245,7 @@ func TestCheckNodeByOthers(t *testing.T) {
 		t.Errorf("the other request is not mentioned: %s", line)
 	}
 
-	// A group that the configuration names is as good.
+	// A group that the configuration names counts too.
 	store("check-by-custom", "custom", []string{"check-customs"}, 90*time.Second)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
@@ -255,7 +256,7 @@ selfCheck: {bootstrapGroups: [check-customs]}
 	row(t, output, "1 requested", "check-by-custom")
 }
 
-// eventuallySays waits until a user, whose rights have changed, is told every one of parts.
+// eventuallySays waits until the output for a user, whose rights have changed, contains every part.
 func eventuallySays(t *testing.T, user, node string, parts ...string) {
 	t.Helper()
 	eventually(t, "what "+user+" may not read is unknown", func(context.Context) error {

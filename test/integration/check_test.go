@@ -28,7 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// ownRights are those that a manager as it is shipped asks for.
+// ownRights returns the rights that a manager with the shipped configuration checks.
 func ownRights(t *testing.T) []check.Right {
 	t.Helper()
 	c := config.Default()
@@ -40,7 +40,7 @@ func ownRights(t *testing.T) []check.Right {
 	return rights
 }
 
-// impersonating is a client that the API server takes for user.
+// impersonating returns a client that acts as user.
 func impersonating(t *testing.T, user string) client.Client {
 	t.Helper()
 	cfg := rest.CopyConfig(controlPlane(t).Config)
@@ -52,7 +52,7 @@ func impersonating(t *testing.T, user string) client.Client {
 	return c
 }
 
-// allow gives user rights, by one role for each namespace.
+// allow grants rights to user, with one role for each namespace.
 func allow(t *testing.T, user string, rights []check.Right) {
 	t.Helper()
 	rules := map[string][]rbacv1.PolicyRule{}
@@ -78,11 +78,11 @@ func allow(t *testing.T, user string, rights []check.Right) {
 	}
 }
 
-// TestCheckOwnRights asks for a user with all rights, and for one user each that lacks one of them: that one is named,
-// and nothing else.
+// TestCheckOwnRights checks a user with all rights, and for each right a user who lacks only this right. Exactly the
+// missing right is named.
 func TestCheckOwnRights(t *testing.T) {
 	parallel(t)
-	installRBAC(t) // the namespace
+	installRBAC(t) // for the namespace
 	rights := ownRights(t)
 	for missing := -1; missing < len(rights); missing++ {
 		var given []check.Right
@@ -100,7 +100,7 @@ func TestCheckOwnRights(t *testing.T) {
 	}
 }
 
-// lacksOnly says whether exactly the right with that index is missing; -1 is none.
+// lacksOnly returns an error unless exactly the right with that index is missing. -1 means none.
 func lacksOnly(results []check.Result, rights []check.Right, missing int) error {
 	for i, result := range results {
 		want := check.OK
@@ -118,7 +118,7 @@ func lacksOnly(results []check.Result, rights []check.Right, missing int) error 
 	return nil
 }
 
-// TestCheckKubeletRights finds that groups can't join or renew, and that the commands that it names help.
+// TestCheckKubeletRights checks groups that can't join or renew, and that the suggested commands help.
 func TestCheckKubeletRights(t *testing.T) {
 	parallel(t)
 	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
@@ -144,13 +144,13 @@ func TestCheckKubeletRights(t *testing.T) {
 		return nil
 	})
 
-	// What the Node authorizer gives system:nodes is not missed.
+	// Rights that the Node authorizer grants to system:nodes are not missing.
 	for _, result := range check.Kubelets(t.Context(), admin(t), bootstrappers, []string{"system:nodes"}) {
 		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
 			t.Errorf("%+v", result)
 		}
 	}
-	// Who may not ask knows nothing.
+	// A user without the right to ask gets unknown results.
 	for _, result := range check.Kubelets(t.Context(), impersonating(t, "check-nobody"), bootstrappers, nodes) {
 		if result.Status != check.Unknown || !strings.Contains(result.Evidence, "could not ask") {
 			t.Errorf("%+v", result)
@@ -158,7 +158,7 @@ func TestCheckKubeletRights(t *testing.T) {
 	}
 }
 
-// runCommands runs the kubectl commands at the beginning of a next step as they are, and removes what they made.
+// runCommands runs the kubectl commands at the beginning of a next step unchanged, and removes the created objects.
 func runCommands(t *testing.T, step string) {
 	t.Helper()
 	kubeconfig, err := controlPlane(t).WriteKubeconfig("check-admin", controlPlane(t).Config)
@@ -181,7 +181,7 @@ func runCommands(t *testing.T, step string) {
 	}
 }
 
-// asCA is of as the check has it.
+// asCA returns of in the form of the check.
 func asCA(t *testing.T, of *csrenv.CA) check.CA {
 	t.Helper()
 	authority, err := ca.Load(of.CertPEM, of.KeyPEM)
@@ -191,7 +191,7 @@ func asCA(t *testing.T, of *csrenv.CA) check.CA {
 	return check.CA{Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"}, Authority: authority}
 }
 
-// alone is one whose certificates come without it.
+// alone returns a CA that is not appended to its certificates.
 func alone(t *testing.T, one check.CA) check.CA {
 	t.Helper()
 	authority, err := one.Authority.WithChain(ca.None)
@@ -202,7 +202,7 @@ func alone(t *testing.T, one check.CA) check.CA {
 	return one
 }
 
-// intermediateOf is a CA that another one has signed.
+// intermediateOf returns a CA that root has signed.
 func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	t.Helper()
 	key := newKey(t)
@@ -229,8 +229,8 @@ func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	}
 }
 
-// TestCheckTrust asks the API server itself, as an administrator by certificate and as a user by token, neither of which
-// may be answered for.
+// TestCheckTrust asks the API server itself, as an administrator with a certificate and as a user with a token.
+// Neither credential may affect the answer.
 func TestCheckTrust(t *testing.T) {
 	parallel(t)
 	byToken := rest.AnonymousClientConfig(controlPlane(t).Config)

@@ -29,13 +29,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// testCA is a CA of which tests need more than a CA of ours can do.
+// testCA is a CA that can do more than csrenv's CA.
 type testCA struct {
 	cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// issueCA makes a certificate for key, by issuer or, without one, by itself.
+// issueCA makes a certificate for key, signed by issuer. Without an issuer it is self-signed.
 func issueCA(t *testing.T, name string, key crypto.Signer, issuer *testCA, life time.Duration) *testCA {
 	t.Helper()
 	template := &x509.Certificate{
@@ -71,7 +71,7 @@ func (c *testCA) keyPEM(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// trustAlso has the API server trust one more CA for clients during the test.
+// trustAlso adds a CA to the API server's client CAs during the test.
 func trustAlso(t *testing.T, bundle []byte) {
 	t.Helper()
 	before, err := os.ReadFile(controlPlane(t).ClientCAFile())
@@ -90,7 +90,7 @@ func trustAlso(t *testing.T, bundle []byte) {
 
 const hookSigner = "example.com/hook"
 
-// hook adds a custom signer to those that csrenv has.
+// hook adds a custom signer to those of csrenv.
 func hook(cert, key []byte, change ...func(*signer.Signer)) func(*controllers.Options) {
 	return func(o *controllers.Options) {
 		profile, err := ca.NewProfile(ca.ProfileConfig{})
@@ -108,7 +108,7 @@ func hook(cert, key []byte, change ...func(*signer.Signer)) func(*controllers.Op
 	}
 }
 
-// askHook has an approved request made for hookSigner.
+// askHook creates an approved request for hookSigner.
 func askHook(t *testing.T, subject pkix.Name, dnsName string, usages ...certificatesv1.KeyUsage) *request {
 	t.Helper()
 	obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
@@ -139,8 +139,8 @@ var (
 	plain        = pkix.Name{CommonName: "hook"}
 )
 
-// TestServerSignerMakesNoAdministrator has a custom signer on a CA that the API server trusts for clients, in four ways: none
-// of its certificates without an extended key usage, for a name or a subject that it must not have, is issued.
+// TestServerSignerMakesNoAdministrator has a custom signer on a CA that the API server trusts for clients, in four
+// ways. It must not issue a certificate without an extended key usage, or for a forbidden name or subject.
 func TestServerSignerMakesNoAdministrator(t *testing.T) {
 	parallel(t)
 	root := issueCA(t, "root", newKey(t), nil, 48*time.Hour)
@@ -199,7 +199,7 @@ func auditTo(t *testing.T, log *bytes.Buffer) *audit.Log {
 	return opened
 }
 
-// onlyProbes checks that every certificate that was asked with is on record, for nobody.
+// onlyProbes checks that every certificate for a probe is on record, without a requester.
 func onlyProbes(t *testing.T, log *bytes.Buffer) {
 	t.Helper()
 	data, err := os.ReadFile(log.String())
@@ -220,8 +220,8 @@ func onlyProbes(t *testing.T, log *bytes.Buffer) {
 	}
 }
 
-// TestCustomSignerOnACAOfItsOwn serves servers of any name from a CA that the API server answers 401 for, but issues no
-// certificate without an extended key usage unless configured.
+// TestCustomSignerOnACAOfItsOwn serves servers of any name from a CA for which the API server answers 401. It issues
+// no certificate without an extended key usage, unless configured.
 func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 	parallel(t)
 	own := newCA(t)
@@ -242,8 +242,8 @@ func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestCustomSignerWaitsWhileTrustIsUnknown has an API server to ask that does not answer: what a trusted CA must not sign
-// waits and never fails, and all else is signed.
+// TestCustomSignerWaitsWhileTrustIsUnknown has an API server that does not answer. Requests that a trusted CA must
+// not sign wait and never fail, and all others are signed.
 func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	parallel(t)
 	own := newCA(t)
@@ -266,8 +266,8 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	}
 }
 
-// TestCAThatNobodyTrustsIsWarnedOf has a CA for clients that the API server does not accept: a Warning Event follows that
-// names the API server.
+// TestCAThatNobodyTrustsIsWarnedOf has a CA for clients that the API server does not accept. A Warning Event names
+// the API server.
 func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	parallel(t)
 	installRBAC(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// throughFaults starts a proxy that puts rules between the manager's identity and the API server.
+// throughFaults starts a proxy with rules between the manager's identity and the API server.
 func throughFaults(t *testing.T, cfg *rest.Config, rules ...faults.Rule) *faults.Proxy {
 	t.Helper()
 	proxy, err := faults.Start(cfg, 1, rules...)
@@ -32,9 +32,9 @@ func throughFaults(t *testing.T, cfg *rest.Config, rules ...faults.Rule) *faults
 	return proxy
 }
 
-// TestClockAnHourAhead runs the manager with a clock that is an hour ahead of the API server, by the Date headers that
-// it sees. Approving goes on, nothing is signed, and nothing is deleted early. When the clocks agree, all that waits is
-// done.
+// TestClockAnHourAhead runs the manager with a clock that is an hour ahead of the API server, by the Date headers.
+// Approvals continue, nothing is signed, and nothing is deleted early. After the clocks agree, the waiting requests
+// are handled.
 func TestClockAnHourAhead(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -85,7 +85,7 @@ cleaning:
 	reload(t, denied)
 }
 
-// TestClockAnHourBehind deletes what is due by the API server's time.
+// TestClockAnHourBehind deletes requests that are due by the API server's time.
 func TestClockAnHourBehind(t *testing.T) {
 	parallel(t)
 	installRBAC(t)

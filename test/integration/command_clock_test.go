@@ -9,7 +9,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestCommandsCountAgesByTheAPIServersTime asks an API server whose clock is two hours ahead of the commands' machine.
+// TestCommandsCountAgesByTheAPIServersTime uses an API server whose clock is two hours ahead of the commands'
+// machine.
 func TestCommandsCountAgesByTheAPIServersTime(t *testing.T) {
 	parallel(t)
 	installRBAC(t)

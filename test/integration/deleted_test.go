@@ -10,8 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestRequestThatIsBeingDeletedIsLeftAlone has a requester keep a request by a finalizer. After its deletion it used to be
-// judged, and approved, for as long as the finalizer was there.
+// TestRequestThatIsBeingDeletedIsLeftAlone has a requester that keeps a request with a finalizer. After its deletion,
+// earlier versions judged and approved it as long as the finalizer was there.
 func TestRequestThatIsBeingDeletedIsLeftAlone(t *testing.T) {
 	parallel(t)
 	grant(t, "joiner", mayCreate)

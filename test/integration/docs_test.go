@@ -45,7 +45,7 @@ func TestConfigurationPage(t *testing.T) {
 	}
 }
 
-// TestReasonsPage explains every reason that the code can give.
+// TestReasonsPage checks that the page explains every reason in the code.
 func TestReasonsPage(t *testing.T) {
 	parallel(t)
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "reasons.md"))

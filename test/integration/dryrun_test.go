@@ -26,7 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// ledger stands before the API server and notes what is asked of it other than to read.
+// ledger is a proxy in front of the API server that records all calls other than reads.
 type ledger struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -70,7 +70,7 @@ func newLedger(t *testing.T) *ledger {
 	return l
 }
 
-// config reaches the API server by l.
+// config returns a configuration that reaches the API server through l.
 func (l *ledger) config(of *rest.Config) *rest.Config {
 	cfg := rest.AnonymousClientConfig(of)
 	cfg.Host, cfg.BearerToken = l.URL, of.BearerToken
@@ -78,11 +78,11 @@ func (l *ledger) config(of *rest.Config) *rest.Config {
 	return cfg
 }
 
-// readOnly is a ServiceAccount that may do what docs/how-to/dry-run.md says, and no more.
+// readOnly returns the configuration of a ServiceAccount with exactly the rights of docs/how-to/dry-run.md.
 func readOnly(t *testing.T) *rest.Config {
 	t.Helper()
 	installRBAC(t)
-	// The account that config/rbac binds, but for a namespace of its own.
+	// The account that config/rbac binds, but in its own namespace.
 	name := "csr-dry-run"
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: name}}
 	create(t, admin(t), account)
@@ -107,7 +107,7 @@ func readOnly(t *testing.T) *rest.Config {
 	return tokenOf(t, account)
 }
 
-// tells waits for an Event about obj, and returns how many such there are.
+// tells waits for an Event about obj, and returns the number of such Events.
 func tells(t *testing.T, obj client.Object, kind, reason string, parts ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Event %s about %s", reason, obj.GetName()), func(ctx context.Context) error {
@@ -126,7 +126,7 @@ func tells(t *testing.T, obj client.Object, kind, reason string, parts ...string
 	})
 }
 
-// startDryRun runs all three controllers as a dry run under a role that may only read, and by a ledger.
+// startDryRun runs all three controllers as a dry run, with a role that may only read, and through a ledger.
 func startDryRun(t *testing.T) (*process, *ledger) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -141,8 +141,7 @@ func startDryRun(t *testing.T) (*process, *ledger) {
 	return p, l
 }
 
-// TestDryRun goes through every outcome, and proves at the API server's door that nothing was written but Events and
-// reviews.
+// TestDryRun goes through every outcome, and proves with the ledger that only Events and reviews were written.
 func TestDryRun(t *testing.T) {
 	parallel(t)
 	grant(t, "joiner", mayCreate)
@@ -192,12 +191,12 @@ func TestDryRun(t *testing.T) {
 		}
 	}
 	besides(t, p, signer)
-	checkStop(t, p) // nothing was even tried that the role forbids
+	checkStop(t, p) // the log shows that no forbidden call was attempted
 	l.onlyTold(t)
 }
 
-// besides runs a real approver next to the dry run: it is faster, and each of its decisions is compared all the same,
-// without an Event for each.
+// besides runs a real approver next to the dry run. The real approver is faster. Each of its decisions is still
+// compared, without an Event for each.
 func besides(t *testing.T, dry *process, signer string) {
 	t.Helper()
 	const many = 40
@@ -223,12 +222,12 @@ func besides(t *testing.T, dry *process, signer string) {
 			}
 		}
 	}
-	if told > 22 { // ten at once of each of the two controllers, and one a minute
+	if told > 22 { // ten at once for each of the two controllers, and one a minute
 		t.Errorf("%d Events about %d successes", told, many)
 	}
 }
 
-// onlyTold fails if anything was written but Events and reviews.
+// onlyTold fails if anything other than Events and reviews was written.
 func (l *ledger) onlyTold(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()

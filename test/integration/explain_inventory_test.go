@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// TestExplainAsksTheInventory compares what explain says with the Event, byte by byte, for every reason that comes of what
-// is known of nodes.
+// TestExplainAsksTheInventory compares the output of explain with the Event, byte by byte, for every reason that
+// depends on the inventory.
 func TestExplainAsksTheInventory(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
@@ -75,7 +75,7 @@ func TestExplainAsksTheInventory(t *testing.T) {
 			exits(t, 0, fmt.Sprintf("  reason              %s\n  message             %s\n  meaning             ", row.reason, note), append(args, obj.Name)...)
 		})
 	}
-	// Of a node with a lease a manager knows more than can be seen in one look.
+	// A manager knows more about a node with a Lease than one read can show.
 	expect(t, "explained-leased")
 	newNode(t, "explained-leased")
 	newLease(t, "explained-leased", time.Now())
@@ -84,7 +84,7 @@ func TestExplainAsksTheInventory(t *testing.T) {
 	checkStop(t, p)
 }
 
-// storeOldMachine stores a machine that was made three hours ago, and is to become node.
+// storeOldMachine stores a machine that was created three hours ago, and whose node will be node.
 func storeOldMachine(t *testing.T, node string) {
 	t.Helper()
 	old := object(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
@@ -111,7 +111,7 @@ func storeOldRequest(t *testing.T, node, user string) *request {
 	return obj
 }
 
-// TestExplainAsksTheInventoryAsTheCaller needs no manager, and gives a user one right after the other.
+// TestExplainAsksTheInventoryAsTheCaller needs no manager, and grants a user one right after the other.
 func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 	unshared(t)
 	newNode(t, "asked-a", "192.0.2.61")
@@ -150,7 +150,7 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 		t.Errorf("that took %s", took)
 	}
 
-	// Without the right to read what reserves names, a refusal stands, but an approval may be wrong.
+	// Without the right to read the objects that reserve names, a refusal is valid, but an approval may be wrong.
 	own := createRequest(t, kubeletOf(t, "asked-a"), servingRequest(t, "asked-a", "192.0.2.61"))
 	exits(t, 0, "  decision            unknown: may not list configmaps cluster-info in kube-public, watch configmaps cluster-info in kube-public\n",
 		append(args("")[:4:4], own.Name)...)

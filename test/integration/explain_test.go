@@ -35,7 +35,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// explainConfig has a signer for each fate that a CA can have.
+// explainConfig has a signer for each possible state of a CA.
 const explainConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
 kind: ControllerManagerConfiguration
 controllers: [approver, signer]
@@ -48,8 +48,8 @@ signing:
   - {name: explain.example.com/short, secret: csr-controller-manager-system/explain-short, usages: [digital signature, client auth]}
 `
 
-// TestExplainSaysWhatTheEventsSay lets a manager refuse a request for every reason that there is, and compares what
-// explain says with the Event, byte by byte.
+// TestExplainSaysWhatTheEventsSay runs a manager that refuses a request for every possible reason, and compares the
+// output of explain with the Event, byte by byte.
 func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -94,15 +94,15 @@ func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 
 type explainRow struct {
 	reason, controller string
-	// stored goes around the API server, and approved is approved.
+	// stored writes the request directly to etcd, and approved approves it.
 	stored, approved bool
-	// described has kubectl describe asked too, which takes its time; it refuses what is no PKCS#10.
+	// described also runs kubectl describe, which is slow. kubectl describe refuses a payload that is not PKCS#10.
 	described bool
-	user      string // a master when empty
+	user      string // system:masters if empty
 	change    func(*request)
 }
 
-// explainRows has one for each reason of an Event about a request.
+// explainRows returns a row for each reason of an Event about a request.
 func explainRows(t *testing.T) map[string]explainRow {
 	by := func(name string) func(*request) {
 		return func(obj *request) { obj.Spec.SignerName = "explain.example.com/" + name }
@@ -144,7 +144,7 @@ func explainRows(t *testing.T) map[string]explainRow {
 	}
 }
 
-// make makes the request. Every one is of another requester, as one alone causes only some Events.
+// make creates the request. Each has another requester, because one requester may cause only some Events.
 func (r explainRow) make(t *testing.T, name string) *request {
 	t.Helper()
 	obj := nodeRequest(t, "a", func(obj *request) {
@@ -183,7 +183,7 @@ func (r explainRow) make(t *testing.T, name string) *request {
 	return obj
 }
 
-// explainCAs stores the CAs of explainConfig, but for the one that is missing.
+// explainCAs stores the CAs of explainConfig other than the missing one.
 func explainCAs(t *testing.T) {
 	t.Helper()
 	now := time.Now()
@@ -265,7 +265,7 @@ func kubectl(t *testing.T, kubeconfig string, args ...string) string {
 	return string(out)
 }
 
-// TestExplainForWhoMayDoLittle gives a user the right to read requests and nothing else.
+// TestExplainForWhoMayDoLittle runs as a user who may only read requests.
 func TestExplainForWhoMayDoLittle(t *testing.T) {
 	parallel(t)
 	obj := createRequest(t, admin(t), nodeRequest(t, "a"))
@@ -300,7 +300,7 @@ func TestExplainForWhoMayDoLittle(t *testing.T) {
 	exits(t, 1, `there is no CertificateSigningRequest "nobody"`, append(args, "nobody")...)
 }
 
-// TestExplainOffline pipes what kubectl prints into explain, which can't reach any API server.
+// TestExplainOffline pipes the output of kubectl into explain, which can't reach any API server.
 func TestExplainOffline(t *testing.T) {
 	unshared(t)
 	first := createRequest(t, admin(t), nodeRequest(t, "first"))
@@ -320,7 +320,7 @@ func TestExplainOffline(t *testing.T) {
 	}
 }
 
-// exits runs explain and wants its exit code and a part of what it writes.
+// exits runs explain and checks its exit code and a part of its output.
 func exits(t *testing.T, code int, part string, args ...string) string {
 	t.Helper()
 	out, err := runExplain(t, "", args...)

@@ -31,8 +31,8 @@ func (w failingWriter) Update(ctx context.Context, obj client.Object, opts ...cl
 	return w.SubResourceClient.Update(ctx, obj, opts...)
 }
 
-// TestOneThatFailsHoldsUpNoOther: with one worker, requests whose every write fails are retried, and others are served
-// between the tries.
+// TestOneThatFailsHoldsUpNoOther checks with one worker that requests whose every write fails are retried, and that
+// others are served between the retries.
 func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
 	unshared(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {

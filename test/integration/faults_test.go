@@ -26,16 +26,16 @@ import (
 )
 
 const (
-	// faultyRequests is a mass join.
+	// faultyRequests is the size of a mass join.
 	faultyRequests = 500
-	// usualRequests are joins without faults.
+	// usualRequests is the number of joins without faults.
 	usualRequests = 100
-	// servedWithin is how much longer than these the slowest request may take. Two calls of it may hang.
+	// servedWithin is how much longer than those the slowest request may take. Two of its calls may hang.
 	servedWithin = 30 * time.Second
 )
 
-// storm is what the manager meets: of all calls 15 % fail before and 15 % after the API server has done what they say, 5 %
-// are refused for a second, 5 % are reset and 1 % hang, and watches are cut every three seconds.
+// storm returns the faults for the manager. Of all calls, 15 % fail before and 15 % after the API server has executed
+// them. 5 % are refused for a second, 5 % are reset and 1 % hang. Watches are cut every three seconds.
 func storm() []faults.Rule {
 	return []faults.Rule{
 		{Share: 0.15, Do: faults.Answer(500)},
@@ -49,7 +49,7 @@ func storm() []faults.Rule {
 	}
 }
 
-// TestServesAllUnderFaults has 500 kubelets join while the calls of the manager fail by a seeded schedule.
+// TestServesAllUnderFaults joins 500 kubelets while the calls of the manager fail by a seeded schedule.
 func TestServesAllUnderFaults(t *testing.T) {
 	unshared(t)
 	installRBAC(t)
@@ -136,7 +136,7 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 	return took
 }
 
-// issuedRequests returns each request with label once, as soon as it is issued. A watch that ends is opened again.
+// issuedRequests returns each request with label once, as soon as it is issued. It reopens a watch that ends.
 func issuedRequests(t *testing.T, label client.MatchingLabels) <-chan *request {
 	t.Helper()
 	clientset, err := kubernetes.NewForConfig(controlPlane(t).Config)
@@ -166,8 +166,8 @@ func issuedRequests(t *testing.T, label client.MatchingLabels) <-chan *request {
 	return issued
 }
 
-// recorded checks that each request has the record of its decision, and that its certificate has a record and is nowhere
-// called discarded.
+// recorded checks that each request has the record of its decision. Its certificate must have a record and never be
+// recorded as discarded.
 func recorded(t *testing.T, file string) {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
@@ -208,7 +208,7 @@ func recorded(t *testing.T, file string) {
 	})
 }
 
-// TestHungDeleteHoldsUpNoOther has one delete of the cleaner hang: the others go on, and it is tried again.
+// TestHungDeleteHoldsUpNoOther has one hanging delete of the cleaner: the others continue, and it is retried.
 func TestHungDeleteHoldsUpNoOther(t *testing.T) {
 	unshared(t)
 	installRBAC(t)
@@ -261,7 +261,7 @@ cleaning: {signers: [{name: example.com/foreign, retention: {pending: 2s}}]}
 		}
 		return nil
 	})
-	if after := time.Since(hung); after > 2500*time.Millisecond { // the deadline of the delete is at three seconds
+	if after := time.Since(hung); after > 2500*time.Millisecond { // the deadline of the delete is three seconds
 		t.Errorf("the others were deleted %s after one began to hang", after)
 	}
 	eventually(t, "the last one is deleted", func(context.Context) error {

@@ -24,18 +24,18 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// flood is many requests of requesters who may not join, all pending.
+// flood is many pending requests of requesters who may not join.
 type flood struct {
 	users, each int
 
 	body    []byte
-	refused int // what was before
+	refused int // the count before
 }
 
-// atOnce is how many Events a requester may cause at once; one a minute is added.
+// atOnce is how many Events a requester may cause at once. One a minute is added.
 const atOnce = 10
 
-// gate holds up every review until it is opened, and notes the reviews in their order.
+// gate blocks every review until it is opened, and records the reviews in order.
 type gate struct {
 	authz.Authorizer
 	opened chan struct{}
@@ -56,9 +56,9 @@ func (g *gate) Allowed(ctx context.Context, requester csr.Requester, permission 
 	return g.Authorizer.Allowed(ctx, requester, permission)
 }
 
-// TestFloodDelaysNobody lets requesters without permission keep hundreds of requests pending, all of which wait for reviews, one
-// at a time: the one of another requester, which came last, is decided after at most one review of each of them. Each of them causes as many Events as
-// are allowed at once.
+// TestFloodDelaysNobody has requesters without permission that keep hundreds of requests pending. All wait for
+// reviews, one at a time. The last request, of another requester, is decided after at most one review of each of
+// them. Each of them causes as many Events as are permitted at once.
 func TestFloodDelaysNobody(t *testing.T) {
 	unshared(t)
 	for name, f := range map[string]flood{
@@ -76,7 +76,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 			start := time.Now()
 			f.run(t)
 			good := createRequest(t, as(t, "joiner"), nodeRequest(t, "good"))
-			time.Sleep(time.Second) // for its event: the queue can't be looked into
+			time.Sleep(time.Second) // for its event: the queue can't be inspected
 			close(held.opened)
 			reaches(t, good, csr.Issued)
 			f.check(t, start)
@@ -102,14 +102,14 @@ func impersonate(t *testing.T, user string) client.Client {
 	return c
 }
 
-// request is one of the flood; all have one key, which is dear.
+// request returns a request of the flood. All have the same key, because keys are expensive.
 func (f *flood) request(t *testing.T) *request {
 	return nodeRequest(t, "victim", func(obj *request) {
 		obj.GenerateName, obj.Labels, obj.Spec.Request = "aaa-flood-", map[string]string{"flood": "yes"}, f.body
 	})
 }
 
-// run creates the flood, as all users at a time, and with ten clients at least.
+// run creates the flood, as all users concurrently, with at least ten clients.
 func (f *flood) run(t *testing.T) {
 	t.Helper()
 	f.body, f.refused = nodeRequest(t, "victim").Spec.Request, refusals(t)
@@ -148,7 +148,7 @@ func (f *flood) run(t *testing.T) {
 	workers.Wait()
 }
 
-// check waits until the loop has looked at all of the flood and told what it tells, and counts Events by requester.
+// check waits until the loop has handled all of the flood and written its Events. It counts Events by requester.
 func (f *flood) check(t *testing.T, start time.Time) {
 	t.Helper()
 	requesters := pending(t)
@@ -161,7 +161,7 @@ func (f *flood) check(t *testing.T, start time.Time) {
 		}
 		return nil
 	})
-	// What is recorded later is written later, but for what is being written at the same time.
+	// Events are written in the order of recording, apart from concurrent writes.
 	marker := createRequest(t, impersonate(t, "marker"), nodeRequest(t, "victim"))
 	hasEvent(t, marker, "NotAuthorized", `user "marker"`)
 	most := atOnce + 1 + int(time.Since(start).Minutes())
@@ -182,7 +182,7 @@ func (f *flood) check(t *testing.T, start time.Time) {
 	})
 }
 
-// pending returns the requesters of the flood's requests that are.
+// pending returns the requesters of the flood's pending requests.
 func pending(t *testing.T) map[types.UID]string {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
@@ -198,13 +198,13 @@ func pending(t *testing.T) map[types.UID]string {
 	return requesters
 }
 
-// refusals is how often a loop found somebody not authorized, once for each request.
+// refusals returns how often a loop found a requester not authorized, once for each request.
 func refusals(t *testing.T) int {
 	t.Helper()
 	return counted(t, "csr_approver_decisions_total", map[string]string{"reason": "NotAuthorized"})
 }
 
-// eventsByRequester counts the Events about requests that are known.
+// eventsByRequester counts the Events about the known requests.
 func eventsByRequester(ctx context.Context, t *testing.T, requesters map[types.UID]string) (map[string]int, error) {
 	events := &eventsv1.EventList{}
 	if err := admin(t).List(ctx, events); err != nil {

@@ -20,8 +20,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestCustomSignerMakesNoFrontProxy has a custom signer on a copy of the CA for front proxies (--requestheader-client-ca-file).
-// The API server answers 401 to its client certificates, so the probe sees nothing, but believes what a front proxy says.
+// TestCustomSignerMakesNoFrontProxy has a custom signer on a copy of the CA for front proxies
+// (--requestheader-client-ca-file). The API server answers 401 to its client certificates, so the probe finds
+// nothing. But it trusts the headers of a front proxy.
 func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	parallel(t)
 	proxies := issueCA(t, "front proxies", newKey(t), nil, 24*time.Hour)
@@ -31,7 +32,7 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 		args.Set("requestheader-client-ca-file", file).Set("requestheader-allowed-names", "front-proxy-client").
 			Set("requestheader-username-headers", "X-Remote-User").Set("requestheader-group-headers", "X-Remote-Group")
 	})
-	// This is what such a certificate is worth.
+	// This shows the power of such a certificate.
 	if got := asRemoteUser(t, proxies.leaf(t, "front-proxy-client")); got != http.StatusOK {
 		t.Fatalf("a front proxy gets %d", got)
 	}
@@ -47,7 +48,7 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	}
 	failsAs(t, askHook(t, plain, "", "digital signature"), "UsagesNotPermitted", "")
 	failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature", "client auth"), "SubjectNotPermitted", "")
-	reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued) // it is nobody to the API server
+	reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued) // the API server does not trust it
 }
 
 // leaf returns a client certificate of c.
@@ -64,7 +65,7 @@ func (c *testCA) leaf(t *testing.T, name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// asRemoteUser reads the Secrets of the cluster with pair, as an administrator whom headers name, and returns the status.
+// asRemoteUser reads the Secrets of the cluster with pair, as an administrator in headers, and returns the status.
 func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	t.Helper()
 	roots := x509.NewCertPool()

@@ -29,7 +29,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// patience bounds every wait; a test that needs all of it has failed.
+// patience bounds every wait. Only a failing test needs all of it.
 const patience = 45 * time.Second
 
 type request = certificatesv1.CertificateSigningRequest
@@ -64,7 +64,7 @@ func payload(t testing.TB, template x509.CertificateRequest) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// nodeRequest is the client certificate request of a kubelet, named after the test.
+// nodeRequest returns a kubelet's request for a client certificate, named after the test.
 func nodeRequest(t testing.TB, node string, mods ...func(*request)) *request {
 	t.Helper()
 	obj := &request{
@@ -115,7 +115,7 @@ func decide(t testing.TB, obj *request, kind certificatesv1.RequestConditionType
 	}
 }
 
-// grant binds a role of Kubernetes' own, or verbs on a resource, to a user for the duration of the test.
+// grant binds one of Kubernetes' roles, or verbs on a resource, to a user for the duration of the test.
 func grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
 	t.Helper()
 	binding := &rbacv1.ClusterRoleBinding{
@@ -133,13 +133,13 @@ const (
 	mayRenewOwn = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
 )
 
-// eventually waits until check returns nil, and fails with its last answer.
+// eventually waits until check returns nil, and fails with its last error.
 func eventually(t testing.TB, what string, check func(context.Context) error) {
 	t.Helper()
 	within(t, patience, what, check)
 }
 
-// within is eventually with another bound.
+// within is eventually with another time limit.
 func within(t testing.TB, bound time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
 	var last error
@@ -175,7 +175,7 @@ func reaches(t testing.TB, obj *request, state csr.State) *request {
 	return obj
 }
 
-// hasEvent waits for a Warning Event about obj with reason whose note contains every one of parts.
+// hasEvent waits for a Warning Event about obj with reason, whose note contains every part.
 func hasEvent(t testing.TB, obj client.Object, reason string, parts ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Event %s about %s", reason, obj.GetName()), func(ctx context.Context) error {
@@ -223,7 +223,7 @@ func leaf(t testing.TB, obj *request) *x509.Certificate {
 	return cert
 }
 
-// staleClient reads an object as it once was, like a cache that lags behind.
+// staleClient returns an older version of an object, like a cache that lags behind.
 type staleClient struct {
 	client.Client
 	obj *request
@@ -234,7 +234,7 @@ func (c staleClient) Get(_ context.Context, _ client.ObjectKey, obj client.Objec
 	return nil
 }
 
-// eventuallyAllowed waits until the API server's authorizer knows of a binding, or no longer does.
+// eventuallyAllowed waits until the API server's authorizer knows a binding, or no longer does.
 func eventuallyAllowed(t testing.TB, user string, want bool) {
 	t.Helper()
 	eventually(t, "RBAC of "+user, func(ctx context.Context) error {

@@ -10,10 +10,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// TestAHostileNodeDelaysNobody has a node keep five hundred requests pending, claim the addresses of all others, and give
-// them up again twenty times a second: the others' certificates take as long as they do while only as many requests for a
-// signer that is not ours are pending, and it flips addresses that nobody asks for. So what that costs the API server is
-// in both.
+// TestAHostileNodeDelaysNobody has a node that keeps five hundred requests pending. It claims the addresses of all
+// other nodes and gives them up again, twenty times a second. The certificates of the others must take as long as
+// under a comparable load. That load has the same number of requests for an unknown signer, and addresses that change
+// but are not requested. So the cost for the API server is in both.
 func TestAHostileNodeDelaysNobody(t *testing.T) {
 	parallel(t)
 	startServingManager(t, "")
@@ -23,7 +23,7 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 		theirs, nobodys = append(theirs, fmt.Sprintf("198.51.100.%d", i)), append(nobodys, fmt.Sprintf("198.51.100.%d", 100+i))
 		newNode(t, fmt.Sprintf("honest-%d", i), theirs[i])
 	}
-	hostile := newNode(t, "x-hostile") // of two Nodes of the same second the name decides
+	hostile := newNode(t, "x-hostile") // of two Nodes of the same second, the name decides
 	honest := func(string) []time.Duration {
 		return timed(t, func(i int) (string, *request) {
 			node := fmt.Sprintf("honest-%d", i%nodes)
@@ -40,7 +40,7 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		flips := 0
 		running.Go(func() {
-			tick := time.NewTicker(50 * time.Millisecond) // more would measure the API server, which limits it
+			tick := time.NewTicker(50 * time.Millisecond) // a faster rate would measure the API server, which limits it
 			defer tick.Stop()
 			for ; ctx.Err() == nil; flips++ {
 				<-tick.C

@@ -24,7 +24,7 @@ import (
 
 const clusterAPI = "cluster.x-k8s.io"
 
-// identityConfig writes a configuration with approval, which is YAML of one line.
+// identityConfig writes a configuration with approval, which is one line of YAML.
 func identityConfig(t *testing.T, approval string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -42,7 +42,8 @@ func startIdentityManager(t *testing.T, approval string, args ...string) *proces
 	return startManager(t, serviceAccountConfig(t), append([]string{"--config", identityConfig(t, approval)}, args...)...)
 }
 
-// prepareIdentity makes whoever bootstraps able to join, and runs Kubernetes' own keeper of the ConfigMap cluster-info.
+// prepareIdentity grants the right to join to bootstrappers, and runs Kubernetes' controller of the ConfigMap
+// cluster-info.
 func prepareIdentity(t *testing.T) {
 	t.Helper()
 	create(t, admin(t), signingSecretOf(t))
@@ -56,7 +57,8 @@ func prepareIdentity(t *testing.T) {
 	startTokenKeeper(t)
 }
 
-// signingSecretOf is the CA of the shared control plane, in the namespace that installRBAC makes.
+// signingSecretOf returns a Secret with the CA of the shared control plane, in the namespace that installRBAC
+// creates.
 func signingSecretOf(t *testing.T) *corev1.Secret {
 	t.Helper()
 	installRBAC(t)
@@ -82,15 +84,15 @@ func startTokenKeeper(t *testing.T) {
 	})
 }
 
-// heldToken is a real one.
+// heldToken is a real bootstrap token.
 type heldToken struct {
 	*corev1.Secret
 	cfg *rest.Config
 	client.Client
 }
 
-// newToken makes a bootstrap token, bound to nodes if there are any, and waits until the API server knows it and it may
-// make requests.
+// newToken creates a bootstrap token, bound to nodes if there are any. It waits until the API server knows the token
+// and permits it to create requests.
 func newToken(t *testing.T, id string, nodes ...string) *heldToken {
 	t.Helper()
 	var groups []string
@@ -120,7 +122,7 @@ func newToken(t *testing.T, id string, nodes ...string) *heldToken {
 	return token
 }
 
-// signed waits until the ConfigMap cluster-info knows the token, or no longer does.
+// signed waits until the ConfigMap cluster-info lists the token, or no longer does.
 func (b *heldToken) signed(t *testing.T, want bool) {
 	t.Helper()
 	id := strings.TrimPrefix(b.Name, "bootstrap-token-")
@@ -136,7 +138,7 @@ func (b *heldToken) signed(t *testing.T, want bool) {
 	})
 }
 
-// revoke deletes the token, and waits for nothing.
+// revoke deletes the token without waiting.
 func (b *heldToken) revoke(t *testing.T) {
 	t.Helper()
 	if err := admin(t).Delete(t.Context(), b.Secret); err != nil {
@@ -144,13 +146,13 @@ func (b *heldToken) revoke(t *testing.T) {
 	}
 }
 
-// asks makes the request of a kubelet that is to become node.
+// asks creates the request of a kubelet that will become node.
 func (b *heldToken) asks(t *testing.T, node string) *request {
 	t.Helper()
 	return createRequest(t, b.Client, nodeRequest(t, node))
 }
 
-// account returns a client with a token of a new ServiceAccount, which may bootstrap.
+// account returns a client with a token of a new ServiceAccount that may bootstrap.
 func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, client.Client) {
 	t.Helper()
 	newNamespace(t, namespace)
@@ -173,7 +175,7 @@ func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, clie
 	return obj, c
 }
 
-// newNamespace makes it if it is not there. It stays: nobody here could remove it.
+// newNamespace creates a namespace if it does not exist. It stays, because no controller here removes it.
 func newNamespace(t *testing.T, name string) {
 	t.Helper()
 	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -182,7 +184,7 @@ func newNamespace(t *testing.T, name string) {
 	}
 }
 
-// newLease makes the lease of node, renewed at an instant.
+// newLease creates the Lease of node, renewed at an instant.
 func newLease(t *testing.T, node string, renewed time.Time) *coordinationv1.Lease {
 	t.Helper()
 	newNamespace(t, corev1.NamespaceNodeLease)
@@ -204,7 +206,7 @@ func renew(t *testing.T, lease *coordinationv1.Lease) {
 	}
 }
 
-// installKind is installMachines, after one of a test before is gone.
+// installKind is installMachines after the kind of an earlier test is removed.
 func installKind(t *testing.T, group string) at {
 	t.Helper()
 	c := administrator(t, controlPlane(t).Config)
@@ -220,13 +222,13 @@ func installKind(t *testing.T, group string) at {
 	return c
 }
 
-// expect makes the machine that is to become node.
+// expect creates the machine that will become node.
 func expect(t *testing.T, node string) {
 	t.Helper()
 	administrator(t, controlPlane(t).Config).apply(t, machineIn(clusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
 }
 
-// forgetLeader takes away the Lease that a manager left which was killed.
+// forgetLeader removes the Lease of a manager that was killed.
 func forgetLeader(t *testing.T) {
 	t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
@@ -235,7 +237,7 @@ func forgetLeader(t *testing.T) {
 	}
 }
 
-// isPending checks that nobody has decided about obj.
+// isPending checks that obj is undecided.
 func isPending(t *testing.T, obj *request) {
 	t.Helper()
 	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
@@ -243,7 +245,7 @@ func isPending(t *testing.T, obj *request) {
 	}
 }
 
-// issuedSoon changes something, and checks that this wakes obj: without a wake-up it is looked at again a minute later.
+// issuedSoon calls change, and checks that this wakes obj. Without a wake-up it would be judged again a minute later.
 func issuedSoon(t *testing.T, obj *request, change func()) {
 	t.Helper()
 	backdate(t, obj)
@@ -251,15 +253,15 @@ func issuedSoon(t *testing.T, obj *request, change func()) {
 	reaches(t, obj, csr.Issued)
 }
 
-// backdate makes obj, which waits, ninety seconds older, and returns once the manager looks at it no more than once a minute.
+// backdate makes the waiting obj ninety seconds older. It returns once the manager judges it at most once a minute.
 func backdate(t *testing.T, obj *request) {
 	t.Helper()
-	pause := csr.Pause(time.Since(obj.CreationTimestamp.Time)) // of a look just before it is older
+	pause := csr.Pause(time.Since(obj.CreationTimestamp.Time)) // of a reconcile just before
 	reload(t, obj)
 	obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-90 * time.Second)
 	obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
 	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(pause) // the retry that was scheduled before cannot be seen from outside
+	time.Sleep(pause) // the retry that was scheduled before can't be observed
 }

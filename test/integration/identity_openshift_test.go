@@ -14,7 +14,7 @@ import (
 
 const openshift = "machine.openshift.io"
 
-// openshiftMachine makes the machine whose node is called node.
+// openshiftMachine creates the machine for node.
 func openshiftMachine(t *testing.T, node string) string {
 	t.Helper()
 	text := "apiVersion: " + openshift + "/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: m-" + node +
@@ -23,7 +23,7 @@ func openshiftMachine(t *testing.T, node string) string {
 	return text
 }
 
-// TestOpenShiftsSevenRules are those of OpenShift's machine-approver, one by one (openshift/enhancements,
+// TestOpenShiftsSevenRules tests the rules of OpenShift's machine-approver, one by one (openshift/enhancements,
 // master-bootstrap-credentials.md, "How machine-approver Decides to Approve Client Certificates").
 func TestOpenShiftsSevenRules(t *testing.T) {
 	parallel(t)

@@ -19,14 +19,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// listed knows nodes by rows.
+// listed returns a source of rows.
 func listed(rows []static.Row) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
 		return static.New(rows)
 	}
 }
 
-// approving runs an approver alone, in this process and by a clock of its own.
+// approving runs only an approver, in this process and with its own clock.
 func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...static.Row) {
 	t.Helper()
 	skip := true
@@ -50,14 +50,14 @@ func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.Boot
 	follow(t, mgr.Start)
 }
 
-// beating is a cluster whose nodes renew their leases as its clock is stepped.
+// beating is a cluster whose nodes renew their Leases as its clock is stepped.
 type beating struct {
 	steps  *clocktesting.FakeClock
 	leases []*coordinationv1.Lease
 }
 
-// pass steps the clock by ten seconds n times, and lets the nodes that live renew. The pauses are for the watch to tell:
-// more than it needs, and without them less time would seem to pass, never more.
+// pass steps the clock by ten seconds n times, and renews the Leases of the living nodes. The pauses give the watch
+// more time than it needs. Without them less time would seem to pass, never more.
 func (b *beating) pass(t *testing.T, n int) {
 	t.Helper()
 	for range n {
@@ -69,7 +69,7 @@ func (b *beating) pass(t *testing.T, n int) {
 	}
 }
 
-// TestRejoin takes over the name of a node that is dead, and of no other.
+// TestRejoin reuses the name of a dead node, and of no other node.
 func TestRejoin(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
@@ -93,7 +93,7 @@ func TestRejoin(t *testing.T) {
 	}
 	hasEvent(t, onDead, "NodeAlive", "may be alive")
 
-	// Without its Node a lease may be moving too. When it has gone as well, nobody is there.
+	// A Lease without a Node may be renewed too. After it is deleted as well, no node is alive.
 	onDeleted := token.asks(t, "rejoin-deleted")
 	hasEvent(t, onDeleted, "NodeAlive", "may be alive")
 	if err := admin(t).Delete(t.Context(), deleted); err != nil {
@@ -108,10 +108,10 @@ func TestRejoin(t *testing.T) {
 	notYet("50 s in which two others renewed")
 	hasEvent(t, onAlive, "NodeAlive")
 
-	// An outage, then the other one is back first.
+	// An outage. Then the other node is back first.
 	steps.Step(10 * time.Minute)
 	renew(t, alive)
-	time.Sleep(2 * time.Second) // the time of two looks at who has died
+	time.Sleep(2 * time.Second) // the time of two checks for dead nodes
 	notYet("after an outage of 10 minutes")
 	c.pass(t, 3)
 	notYet("30 s after the outage")
@@ -119,12 +119,12 @@ func TestRejoin(t *testing.T) {
 	c.pass(t, 4)
 	reaches(t, onDead, csr.Approved)
 	isPending(t, onAlive)
-	isPending(t, onMute) // without a lease nothing is ever proven
+	isPending(t, onMute) // without a Lease nothing is ever proven
 	hasEvent(t, onMute, "NodeAlive", "may be alive")
 }
 
-// TestRejoinAfterTheLastCertificate brings back a cluster that has stood still for longer than certificates live, when
-// no lease moves.
+// TestRejoinAfterTheLastCertificate restarts a cluster that was stopped for longer than certificates are valid, when
+// no Lease is renewed.
 func TestRejoinAfterTheLastCertificate(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)

@@ -15,10 +15,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
 )
 
-// patient lets tests take their time between a request and its machine.
+// patient has a join window that is long enough for the tests.
 const patient = "nodeClient: {inventory: cluster-api, clusterName: default/lab, joinWindow: {before: 10m, after: 2h}}"
 
-// TestIdentity lets machines of Cluster API join with real bootstrap tokens, and nobody else.
+// TestIdentity joins machines of Cluster API with real bootstrap tokens, and checks that no other requester can join.
 func TestIdentity(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
@@ -44,7 +44,7 @@ func TestIdentity(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = admin(t).Delete(context.Background(), registered) })
-		// Now that it is there, the same token can't become it again.
+		// Now that the node exists, the same token can't become it again.
 		taken := token.asks(t, "expected")
 		hasEvent(t, taken, "NodeAlive", `Node "expected" exists`)
 		isPending(t, taken)
@@ -91,7 +91,7 @@ func TestIdentity(t *testing.T) {
 	checkStop(t, p)
 }
 
-// identityRefusals are requests for what is not, or not any more, or not yet to join.
+// identityRefusals has requests of machines that don't exist, no longer exist, or may not join yet.
 func identityRefusals(t *testing.T, token *heldToken, machines at) {
 	machines.apply(t, machineIn(clusterAPI, "m-bound", "spec: {infrastructureRef: {name: bound}}\nstatus: {nodeRef: {name: another}}"))
 	machines.apply(t, machineIn(clusterAPI, "m-was", "spec: {infrastructureRef: {name: was}}\nstatus: {nodeRef: {name: was}}"))
@@ -104,7 +104,7 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 	t.Cleanup(func() { _ = admin(t).Delete(context.Background(), old) })
 	machines.apply(t, machineOf("other", clusterAPI, "m-foreign", "spec: {infrastructureRef: {name: foreign}}"))
 	for node, test := range map[string]struct{ reason, part string }{
-		// A management cluster holds other clusters' Machines too.
+		// A management cluster also holds Machines of other clusters.
 		"foreign": {"NotExpected", `expects node "foreign"`},
 		"nobody":  {"NotExpected", `expects node "nobody"`},
 		"bound":   {"MachineBound", `Machine default/m-bound is already node "another"`},
@@ -116,7 +116,7 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 		isPending(t, obj)
 	}
 
-	// What has waited for too long, from a time when no manager ran.
+	// A request that has waited for too long, from a time when no manager ran.
 	expect(t, "patient")
 	stale := nodeRequest(t, "patient", func(obj *request) {
 		obj.Name, obj.UID, obj.CreationTimestamp = "stored-16-minutes-ago", "stale-1", metav1.NewTime(time.Now().Add(-16*time.Minute))
@@ -131,7 +131,7 @@ func identityRefusals(t *testing.T, token *heldToken, machines at) {
 	isPending(t, stale)
 }
 
-// TestRevokedIdentities makes requests, takes away who made them, and only then lets their machines appear.
+// TestRevokedIdentities creates requests and deletes their requesters. Only then do the machines appear.
 func TestRevokedIdentities(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
@@ -170,7 +170,7 @@ func TestRevokedIdentities(t *testing.T) {
 	}
 }
 
-// TestIdentityOutlivesTheLeader revokes one token of two and replaces the leader before the machines appear.
+// TestIdentityOutlivesTheLeader revokes one of two tokens and replaces the leader before the machines appear.
 func TestIdentityOutlivesTheLeader(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
@@ -197,17 +197,17 @@ func TestIdentityOutlivesTheLeader(t *testing.T) {
 	isPending(t, revoked)
 }
 
-// TestRenewalsWaitForNoInventory renews while no source can say anything, and does not let a node in by the back door.
+// TestRenewalsWaitForNoInventory renews while no source can answer, and checks that this lets no new node in.
 func TestRenewalsWaitForNoInventory(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
 	p := startIdentityManager(t, patient, "--leader-elect=false")
-	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_clock_skew_known 1") // or that is what is told first
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_clock_skew_known 1") // otherwise that is reported first
 	token := newToken(t, "early1")
 	blind := token.asks(t, "renews-a")
 	hasEvent(t, blind, "InventoryUnavailable", "Machine.cluster.x-k8s.io is not installed yet")
 
-	// Not even with the permission of a bootstrapper: a node that may not renew is no new node.
+	// Not even with a bootstrapper's permission: a node that may not renew is not a new node.
 	grantGroup(t, csr.NodeGroup, mayCreate)
 	grantGroup(t, csr.NodeGroup, mayJoin)
 	eventually(t, "permission to ask", func(ctx context.Context) error {
@@ -227,10 +227,10 @@ func TestRenewalsWaitForNoInventory(t *testing.T) {
 	installKind(t, clusterAPI)
 	expect(t, "renews-a")
 	reaches(t, blind, csr.Issued)
-	reaches(t, refused, csr.Issued) // as soon as it may
+	reaches(t, refused, csr.Issued) // as soon as it has the permission
 }
 
-// TestBoundTokens wants each token to be bound to its node, and asks no inventory.
+// TestBoundTokens requires each token to be bound to its node, and uses no inventory.
 func TestBoundTokens(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)
@@ -251,7 +251,7 @@ func TestBoundTokens(t *testing.T) {
 	}
 }
 
-// TestBoundTokensWithoutConfiguration narrows what kube-controller-manager would approve by nothing but the groups.
+// TestBoundTokensWithoutConfiguration restricts what kube-controller-manager would approve only by the groups.
 func TestBoundTokensWithoutConfiguration(t *testing.T) {
 	parallel(t)
 	prepareIdentity(t)

@@ -19,8 +19,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// The tests in this file call Reconcile in line, with a real client and a fake clock: nothing runs beside them, so
-// there is nothing to wait for.
+// The tests in this file call Reconcile directly, with a real client and a fake clock. Nothing runs beside them, so
+// they need no waits.
 
 func newApprover(t *testing.T, clock *clocktesting.FakeClock) (*approver.Reconciler, *events.FakeRecorder) {
 	recorder := events.NewFakeRecorder(10)

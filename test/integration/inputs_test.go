@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// stored puts obj into etcd as it is, past all that the API server checks and fills in.
+// stored writes obj to etcd unchanged, without the API server's validation and defaults.
 func stored(t *testing.T, name string, obj *request) *request {
 	t.Helper()
 	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
@@ -30,8 +30,8 @@ func stored(t *testing.T, name string, obj *request) *request {
 	return obj
 }
 
-// TestInputs goes through those of the bad and surprising inputs that somebody has met of which an API server makes
-// something. The numbers are those of TestInputs in controllers/approver, where the others are.
+// TestInputs tests the known bad and surprising inputs that involve the API server. The numbers are those of
+// TestInputs in controllers/approver, which tests the others.
 func TestInputs(t *testing.T) {
 	parallel(t)
 	startServingManager(t, "")
@@ -42,7 +42,7 @@ func TestInputs(t *testing.T) {
 	t.Run("23 a request that hardly fits", hugeRequest)
 	t.Run("24 a certificate that is nonsense", nonsenseIssued)
 	t.Run("25 a requester that is huge", hugeRequester)
-	// None of them is in the way of what is good.
+	// None of them affects a good request.
 	reaches(t, createRequest(t, kubeletOf(t, "inputs-a"), servingRequest(t, "inputs-a", "192.0.2.20")), csr.Issued)
 }
 
@@ -71,7 +71,7 @@ func shortLifetime(t *testing.T) {
 	}
 }
 
-// v1beta1 let both be.
+// v1beta1 permitted both conditions.
 func approvedAndDenied(t *testing.T) {
 	obj := servingRequest(t, "inputs-a", "192.0.2.20")
 	obj.Spec.Username, obj.Spec.Groups = "system:node:inputs-a", []string{"system:nodes"}
@@ -91,7 +91,7 @@ func nonsenseIssued(t *testing.T) {
 	untouched(t, stored(t, "inputs-nonsense-issued", obj))
 }
 
-// untouched waits until something later has been through, and then wants obj as it was.
+// untouched waits until a later request was handled, and then checks that obj is unchanged.
 func untouched(t *testing.T, obj *request) {
 	t.Helper()
 	before := reload(t, obj).DeepCopy()
@@ -101,7 +101,7 @@ func untouched(t *testing.T, obj *request) {
 	}
 }
 
-// hugeRequest has about as many names as an object in etcd can hold, and is answered like any other.
+// hugeRequest has about as many names as an object in etcd can hold, and gets a normal answer.
 func hugeRequest(t *testing.T) {
 	var names []string
 	for i := range 25_000 {
@@ -114,7 +114,8 @@ func hugeRequest(t *testing.T) {
 	hasEvent(t, obj, "RequestTooLarge", "requestLimits")
 }
 
-// hugeRequester has a name and extra fields as no authenticator makes them: the API server is asked about all of them.
+// hugeRequester has a name and extra fields that no authenticator creates. The API server gets all of them in
+// reviews.
 func hugeRequester(t *testing.T) {
 	obj := nodeRequest(t, "inputs-b", func(obj *request) {
 		obj.Spec.Username = strings.Repeat("Ü名", 2000)

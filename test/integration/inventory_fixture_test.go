@@ -24,7 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// following is a source that runs, and the nodes that it has told to have changed.
+// following is a running source, and the nodes that it has reported as changed.
 type following struct {
 	inventory.Source
 	mu   sync.Mutex
@@ -62,8 +62,8 @@ func follow(t *testing.T, start func(context.Context) error) {
 	})
 }
 
-// finds waits until the source says of node what want says: a part of the error, or, after =, of the entry, nothing for
-// a node that is not known.
+// finds waits until the source's answer about node matches want: a part of the error or, after =, of the entry. An
+// empty want means that the node is not known.
 func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
 	t.Helper()
 	var found *inventory.Entry
@@ -85,10 +85,10 @@ func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
 	return found
 }
 
-// wokenWithin is less than the ten seconds after which sources that failed try again.
+// wokenWithin is less than the ten seconds after which failed sources retry.
 const wokenWithin = 8 * time.Second
 
-// wakes checks that change makes the source tell of node.
+// wakes checks that change makes the source report node.
 func (f *following) wakes(t *testing.T, node string, change func()) {
 	t.Helper()
 	before := f.toldOf(node)
@@ -101,7 +101,7 @@ func (f *following) wakes(t *testing.T, node string, change func()) {
 	})
 }
 
-// link is a wire that may be down for long.
+// link is a connection that may be down for long.
 type link struct {
 	wire
 	down atomic.Bool
@@ -114,7 +114,7 @@ func (l *link) dial(ctx context.Context, network, address string) (net.Conn, err
 	return l.wire.dial(ctx, network, address)
 }
 
-// over returns cfg's user on a connection of its own.
+// over returns cfg's user on a separate connection.
 func (l *link) over(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Dial = l.dial
@@ -130,7 +130,7 @@ func stranger(t *testing.T) *rest.Config {
 	return cfg
 }
 
-// allowStranger lets stranger do what rules say in namespace.
+// allowStranger grants rules to stranger in namespace.
 func allowStranger(t *testing.T, namespace string, rules ...rbacv1.PolicyRule) *rbacv1.Role {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "inventory-test"}, Rules: rules}
@@ -143,7 +143,7 @@ func allowStranger(t *testing.T, namespace string, rules ...rbacv1.PolicyRule) *
 	return role
 }
 
-// at is a cluster's administrator.
+// at is a client of a cluster's administrator.
 type at struct{ client.Client }
 
 func administrator(t *testing.T, cfg *rest.Config) at {
@@ -222,7 +222,7 @@ func (c at) apply(t *testing.T, text string) *unstructured.Unstructured {
 		if err := c.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { // a CRD that goes takes its objects along
+		t.Cleanup(func() { // deleting a CRD deletes its objects
 			_ = c.Delete(context.Background(), obj)
 		})
 	case err != nil:

@@ -15,7 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// followMachines follows machines as those of Cluster API, in group.
+// followMachines runs a source for machines in group, with the options for Cluster API.
 func followMachines(t *testing.T, cfg *rest.Config, group string, mods ...func(*machine.Options)) *following {
 	t.Helper()
 	options := machine.ClusterAPI()
@@ -36,16 +36,16 @@ func followMachines(t *testing.T, cfg *rest.Config, group string, mods ...func(*
 	return f
 }
 
-// machineIn is a Machine of the cluster lab.
+// machineIn returns a Machine of the cluster lab.
 func machineIn(group, name, more string) string { return machineOf("lab", group, name, more) }
 
-// machineOf is a Machine in group of cluster, with the label that Cluster API keeps on each.
+// machineOf returns a Machine in group of cluster, with Cluster API's label.
 func machineOf(cluster, group, name, more string) string {
 	return fmt.Sprintf("apiVersion: %s/v1beta1\nkind: Machine\nmetadata: {namespace: default, name: %s, labels: {%s: %s}}\n%s",
 		group, name, machine.ClusterNameLabel, cluster, more)
 }
 
-// TestMachineCRDComesAndGoes starts before the CRD is there, and outlives it.
+// TestMachineCRDComesAndGoes starts before the CRD exists, and continues after it is deleted.
 func TestMachineCRDComesAndGoes(t *testing.T) {
 	parallel(t)
 	const group = "comes.example.org"
@@ -56,7 +56,7 @@ func TestMachineCRDComesAndGoes(t *testing.T) {
 	crd := c.installMachines(t, group, "v1beta1")
 	f.finds(t, "node-1", "")
 
-	// A machine appears, gets addresses, becomes a node, is deleted, and gone.
+	// A machine appears, gets addresses, becomes a node, is being deleted, and is gone.
 	f.wakes(t, "node-1", func() {
 		c.apply(t, machineIn(group, "m", "spec: {infrastructureRef: {name: node-1}}"))
 	})
@@ -94,7 +94,7 @@ status: {addresses: [{type: InternalIP, address: 10.0.0.1}, {type: InternalDNS, 
 	})
 	f.finds(t, "node-1", "")
 
-	// The CRD goes, with a machine in it, and comes back without.
+	// The CRD is deleted with a machine in it, and installed again without.
 	c.apply(t, machineIn(group, "m-2", "spec: {infrastructureRef: {name: node-2}}"))
 	f.finds(t, "node-2", "=Machine default/m-2")
 	c.delete(t, crd)
@@ -105,7 +105,7 @@ status: {addresses: [{type: InternalIP, address: 10.0.0.1}, {type: InternalDNS, 
 	f.finds(t, "node-2", "=Machine default/m-3")
 }
 
-// TestMachineVersionGoes has the API server stop to serve the version that is read.
+// TestMachineVersionGoes stops serving the version that is read.
 func TestMachineVersionGoes(t *testing.T) {
 	parallel(t)
 	const group = "versions.example.org"
@@ -133,7 +133,7 @@ func TestMachineVersionGoes(t *testing.T) {
 	f.finds(t, "node-1", "=Machine default/m")
 }
 
-// TestMachinesThatClaimOneName is not decided by the source.
+// TestMachinesThatClaimOneName checks that the source does not decide between them.
 func TestMachinesThatClaimOneName(t *testing.T) {
 	parallel(t)
 	const group = "claims.example.org"
@@ -150,7 +150,7 @@ func TestMachinesThatClaimOneName(t *testing.T) {
 	f.finds(t, "node-1", `=Machine default/b bound "" leaving false [node-1]`)
 }
 
-// TestMachinesOfOthers are left out by namespace and selector.
+// TestMachinesOfOthers checks that namespace and selector exclude them.
 func TestMachinesOfOthers(t *testing.T) {
 	parallel(t)
 	const group = "others.example.org"
@@ -170,7 +170,7 @@ func TestMachinesOfOthers(t *testing.T) {
 	byNamespace.finds(t, "node-2", "")
 }
 
-// TestMachineRights are missing, granted and taken away.
+// TestMachineRights tests rights that are missing, granted and removed.
 func TestMachineRights(t *testing.T) {
 	parallel(t)
 	const group = "rights.example.org"
@@ -187,7 +187,7 @@ func TestMachineRights(t *testing.T) {
 	if err := admin(t).Update(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
-	f.finds(t, "node-1", "=Machine default/m") // what is watched already stays so
+	f.finds(t, "node-1", "=Machine default/m") // an open watch continues
 	l.cut()
 	f.finds(t, "node-1", `cannot watch resource "machines"`)
 	role.Rules[0].Verbs = []string{"list", "watch"}
@@ -197,8 +197,8 @@ func TestMachineRights(t *testing.T) {
 	f.finds(t, "node-1", "=Machine default/m")
 }
 
-// TestMachinesOfAnotherCluster are read from a management cluster with the real groups, which goes away for a while:
-// what is deleted meanwhile is not believed.
+// TestMachinesOfAnotherCluster reads them from a management cluster with the real groups, which is unreachable for a
+// while. Changes in that time must not be missed: the old copy is not used.
 func TestMachinesOfAnotherCluster(t *testing.T) {
 	parallel(t)
 	management, err := cluster.Start()
@@ -234,7 +234,7 @@ func TestMachinesOfAnotherCluster(t *testing.T) {
 	})
 	f.finds(t, "node-1", "=Machine default/a")
 	second.finds(t, "ip-10-0-0-2.ec2.internal", `=Machine openshift-machine-api/b bound "" leaving false [ip-10-0-0-2.ec2.internal 10.0.0.2]`)
-	if f := followMachines(t, controlPlane(t).Config, "cluster.x-k8s.io"); f != nil { // not in our own
+	if f := followMachines(t, controlPlane(t).Config, "cluster.x-k8s.io"); f != nil { // not in the own cluster
 		f.finds(t, "node-1", "is not installed yet")
 	}
 
@@ -248,7 +248,7 @@ func TestMachinesOfAnotherCluster(t *testing.T) {
 	f.finds(t, "node-1", "")
 }
 
-// TestManyMachines are there when the first answer is, and cause one call, not one each.
+// TestManyMachines checks that all machines are known after the first sync, with one call instead of one for each.
 func TestManyMachines(t *testing.T) {
 	parallel(t)
 	const group, many = "many.example.org", 1200

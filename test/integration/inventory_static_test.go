@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// eventSays waits until an Event has want in it, and takes no other meanwhile.
+// eventSays waits for the next Event and checks that it contains want.
 func eventSays(t *testing.T, recorder *events.FakeRecorder, want string) {
 	t.Helper()
 	select {
@@ -30,7 +30,7 @@ func eventSays(t *testing.T, recorder *events.FakeRecorder, want string) {
 	}
 }
 
-// TestStaticConfigMap goes through what may happen to one, under a role for just that one.
+// TestStaticConfigMap goes through the possible changes of a ConfigMap, with a role for only this one.
 func TestStaticConfigMap(t *testing.T) {
 	parallel(t)
 	l, recorder := &link{}, events.NewFakeRecorder(100)
@@ -48,7 +48,7 @@ func TestStaticConfigMap(t *testing.T) {
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes does not exist: create it with a list of rows under nodes.yaml")
 	eventSays(t, recorder, "StaticListMissing")
 
-	// Another one of another name is not looked at.
+	// A ConfigMap of another name is ignored.
 	decoy := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes-2"}, Data: map[string]string{"nodes.yaml": "[{name: decoy}]"}}
 	create(t, admin(t), decoy)
 
@@ -62,7 +62,7 @@ func TestStaticConfigMap(t *testing.T) {
 			}
 		}
 	}
-	// Bad from the start: there is no last good one.
+	// Bad from the start: there is no last good version.
 	f.wakes(t, "", func() { create(t, admin(t), nodes) })
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: has no key nodes.yaml")
 	eventSays(t, recorder, "Warning StaticListInvalid the list is rejected, and no row is in use: ConfigMap default/csr-nodes: has no key nodes.yaml")
@@ -76,7 +76,7 @@ func TestStaticConfigMap(t *testing.T) {
 	eventSays(t, recorder, "the last good version stays in use: nodes.yaml:2: row 1: addresses[0] \"0.0.0.0/0\": is too wide: /8 is the widest; nodes.yaml:3: row 2: name")
 	f.finds(t, "node-1", `[10.0.0.1]`)
 
-	// The last good one outlives a cut, also of the right for a while.
+	// The last good version survives a lost connection, and a lost right.
 	l.cut()
 	f.finds(t, "node-1", `[10.0.0.1]`)
 	rules := role.Rules
@@ -98,7 +98,7 @@ func TestStaticConfigMap(t *testing.T) {
 	f.finds(t, "node-1", `[10.0.0.2]`)
 	eventSays(t, recorder, "Normal StaticListRead all rows are in use")
 
-	// It goes, and with it what it said; another one that is bad does not bring that back.
+	// The ConfigMap is deleted, and with it its rows. A bad new one does not bring them back.
 	f.wakes(t, "", func() {
 		if err := admin(t).Delete(t.Context(), nodes); err != nil {
 			t.Fatal(err)

@@ -49,7 +49,7 @@ func (k *kubelets) interrupt(t *testing.T, name string) interrupted {
 	return interrupted{node, pending, key}
 }
 
-// restart asks again as a new process does, which knows nothing but the folder of the first.
+// restart requests again like a new process that knows only the folder of the first.
 func (k *kubelets) restart(t *testing.T, first interrupted) *kubelet.Pending {
 	t.Helper()
 	again := &kubelet.Node{Name: first.node.Name, Dir: first.node.Dir, Bootstrap: k.bootstrap}
@@ -63,7 +63,7 @@ func (k *kubelets) restart(t *testing.T, first interrupted) *kubelet.Pending {
 	return pending
 }
 
-// finish waits for the certificate and checks that it is that of the first request and of its key.
+// finish waits for the certificate and checks that it belongs to the first request and its key.
 func (k *kubelets) finish(t *testing.T, first interrupted, resumed *kubelet.Pending) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), kubeletWait)
@@ -95,7 +95,8 @@ func (k *kubelets) object(ctx context.Context, t *testing.T, name string) *certi
 	return obj
 }
 
-// KEP-266 promises that a kubelet that restarts while its request is pending finds the same one again, by the same key.
+// KEP-266 promises that a kubelet that restarts while its request is pending finds the same request again, by the
+// same key.
 func TestKubeletRestart(t *testing.T) {
 	parallel(t)
 	k := startKubelets(t)
@@ -116,7 +117,7 @@ func TestKubeletRestart(t *testing.T) {
 	k.finish(t, away, k.restart(t, away))
 }
 
-// refused says whether an Event tells why the request is not approved.
+// refused reports whether an Event says why the request is not approved.
 func (k *kubelets) refused(ctx context.Context, pending *kubelet.Pending) (bool, error) {
 	events := &eventsv1.EventList{}
 	err := k.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault))

@@ -34,7 +34,7 @@ const (
 	bootstrapperTeam = "system:bootstrappers"
 )
 
-// kubelets is a control plane of its own: its loop must not meet the requests of other tests.
+// kubelets is a separate control plane: its loop must not handle the requests of other tests.
 type kubelets struct {
 	*cluster.Cluster
 	admin     client.Client
@@ -68,7 +68,7 @@ func startKubelets(t *testing.T) *kubelets {
 	return k
 }
 
-// bind gives role to whoever bootstraps.
+// bind binds role to bootstrappers.
 func (k *kubelets) bind(t *testing.T, role string) {
 	t.Helper()
 	obj := &rbacv1.ClusterRoleBinding{
@@ -81,7 +81,7 @@ func (k *kubelets) bind(t *testing.T, role string) {
 	}
 }
 
-// mayRequest says whether the API server has seen the binding: its authorizer reads from a cache.
+// mayRequest reports whether the API server's authorizer, which reads from a cache, has seen the binding.
 func (k *kubelets) mayRequest(ctx context.Context) (bool, error) {
 	self, err := client.New(k.bootstrap, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
@@ -120,7 +120,7 @@ func (k *kubelets) node(t *testing.T, name string) *kubelet.Node {
 	return &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: k.bootstrap}
 }
 
-// asked is what one request says and what became of it.
+// asked is the content of one request and its outcome.
 type asked struct {
 	Requester         string
 	Usages            []certificatesv1.KeyUsage
@@ -128,7 +128,8 @@ type asked struct {
 	Reason, Message   string
 }
 
-// requestsFor returns the requests for node: the bootstrapper's, then its own. Creation times are too coarse to sort by.
+// requestsFor returns the requests for node: first the bootstrapper's, then its own. Creation times are too coarse
+// for sorting.
 func (k *kubelets) requestsFor(t *testing.T, node *kubelet.Node) []asked {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}

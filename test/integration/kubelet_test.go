@@ -72,7 +72,7 @@ func newRSAKey(t *testing.T) crypto.Signer {
 	return key
 }
 
-// join bootstraps node and checks that the API server takes its certificate.
+// join bootstraps node and checks that the API server accepts its certificate.
 func join(t *testing.T, node *kubelet.Node) *tls.Certificate {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), kubeletWait)

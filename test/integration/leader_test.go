@@ -17,7 +17,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestLeaderElection hands over when the leader stops: it gives the Lease back, and the standby is warm.
+// TestLeaderElection checks the handover when the leader stops: it releases the Lease, and the standby has warm
+// caches.
 func TestLeaderElection(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -29,7 +30,7 @@ func TestLeaderElection(t *testing.T) {
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "first")), csr.Issued)
 
 	second := startManager(t, serviceAccountConfig(t))
-	second.answers(t, second.probes, "/readyz", http.StatusOK) // warm: it knows the CA
+	second.answers(t, second.probes, "/readyz", http.StatusOK) // warm: it has loaded the CA
 	if err := first.Stop(); err != nil {
 		t.Errorf("the leader stopped with %v", err)
 	}
@@ -41,7 +42,7 @@ func TestLeaderElection(t *testing.T) {
 	}
 }
 
-// leaderAfter waits for a holder of the Lease that is not the one before.
+// leaderAfter waits for a holder of the Lease other than before.
 func leaderAfter(t *testing.T, before string) string {
 	t.Helper()
 	lease := &coordinationv1.Lease{}
@@ -58,8 +59,8 @@ func leaderAfter(t *testing.T, before string) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// TestStandbyQueuesNothing makes and deletes requests while another replica leads. The queues of the standby stay empty. When
-// it is elected, it finds the request that waits in its cache.
+// TestStandbyQueuesNothing creates and deletes requests while another replica leads. The queues of the standby stay
+// empty. When it becomes the leader, it finds the waiting request in its cache.
 func TestStandbyQueuesNothing(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -88,7 +89,7 @@ func TestStandbyQueuesNothing(t *testing.T) {
 	reaches(t, waiting, csr.Issued)
 }
 
-// leaseOfAnother makes the Lease of the managers, held for an hour by a replica that does not exist.
+// leaseOfAnother creates the Lease of the managers, held for an hour by a replica that does not exist.
 func leaseOfAnother(t *testing.T) *coordinationv1.Lease {
 	t.Helper()
 	now := metav1.NowMicro()

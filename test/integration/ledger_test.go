@@ -17,7 +17,8 @@ import (
 	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/ledger"
 )
 
-// TestLedgerSeal: what a real API server stores when the ledger of a key is closed is all that is ever covered.
+// TestLedgerSeal checks with a real API server that the ledger of a closed key includes everything that is ever
+// covered.
 func TestLedgerSeal(t *testing.T) {
 	parallel(t)
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "ledger-"}}
@@ -28,8 +29,8 @@ func TestLedgerSeal(t *testing.T) {
 	})
 }
 
-// TestGuardedSigner: a Secret as anybody makes it signs nothing; as a rotation writes it, it does, for whom it says and for
-// as long as it says, and the ledger knew before.
+// TestGuardedSigner checks that a plain Secret signs nothing. A Secret that a rotation wrote signs for the permitted
+// signers and lifetimes, and each certificate is in the ledger first.
 func TestGuardedSigner(t *testing.T) {
 	parallel(t)
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "guarded-"}}

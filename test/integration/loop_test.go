@@ -38,7 +38,7 @@ func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) *csrenv.En
 	return env
 }
 
-// counted returns the sum of a counter of the loops in this process over all that has labels.
+// counted returns the sum of a counter of the loops in this process over all series with labels.
 func counted(t testing.TB, counter string, labels map[string]string) int {
 	t.Helper()
 	families, err := metrics.Registry.Gather()

@@ -16,9 +16,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestRecordsAreRightWhenAnswersAreLost lets the writes of approver and signer fail in each way, before and after they have
-// landed. Each request is recorded as decided once. Each stored certificate is recorded as signed, and never as discarded.
-// A certificate that was not stored is written again, and no second one is made.
+// TestRecordsAreRightWhenAnswersAreLost fails the writes of approver and signer in each way, before and after they
+// have landed. Each request is recorded as decided once. Each stored certificate is recorded as signed, and never as
+// discarded. A certificate that was not stored is written again, and no second one is issued.
 func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 	parallel(t)
 	proxy, err := faults.Start(controlPlane(t).Config, 1)

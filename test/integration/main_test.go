@@ -21,18 +21,18 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// parallelTests is the number of tests that run at a time. Most of them wait most of the time, so it exceeds the number of
+// parallelTests is the number of concurrent tests. Most of them wait most of the time, so it exceeds the number of
 // processors.
 const parallelTests = 4
 
-// plane is a control plane that one test at a time has for itself, and its administrator.
+// plane is a control plane that one test at a time uses alone, and its administrator.
 type plane struct {
 	*cluster.Cluster
 	admin client.WithWatch
 }
 
 var (
-	// idle holds the control planes that have been started and that no test uses.
+	// idle holds the started control planes that no test uses.
 	idle = make(chan *plane, parallelTests)
 	// turns maps the name of a test to its *turn.
 	turns sync.Map
@@ -70,15 +70,15 @@ type turn struct {
 	has *plane // nil before the first use
 }
 
-// parallel lets the test run beside others, on a control plane that it has for itself.
+// parallel runs the test concurrently with others, on a control plane that it uses alone.
 func parallel(t *testing.T) {
 	t.Helper()
 	t.Parallel()
 	unshared(t)
 }
 
-// unshared is parallel for a test that changes or reads what all tests of the process share, such as metrics, and for one
-// that measures time.
+// unshared is parallel for tests that use state of the whole process, such as metrics, and for tests that measure
+// time.
 func unshared(t *testing.T) {
 	t.Helper()
 	mine := &turn{}
@@ -91,7 +91,7 @@ func unshared(t *testing.T) {
 	})
 }
 
-// turnOf returns that of the test that t is, or is a part of.
+// turnOf returns the turn of the test that t is, or is a part of.
 func turnOf(t testing.TB) *turn {
 	t.Helper()
 	name, _, _ := strings.Cut(t.Name(), "/")
@@ -102,7 +102,7 @@ func turnOf(t testing.TB) *turn {
 	return mine.(*turn)
 }
 
-// planeOf returns the control plane of the test, and starts it if there is none that is idle.
+// planeOf returns the control plane of the test. If no idle one exists, it starts one.
 func planeOf(t testing.TB) *plane {
 	t.Helper()
 	mine := turnOf(t)
@@ -123,7 +123,7 @@ func planeOf(t testing.TB) *plane {
 	return mine.has
 }
 
-// use makes p the control plane of the test, until t ends.
+// use assigns p to the test, until t ends.
 func (p *plane) use(t *testing.T) {
 	t.Helper()
 	mine := turnOf(t)
@@ -165,7 +165,7 @@ func admin(t testing.TB) client.WithWatch {
 	return planeOf(t).admin
 }
 
-// rightVersion returns an error if the control plane is not the one that K8S_VERSION asks for, if it is set.
+// rightVersion returns an error if K8S_VERSION is set and the control plane has another version.
 func rightVersion(config *rest.Config) error {
 	want := os.Getenv("K8S_VERSION")
 	if want == "" {

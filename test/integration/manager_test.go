@@ -24,7 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// TestManager runs the whole manager as it is shipped, under the shipped roles: without a CA, with one, with a bad one.
+// TestManager runs the whole manager with the shipped manifests and roles: without a CA, with a CA, with a bad CA.
 func TestManager(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -32,14 +32,14 @@ func TestManager(t *testing.T) {
 	grant(t, "joiner", mayJoin)
 	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "-v", "10")
 
-	// No CA yet: it runs, and says so.
+	// No CA yet: the manager runs, and reports that.
 	p.answers(t, p.probes, "/healthz", http.StatusOK)
 	p.answers(t, p.probes, "/readyz?verbose", http.StatusInternalServerError, "signing-ca")
 	waiting := createRequest(t, as(t, "joiner"), nodeRequest(t, "one"))
 	reaches(t, waiting, csr.Approved)
 	hasEvent(t, waiting, "CAMissing", "Secret csr-controller-manager-system/csr-signer does not exist")
 
-	// It appears: what waited is signed at once.
+	// The CA appears: waiting requests are signed at once.
 	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
 	create(t, admin(t), secret)
 	reaches(t, waiting, csr.Issued)
@@ -48,7 +48,7 @@ func TestManager(t *testing.T) {
 		t.Errorf("common name is %q", got)
 	}
 
-	// A bad one keeps the last good one working, and is reported.
+	// A bad CA leaves the last good one in use, and is reported.
 	secret.Data[corev1.TLSCertKey] = []byte("garbage")
 	if err := admin(t).Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
@@ -62,14 +62,15 @@ func TestManager(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestManagerWithNothingToCheckIsReady runs one part alone, as the split overlay does, without what could be unready.
+// TestManagerWithNothingToCheckIsReady runs one controller alone, as the split overlay does, without readiness
+// checks.
 func TestManagerWithNothingToCheckIsReady(t *testing.T) {
 	parallel(t)
 	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 }
 
-// refuses checks that what must not be approved is not, and that it is said why.
+// refuses checks that a forbidden request is not approved, and that the reason is reported.
 func refuses(t *testing.T) {
 	t.Helper()
 	grant(t, "stranger", mayCreate)
@@ -80,7 +81,7 @@ func refuses(t *testing.T) {
 	}
 }
 
-// counts checks that all that TestManager had the manager do is counted.
+// counts checks that all actions of TestManager are counted.
 func counts(t *testing.T, p *process) {
 	t.Helper()
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
@@ -97,7 +98,7 @@ func counts(t *testing.T, p *process) {
 		`csr_approver_review_seconds_count{result="refused"}`)
 }
 
-// checkStop stops the manager, and checks that nothing went wrong and that its log is silent about the key.
+// checkStop stops the manager. It checks that there was no error, and that the log contains nothing of the key.
 func checkStop(t *testing.T, p *process) {
 	t.Helper()
 	if err := p.Stop(); err != nil {
@@ -114,15 +115,16 @@ func checkStop(t *testing.T, p *process) {
 	}
 }
 
-// secretParts returns parts of the middle of a PKCS#8 P-256 key, as it is in a file and as it is in a Secret: all such
-// keys begin the same, and end with the public key.
+// secretParts returns parts from the middle of a PKCS#8 P-256 key, in the encodings of a file and of a Secret. All
+// such keys have the same beginning, and end with the public key.
 func secretParts(keyPEM []byte) []string {
 	line := bytes.Split(keyPEM, []byte("\n"))[2][:24]
 	at := (bytes.Index(keyPEM, line) + 2) / 3 * 3
 	return []string{string(line), base64.StdEncoding.EncodeToString(keyPEM[at : at+18])}
 }
 
-// TestManagerCleans deletes what is due when the manager starts, and what becomes due while it runs.
+// TestManagerCleans deletes requests that are due when the manager starts, and requests that become due while it
+// runs.
 func TestManagerCleans(t *testing.T) {
 	parallel(t)
 	installRBAC(t)

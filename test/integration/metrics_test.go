@@ -42,8 +42,8 @@ func tokenReviews(t *testing.T) (total float64) {
 	return total
 }
 
-// TestRandomTokensCostFewReviews: whoever reaches the port of the metrics makes the API server review at most a few tokens a
-// second, and a scraper whose token was reviewed before is still served.
+// TestRandomTokensCostFewReviews checks that a client of the metrics port causes at most a few TokenReviews a second.
+// A scraper whose token was reviewed before is still served.
 func TestRandomTokensCostFewReviews(t *testing.T) {
 	parallel(t)
 	role := &rbacv1.ClusterRole{
@@ -97,7 +97,7 @@ func TestRandomTokensCostFewReviews(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 	}
 	attackers.Wait()
-	// The limit is 5 a second, 10 at once; what was in its queue when the flood ended is let go.
+	// The limit is 5 a second, and 10 at once. Requests that were queued at the end of the flood are ignored.
 	took := time.Since(begun).Seconds()
 	if got, most := tokenReviews(t)-before, 10+5*took+5; got > most || sent.Load() < 4*int64(most) {
 		t.Errorf("%d random tokens in %.1fs cost %.0f reviews, want %.0f at most", sent.Load(), took, got, most)

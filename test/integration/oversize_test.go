@@ -21,8 +21,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestCostlySubjectsCostNothing has a user who may only create requests ask for subjects of 60,000 attributes, which
-// used to keep a manager busy for minutes. Another request is served meanwhile.
+// TestCostlySubjectsCostNothing has a user who may only create requests, and who requests subjects of 60,000
+// attributes. They used to keep a manager busy for minutes. Another request is served meanwhile.
 func TestCostlySubjectsCostNothing(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -43,7 +43,7 @@ func TestCostlySubjectsCostNothing(t *testing.T) {
 		hasEvent(t, obj, "RequestTooLarge", "spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)")
 	}
 	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
-	time.Sleep(5 * time.Second) // time to look again
+	time.Sleep(5 * time.Second) // time for another attempt
 	if used := manager.cpuSeconds(t) - before; used > 5 {
 		t.Errorf("four requests took %.1f CPU-seconds", used)
 	}
@@ -74,7 +74,7 @@ func (p *process) cpuSeconds(t *testing.T) (seconds float64) {
 	return seconds
 }
 
-// TestOversizeKeyIsNotSigned asks with an RSA key of 16,384 bits, which the API server lets in.
+// TestOversizeKeyIsNotSigned uses an RSA key of 16,384 bits, which the API server accepts.
 func TestOversizeKeyIsNotSigned(t *testing.T) {
 	parallel(t)
 	startLoop(t, csrenv.Options{})
@@ -97,8 +97,8 @@ func TestOversizeKeyIsNotSigned(t *testing.T) {
 	reaches(t, createRequest(t, admin(t), nodeRequest(t, "good")), csr.Issued)
 }
 
-// TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that etcd has room for a Failed condition and not
-// for a certificate: none is made. A slightly smaller one gets its certificate.
+// TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that etcd has room for a Failed condition
+// but not for a certificate. No certificate is issued. A slightly smaller request gets its certificate.
 func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
 	parallel(t)
 	records := filepath.Join(t.TempDir(), "audit.log")
@@ -118,8 +118,8 @@ func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
 	reaches(t, storeLarge(t, limit-12<<10), csr.Issued)
 }
 
-// storeLarge makes an approved request of about size bytes, of which most are labels: annotations may not be so long. The
-// API server drops its managed fields, as they do not fit.
+// storeLarge stores an approved request of about size bytes, most of them labels, because annotations may not be so
+// long. The API server drops its managed fields, because they do not fit.
 func storeLarge(t *testing.T, size int) *request {
 	t.Helper()
 	obj := nodeRequest(t, "large")

@@ -16,8 +16,9 @@ import (
 //go:linkname parsePKCS10 github.com/csr-controller-manager/csr-controller-manager/pkg/csr.parsePKCS10
 var parsePKCS10 func([]byte) (*x509.CertificateRequest, error)
 
-// TestPanicOfTheParserEndsNothing has a parser that panics for the requests of one node, as it is called by informers,
-// queues and workers: when such a request is there at the start, comes, changes, is approved and goes. Others are served.
+// TestPanicOfTheParserEndsNothing has a parser that panics for the requests of one node. Informers, queues and
+// workers call it when such a request exists at the start, is created, changed, approved and deleted. Others are
+// served.
 func TestPanicOfTheParserEndsNothing(t *testing.T) {
 	unshared(t)
 	original, panics := parsePKCS10, atomic.Int64{}
@@ -54,7 +55,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 	if err := admin(t).Update(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	newNode(t, "panics", "192.0.2.1") // wakes what waits for it
+	newNode(t, "panics", "192.0.2.1") // wakes the requests that wait for it
 	serves()
 	approve(t, reload(t, first))
 	hasEvent(t, first, "InternalError")

@@ -27,14 +27,14 @@ import (
 
 const systemNamespace = "csr-controller-manager-system"
 
-// installRBAC applies config/rbac as it is shipped.
+// installRBAC applies config/rbac.
 func installRBAC(t *testing.T) {
 	t.Helper()
 	apply(t, "rbac")
 }
 
-// apply creates the objects of a folder of config that are not there. It takes the bindings away with the test: the next
-// test on this control plane may be about a right that they give.
+// apply creates the missing objects of a folder of config. At the end of the test it removes the bindings, because
+// the next test on this control plane may test a right that they grant.
 func apply(t *testing.T, folder string) {
 	t.Helper()
 	for _, obj := range rendered(t, folder) {
@@ -52,7 +52,7 @@ func apply(t *testing.T, folder string) {
 	}
 }
 
-// rendered are the objects of a folder of config.
+// rendered returns the objects of a folder of config.
 func rendered(t *testing.T, folder string) (all []*unstructured.Unstructured) {
 	t.Helper()
 	render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", folder))
@@ -73,13 +73,13 @@ func rendered(t *testing.T, folder string) (all []*unstructured.Unstructured) {
 	}
 }
 
-// serviceAccountConfig authenticates as the ServiceAccount that config/rbac binds.
+// serviceAccountConfig returns a configuration for the ServiceAccount that config/rbac binds.
 func serviceAccountConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	return tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}})
 }
 
-// tokenOf authenticates as account.
+// tokenOf returns a configuration with a token of account.
 func tokenOf(t *testing.T, account *corev1.ServiceAccount) *rest.Config {
 	t.Helper()
 	token := &authenticationv1.TokenRequest{}
@@ -98,7 +98,7 @@ type process struct {
 	metrics string
 }
 
-// startManager runs the real binary as cfg's user, and stops it with the test.
+// startManager runs the real binary as cfg's user, and stops it at the end of the test.
 func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 	t.Helper()
 	path, err := cluster.Manager()
@@ -140,7 +140,7 @@ func freeAddress(t *testing.T) string {
 	return address
 }
 
-// log returns all that the manager has written.
+// log returns the output of the manager.
 func (p *process) log(t *testing.T) string {
 	t.Helper()
 	text, err := p.Log()
@@ -150,7 +150,7 @@ func (p *process) log(t *testing.T) string {
 	return text
 }
 
-// get returns the status and the body of a page of the manager, or 0 while it does not listen.
+// get returns the status and the body of a page of the manager, or 0 if it does not listen.
 func get(ctx context.Context, address, path string) (int, string) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {

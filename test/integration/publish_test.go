@@ -37,7 +37,7 @@ func publisher(t *testing.T, cfg *rest.Config) *trust.Publisher {
 	return made
 }
 
-// ownCluster is a control plane for this test alone, and its administrator.
+// ownCluster starts a control plane for this test alone, and returns a client of its administrator.
 func ownCluster(t *testing.T, tokens ...cluster.Token) (*cluster.Cluster, client.Client) {
 	t.Helper()
 	c, err := cluster.Start(tokens...)
@@ -69,7 +69,7 @@ func wantState(t *testing.T, what string, state trust.State, parts ...string) {
 	}
 }
 
-// TestPublishToConfigMaps writes one key of a ConfigMap, only if it must, and says what keeps it from that.
+// TestPublishToConfigMaps writes one key of a ConfigMap, only if it differs, and reports why it can't.
 func TestPublishToConfigMaps(t *testing.T) {
 	parallel(t)
 	p := publisher(t, controlPlane(t).Config)
@@ -97,7 +97,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 		t.Errorf("it was written again: %s, then %s", obj.ResourceVersion, got)
 	}
 
-	// Somebody else changes ours, and adds what is theirs.
+	// Another client changes our key, and adds its own content.
 	obj.Data["ca.crt"], obj.Data["else"], obj.Labels = "spoilt", "kept", map[string]string{"team": "a"}
 	obj.BinaryData = map[string][]byte{"more": {0xff}}
 	if err := admin(t).Update(t.Context(), obj); err != nil {
@@ -117,7 +117,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wantState(t, "put right", p.Publish(t.Context(), wanted))
 	wantState(t, "there", p.Published(t.Context(), wanted))
 
-	// One that can't be written does not keep the others from it.
+	// A ConfigMap that can't be written does not affect the others.
 	obj = read()
 	obj.Immutable = ptr.To(true)
 	if err := admin(t).Update(t.Context(), obj); err != nil {
@@ -133,7 +133,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wantState(t, "nothing to trust", p.Publish(t.Context(), wanted), "an empty bundle is not published")
 }
 
-// TestPublishNeedsRights: each lacking one is named.
+// TestPublishNeedsRights checks that each missing right is named.
 func TestPublishNeedsRights(t *testing.T) {
 	parallel(t)
 	p := publisher(t, withToken(t, "stranger-token"))
@@ -141,7 +141,8 @@ func TestPublishNeedsRights(t *testing.T) {
 	wantState(t, "without", p.Publish(t.Context(), wanted), "grant the manager get and update on configmaps trusted in namespace default, and create on configmaps there")
 }
 
-// TestPublishAtTheSameTime: two writers of different keys of one ConfigMap lose nothing of each other.
+// TestPublishAtTheSameTime checks that two writers of different keys of one ConfigMap overwrite nothing of each
+// other.
 func TestPublishAtTheSameTime(t *testing.T) {
 	parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
@@ -163,7 +164,7 @@ func TestPublishAtTheSameTime(t *testing.T) {
 	}
 }
 
-// TestPublishIsNotLate: who publishes what is not wanted any more writes over nothing that came after it.
+// TestPublishIsNotLate checks that a writer with an outdated bundle overwrites no newer content.
 func TestPublishIsNotLate(t *testing.T) {
 	parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
@@ -194,7 +195,8 @@ func TestPublishIsNotLate(t *testing.T) {
 	}
 }
 
-// bundlesByDefault is the version of ClusterTrustBundle that the API server serves unasked: v1 from Kubernetes 1.37 on.
+// bundlesByDefault returns the version of ClusterTrustBundle that the API server serves by default: v1 since
+// Kubernetes 1.37.
 func bundlesByDefault(t *testing.T, cfg *rest.Config) string {
 	t.Helper()
 	client, err := discovery.NewDiscoveryClientForConfig(cfg)
@@ -211,7 +213,8 @@ func bundlesByDefault(t *testing.T, cfg *rest.Config) string {
 	return "v1"
 }
 
-// TestClusterTrustBundlesByDefault publishes on an API server as it comes: for Kubernetes' signers and for a custom one.
+// TestClusterTrustBundlesByDefault publishes on an API server with its default configuration, for Kubernetes' signers
+// and for a custom signer.
 func TestClusterTrustBundlesByDefault(t *testing.T) {
 	parallel(t)
 	want, p := bundlesByDefault(t, controlPlane(t).Config), publisher(t, controlPlane(t).Config)
@@ -228,14 +231,15 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 	for _, signer := range wanted.Signers {
 		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
 	}
-	wanted.Signers = nil // all have left
+	wanted.Signers = nil // all were removed
 	wantState(t, "removed", p.Publish(t.Context(), wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:by-default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
 }
 
-// TestPublishToClusterTrustBundles on an API server that serves none, then does, then only an older version, and none again.
+// TestPublishToClusterTrustBundles uses an API server that first serves none, then all versions, then only an older
+// version, and then none again.
 func TestPublishToClusterTrustBundles(t *testing.T) {
 	parallel(t)
 	c, own := ownCluster(t, cluster.Token{Token: "publisher-token", User: "publisher", UID: "p-1"})
@@ -292,7 +296,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 		t.Error("it was written again")
 	}
 
-	// Somebody else spoils one and removes the other.
+	// Another client spoils one bundle and removes the other.
 	spoil(t, bundles, first, newCA(t).CertPEM)
 	if err := bundles.Delete(t.Context(), "example.com:client:cluster", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -301,7 +305,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	wantState(t, "put right", p.Publish(t.Context(), wanted))
 	wantBundle(t, got(t, bundles, first.GetName()), "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 
-	// A signer leaves; those of others stay.
+	// A signer is removed. Bundles of other owners stay.
 	others := bundle(version, "example.com:client:theirs", "example.com/client", c.CA.CertPEM, "csr-controller-manager")
 	byHand := bundle(version, "example.com:other:cluster", "example.com/other", c.CA.CertPEM, "somebody")
 	for _, obj := range []*unstructured.Unstructured{others, byHand} {
@@ -319,7 +323,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	got(t, bundles, byHand.GetName())
 
 	// Only an older version is served, then none.
-	last := map[string]string{"v1": "v1beta1", "v1beta1": "v1alpha1"}[version] // v1alpha1 is gone from 1.37
+	last := map[string]string{"v1": "v1beta1", "v1beta1": "v1alpha1"}[version] // v1alpha1 was removed in 1.37
 	restart("true", "certificates.k8s.io/v1=false,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false,certificates.k8s.io/"+last+"=true")
 	older := p.Published(t.Context(), wanted)
 	wantState(t, "by an older version", older)
@@ -339,7 +343,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	wantState(t, "nobody answers", p.Published(t.Context(), wanted), "ClusterTrustBundles can't be discovered")
 }
 
-// settled publishes until the API server's authorizer knows of the rights that were granted last: the problems have part.
+// settled publishes until the API server's authorizer knows the last granted rights: the problems contain part.
 func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string) trust.State {
 	t.Helper()
 	var state trust.State
@@ -352,7 +356,7 @@ func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string)
 	return state
 }
 
-// mayRead lets everybody who is known discover what is served, as every cluster does.
+// mayRead permits every authenticated user to use discovery, as every cluster does.
 func mayRead(t *testing.T, own client.Client) {
 	t.Helper()
 	eventually(t, "system:discovery is bound", func(ctx context.Context) error {

@@ -9,8 +9,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestApprovalDoesNotPassToARequestOfTheSameName swaps a request that may be approved for a stranger's of the same name,
-// between the approver's read and its write: the approval must not land on what was not judged.
+// TestApprovalDoesNotPassToARequestOfTheSameName replaces a request that may be approved by a stranger's request of
+// the same name, between the approver's read and its write. The approval must not reach a request that was not
+// judged.
 func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
 	parallel(t)
 	grant(t, "stranger", mayCreate)

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// TestRequestLimitsPolicy has the policy in config/request-limits refuse requests of more bytes than
-// the manager reads and those with a finalizer, and nothing else.
+// TestRequestLimitsPolicy checks that the policy in config/request-limits refuses requests of more bytes than the
+// manager reads and requests with a finalizer, and nothing else.
 func TestRequestLimitsPolicy(t *testing.T) {
 	parallel(t)
 	apply(t, "request-limits")

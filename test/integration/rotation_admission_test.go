@@ -16,8 +16,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// TestRotationAdmission asks for every operation, and some that are none, in every phase: the policy in config/rotation/admission
-// says what api/v1alpha1 does.
+// TestRotationAdmission requests every operation, and some invalid ones, in every phase. The policy in
+// config/rotation/admission must decide as api/v1alpha1 does.
 func TestRotationAdmission(t *testing.T) {
 	parallel(t)
 	api := authorities(t)
@@ -52,7 +52,7 @@ func TestRotationAdmission(t *testing.T) {
 		}
 	}
 
-	// One that was asked for in time is not in the way of anything, and goes.
+	// An operation that was requested in time blocks nothing, and may be removed.
 	if err := ask(t.Context(), v1alpha1.RotateStart); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestRotationAdmission(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A new one has no operation, whatever status comes with it.
+	// A new object has no operation, whatever status it has.
 	made := &v1alpha1.SigningAuthority{
 		ObjectMeta: metav1.ObjectMeta{Name: "rotation-admission-new", Annotations: map[string]string{v1alpha1.OperationAnnotation: "rotate-start"}},
 		Spec:       obj.Spec, Status: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed},
@@ -90,7 +90,7 @@ func TestRotationAdmission(t *testing.T) {
 	}
 }
 
-// unapplyAdmission takes the policy away, so that no other test meets it.
+// unapplyAdmission removes the policy, so that it does not affect other tests.
 func unapplyAdmission(t *testing.T) {
 	for _, kind := range []string{"ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy"} {
 		obj := &unstructured.Unstructured{}

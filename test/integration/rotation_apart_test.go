@@ -9,11 +9,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 )
 
-// TestUnreachableAPIServersDelayNoOtherAuthority: an authority whose API servers accept connections and never answer is asked
-// for ten seconds at a time. Another authority settles meanwhile, though a break of three seconds begins its proof anew.
+// TestUnreachableAPIServersDelayNoOtherAuthority has an authority whose API servers accept connections and never
+// answer, so that each round takes ten seconds. Another authority settles meanwhile, although a break of three
+// seconds would restart its proof.
 func TestUnreachableAPIServersDelayNoOtherAuthority(t *testing.T) {
 	parallel(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts, and nobody reads
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts connections, and no process reads
 	if err != nil {
 		t.Fatal(err)
 	}

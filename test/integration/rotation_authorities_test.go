@@ -17,7 +17,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// TestAuthorities goes with an authority for each through what may become of one. They share an API server.
+// TestAuthorities goes through the possible lives of an authority, with one authority for each. They share an API
+// server.
 func TestAuthorities(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
@@ -30,7 +31,7 @@ func TestAuthorities(t *testing.T) {
 	}
 }
 
-// adopted is an authority with a CA of its owner, who has attested that nobody else has issued by it.
+// adopted returns an authority with its owner's CA. The owner has attested that no other signer has used it.
 func (r *rotating) adopted(t *testing.T, name string, change func(*v1alpha1.SigningAuthoritySpec)) *csrenv.CA {
 	t.Helper()
 	brought := newCA(t)
@@ -51,7 +52,7 @@ func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 	}
 }
 
-// testMade has a CA made where there is none, which signs once it is trusted.
+// testMade has a CA that is created because there is none, and that signs once it is trusted.
 func testMade(t *testing.T, r *rotating) {
 	r.run(t, everything(t, time.Hour, clientSigners("made")))
 	r.authority(t, "made", "made", nil)
@@ -68,7 +69,7 @@ func testMade(t *testing.T, r *rotating) {
 	}
 }
 
-// testBrought has an owner put first nonsense, and then a CA of his own, into the Secret.
+// testBrought has an owner who stores first an invalid CA, and then a valid one, in the Secret.
 func testBrought(t *testing.T, r *rotating) {
 	r.run(t, everything(t, time.Hour, clientSigners("brought")))
 	old := r.adopted(t, "brought", nil)
@@ -89,7 +90,7 @@ func testBrought(t *testing.T, r *rotating) {
 	r.isTakenFor(t, r.user(t, "bruno", prepared.Status.Signing), "bruno")
 }
 
-// testRolledBack goes back from Prepared, and leaves the CA that was new.
+// testRolledBack rolls back from Prepared, and removes the new CA.
 func testRolledBack(t *testing.T, r *rotating) {
 	const name = "rolled-back"
 	r.run(t, everything(t, time.Hour, clientSigners(name)))
@@ -100,7 +101,7 @@ func testRolledBack(t *testing.T, r *rotating) {
 	second := r.reaches(t, name, v1alpha1.Prepared, nil).Status.Signing
 	between := r.user(t, "between", second)
 	eventually(t, "the old CA signs again", func(context.Context) error {
-		r.does(t, name, v1alpha1.RotateRollback) // refused until it is known that everybody trusts the old CA
+		r.does(t, name, v1alpha1.RotateRollback) // refused until it is proven that every verifier trusts the old CA
 		obj := r.reaches(t, name, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
 			return obj.Status.TakenOperation == "" && obj.Status.Intent == ""
 		})
@@ -119,7 +120,7 @@ func testRolledBack(t *testing.T, r *rotating) {
 	}
 }
 
-// leaves completes, whatever lives on the CA that retires.
+// leaves completes, whatever certificates of the retiring CA are still valid.
 func (r *rotating) leaves(t *testing.T, name string) {
 	t.Helper()
 	r.does(t, name, v1alpha1.OutstandingAccepted)
@@ -127,8 +128,8 @@ func (r *rotating) leaves(t *testing.T, name string) {
 	r.reaches(t, name, v1alpha1.Completed, nil)
 }
 
-// completes has the completion begin, as soon as the manager knows enough. After a refusal it asks again once the bundle is
-// published: each change of the authority interrupts a publication.
+// completes requests the completion until the manager knows enough. After a refusal it requests again once the bundle
+// is published, because each change of the authority interrupts a publication.
 func (r *rotating) completes(t *testing.T, name string) {
 	t.Helper()
 	asked := false

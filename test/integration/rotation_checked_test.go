@@ -19,8 +19,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// testChecked runs the command check against an authority that does not name a signer which the configuration serves: the
-// request stays approved, check names the signer, and both are well once the signer is added.
+// testChecked runs the command check for an authority that does not name a signer of the configuration. The request
+// stays approved, and check names the signer. Both are well once the signer is added.
 func testChecked(t *testing.T, r *rotating) {
 	const name, lacking = "checked", certificatesv1.KubeAPIServerClientKubeletSignerName
 	r.run(t, everything(t, time.Hour, map[string]string{

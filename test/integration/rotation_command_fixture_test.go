@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// authorities is an administrator's client that knows SigningAuthorities, once the API server does.
+// authorities returns an administrator's client for SigningAuthorities, once the API server serves them.
 func authorities(t *testing.T) client.Client {
 	t.Helper()
 	apply(t, "crd")
@@ -64,13 +64,13 @@ func setStatus(t *testing.T, api client.Client, obj *v1alpha1.SigningAuthority, 
 	}
 }
 
-// answer is what a manager makes of an operation: the phases that follow, or a refusal.
+// answer is a manager's reaction to an operation: the following phases, or a refusal.
 type answer struct {
 	statuses []v1alpha1.SigningAuthorityStatus
 	refusal  string
 }
 
-// plays is a manager that answers operations on the authority of that name, until stop is called.
+// plays simulates a manager that answers operations on the authority of that name, until stop is called.
 func plays(t *testing.T, api client.Client, name string, answers map[v1alpha1.Operation]answer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -95,7 +95,7 @@ func plays(t *testing.T, api client.Client, name string, answers map[v1alpha1.Op
 	return func() { cancel(); <-done }
 }
 
-// play does what the reconciler does: note that it was taken, tell, take the annotation away, go on.
+// play does the steps of the reconciler: record the operation, write the Event, remove the annotation, and continue.
 func (a answer) play(ctx context.Context, api client.Client, obj *v1alpha1.SigningAuthority, operation v1alpha1.Operation) error {
 	if len(a.statuses) > 0 {
 		obj.Status = a.statuses[0]
@@ -127,7 +127,7 @@ func (a answer) play(ctx context.Context, api client.Client, obj *v1alpha1.Signi
 	return nil
 }
 
-// refusalOf is the Event of the manager's recorder.
+// refusalOf returns the Event of the manager's recorder.
 func refusalOf(obj *v1alpha1.SigningAuthority, note string) *eventsv1.Event {
 	event := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: obj.Name + "-", Namespace: "default"},

@@ -42,7 +42,7 @@ func runRotation(t *testing.T, cfg *rest.Config, args ...string) (output string,
 	return string(out), 0
 }
 
-// caOf is a CA as a status has it.
+// caOf returns a CA as in a status.
 func caOf(keyID string, generation int64) *v1alpha1.CAStatus {
 	return &v1alpha1.CAStatus{
 		KeyID: keyID, Fingerprint: "f-" + keyID, Certificate: "c", Generation: generation,
@@ -50,7 +50,7 @@ func caOf(keyID string, generation int64) *v1alpha1.CAStatus {
 	}
 }
 
-// The statuses of a rotation from one to two.
+// statuses returns the statuses of a rotation from generation one to two.
 func statuses() (completed, preparing, prepared, completing, moved v1alpha1.SigningAuthorityStatus) {
 	one, two := caOf("one", 1), caOf("two", 2)
 	completed = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: one}
@@ -61,7 +61,7 @@ func statuses() (completed, preparing, prepared, completing, moved v1alpha1.Sign
 	return completed, preparing, prepared, completing, moved
 }
 
-// operator is a user with the shipped role for those who rotate, and nothing else.
+// operator returns a user with only the shipped role for operators of rotations.
 func operator(t *testing.T) (api client.Client, user *rest.Config) {
 	t.Helper()
 	api = installRotation(t)
@@ -69,7 +69,7 @@ func operator(t *testing.T) (api client.Client, user *rest.Config) {
 	return api, tokenConfig(t, "stranger")
 }
 
-// TestRotationCommand goes through a rotation as an operator, against a manager that plays its part.
+// TestRotationCommand goes through a rotation as an operator, against a simulated manager.
 func TestRotationCommand(t *testing.T) {
 	parallel(t)
 	api, user := operator(t)
@@ -104,7 +104,7 @@ func TestRotationCommand(t *testing.T) {
 	stop()
 }
 
-// TestRotationCommandWaits: what does not happen is said at the end of the time, and the exit code with it.
+// TestRotationCommandWaits checks that a timeout is reported with its reason, and with the exit code.
 func TestRotationCommandWaits(t *testing.T) {
 	parallel(t)
 	api := authorities(t)
@@ -126,7 +126,7 @@ func TestRotationCommandWaits(t *testing.T) {
 	says(t, output, code, 1, `signingauthorities.csr-controller-manager.io "nobody" not found`)
 }
 
-// TestRotationCommandRefusedUnseen: a manager that leaves no Event has refused all the same.
+// TestRotationCommandRefusedUnseen checks that a refusal without an Event is also recognized.
 func TestRotationCommandRefusedUnseen(t *testing.T) {
 	parallel(t)
 	api := authorities(t)
@@ -137,12 +137,12 @@ func TestRotationCommandRefusedUnseen(t *testing.T) {
 	says(t, output, code, 1, "rotation rollback is refused, and no Event says why; allowed now: rotation complete, rotation rollback")
 }
 
-// TestRotationCommandStatus reads as an operator, and as somebody who may see SigningAuthorities alone.
+// TestRotationCommandStatus runs as an operator, and as a user who may read only SigningAuthorities.
 func TestRotationCommandStatus(t *testing.T) {
 	parallel(t)
 	api, user := operator(t)
 	_, _, prepared, _, _ := statuses()
-	obj := newAuthority(t, api, "csr-signer", prepared) // the Secret that the shipped roles are for
+	obj := newAuthority(t, api, "csr-signer", prepared) // the Secret of the shipped roles
 	create(t, admin(t), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rotation-status-unknown"}})
 	nodes := issuedledger.NewNodes(api, api, types.NamespacedName{Namespace: "default", Name: obj.Name}, clock.RealClock{})
 	nodes.Note(issuedledger.Certificate{

@@ -27,16 +27,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// rotating is a control plane whose API server trusts what is published, and nothing else but its administrator's CA.
+// rotating is a control plane whose API server trusts only the published CAs and its administrator's CA.
 type rotating struct {
 	*cluster.Cluster
 	admin client.WithWatch
-	// file is the API server's client CA file, users the administrator's CA in it.
+	// file is the API server's client CA file. users is the administrator's CA in it.
 	file  string
 	users []byte
 }
 
-// published is where the bundle of an authority goes.
+// published returns the place where the bundle of an authority is published.
 func published(authority string) v1alpha1.ConfigMapKey {
 	return v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: authority + publishedSuffix, Key: "ca.crt"}
 }
@@ -82,7 +82,8 @@ func startRotating(t *testing.T) *rotating {
 	return r
 }
 
-// feed has the API server's client CA file follow what all authorities publish, until stop is called or the test ends.
+// feed copies everything that authorities publish to the API server's client CA file, until stop is called or the
+// test ends.
 func (r *rotating) feed(t *testing.T) (stop func()) {
 	t.Helper()
 	watching, err := r.admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(metav1.NamespaceSystem))
@@ -109,7 +110,7 @@ func (r *rotating) feed(t *testing.T) (stop func()) {
 	return stop
 }
 
-// trust writes the file, in one step.
+// trust writes the file atomically.
 func (r *rotating) trust(bundle []byte) error {
 	if err := os.WriteFile(r.file+".new", slices.Concat(r.users, bundle), 0o600); err != nil {
 		return err
@@ -117,7 +118,7 @@ func (r *rotating) trust(bundle []byte) error {
 	return os.Rename(r.file+".new", r.file)
 }
 
-// bring makes the Secret of an authority, with a CA to adopt.
+// bring creates the Secret of an authority, with a CA to adopt.
 func (r *rotating) bring(t *testing.T, secret string, brought *csrenv.CA) {
 	t.Helper()
 	r.create(t, &corev1.Secret{
@@ -126,7 +127,7 @@ func (r *rotating) bring(t *testing.T, secret string, brought *csrenv.CA) {
 	})
 }
 
-// authority makes one whose API server is r's.
+// authority creates an authority whose API server is r's.
 func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1alpha1.SigningAuthoritySpec)) {
 	t.Helper()
 	obj := &v1alpha1.SigningAuthority{
@@ -148,7 +149,7 @@ func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1a
 	r.create(t, obj)
 }
 
-// create makes obj, which ends with the control plane.
+// create creates obj, which is removed with the control plane.
 func (r *rotating) create(t *testing.T, obj client.Object) {
 	t.Helper()
 	if err := r.admin.Create(t.Context(), obj); err != nil {
@@ -165,7 +166,7 @@ func (r *rotating) get(t *testing.T, name string) *v1alpha1.SigningAuthority {
 	return obj
 }
 
-// ask asks for operation.
+// ask requests operation.
 func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.OperationAnnotation, operation)
@@ -175,8 +176,8 @@ func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) 
 	}
 }
 
-// does asks for operation and waits until it is taken, and the manager has looked again: until then the same operation is
-// not taken for another one.
+// does requests operation, and waits until the manager has accepted it and reconciled again. Before that, the same
+// operation would not count as a new one.
 func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation) {
 	t.Helper()
 	r.ask(t, name, operation)
@@ -189,7 +190,7 @@ func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation)
 	})
 }
 
-// reaches waits until the authority is in phase, with no operation left.
+// reaches waits until the authority is in phase, without an operation.
 func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthority) bool) *v1alpha1.SigningAuthority {
 	t.Helper()
 	obj := &v1alpha1.SigningAuthority{}
@@ -205,7 +206,7 @@ func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also
 	return obj
 }
 
-// bundle is what the authority publishes.
+// bundle returns the published bundle of the authority.
 func (r *rotating) bundle(t *testing.T, name string) []byte {
 	t.Helper()
 	obj, at := &corev1.ConfigMap{}, published(name)
@@ -215,7 +216,7 @@ func (r *rotating) bundle(t *testing.T, name string) []byte {
 	return []byte(obj.Data[at.Key])
 }
 
-// told are the notes of Events about the authority.
+// told returns the notes of Events about the authority.
 func (r *rotating) told(t *testing.T, name, reason string) (notes []string) {
 	t.Helper()
 	events := &eventsv1.EventList{}

@@ -28,21 +28,21 @@ import (
 )
 
 const (
-	// fleetSize is how many certificate managers there are.
+	// fleetSize is the number of certificate managers.
 	fleetSize = 200
-	// A member renews when 70 to 90 % of fleetLifetime and of the five minutes before it are over: 0 to 86 s after it was
-	// issued.
+	// A member renews when 70 to 90 % of fleetLifetime and of the five minutes before it have passed: 0 to 86 s after
+	// the issuance.
 	fleetLifetime = ca.ShortestLifetime + time.Second
 	allRenewed    = 90*time.Second + patience
 	joined        = 2 * patience
-	// perSecond is how often they all talk, each time on a new connection.
+	// perSecond is how often all members call the API server, each time over a new connection.
 	perSecond = 20
-	// step is by how much the rotation's clock is put forward once all members have moved, so that what the old CA has issued
-	// is over sooner. It is less than the five minutes by which a certificate is valid before it is issued.
+	// step is the time by which the rotation's clock is advanced once all members have moved, so that certificates of
+	// the old CA expire sooner. It is less than the five minutes by which certificates are backdated.
 	step = 4 * time.Minute
 )
 
-// fleet are kubelets, as far as certificates go.
+// fleet simulates the certificates of many kubelets.
 type fleet struct {
 	*rotating
 	members         []*member
@@ -52,11 +52,11 @@ type fleet struct {
 type member struct {
 	name    string
 	manager certificates.Manager
-	known   atomic.Int64 // how often the API server knew it
+	known   atomic.Int64 // how often the API server accepted its certificate
 }
 
-// TestFleet has client-go's certificate managers talk to the API server while its client CA is replaced, until nothing of the old
-// one is left.
+// TestFleet has client-go's certificate managers that call the API server while its client CA is replaced, until no
+// certificate of the old CA is left.
 func TestFleet(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
@@ -89,19 +89,19 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// aheadClock is ahead of the real time.
+// aheadClock is ahead of the real time by a variable offset.
 type aheadClock struct {
 	clock.RealClock
 	by atomic.Int64 // a time.Duration
 }
 
-// Now returns the instant.
+// Now returns the time of the clock.
 func (c *aheadClock) Now() time.Time { return time.Now().Add(time.Duration(c.by.Load())) }
 
-// Since returns how long t is past.
+// Since returns the time since t.
 func (c *aheadClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// complete completes the rotation when the ledger has nothing left of the old CA.
+// complete completes the rotation once the ledger has no valid certificate of the old CA.
 func (f *fleet) complete(t *testing.T) {
 	t.Helper()
 	f.does(t, "cluster", v1alpha1.AdoptionAttested)
@@ -115,7 +115,7 @@ func (f *fleet) complete(t *testing.T) {
 	f.reaches(t, "cluster", v1alpha1.Completed, nil)
 }
 
-// startFleet has the members join with a token, and talk until the test ends.
+// startFleet joins the members with a token. They call the API server until the test ends.
 func (r *rotating) startFleet(t *testing.T) *fleet {
 	t.Helper()
 	r.allow(t, mayCreate, rbacv1.UserKind, "joiner")
@@ -143,7 +143,7 @@ func (r *rotating) startFleet(t *testing.T) *fleet {
 	return f
 }
 
-// certificateManager is the real one, as a kubelet has it.
+// certificateManager returns a real certificate manager, configured like a kubelet's.
 func (r *rotating) certificateManager(t *testing.T, user string) certificates.Manager {
 	t.Helper()
 	dir := filepath.Join(r.Dir, "fleet", user) // not the test's own, as a manager does not say when it has stopped
@@ -167,7 +167,7 @@ func (r *rotating) certificateManager(t *testing.T, user string) certificates.Ma
 	return manager
 }
 
-// clientset asks for certificates: with the one that there is, or the token that a node joins with.
+// clientset returns a client to request certificates: with the current certificate, or the token for joining.
 func (r *rotating) clientset(current *tls.Certificate) (kubernetes.Interface, error) {
 	config := rest.AnonymousClientConfig(r.Config)
 	config.QPS = -1
@@ -182,7 +182,7 @@ func (r *rotating) clientset(current *tls.Certificate) (kubernetes.Interface, er
 	return kubernetes.NewForConfigAndClient(config, one)
 }
 
-// talk has m ask again and again who it is, each time on a new connection.
+// talk calls WhoAmI as m repeatedly, each time over a new connection.
 func (f *fleet) talk(ctx context.Context, t *testing.T, m *member) {
 	ticker := time.NewTicker(time.Duration(len(f.members)) * time.Second / perSecond)
 	defer ticker.Stop()
@@ -210,7 +210,7 @@ func (f *fleet) talk(ctx context.Context, t *testing.T, m *member) {
 	}
 }
 
-// eachKnown waits until the API server has known each member once more.
+// eachKnown waits until the API server has accepted each member once more.
 func (f *fleet) eachKnown(t *testing.T) {
 	t.Helper()
 	before := map[*member]int64{}
@@ -227,7 +227,7 @@ func (f *fleet) eachKnown(t *testing.T) {
 	}
 }
 
-// allBy waits until the certificate of each is by one.
+// allBy waits until each member has a certificate of one.
 func (f *fleet) allBy(t *testing.T, one *v1alpha1.CAStatus, bound time.Duration) {
 	t.Helper()
 	certs, err := ca.ParseCertificates([]byte(one.Certificate))

@@ -33,7 +33,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// everything is the whole loop: each signer signs with the CA of a Secret, guarded, for lifetime.
+// everything returns the options of the whole loop: each signer signs with the guarded CA of a Secret, for lifetime.
 func everything(t *testing.T, lifetime time.Duration, secrets map[string]string) controllers.Options {
 	t.Helper()
 	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime, MinLifetime: lifetime})
@@ -54,7 +54,7 @@ func everything(t *testing.T, lifetime time.Duration, secrets map[string]string)
 	}
 }
 
-// clientSigners sign with the CA of one Secret.
+// clientSigners maps the signers of client certificates to one Secret.
 func clientSigners(secret string) map[string]string {
 	return map[string]string{certificatesv1.KubeAPIServerClientSignerName: secret, certificatesv1.KubeAPIServerClientKubeletSignerName: secret}
 }
@@ -69,14 +69,14 @@ func (r *rotating) allow(t *testing.T, role, kind, name string) {
 	})
 }
 
-// usages are those of what signers issue.
+// usages are the extended usages of each signer's certificates.
 var usages = map[string]certificatesv1.KeyUsage{
 	certificatesv1.KubeAPIServerClientSignerName:        certificatesv1.UsageClientAuth,
 	certificatesv1.KubeAPIServerClientKubeletSignerName: certificatesv1.UsageClientAuth,
 	certificatesv1.KubeletServingSignerName:             certificatesv1.UsageServerAuth,
 }
 
-// approved is a request that somebody has approved, and its key.
+// approved returns an approved request and its key.
 func (r *rotating) approved(t *testing.T, signer string, template x509.CertificateRequest) (*request, []byte) {
 	t.Helper()
 	key := newKey(t)
@@ -98,14 +98,14 @@ func (r *rotating) approved(t *testing.T, signer string, template x509.Certifica
 	}
 	r.create(t, obj)
 	r.change(t, obj, "approval", func() {
-		if csr.StateOf(obj) == csr.Pending { // the loop approves those of nodes by itself
+		if csr.StateOf(obj) == csr.Pending { // the loop approves requests of nodes itself
 			csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
 		}
 	})
 	return obj, keyPEM
 }
 
-// change changes obj, though others do too.
+// change changes obj, and retries after conflicts.
 func (r *rotating) change(t *testing.T, obj *request, subresource string, change func()) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -120,7 +120,7 @@ func (r *rotating) change(t *testing.T, obj *request, subresource string, change
 	}
 }
 
-// issued is a certificate that was asked for and signed.
+// issued requests a certificate and returns it once it is signed.
 func (r *rotating) issued(t *testing.T, signer string, template x509.CertificateRequest) tls.Certificate {
 	t.Helper()
 	obj, keyPEM := r.approved(t, signer, template)
@@ -136,7 +136,7 @@ func (r *rotating) issued(t *testing.T, signer string, template x509.Certificate
 	return pairOf(t, obj.Status.Certificate, keyPEM)
 }
 
-// issuedBy is issued by one, once the signer has seen that this signs.
+// issuedBy is issued by the CA one, once the signer uses it.
 func (r *rotating) issuedBy(t *testing.T, one *v1alpha1.CAStatus, signer string, template x509.CertificateRequest) (pair tls.Certificate) {
 	t.Helper()
 	certs, err := ca.ParseCertificates([]byte(one.Certificate))
@@ -150,13 +150,13 @@ func (r *rotating) issuedBy(t *testing.T, one *v1alpha1.CAStatus, signer string,
 	return pair
 }
 
-// user is a certificate for one, by that CA.
+// user returns a certificate for a user, issued by that CA.
 func (r *rotating) user(t *testing.T, name string, by *v1alpha1.CAStatus) tls.Certificate {
 	t.Helper()
 	return r.issuedBy(t, by, certificatesv1.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: name}})
 }
 
-// kubelet is a client certificate for one, by that CA.
+// kubelet returns a kubelet's client certificate, issued by that CA.
 func (r *rotating) kubelet(t *testing.T, node string, by *v1alpha1.CAStatus) tls.Certificate {
 	t.Helper()
 	return r.issuedBy(t, by, certificatesv1.KubeAPIServerClientKubeletSignerName, x509.CertificateRequest{Subject: nodeSubject(node)})
@@ -166,7 +166,7 @@ func nodeSubject(node string) pkix.Name {
 	return pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}
 }
 
-// signedBy is a client certificate that nobody asked for: by who has the key.
+// signedBy returns a client certificate without a request, as the holder of the key can make it.
 func signedBy(t *testing.T, authority *ca.Authority, subject pkix.Name, lifetime time.Duration) tls.Certificate {
 	t.Helper()
 	key := newKey(t)
@@ -197,7 +197,8 @@ func pairOf(t *testing.T, certPEM, keyPEM []byte) tls.Certificate {
 	return pair
 }
 
-// whoIs asks server who it takes the holder of pair for, on a connection of its own, so that the certificate is verified.
+// whoIs returns the user that server identifies by pair. It uses a separate connection, so that the server verifies
+// the certificate.
 func whoIs(ctx context.Context, server *rest.Config, pair *tls.Certificate) (string, error) {
 	config := rest.AnonymousClientConfig(server)
 	config.QPS = -1
@@ -218,8 +219,8 @@ func whoIs(ctx context.Context, server *rest.Config, pair *tls.Certificate) (str
 	return review.Status.UserInfo.Username, nil
 }
 
-// showing shows pair, on a new connection for each request, whatever CAs the server names: crypto/tls on its own would show
-// nothing then. client-go would keep a transport for each pair.
+// showing returns a client that presents pair, with a new connection for each request, whatever CAs the server names.
+// crypto/tls by default would present nothing then, and client-go would keep a transport for each pair.
 func showing(config *rest.Config, pair *tls.Certificate) (*http.Client, error) {
 	tlsConfig, err := rest.TLSConfigFor(config)
 	if err != nil {
@@ -229,7 +230,8 @@ func showing(config *rest.Config, pair *tls.Certificate) (*http.Client, error) {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}}, nil
 }
 
-// isTakenFor wants user to be who the holder of pair is taken for, or nobody where that is empty.
+// isTakenFor checks that the API server identifies the holder of pair as user. An empty user means that it refuses
+// the certificate.
 func (r *rotating) isTakenFor(t *testing.T, pair tls.Certificate, user string) {
 	t.Helper()
 	switch got, err := whoIs(t.Context(), r.Config, &pair); {

@@ -16,7 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// testLost deletes the Secret: no other CA takes its place.
+// testLost deletes the Secret: no other CA replaces it.
 func testLost(t *testing.T, r *rotating) {
 	r.run(t, everything(t, time.Hour, clientSigners("lost")))
 	old := r.adopted(t, "lost", nil)
@@ -42,8 +42,8 @@ func testLost(t *testing.T, r *rotating) {
 	r.isTakenFor(t, r.user(t, "lotte", r.get(t, "lost").Status.Signing), "lotte")
 }
 
-// testNoBackup deletes the Secret for good: another CA is made when its owner asks for one, and what the lost one has issued
-// is trusted until it has been left.
+// testNoBackup deletes the Secret for good. Another CA is created when its owner requests it. Certificates of the
+// lost CA are trusted until that CA has been retired.
 func testNoBackup(t *testing.T, r *rotating) {
 	const name = "no-backup"
 	r.run(t, everything(t, time.Hour, clientSigners(name)))
@@ -69,12 +69,12 @@ func testNoBackup(t *testing.T, r *rotating) {
 	}
 }
 
-// TestRootAboveIsNamed: while an API server trusts a CA above the one that retires, the completion is refused, as it would never
-// end.
+// TestRootAboveIsNamed checks that the completion is refused while an API server trusts a CA above the retiring one,
+// because the completion would never end.
 func TestRootAboveIsNamed(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
-	root := intermediateOf(t, newCA(t)) // which may have CAs below it
+	root := intermediateOf(t, newCA(t)) // it may have CAs below it
 	first, second := intermediateOf(t, root), intermediateOf(t, root)
 	if err := r.trust(root.CertPEM); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestRootAboveIsNamed(t *testing.T) {
 	r.tells(t, name, "RotationRefused", "remove "+subject+" from")
 	r.isTakenFor(t, before, "before")
 
-	// Its owner follows that, in both places.
+	// Its owner removes it in both places.
 	r.feed(t)
 	r.waitsFor(t, name, v1alpha1.Prepared, "remove "+subject+" from") // it stays in the ConfigMap
 	eventually(t, "the API server trusts the bundle, and not the root", func(context.Context) error {

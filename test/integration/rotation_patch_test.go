@@ -24,7 +24,7 @@ const (
 	publishMine  = `{"spec":{"trust":{"configMaps":[{"namespace":"default","name":"mine"}]}}}`
 )
 
-// installRotation applies config/rotation as it is shipped, and returns a client for what is in it.
+// installRotation applies config/rotation, and returns a client for its objects.
 func installRotation(t *testing.T) client.Client {
 	t.Helper()
 	api := authorities(t)
@@ -33,13 +33,13 @@ func installRotation(t *testing.T) client.Client {
 	return api
 }
 
-// patches are tried as one user on one authority.
+// patches are attempts of one user on one authority.
 type patches struct {
 	obj *v1alpha1.SigningAuthority
 	as  client.Client
 }
 
-// patchesOf are those of who has that configuration.
+// patchesOf returns the patches of the user with that configuration.
 func patchesOf(t *testing.T, obj *v1alpha1.SigningAuthority, config *rest.Config, scheme *runtime.Scheme) patches {
 	t.Helper()
 	as, err := client.New(config, client.Options{Scheme: scheme})
@@ -63,15 +63,15 @@ func (p patches) json(ctx context.Context, patch string) error {
 	return p.as.Patch(ctx, p.obj.DeepCopy(), client.RawPatch(types.JSONPatchType, []byte(patch)), client.DryRunAll)
 }
 
-// serverSide applies what is in fields, by its name.
+// serverSide applies fields to the object of that name.
 func (p patches) serverSide(ctx context.Context, name, fields string) error {
 	patch := fmt.Sprintf(`{"apiVersion":%q,"kind":"SigningAuthority",%s`, v1alpha1.GroupVersion, strings.TrimPrefix(fields, "{"))
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	return p.as.Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, []byte(patch)), client.DryRunAll, client.ForceOwnership, client.FieldOwner("test"))
 }
 
-// TestRotationAdmissionOfPatches has who has an operator's role try to change more than the annotation, in each way that
-// there is to patch.
+// TestRotationAdmissionOfPatches checks that a user with an operator's role can't change more than the annotation,
+// with any kind of patch.
 func TestRotationAdmissionOfPatches(t *testing.T) {
 	parallel(t)
 	api := installRotation(t)
@@ -112,7 +112,7 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 	p.wantRBAC(t)
 }
 
-// awaitPolicy waits until the API server knows the policy, and the role.
+// awaitPolicy waits until the API server knows the policy and the role.
 func (p patches) awaitPolicy(t *testing.T) {
 	t.Helper()
 	eventually(t, "the policy holds, and the role", func(ctx context.Context) error {
@@ -123,7 +123,7 @@ func (p patches) awaitPolicy(t *testing.T) {
 	})
 }
 
-// forbidden wants what was tried refused, by the policy or else by RBAC.
+// forbidden checks that an attempt was refused, by the policy or by RBAC.
 func forbidden(t *testing.T, what string, err error, policy bool) {
 	t.Helper()
 	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), refusedPatch) != policy {
@@ -131,7 +131,7 @@ func forbidden(t *testing.T, what string, err error, policy bool) {
 	}
 }
 
-// wantOperations has the annotation come, change and go.
+// wantOperations checks that the annotation can be added, changed and removed.
 func (p patches) wantOperations(t *testing.T) {
 	t.Helper()
 	for what, err := range map[string]error{
@@ -147,7 +147,7 @@ func (p patches) wantOperations(t *testing.T) {
 	}
 }
 
-// wantRBAC has refused what the policy does not look at.
+// wantRBAC checks that RBAC refuses the calls that the policy does not cover.
 func (p patches) wantRBAC(t *testing.T) {
 	t.Helper()
 	const made = `{"metadata":{"name":"rotation-patch-new"},"spec":{"secret":{"namespace":"default","name":"new"},"signers":["example.com/new"]}}`
@@ -158,7 +158,7 @@ func (p patches) wantRBAC(t *testing.T) {
 	forbidden(t, "deleted", p.as.Delete(t.Context(), p.obj.DeepCopy()), false)
 }
 
-// TestRotationAdmissionOfUpdates has who may update as well change what he likes, in each way.
+// TestRotationAdmissionOfUpdates checks that a user who may also update can make any change, in each way.
 func TestRotationAdmissionOfUpdates(t *testing.T) {
 	parallel(t)
 	api := installRotation(t)
@@ -181,7 +181,8 @@ func TestRotationAdmissionOfUpdates(t *testing.T) {
 	}
 }
 
-// TestRotationAdmissionOfTheManager has the manager's identity do what it does, and nothing to the spec.
+// TestRotationAdmissionOfTheManager checks that the manager's identity can do its own writes, and can't change the
+// spec.
 func TestRotationAdmissionOfTheManager(t *testing.T) {
 	parallel(t)
 	api := installRotation(t)
@@ -194,7 +195,7 @@ func TestRotationAdmissionOfTheManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	obj.Status.TakenOperation = v1alpha1.RotateStart
-	obj.Spec.Verification.APIServers = []string{"192.0.2.1:443"} // which a status does not take along
+	obj.Spec.Verification.APIServers = []string{"192.0.2.1:443"} // a status write ignores it
 	if err := p.as.Status().Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +209,7 @@ func TestRotationAdmissionOfTheManager(t *testing.T) {
 	}
 }
 
-// grantAuthorities lets user do that with every SigningAuthority.
+// grantAuthorities grants user these verbs on every SigningAuthority.
 func grantAuthorities(t *testing.T, user string, verbs ...string) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: user}

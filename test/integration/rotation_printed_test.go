@@ -10,8 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// testPrinted reads what kubectl prints of an authority, in the phases in which it waits for somebody and in those in
-// which it does not.
+// testPrinted reads kubectl's output for an authority, in the phases in which it waits for a person and in the
+// others.
 func testPrinted(t *testing.T, r *rotating) {
 	const name = "printed"
 	kubeconfig, err := r.WriteKubeconfig("printed", r.Config)
@@ -54,7 +54,7 @@ func testPrinted(t *testing.T, r *rotating) {
 	}
 }
 
-// columnsOf splits a table of one row where its header has columns: those end with two blanks.
+// columnsOf splits a table with one row at the columns of its header, which end with two blanks.
 func columnsOf(t *testing.T, table string) map[string]string {
 	t.Helper()
 	lines := strings.Split(strings.TrimRight(table, "\n"), "\n")

@@ -17,10 +17,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// testOutstanding has a user, and a kubelet by another signer's hand, live on the CA that retires.
+// testOutstanding has a user and a kubelet with certificates of the retiring CA. Another signer issued the kubelet's.
 func testOutstanding(t *testing.T, r *rotating) {
 	const name = "outstanding"
-	// Nobody signs for kubelets here: that is kube-controller-manager, which has the CA too.
+	// No signer for kubelets runs here: that is kube-controller-manager, which has the CA too.
 	r.run(t, everything(t, time.Hour, map[string]string{certificatesv1.KubeAPIServerClientSignerName: name}))
 	shared := load(t, r.adopted(t, name, nil))
 	old := r.get(t, name).Status.Signing
@@ -49,7 +49,7 @@ func testOutstanding(t *testing.T, r *rotating) {
 	r.isTakenFor(t, foreign, "")
 }
 
-// leftOf waits until the status says that what signer has issued by the CA that retires lives until then.
+// leftOf waits until the status says that certificates of signer by the retiring CA are valid until then.
 func (r *rotating) leftOf(t *testing.T, name, signer string, until time.Time) (left v1alpha1.Outstanding) {
 	t.Helper()
 	eventually(t, "what is left of "+signer, func(context.Context) error {
@@ -64,7 +64,7 @@ func (r *rotating) leftOf(t *testing.T, name, signer string, until time.Time) (l
 	return left
 }
 
-// storedBySomebodyElse is a kubelet's request that another signer has answered with pair.
+// storedBySomebodyElse stores a kubelet's request that another signer has answered with pair.
 func (r *rotating) storedBySomebodyElse(t *testing.T, pair tls.Certificate) {
 	t.Helper()
 	obj, _ := r.approved(t, certificatesv1.KubeAPIServerClientKubeletSignerName, x509.CertificateRequest{Subject: pair.Leaf.Subject})
@@ -73,7 +73,7 @@ func (r *rotating) storedBySomebodyElse(t *testing.T, pair tls.Certificate) {
 	})
 }
 
-// testServing rotates a CA whose certificates API servers don't verify: only its owner can say who trusts it.
+// testServing rotates a CA whose certificates API servers don't verify. Only its owner knows its verifiers.
 func testServing(t *testing.T, r *rotating) {
 	const name = "serving"
 	r.run(t, everything(t, time.Hour, map[string]string{certificatesv1.KubeletServingSignerName: name}))
@@ -99,13 +99,13 @@ func testServing(t *testing.T, r *rotating) {
 	}
 }
 
-// serves wants a kubelet's serving certificate to be by one.
+// serves checks that a kubelet's serving certificate is issued by one.
 func (r *rotating) serves(t *testing.T, node string, one *v1alpha1.CAStatus) {
 	t.Helper()
 	r.issuedBy(t, one, certificatesv1.KubeletServingSignerName, x509.CertificateRequest{Subject: nodeSubject(node), DNSNames: []string{node}})
 }
 
-// testMovedOut gives kubelets a CA of their own, which they have shared with users so far.
+// testMovedOut gives kubelets a separate CA, which they have shared with users so far.
 func testMovedOut(t *testing.T, r *rotating) {
 	const users, kubelets = "users", "kubelets"
 	r.run(t, everything(t, time.Hour, map[string]string{
@@ -136,7 +136,7 @@ func testMovedOut(t *testing.T, r *rotating) {
 		t.Errorf("the users' CA is %+v", left)
 	}
 	r.isTakenFor(t, user, "uwe")
-	r.isTakenFor(t, before, csr.NodeUserPrefix+"moves") // those who trust users' certificates trust it
+	r.isTakenFor(t, before, csr.NodeUserPrefix+"moves") // verifiers of users' certificates trust it
 	r.isTakenFor(t, after, csr.NodeUserPrefix+"moves")
 	obj := r.get(t, users)
 	patch := client.MergeFrom(obj.DeepCopy())

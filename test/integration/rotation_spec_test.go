@@ -12,8 +12,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// TestSpecBounds has the API server refuse what would let go of the old CA too early, sign nothing, or write over what is
-// noted. A rule that the API server does not take would fail all of it.
+// TestSpecBounds checks that the API server refuses a spec that would retire the old CA too early, sign nothing, or
+// overwrite records. If the API server did not accept a rule, all of it would fail.
 func TestSpecBounds(t *testing.T) {
 	parallel(t)
 	api := authorities(t)
@@ -24,7 +24,7 @@ func TestSpecBounds(t *testing.T) {
 	type spec = v1alpha1.SigningAuthoritySpec
 	for name, test := range map[string]struct {
 		change func(*spec)
-		want   string // empty if it is taken
+		want   string // empty if it is accepted
 	}{
 		"at the bounds": {func(s *spec) {
 			s.Lifetimes = v1alpha1.Lifetimes{Adopted: lasts(time.Hour), OldCap: lasts(5 * time.Minute)}
@@ -58,7 +58,8 @@ func TestSpecBounds(t *testing.T) {
 	}
 }
 
-// TestASignerThatAPIServersVerifyMayCome: an authority takes one more of them in place, and no other.
+// TestASignerThatAPIServersVerifyMayCome checks that an authority can get one more signer that API servers verify,
+// and no other.
 func TestASignerThatAPIServersVerifyMayCome(t *testing.T) {
 	parallel(t)
 	api := authorities(t)

@@ -21,8 +21,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// TestRotationSplit rotates with config/overlays/split and its component rotation: signer and rotation are two processes, each
-// with the flags of its Deployment and a token of its ServiceAccount, and get along with what these may.
+// TestRotationSplit rotates with config/overlays/split and its component rotation. Signer and rotation are two
+// processes, each with the flags of its Deployment and a token of its ServiceAccount. The rights of these must be
+// enough.
 func TestRotationSplit(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
@@ -69,7 +70,7 @@ func TestRotationSplit(t *testing.T) {
 	}
 }
 
-// trustPublished waits until so many CAs are published, and has the API server trust these.
+// trustPublished waits until that many CAs are published, and adds them to the API server's client CAs.
 func (r *rotating) trustPublished(t *testing.T, count int) {
 	t.Helper()
 	obj := &corev1.ConfigMap{}
@@ -87,7 +88,7 @@ func (r *rotating) trustPublished(t *testing.T, count int) {
 	}
 }
 
-// startDeployed runs what a Deployment does, as its ServiceAccount.
+// startDeployed runs the program of a Deployment as its ServiceAccount.
 func (r *rotating) startDeployed(t *testing.T, name string) *cluster.Process {
 	t.Helper()
 	deployment := &appsv1.Deployment{}
@@ -131,7 +132,7 @@ func (r *rotating) startDeployed(t *testing.T, name string) *cluster.Process {
 	return p
 }
 
-// accountConfig authenticates as a ServiceAccount.
+// accountConfig returns a configuration for a ServiceAccount.
 func (r *rotating) accountConfig(t *testing.T, name string) *rest.Config {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: signingNamespace, Name: name}}

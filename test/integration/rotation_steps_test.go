@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// waitsFor wants the authority in phase to wait for all of parts.
+// waitsFor checks that the authority in phase waits for all parts.
 func (r *rotating) waitsFor(t *testing.T, name string, phase v1alpha1.Phase, parts ...string) *v1alpha1.SigningAuthority {
 	t.Helper()
 	return r.reaches(t, name, phase, func(obj *v1alpha1.SigningAuthority) bool {
@@ -22,7 +22,8 @@ func (r *rotating) waitsFor(t *testing.T, name string, phase v1alpha1.Phase, par
 	})
 }
 
-// TestAggregatedAPIServerIsWaitedFor: while it accepts the old CA, the old key is not destroyed.
+// TestAggregatedAPIServerIsWaitedFor checks that the old key is not destroyed while an aggregated API server accepts
+// the old CA.
 func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
@@ -33,7 +34,7 @@ func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
 	r.ask(t, "cluster", v1alpha1.RotateStart)
 	r.reaches(t, "cluster", v1alpha1.Prepared, nil)
-	stop() // so that the API server goes on to trust both, and the aggregated one with it
+	stop() // so that the API server, and with it the aggregated one, still trusts both
 	r.does(t, "cluster", v1alpha1.AdoptionAttested)
 	r.completes(t, "cluster")
 	completing := r.waitsFor(t, "cluster", v1alpha1.Completing,
@@ -50,7 +51,7 @@ func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
 	r.isTakenFor(t, signedBy(t, old, pkix.Name{CommonName: "stolen"}, time.Hour), "")
 }
 
-// TestManagerDiesInEachPhase, and another one goes on.
+// TestManagerDiesInEachPhase kills the manager in each phase, and checks that another one continues.
 func TestManagerDiesInEachPhase(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)

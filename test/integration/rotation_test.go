@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 )
 
-// run runs options until stop, or the test, ends it.
+// run runs options until stop is called or the test ends.
 func (r *rotating) run(t *testing.T, options controllers.Options) (stop func()) {
 	t.Helper()
 	skipName := true
@@ -59,7 +59,7 @@ func (r *rotating) secret(t *testing.T, name string) *corev1.Secret {
 	return obj
 }
 
-// TestRotation goes through all phases with a real API server whose client CA file follows what is published.
+// TestRotation goes through all phases with a real API server whose client CA file follows the published bundle.
 func TestRotation(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)

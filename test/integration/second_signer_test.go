@@ -16,8 +16,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestSecondSignerIsReported stores certificates by hand and by the real kube-controller-manager, beside a manager that
-// signs for the same signers under the shipped roles.
+// TestSecondSignerIsReported stores certificates by hand and with the real kube-controller-manager, beside a manager
+// that signs for the same signers under the shipped roles.
 func TestSecondSignerIsReported(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -61,7 +61,7 @@ func TestSecondSignerIsReported(t *testing.T) {
 	}
 }
 
-// certificateManager returns the field manager that the API server notes for the status of obj.
+// certificateManager returns the field manager of the status of obj.
 func certificateManager(obj *request) string {
 	for _, entry := range obj.ManagedFields {
 		if entry.Subresource == "status" {

@@ -28,7 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestAuditLog compares the records of what is issued, refused and failed with what the API server holds.
+// TestAuditLog compares the records of issued, refused and failed requests with the objects in the API server.
 func TestAuditLog(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -82,7 +82,7 @@ func TestAuditLog(t *testing.T) {
 		}
 		got[record.Name] = append(got[record.Name], record)
 	}
-	for _, records := range got { // a signer may be faster than an approver's record of what it has written
+	for _, records := range got { // a signer may be faster than the approver's record of its own write
 		slices.SortFunc(records, func(a, b audit.Record) int { return strings.Compare(string(a.Event), string(b.Event)) })
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(audit.Record{}, "Time", "Message")); diff != "" {
@@ -90,7 +90,7 @@ func TestAuditLog(t *testing.T) {
 	}
 }
 
-// keyID is the issuer's name in records.
+// keyID returns the issuer's ID in records.
 func keyID(t *testing.T, certPEM []byte) string {
 	t.Helper()
 	certs, err := ca.ParseCertificates(certPEM)
@@ -100,7 +100,7 @@ func keyID(t *testing.T, certPEM []byte) string {
 	return ca.KeyID(certs[0].RawSubjectPublicKeyInfo)
 }
 
-// auditRecords reads an audit log; a field that Record does not have is an error.
+// auditRecords reads an audit log. An unknown field is an error.
 func auditRecords(t *testing.T, path string) []audit.Record {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -121,7 +121,7 @@ func auditRecords(t *testing.T, path string) []audit.Record {
 	return records
 }
 
-// TestSecureMetrics serves metrics to who may get them, and to nobody else.
+// TestSecureMetrics serves metrics only to clients that may read them.
 func TestSecureMetrics(t *testing.T) {
 	parallel(t)
 	role := &rbacv1.ClusterRole{
@@ -164,7 +164,7 @@ func TestSecureMetrics(t *testing.T) {
 // TestRequestsAreCountedAtScrape follows the gauges up and down, on a standby too.
 func TestRequestsAreCountedAtScrape(t *testing.T) {
 	parallel(t)
-	if err := admin(t).DeleteAllOf(t.Context(), &request{}); err != nil { // what tests before have left
+	if err := admin(t).DeleteAllOf(t.Context(), &request{}); err != nil { // left over from earlier tests
 		t.Fatal(err)
 	}
 	installRBAC(t)

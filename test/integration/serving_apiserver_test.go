@@ -35,15 +35,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// kubeadmNames are those in the API server's certificate on a control plane of kubeadm, whose node is cp-1 at 192.0.2.200,
-// with certSANs for a load balancer and a wildcard (kubeadm, GetAPIServerAltNames).
+// kubeadmNames are the names in the API server's certificate on a kubeadm control plane. Its node is cp-1 at
+// 192.0.2.200, with certSANs for a load balancer and a wildcard (kubeadm, GetAPIServerAltNames).
 var kubeadmNames = []string{
 	"cp-1", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost",
 	"api.lab.example", "*.wild.example",
 }
 
-// withAPIServer runs a test on a control plane of its own, whose API server has flags as configure changes them, with files
-// in a folder. caPEM, if any, is the CA of its certificate then.
+// withAPIServer runs a test on a separate control plane. configure changes the flags of its API server, with files in
+// a folder. caPEM, if set, is then the CA of its certificate.
 func withAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *envtest.Arguments)) {
 	t.Helper()
 	own, err := cluster.Start()
@@ -72,8 +72,8 @@ func withAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 	})
 }
 
-// withAPIServerCertificate is withAPIServer with a certificate for names, the address of the node cp-1 and 127.0.0.1. It
-// returns the CA of that certificate.
+// withAPIServerCertificate is withAPIServer with a certificate for names, the address of the node cp-1 and 127.0.0.1.
+// It returns the CA of that certificate.
 func withAPIServerCertificate(t *testing.T, names ...string) authorityOfServers {
 	t.Helper()
 	authority := serverAuthority(t)
@@ -153,7 +153,7 @@ func anotherAPIServer(t *testing.T, authority authorityOfServers, host string, n
 	return int32(listener.Addr().(*net.TCPAddr).Port)
 }
 
-// storeEndpoint stores an EndpointSlice of the API servers with one of them. API servers refuse one on loopback.
+// storeEndpoint stores an EndpointSlice of the API servers with one endpoint. API servers refuse a loopback address.
 func storeEndpoint(t *testing.T, name, address string, port int32) {
 	t.Helper()
 	https := "https"
@@ -171,8 +171,9 @@ func storeEndpoint(t *testing.T, name, address string, port int32) {
 	}
 }
 
-// TestServingReadsAPIServersFromEndpoints has more API servers than that of the kubeconfig, which EndpointSlices name. What
-// only their certificates hold is reserved, also after a new one has joined. One that can't be reached stops nothing.
+// TestServingReadsAPIServersFromEndpoints has more API servers in EndpointSlices than that of the kubeconfig. Names
+// that only their certificates hold are reserved, also after a new API server was added. An unreachable API server
+// stops nothing.
 func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
 	parallel(t)
 	authority := withAPIServerCertificate(t, kubeadmNames...)
@@ -200,9 +201,9 @@ func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestServingOnKubeadmControlPlane has a worker report what is in the API server's certificate, and in cluster-info. The
-// control-plane node gets its own name and address, whatever the worker reports. The wildcard in the certificate reserves
-// the host that cluster-info names, and no other one.
+// TestServingOnKubeadmControlPlane has a worker that reports names of the API server's certificate and of
+// cluster-info. The control-plane node gets its own name and address, whatever the worker reports. The wildcard in
+// the certificate reserves only the host that cluster-info names.
 func TestServingOnKubeadmControlPlane(t *testing.T) {
 	parallel(t)
 	withAPIServerCertificate(t, kubeadmNames...)
@@ -239,7 +240,7 @@ func TestServingWaitsForAPIServersCertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mgr.GetConfig().CAData = serverAuthority(t).certPEM // its clients are made already
+	mgr.GetConfig().CAData = serverAuthority(t).certPEM // its clients exist already
 	if err := (controllers.Options{Approver: servingApprover()}).SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
 	}

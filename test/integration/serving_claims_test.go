@@ -12,19 +12,19 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// asksFor is a request of the kubelet of node.
+// asksFor creates a request of the kubelet of node.
 func asksFor(t *testing.T, node string, sans ...string) *request {
 	t.Helper()
 	return createRequest(t, kubeletOf(t, node), servingRequest(t, node, sans...))
 }
 
-// TestServingOlderNodeTakesNothing has a Node that reports the address of a younger one: neither gets it, nor after a restart.
-// A machine that was replaced is the same, and goes on when its old Node is deleted.
+// TestServingOlderNodeTakesNothing has a Node that reports the address of a younger one. Neither gets it, not even
+// after a restart. A replaced machine is the same, and continues when its old Node is deleted.
 func TestServingOlderNodeTakesNothing(t *testing.T) {
 	parallel(t)
 	p := startServingManager(t, "")
 	liar := newNode(t, "a-older-liar", "192.0.2.20")
-	time.Sleep(1100 * time.Millisecond) // creation is noted in seconds
+	time.Sleep(1100 * time.Millisecond) // creation is stored in whole seconds
 	newNode(t, "b-younger-victim", "192.0.2.21")
 	publish(t, liar, "192.0.2.20", "192.0.2.21")
 	theirs, ours := asksFor(t, liar.Name, "192.0.2.21"), asksFor(t, "b-younger-victim", "192.0.2.21")
@@ -36,7 +36,7 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 		isPending(t, ours)
 	}
 	waits()
-	reaches(t, asksFor(t, liar.Name, "192.0.2.20"), csr.Issued) // what it alone reports is its own
+	reaches(t, asksFor(t, liar.Name, "192.0.2.20"), csr.Issued) // an address that only this Node reports is its own
 	checkStop(t, p)
 	p = startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, ""))
 	again := asksFor(t, liar.Name, "192.0.2.21")
@@ -51,7 +51,8 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestServingNodeThatReportsOthers has a Node that reports a whole range before others join, and then all that they have.
+// TestServingNodeThatReportsOthers has a Node that reports a whole range before others join, and then all their
+// addresses.
 func TestServingNodeThatReportsOthers(t *testing.T) {
 	parallel(t)
 	p := startServingManager(t, "")
@@ -63,7 +64,7 @@ func TestServingNodeThatReportsOthers(t *testing.T) {
 	newNode(t, "joins-a", "192.0.2.130", "joins-a.example.com")
 	first := asksFor(t, "joins-a", "192.0.2.130", "joins-a.example.com")
 	hasEvent(t, first, "SANContested", "192.0.2.130", "Node a-wide")
-	// The second one shows who lies.
+	// The second Node is evidence of the lie.
 	issuedSoon(t, first, func() { newNode(t, "joins-b", "192.0.2.131", "joins-b.example.com") })
 	reaches(t, asksFor(t, "joins-b", "192.0.2.131"), csr.Issued)
 	const why = `Node "a-wide" is left out of the comparison`
@@ -82,7 +83,8 @@ func TestServingNodeThatReportsOthers(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestServingSharedAddress has one address on all Nodes: they wait, the Event names a row, and that row is what they need.
+// TestServingSharedAddress has one address on all Nodes. They wait, the Event suggests a row, and that row resolves
+// it.
 func TestServingSharedAddress(t *testing.T) {
 	parallel(t)
 	const nat = "198.51.100.7"
@@ -109,14 +111,14 @@ func TestServingSharedAddress(t *testing.T) {
 	for i := 1; i < 3; i++ {
 		reaches(t, asksFor(t, fmt.Sprintf("nat-%d", i), nat, fmt.Sprintf("192.0.2.%d", 60+i), fmt.Sprintf("nat-%d", i)), csr.Issued)
 	}
-	// Its own address is still a Node's own, and the shared one is nobody's who does not report it.
+	// A Node still has its own address, and a Node that does not report the shared address does not get it.
 	newNode(t, "nat-9", "192.0.2.60")
 	hasEvent(t, asksFor(t, "nat-9", "192.0.2.60"), "SANContested", "Node nat-0")
 	hasEvent(t, asksFor(t, "nat-9", nat), "AddressNotPublished", nat)
 	checkStop(t, p)
 }
 
-// TestServingAfterLeaderChange has two leaders answer alike about two Nodes that report one address.
+// TestServingAfterLeaderChange has two leaders that answer alike about two Nodes with the same address.
 func TestServingAfterLeaderChange(t *testing.T) {
 	parallel(t)
 	stop, leads := startCandidate(t, clocktesting.NewFakeClock(time.Now()))

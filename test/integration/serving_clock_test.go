@@ -23,7 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// servingApprover approves serving certificates by what nodes report, and renewals.
+// servingApprover returns an approver of serving certificates by the reports of Nodes, and of renewals.
 func servingApprover() *approver.Reconciler {
 	known := &approver.Inventory{Sources: []approver.SourceBuilder{approver.NodeSource}}
 	return &approver.Reconciler{
@@ -32,7 +32,8 @@ func servingApprover() *approver.Reconciler {
 	}
 }
 
-// startCandidate runs an approver that is to be elected, and returns how to stop it, and what is closed once it leads.
+// startCandidate runs an approver with leader election. It returns a function that stops it, and a channel that is
+// closed once it leads.
 func startCandidate(t *testing.T, steps clock.WithTicker) (stop func(), leads <-chan struct{}) {
 	t.Helper()
 	unnamed := true
@@ -69,8 +70,8 @@ func elected(t *testing.T, leads <-chan struct{}) {
 	}
 }
 
-// TestServingWaitsForAddresses makes a request two minutes before its Node has addresses, by a clock that only steps: so
-// nothing but the addresses can have it looked at again. In between the leader is replaced, or not.
+// TestServingWaitsForAddresses creates a request two minutes before its Node has addresses, with a clock that only
+// steps. So only the addresses can wake it. In between the leader is replaced, or not.
 func TestServingWaitsForAddresses(t *testing.T) {
 	parallel(t)
 	for name, replaced := range map[string]bool{"by one leader": false, "by two leaders": true} {
@@ -96,7 +97,7 @@ func TestServingWaitsForAddresses(t *testing.T) {
 	}
 }
 
-// holdNodes is cfg over a connection that does not answer about Nodes before release.
+// holdNodes returns cfg over a connection that does not answer about Nodes before release.
 func holdNodes(cfg *rest.Config, release <-chan struct{}) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -114,8 +115,8 @@ func holdNodes(cfg *rest.Config, release <-chan struct{}) *rest.Config {
 	return cfg
 }
 
-// TestColdStart starts while a source does not answer: what needs it is not judged before it does, or has had ten seconds;
-// renewals need none.
+// TestColdStart starts while a source does not answer. Requests that need it are judged only once it answers, or
+// after ten seconds. Renewals need no source.
 func TestColdStart(t *testing.T) {
 	parallel(t)
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)

@@ -10,8 +10,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestServingLeavesToMachinesWhatIsTheirs has machines with addresses and without Nodes, and Nodes without machines that
-// report these addresses.
+// TestServingLeavesToMachinesWhatIsTheirs has machines with addresses and without Nodes, and Nodes without machines
+// that report these addresses.
 func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 	parallel(t)
 	create(t, admin(t), signingSecretOf(t))
@@ -28,7 +28,7 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 		hasEvent(t, obj, "SANContested", address+` is claimed by node "`+node+`" and by Machine default/`+machine+`, which`)
 		return obj
 	}
-	// One that can't be read has what can be, and is in nobody else's way.
+	// A machine that can't be read completely has the readable addresses, and does not affect others.
 	having("m-unreadable", "{type: InternalIP, address: 192.0.2.84}, {type: InternalIP}")
 
 	gone := having("m-gone", "{type: InternalIP, address: 192.0.2.81}")
@@ -39,7 +39,7 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 	waiting = claims("claims-b", "moves.example.com", "m-moves")
 	issuedSoon(t, waiting, func() { having("m-moves", "{type: InternalIP, address: 192.0.2.82}") })
 
-	// It is the machine's own Node, which nobody knew.
+	// It is the machine's own Node, which was not known before.
 	having("m-own", "{type: InternalIP, address: 192.0.2.83}")
 	waiting = claims("claims-c", "192.0.2.83", "m-own")
 	issuedSoon(t, waiting, func() {
@@ -47,7 +47,7 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 	})
 	isPending(t, claims("claims-d", "192.0.2.84", "m-unreadable"))
 
-	// Another Node that reports it turns out to be a machine that does not have it.
+	// Another Node that reports it turns out to be a machine without it.
 	newNode(t, "claims-rival", "192.0.2.85")
 	newNode(t, "claims-second", "192.0.2.85")
 	waiting = createRequest(t, kubeletOf(t, "claims-second"), servingRequest(t, "claims-second", "192.0.2.85"))
@@ -58,7 +58,7 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestServingOfSharedRanges has rows that give the same addresses and names to several nodes.
+// TestServingOfSharedRanges has rows that assign the same addresses and names to several nodes.
 func TestServingOfSharedRanges(t *testing.T) {
 	parallel(t)
 	p := startServingManager(t, `}, inventory: {sources: [{static: {rows: [
@@ -66,7 +66,7 @@ func TestServingOfSharedRanges(t *testing.T) {
 	asks := func(node string, sans ...string) *request {
 		return createRequest(t, kubeletOf(t, node), servingRequest(t, node, sans...))
 	}
-	// Nobody gets what its Node does not report: not without a Node, not because the Node is older.
+	// A Node gets no address that it does not report: not without a Node, and not because the Node is older.
 	first := newNode(t, "range-a", "192.0.2.97")
 	early, unborn := asks("range-a", "192.0.2.98"), asks("range-z", "192.0.2.99", "z.range.example.com")
 	hasEvent(t, early, "AddressNotPublished", "192.0.2.98 may belong to several nodes, according to row 2 of configuration", `Node "range-a" does not report it`)
@@ -74,12 +74,13 @@ func TestServingOfSharedRanges(t *testing.T) {
 	issuedSoon(t, early, func() { publish(t, first, "192.0.2.97", "192.0.2.98") })
 	issuedSoon(t, unborn, func() { newNode(t, "range-z", "192.0.2.99", "z.range.example.com") })
 
-	// Of two Nodes of the same second the name decides.
+	// Of two Nodes of the same second, the name decides.
 	newNode(t, "range-b", "192.0.2.98", "192.0.2.100")
 	contested := asks("range-b", "192.0.2.98")
 	hasEvent(t, contested, "SANContested", `192.0.2.98 is claimed by node "range-b" and by Node range-a`)
 
-	// What a row gives to one node alone is that node's before it has a Node, even if others report it.
+	// A value that a row assigns to one node alone belongs to that node before it has a Node, even if others report
+	// it.
 	const exact = "and by row 1 of configuration (node range-exact)"
 	taken := asks("range-b", "192.0.2.100")
 	hasEvent(t, taken, "SANContested", `192.0.2.100 is claimed by node "range-b" `+exact)
@@ -93,7 +94,8 @@ func TestServingOfSharedRanges(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestServingWaitsForNoWeakerSource has a node that only a source that is down could know report another one's address.
+// TestServingWaitsForNoWeakerSource has a node, known at most to an unreachable source, that reports the address of
+// another node.
 func TestServingWaitsForNoWeakerSource(t *testing.T) {
 	parallel(t)
 	ca := filepath.Join(t.TempDir(), "ca.crt")

@@ -30,7 +30,8 @@ func kubeletOf(t *testing.T, node string) client.Client {
 	return c
 }
 
-// servingRequest is what the kubelet of node asks for: addresses that look like one, and names.
+// servingRequest returns the request of the kubelet of node: SANs that parse as addresses become addresses, and
+// others names.
 func servingRequest(t *testing.T, node string, sans ...string) *request {
 	t.Helper()
 	template := x509.CertificateRequest{Subject: pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}}
@@ -47,7 +48,7 @@ func servingRequest(t *testing.T, node string, sans ...string) *request {
 	})
 }
 
-// newNode makes a Node that reports addresses.
+// newNode creates a Node that reports addresses.
 func newNode(t *testing.T, name string, addresses ...string) *corev1.Node {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -58,7 +59,7 @@ func newNode(t *testing.T, name string, addresses ...string) *corev1.Node {
 	return node
 }
 
-// publish makes node report addresses.
+// publish sets the addresses that node reports.
 func publish(t *testing.T, node *corev1.Node, addresses ...string) {
 	t.Helper()
 	node.Status.Addresses = nil
@@ -74,7 +75,7 @@ func publish(t *testing.T, node *corev1.Node, addresses ...string) {
 	}
 }
 
-// startServingManager runs the manager with the approval of serving certificates switched on, under its shipped role.
+// startServingManager runs the manager with approval of serving certificates, under its shipped role.
 func startServingManager(t *testing.T, more string) *process {
 	t.Helper()
 	installRBAC(t)
@@ -88,7 +89,7 @@ func startServingManagerAs(t *testing.T, cfg *rest.Config, more string) *process
 	return startManager(t, cfg, "--leader-elect=false", "--config", servingConfig(t, more))
 }
 
-// servingConfig is a file with the approval of serving certificates switched on.
+// servingConfig writes a configuration with approval of serving certificates.
 func servingConfig(t *testing.T, more string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -117,8 +118,8 @@ func TestServing(t *testing.T) {
 	if err := admin(t).Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &apiServer); err != nil {
 		t.Fatal(err)
 	}
-	// What the node says of itself does not help it: it reports all that it asks for. Of two Nodes of the same second the
-	// name decides, so it is a late one.
+	// The node's own report does not help it: it reports all requested names. Of two Nodes of the same second the
+	// name decides, so its name sorts late.
 	for name, test := range map[string]struct {
 		sans   []string
 		more   []string
@@ -153,13 +154,13 @@ func TestServing(t *testing.T) {
 			}
 		})
 	}
-	// A node that is called as a Service is keeps its name.
+	// A node with the name of a Service keeps its name.
 	newNode(t, service.Name, "192.0.2.90", service.Name)
 	reaches(t, createRequest(t, kubeletOf(t, service.Name), servingRequest(t, service.Name, "192.0.2.90", service.Name)), csr.Issued)
 	checkStop(t, p)
 }
 
-// TestServingWakes approves within a second of what a request has waited for.
+// TestServingWakes approves within a second after the awaited event.
 func TestServingWakes(t *testing.T) {
 	parallel(t)
 	startServingManager(t, "")
@@ -168,15 +169,15 @@ func TestServingWakes(t *testing.T) {
 	node := newNode(t, "wakes-a")
 	issuedSoon(t, waiting, func() { publish(t, node, "192.0.2.10", "192.0.2.12") })
 
-	// Another node holds it: when that one goes, it is free.
+	// Another node has the address. It is free once that node is deleted.
 	newNode(t, "wakes-b", "192.0.2.11", "192.0.2.12")
 	contested := createRequest(t, kubeletOf(t, "wakes-b"), servingRequest(t, "wakes-b", "192.0.2.11", "192.0.2.12"))
 	hasEvent(t, contested, "SANContested", "Node wakes-a")
 	issuedSoon(t, contested, func() { publish(t, node, "192.0.2.10") })
 }
 
-// TestNameOfTwoNamesIsNotIssued has a node ask for one DNS name that others read as two: its own address, and a name of
-// the API server. It used to be approved, and signed to the letter.
+// TestNameOfTwoNamesIsNotIssued has a node that requests one DNS name that others read as two: its own address, and a
+// name of the API server. Earlier versions approved and signed it literally.
 func TestNameOfTwoNamesIsNotIssued(t *testing.T) {
 	parallel(t)
 	startServingManager(t, "")

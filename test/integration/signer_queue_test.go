@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// TestSignerServesRequestersInTurn approves hundreds of requests of one requester while there is no CA. When it
+// TestSignerServesRequestersInTurn approves hundreds of requests of one requester while there is no CA. When the CA
 // appears, a single worker signs the only request of each other requester among the first.
 func TestSignerServesRequestersInTurn(t *testing.T) {
 	parallel(t)
@@ -68,7 +68,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 		}
 		return nil
 	})
-	// What the worker takes out of the queue before the other requests are in it goes before.
+	// Requests that the worker takes out of the queue before the other requesters are in it go first.
 	const early = 30
 	for at, name := range signedNames(t, records) {
 		if honest[name] && at >= early {
@@ -96,7 +96,7 @@ func openAudit(t *testing.T, file string) *audit.Log {
 	return opened
 }
 
-// readAudit returns the whole records of an audit log.
+// readAudit returns the complete records of an audit log.
 func readAudit(t *testing.T, file string) []audit.Record {
 	t.Helper()
 	data, err := os.ReadFile(file)

@@ -26,9 +26,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestSilentWatchHoldsServingApprovalsUp stalls the watch of Nodes, Services or EndpointSlices: the connection and new
-// watches stay open, and bring nothing. The limit is ten seconds in place of three minutes, so something changes each half
-// second in place of a bookmark each minute. What was read is not believed until it has been read again.
+// TestSilentWatchHoldsServingApprovalsUp stalls the watch of Nodes, Services or EndpointSlices: the connection and
+// new watches stay open, and deliver nothing. The limit is ten seconds instead of three minutes. So an object changes
+// each half second, instead of a bookmark each minute. The old copy is not used until everything has been read again.
 func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
 	parallel(t)
 	const limit = 10 * time.Second
@@ -36,7 +36,7 @@ func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
 	for _, resource := range []string{"nodes", "services", "endpointslices"} {
 		t.Run(resource, func(t *testing.T) {
 			followed := []string{resource}
-			// Lists fail later on, so that nothing is read again before the test has looked.
+			// Lists fail later, so that nothing is read again before the test has checked.
 			proxy := throughFaults(t, controlPlane(t).Config,
 				faults.Rule{Verbs: []string{"list"}, Resources: followed, Skip: 1, Do: faults.Answer(503)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Times: 1, Do: faults.Stall(limit)},
@@ -62,8 +62,8 @@ func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
 	touched()
 }
 
-// startApproverInProcess runs an approver of serving certificates as the binary does, but for the limit of silence. It
-// returns what it logs about silent watches.
+// startApproverInProcess runs an approver of serving certificates as the binary does, with another limit of silence.
+// It returns the log about silent watches.
 func startApproverInProcess(t *testing.T, cfg *rest.Config, limit time.Duration) (log func() string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -77,7 +77,7 @@ func startApproverInProcess(t *testing.T, cfg *rest.Config, limit time.Duration)
 	}, funcr.Options{})
 	cfg = rest.CopyConfig(cfg)
 	observer := apiuse.New()
-	observer.Silence = limit - time.Second // a silent watch ends before, and the next one is as silent
+	observer.Silence = limit - time.Second // a silent watch ends earlier, and the next one is silent too
 	observer.Wrap(cfg)
 	unnamed := true
 	mgr, err := manager.New(cfg, manager.Options{
@@ -108,8 +108,8 @@ func startApproverInProcess(t *testing.T, cfg *rest.Config, limit time.Duration)
 	}
 }
 
-// touchEachHalfSecond changes a Node, a Service and the EndpointSlice of the API server until the end of the test, or
-// until stop is called, which reports what went wrong.
+// touchEachHalfSecond changes a Node, a Service and the EndpointSlice of the API server, until the test ends or stop
+// is called. stop reports errors.
 func touchEachHalfSecond(t *testing.T) (stop func()) {
 	t.Helper()
 	newNode(t, "silent-touched", "192.0.2.62")

@@ -24,7 +24,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// signingFrom has every signer sign with the CA from source.
+// signingFrom configures every signer to sign with the CA from source.
 func signingFrom(source keypair.Source) func(*controllers.Options) {
 	return func(o *controllers.Options) {
 		pair := keypair.New(source)
@@ -35,8 +35,8 @@ func signingFrom(source keypair.Source) func(*controllers.Options) {
 	}
 }
 
-// TestFilesAreReloaded replaces the CA files as an administrator would: what waits is signed at once, a half-written
-// pair changes nothing, and several certificates in one file are fine.
+// TestFilesAreReloaded replaces the CA files as an administrator would. Waiting requests are signed at once, a
+// half-written pair changes nothing, and one file may hold several certificates.
 func TestFilesAreReloaded(t *testing.T) {
 	unshared(t)
 	dir := t.TempDir()
@@ -61,7 +61,7 @@ func TestFilesAreReloaded(t *testing.T) {
 		}
 		return nil
 	})
-	// What goes missing is refused once, and the last good one signs on.
+	// A missing CA is reported once, and the last good CA continues to sign.
 	rejected := func() int { return counted(t, "csr_signer_ca_reloads_total", map[string]string{"result": "rejected"}) }
 	before := rejected()
 	if err := os.Remove(certFile); err != nil {
@@ -79,8 +79,8 @@ func TestFilesAreReloaded(t *testing.T) {
 	}
 }
 
-// TestSecretGoes takes the signing Secret away from a loop under the shipped roles, first by its Role, then itself: the
-// last good CA signs on, and one Event tells of each loss at the most.
+// TestSecretGoes removes first the Role and then the signing Secret from a loop under the shipped roles. The last
+// good CA continues to sign, and at most one Event reports each loss.
 func TestSecretGoes(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -103,26 +103,26 @@ func TestSecretGoes(t *testing.T) {
 	loseRole(t, w, account, secret)
 	signs(first)
 
-	// It comes back, and the Secret is another one.
+	// The role is back, and the Secret is another one.
 	secret = replaceSecret(t, secret, second)
 	installRBAC(t)
 	hasLoaded(t, secret)
 	signs(second)
 
-	// The Secret goes.
+	// The Secret is deleted.
 	if err := admin(t).Delete(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
 	gone := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secret.Name}}
 	hasEvent(t, gone, "CAMissing", "does not exist", "the last good CA stays in use")
 	signs(second)
-	hasLoaded(t, replaceSecret(t, secret, first)) // and so no Event is on its way
+	hasLoaded(t, replaceSecret(t, secret, first)) // so no Event is pending
 	signs(first)
 	checkEventsOf(t, gone)
 }
 
-// loseRole takes the right to read secret from account, and returns once the loop was refused it, which happens when it
-// watches anew.
+// loseRole removes the right to read secret from account. It returns once the loop was refused, which happens when it
+// opens a new watch.
 func loseRole(t *testing.T, w *wire, account *rest.Config, secret *corev1.Secret) {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-signing-secret"}}
@@ -150,7 +150,7 @@ func loseRole(t *testing.T, w *wire, account *rest.Config, secret *corev1.Secret
 	})
 }
 
-// replaceSecret deletes secret and makes another one of that name.
+// replaceSecret deletes secret and creates another one of that name.
 func replaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1.Secret {
 	t.Helper()
 	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), secret)); err != nil {
@@ -161,7 +161,7 @@ func replaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1
 	return another
 }
 
-// hasLoaded waits for the Event that tells that the CA in secret signs.
+// hasLoaded waits for the Event that the CA in secret signs.
 func hasLoaded(t *testing.T, secret *corev1.Secret) {
 	t.Helper()
 	eventually(t, "the CA is loaded", func(ctx context.Context) error {
@@ -175,8 +175,8 @@ func hasLoaded(t *testing.T, secret *corev1.Secret) {
 	})
 }
 
-// checkEventsOf checks that secret's Events are three CALoaded, of a Secret each, one CAMissing when there was none, at most
-// one when it was out of reach, and one CAShared.
+// checkEventsOf checks the Events of the Secrets: three CALoaded, each of another Secret, one CAMissing for the
+// missing Secret, at most one for the unreadable Secret, and one CAShared.
 func checkEventsOf(t *testing.T, secret *corev1.Secret) {
 	t.Helper()
 	told := map[string]int{}

@@ -12,7 +12,7 @@ import (
 )
 
 // TestStaleInventoryHoldsServingApprovalsUp cuts the watches of Nodes, Services and EndpointSlices while the manager
-// runs, and refuses new ones. client-go tells nobody of the refusals. What was read before is not believed until it has
+// runs, and refuses new ones. client-go does not report the refusals. The old copy is not used until everything has
 // been read again.
 func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
 	unshared(t)

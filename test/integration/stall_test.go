@@ -30,20 +30,20 @@ import (
 const (
 	// timedRequests are enough for a median. The benchmark measures the slowest percent.
 	timedRequests = 50
-	// moved is by how much the median of those who are not concerned may move.
+	// moved is how much the median of the unaffected requests may change.
 	moved = 50 * time.Millisecond
-	// rounds bounds how often a measurement is made: the machine's other work is not what is measured.
+	// rounds bounds how often a measurement is repeated, because other work on the machine disturbs it.
 	rounds = 3
-	// waits labels what is deleted after each measurement.
+	// waits labels the requests that are deleted after each measurement.
 	waits = "waits"
 )
 
-// TestAStalledSourceDelaysNoRenewal has a source hold every lookup for ten seconds while a thousand requests wait for it:
-// renewals, which need no source, take as long as before.
+// TestAStalledSourceDelaysNoRenewal has a source that holds every lookup for ten seconds while a thousand requests
+// wait for it. Renewals, which need no source, take as long as before.
 func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	parallel(t)
 	stalls := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that the client has gone
+		_, _ = io.Copy(io.Discard, r.Body) // only then is a disconnected client noticed
 		select {
 		case <-time.After(10 * time.Second):
 		case <-r.Context().Done():
@@ -70,19 +70,19 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	})
 }
 
-// TestAHangingAuthorizerDelaysNoRenewal has an authorizer of the API server hang for everybody but nodes, while hundreds of
-// bootstrappers wait for their reviews: renewals take as long as before.
+// TestAHangingAuthorizerDelaysNoRenewal has an authorizer of the API server that hangs for every user but nodes,
+// while hundreds of bootstrappers wait for reviews. Renewals take as long as before.
 func TestAHangingAuthorizerDelaysNoRenewal(t *testing.T) {
 	parallel(t)
 	hanging := make(chan struct{}, 10_000)
-	var hangs atomic.Bool // once the API server runs
+	var hangs atomic.Bool // set once the API server runs
 	authorizer := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		review := &authorizationv1.SubjectAccessReview{}
 		if err := json.NewDecoder(r.Body).Decode(review); err != nil {
 			t.Error(err)
 		}
 		if !hangs.Load() || strings.HasPrefix(review.Spec.User, csr.NodeUserPrefix) {
-			_ = json.NewEncoder(w).Encode(review) // which says no
+			_ = json.NewEncoder(w).Encode(review) // the answer is no
 			return
 		}
 		hanging <- struct{}{}
@@ -149,7 +149,7 @@ func TestAHangingAuthorizerDelaysNoRenewal(t *testing.T) {
 	})
 }
 
-// renewals returns what measures renewals of as many nodes.
+// renewals returns a function that measures the renewals of that many nodes.
 func renewals(t *testing.T) func(name string) []time.Duration {
 	return func(name string) []time.Duration {
 		return timed(t, func(i int) (string, *request) {
@@ -159,12 +159,13 @@ func renewals(t *testing.T) func(name string) []time.Duration {
 	}
 }
 
-// noLoad is no load at all.
+// noLoad generates no load.
 func noLoad() (end func()) { return func() {} }
 
-// delaysNobody measures what honest ones take under usual load and under one that makes others wait, until the median has
-// not moved. Each load returns what ends it. On a machine so busy that the usual median is beyond what it may move by, it may be
-// twice as much: two measurements of the same differ by that.
+// delaysNobody compares the duration of honest requests under the usual load and under a load that makes other
+// requests wait. It repeats that until the median has changed little enough. Each load function returns a function
+// that ends it. On a busy machine, whose usual median exceeds the permitted change, twice the change is permitted:
+// two measurements of the same load differ that much.
 func delaysNobody(t *testing.T, honest func(name string) []time.Duration, usual, load func() (end func())) {
 	t.Helper()
 	measure := func(name string, load func() func()) []time.Duration {
@@ -178,7 +179,7 @@ func delaysNobody(t *testing.T, honest func(name string) []time.Duration, usual,
 	for round := range rounds {
 		before := percentile(measure(fmt.Sprintf("usual-%d", round), usual), 50)
 		while := measure(fmt.Sprintf("while-%d", round), load)
-		if slices.Max(while) > 9*time.Second { // whoever waits for a worker that stalls takes ten
+		if slices.Max(while) > 9*time.Second { // a request that waits for a stalled worker takes ten seconds
 			t.Fatal("somebody waited for others")
 		}
 		if percentile(while, 50) <= before+max(moved, before) {
@@ -188,12 +189,12 @@ func delaysNobody(t *testing.T, honest func(name string) []time.Duration, usual,
 	t.Errorf("the median has moved by more than %s in each of %d rounds", moved, rounds)
 }
 
-// percentile is the value that so many of a hundred don't exceed.
+// percentile returns the value that this percentage of all values does not exceed.
 func percentile(all []time.Duration, percent int) time.Duration {
 	return slices.Sorted(slices.Values(all))[(len(all)*percent+99)/100-1]
 }
 
-// timed returns how long each of some requests of kubelets took, one after the other, from creation to certificate.
+// timed returns the durations of some requests of kubelets, one after the other, from creation to certificate.
 func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Duration {
 	t.Helper()
 	label := client.MatchingLabels{"timed": "yes"}
@@ -209,7 +210,7 @@ func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Du
 			t.Fatal(err)
 		}
 		select {
-		case <-issued: // it is the only one that is not yet
+		case <-issued: // it is the only request without a certificate
 		case <-time.After(patience):
 			t.Fatalf("request %s is not issued", obj.Name)
 		}
@@ -218,7 +219,7 @@ func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Du
 	return took
 }
 
-// keepWaiting has the kubelet of node make obj, which has a label, so many times.
+// keepWaiting creates obj, which has a label, count times as the kubelet of node.
 func keepWaiting(t *testing.T, count int, node string, obj *request) {
 	t.Helper()
 	t.Cleanup(func() { deleteRequests(t, obj.Labels) })

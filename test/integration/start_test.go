@@ -19,7 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestDiscoveryThatFailsAtTheStartEndsNothing breaks the first discoveries off.
+// TestDiscoveryThatFailsAtTheStartEndsNothing aborts the first discoveries.
 func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -50,8 +50,8 @@ cleaning: {supersededAfter: 1h}
 	}
 }
 
-// TestRotationWithoutItsCRDHoldsUpNothingElse switches rotation on where its CRD is not installed. The approver works,
-// and the replica says what it waits for, until the CRD is there.
+// TestRotationWithoutItsCRDHoldsUpNothingElse enables rotation without its CRD. Until the CRD is installed, the
+// approver works, and the replica reports what it waits for.
 func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 	parallel(t)
 	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
@@ -60,7 +60,7 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	uninstall() // what tests before have left
+	uninstall() // left over from earlier tests
 	t.Cleanup(uninstall)
 	eventually(t, "there is no such resource", func(ctx context.Context) error {
 		list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "SigningAuthorityList"}}

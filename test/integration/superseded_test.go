@@ -17,7 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// madeBefore stores a request of node by user that is as old as that.
+// madeBefore stores a request of node by user with that age.
 func madeBefore(t *testing.T, name, user, node string, age time.Duration, mods ...func(*request)) *request {
 	t.Helper()
 	obj := nodeRequest(t, node, func(obj *request) {
@@ -40,8 +40,9 @@ func madeBefore(t *testing.T, name, user, node string, age time.Duration, mods .
 	return obj
 }
 
-// TestSuperseded sets supersededAfter: the cleaner deletes a pending request an hour after the same requester has made a
-// newer request for the same node, and nothing else. The parity suite shows that by default it deletes neither.
+// TestSuperseded sets supersededAfter. The cleaner deletes a pending request an hour after the same requester has
+// created a newer request for the same node, and nothing else. The parity suite shows that the default deletes
+// neither.
 func TestSuperseded(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
@@ -52,11 +53,11 @@ func TestSuperseded(t *testing.T) {
 	const minute = time.Minute
 	gone := madeBefore(t, "sup-a-1", "token", "sup-a", 80*minute)
 	kept := []*request{
-		madeBefore(t, "sup-a-2", "token", "sup-a", 70*minute), // its newer one is half an hour old
+		madeBefore(t, "sup-a-2", "token", "sup-a", 70*minute), // its newer request is half an hour old
 		madeBefore(t, "sup-a-3", "token", "sup-a", 30*minute),
 		madeBefore(t, "sup-a-4", "another", "sup-a", 80*minute),
 		madeBefore(t, "sup-a-5", "token", "sup-a", 80*minute, serving),
-		madeBefore(t, "sup-b-1", "token", "sup-b", 80*minute), // its newer one is decided
+		madeBefore(t, "sup-b-1", "token", "sup-b", 80*minute), // its newer request is decided
 		madeBefore(t, "sup-b-2", "token", "sup-b", 70*minute, approved),
 		madeBefore(t, "sup-c-1", "token", "sup-c", 80*minute, func(obj *request) { obj.Spec.SignerName = "example.com/a" }),
 		madeBefore(t, "sup-c-2", "token", "sup-c", 70*minute, func(obj *request) { obj.Spec.SignerName = "example.com/a" }),

@@ -22,7 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// kubeadmControllers is what kubeadm gives kube-controller-manager.
+// kubeadmControllers is kubeadm's flag for kube-controller-manager.
 const kubeadmControllers = "--controllers=*,bootstrapsigner,tokencleaner"
 
 const theirs, ours = "kube-controller-manager", "csr-controller-manager"
@@ -235,7 +235,7 @@ func (w *takeover) start(t *testing.T, name, binary string, args ...string) *clu
 	return p
 }
 
-// end ends kube-controller-manager, which does not do so cleanly, and fails when it had ended before.
+// end stops kube-controller-manager, which does not exit cleanly. It fails if the process had ended before.
 func end(t *testing.T, theirs *cluster.Process) {
 	t.Helper()
 	if theirs.Ended() != nil {
@@ -273,7 +273,7 @@ func (w *takeover) reaches(t *testing.T, obj *request, state csr.State) {
 	})
 }
 
-// issuedBy checks who is noted in managedFields, which is how the guide tells people to see it.
+// issuedBy checks the field managers in managedFields, as the guide tells people to do.
 func (w *takeover) issuedBy(t *testing.T, node, approver, signer string) {
 	t.Helper()
 	got := map[string]string{}
@@ -285,7 +285,7 @@ func (w *takeover) issuedBy(t *testing.T, node, approver, signer string) {
 	}
 }
 
-// staysPending gives whoever is there two seconds.
+// staysPending waits two seconds, and checks that no program has handled obj.
 func (w *takeover) staysPending(t *testing.T, obj *request) {
 	t.Helper()
 	until := time.Now().Add(2 * time.Second)

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// wire is how a loop reaches the API server. It can be cut, and tells what of the Secret was refused.
+// wire is the connection of a loop to the API server. It can be cut, and counts the refused reads of the Secret.
 type wire struct {
 	mu      sync.Mutex
 	open    []net.Conn
@@ -25,7 +25,7 @@ func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, err
 	return conn, err
 }
 
-// cut ends all connections, and watches with them.
+// cut closes all connections, and so all watches.
 func (w *wire) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,7 +35,7 @@ func (w *wire) cut() {
 	w.open = nil
 }
 
-// count is a rest.Config's WrapTransport.
+// count is a rest.Config's WrapTransport that counts.
 func (w *wire) count(next http.RoundTripper) http.RoundTripper {
 	return roundTrip(func(request *http.Request) (*http.Response, error) {
 		response, err := next.RoundTrip(request)
