@@ -50,8 +50,8 @@ func TestParse(t *testing.T) {
 		"bad lines among good": {
 			text: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", names: []string{"a", "h"},
 			problems: []string{
-				`line 2: "b c" is no node's name`, `line 3: "system:node:d" is a user name: remove the prefix system:node:`,
-				`line 4: "- e" is no node's name`, `line 5: "f_g" is no node's name`, `line 6: "*" is no node's name`,
+				`line 2: "b c" is not a node name`, `line 3: "system:node:d" is a user name: remove the prefix system:node:`,
+				`line 4: "- e" is not a node name`, `line 5: "f_g" is not a node name`, `line 6: "*" is not a node name`,
 			},
 		},
 	} {
@@ -160,8 +160,8 @@ func TestChanges(t *testing.T) {
 		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing the block list of nodes can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
 		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid the block list of nodes can't be read: it has no key nodes; the last version stays in use: blocked: a, b"}, false},
-		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is no node's name`, []string{
-			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: line 2: "x y" is no node's name`, "Normal BlockListRead blocked: b",
+		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is not a node name`, []string{
+			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: line 2: "x y" is not a node name`, "Normal BlockListRead blocked: b",
 		}, true},
 		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead no node is blocked"}, true},
 	} {
