@@ -110,7 +110,7 @@ func TestWhatTheFileDoesNotTakeIsLogged(t *testing.T) {
 	t.Parallel()
 	opened, ctx, lines, _ := open(t, audit.Options{MaxSize: 1})
 	opened.Write(ctx, now, audit.Signed, audit.Record{Subject: strings.Repeat("m", 2<<20)})
-	if !strings.Contains(lines.String(), `"msg"="The audit log lacks this record"`) {
+	if !strings.Contains(lines.String(), `"msg"="Can't write this record to the audit log"`) {
 		t.Errorf("log: %.300s", lines.String())
 	}
 }

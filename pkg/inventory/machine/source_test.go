@@ -184,7 +184,7 @@ func TestLookup(t *testing.T) {
 		"an invalid start time": {
 			options: Options{Kind: "Host", NamePath: ".metadata.labels.node", CreatedPath: ".status.started"},
 			objects: map[string]string{"a": `{metadata: {labels: {node: node-1}}, status: {started: yesterday}}`},
-			wantErr: `Host default/a: .status.started: "yesterday" is no time`,
+			wantErr: `Host default/a: .status.started: "yesterday" is not an RFC 3339 time`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
