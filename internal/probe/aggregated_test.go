@@ -43,16 +43,16 @@ func TestAskResource(t *testing.T) {
 	}{
 		"knows the subject":       {403, 401, forbiddenTo(probe.Subject), Recognised, "knows the subject"},
 		"refuses the certificate": {401, 403, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "answers 401"},
-		"401 of another program":  {401, 401, "log in first", Unknown, "no answer that counts"},
+		"401 of another program":  {401, 401, "log in first", Unknown, "no conclusive answer"},
 		"sees no client":          {403, 403, forbiddenTo("system:anonymous"), Unknown, "as anonymous"},
-		"another user":            {403, 403, forbiddenTo("admin"), Unknown, "no answer that counts"},
-		"forbids without a name":  {403, 403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no answer that counts"},
+		"another user":            {403, 403, forbiddenTo("admin"), Unknown, "no conclusive answer"},
+		"forbids without a name":  {403, 403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no conclusive answer"},
 		"404 for the probe only":  {404, 403, statusOf(404, metav1.StatusReasonNotFound), Recognised, "and refuses a client without one"},
 		"200 for the probe only":  {200, 401, metav1.Status{}, Recognised, "and refuses a client without one"},
 		"404 for every client":    {404, 404, statusOf(404, metav1.StatusReasonNotFound), Unknown, "admits every client"},
 		"200 for every client":    {200, 200, metav1.Status{}, Unknown, "admits every client"},
 		"200, then no answer":     {200, 503, metav1.Status{}, Unknown, "admits every client"},
-		"503":                     {503, 503, "no backend", Unknown, "no answer that counts"},
+		"503":                     {503, 503, "no backend", Unknown, "no conclusive answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -187,12 +187,12 @@ func TestAsk(t *testing.T) {
 		"another user with our id": {201, reviewFor("admin", probe.ID), Refused, `"admin"`},
 		"no user":                  {201, reviewFor(""), Refused, `""`},
 		"401 of an API server":     {401, statusOf(401, metav1.StatusReasonUnauthorized), Refused, "401"},
-		"401 of another program":   {401, "log in first", Unknown, "no answer that counts"},
-		"403":                      {403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no answer that counts"},
-		"404":                      {404, statusOf(404, metav1.StatusReasonNotFound), Unknown, "no answer that counts"},
-		"500":                      {500, statusOf(500, metav1.StatusReasonInternalError), Unknown, "no answer that counts"},
-		"503":                      {503, "no backend", Unknown, "no answer that counts"},
-		"not JSON":                 {201, "<html>", Unknown, "no answer that counts"},
+		"401 of another program":   {401, "log in first", Unknown, "no conclusive answer"},
+		"403":                      {403, statusOf(403, metav1.StatusReasonForbidden), Unknown, "no conclusive answer"},
+		"404":                      {404, statusOf(404, metav1.StatusReasonNotFound), Unknown, "no conclusive answer"},
+		"500":                      {500, statusOf(500, metav1.StatusReasonInternalError), Unknown, "no conclusive answer"},
+		"503":                      {503, "no backend", Unknown, "no conclusive answer"},
+		"not JSON":                 {201, "<html>", Unknown, "no conclusive answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -221,7 +221,7 @@ func TestARefusalProvesNothingOfACertificateThatWasNotSeen(t *testing.T) {
 		"seen and valid":     {tls.RequestClientCert, 0, Refused, "answers 401"},
 		"not asked for":      {tls.NoClientCert, 0, Unknown, "did not ask for the certificate"},
 		"an hour ahead":      {tls.RequestClientCert, time.Hour, Unknown, "by its clock"},
-		"an hour behind":     {tls.RequestClientCert, -time.Hour, Unknown, "see that the clocks agree"},
+		"an hour behind":     {tls.RequestClientCert, -time.Hour, Unknown, "synchronize the clocks"},
 		"four minutes ahead": {tls.RequestClientCert, 4 * time.Minute, Refused, "answers 401"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestAskWithoutAnAnswer(t *testing.T) {
 		"timed out":         {ended, slow},
 		"bad configuration": {t.Context(), &rest.Config{Host: "https://x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/none"}}},
 	} {
-		if got := probe.Ask(test.ctx, test.cluster); got.Trust != Unknown || !strings.Contains(got.Evidence, "no answer that counts") {
+		if got := probe.Ask(test.ctx, test.cluster); got.Trust != Unknown || !strings.Contains(got.Evidence, "no conclusive answer") {
 			t.Errorf("%s: %s: %s", name, got.Trust, got.Evidence)
 		}
 	}

@@ -114,7 +114,7 @@ func TestRecognise(t *testing.T) {
 	r.second.trust(r.old, r.new)
 	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Recognised, "")
 	r.targets[1].Cluster.Host = "https://" + unused(t)
-	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Unknown, "no answer that counts")
+	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Unknown, "no conclusive answer")
 }
 
 func unused(t *testing.T) string {

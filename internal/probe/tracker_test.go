@@ -55,7 +55,7 @@ func TestTracker(t *testing.T) {
 		"once":                         {rounds: each("+"), missing: "a: the wanted answer was seen 1 time(s), for 0s of 0s"},
 		"twice, without settling":      {rounds: each("+", "+")},
 		"long enough":                  {settle: 3 * every, rounds: each("++", "++", "++", "++")},
-		"not long enough":              {settle: 3*every + 1, rounds: each("++", "++", "++", "++"), missing: "a: the wanted answer was seen 4 time(s), for 30s of 30.000000001s|b: it has"},
+		"not long enough":              {settle: 3*every + 1, rounds: each("++", "++", "++", "++"), missing: "a: the wanted answer was seen 4 time(s), for 30s of 30.000000001s|b: the wanted answer"},
 		"waiting is no answer":         {settle: 4 * every, rounds: each("+", "+", "+"), later: 2 * every, missing: "for 20s of 40s"},
 		"one lags":                     {settle: every, rounds: each("+-", "+-", "+-"), missing: "b: says 401"},
 		"one changed its answer":       {settle: 2 * every, rounds: each("+", "+", "-", "+", "+"), missing: "for 10s of 20s"},

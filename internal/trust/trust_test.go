@@ -116,7 +116,7 @@ func TestWhy(t *testing.T) {
 	for err, want := range map[error]string{
 		forbidden:             "can't be brought up to date: grant the manager get and update on configmaps ca in namespace ns, and create on configmaps there (" + forbidden.Error() + ")",
 		errors.New("timeout"): "can't be brought up to date: timeout",
-		errDiffers:            "is not as it should be",
+		errDiffers:            "is not up to date",
 	} {
 		if got := at.why(err); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
