@@ -89,7 +89,7 @@ func TestStoredBadInput(t *testing.T) {
 		"no-pem": {func(obj *request) { obj.Spec.Request = []byte("hello") }, "Malformed", "not a PEM block of type CERTIFICATE REQUEST"},
 		"garbage": {func(obj *request) {
 			obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: []byte("x")})
-		}, "Malformed", "no valid PKCS#10 request"},
+		}, "Malformed", "not a valid PKCS#10 request"},
 		"forged": {func(obj *request) { obj.Spec.Request = forged(obj.Spec.Request) }, "Malformed", "signature"},
 		"weak-key": {func(obj *request) {
 			obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
