@@ -135,7 +135,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 		t.Errorf("API servers that were asked: %+v, want the one endpoint of the Service kubernetes", asked)
 	}
 	c.ask(t, authorityName, v1alpha1.RotateComplete) // while certificates of the old CA are valid
-	c.toldRefused(t, authorityName, "live until")
+	c.toldRefused(t, authorityName, "are valid until")
 	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate != nil })
 	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.TrustConfirmed.Command()) {
 		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", status.WaitingFor, status.APIServers)
@@ -152,7 +152,7 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	clients := certOf(t, c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing)
 	servers := certOf(t, c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing)
 	c.ask(t, servingAuthority, v1alpha1.RotateComplete)
-	c.toldRefused(t, servingAuthority, "live until")
+	c.toldRefused(t, servingAuthority, "are valid until")
 	c.wantNoClients(t, 1)
 	c.until(t, renewal, "the kubelets' certificates are of the new CAs", func(context.Context) (bool, error) {
 		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
