@@ -18,7 +18,7 @@ func (c *cluster) inPod(t *testing.T, args ...string) string {
 // that finds a problem would fail.
 func (c *cluster) testCommands(t *testing.T, m *machine) {
 	t.Helper()
-	checked := c.inPod(t, "check")
+	checked := c.inPod(t, "check", "--all")
 	for _, part := range []string{"own-rights", "kubelet-rights", "ca-trusted"} {
 		if !strings.Contains(checked, part) {
 			t.Errorf("check does not tell %s:\n%s", part, checked)
