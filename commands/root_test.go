@@ -66,7 +66,7 @@ func TestLongFlagsMayHaveOneDash(t *testing.T) {
 	}
 	var out bytes.Buffer
 	if err := Execute(t.Context(), []string{"rotation", "status", "-timeout", "0s"}, &out); err == nil ||
-		!strings.Contains(err.Error(), "--timeout: 0s is no time to wait") {
+		!strings.Contains(err.Error(), "--timeout: 0s is not a time to wait") {
 		t.Errorf("rotation: error %v", err)
 	}
 }

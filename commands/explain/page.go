@@ -18,7 +18,7 @@ const (
 	// maxItems bounds a list.
 	maxItems = 20
 	// width is where prose is wrapped. Values and commands are never wrapped.
-	width = 100
+	width = 80
 )
 
 // Section is a part of the details of a Report.

@@ -24,6 +24,9 @@ var outputs = []string{
 	"commands/testdata/check/*",
 }
 
+// checked finds what the command check prints in a page.
+var checked = regexp.MustCompile("(?s)```\n   (Asked .*?)```")
+
 // widths are those of the terminals, in columns.
 var widths = []int{80, 120}
 
@@ -76,12 +79,12 @@ func terminalTexts(root string) (map[string]string, error) {
 			texts[strings.TrimSuffix(name, filepath.Ext(name))] = string(text)
 		}
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "reference", "check.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "deploy.md"))
 	if err != nil {
 		return nil, err
 	}
-	if block := regexp.MustCompile("(?s)```\n(.*?)```").FindSubmatch(page); block != nil {
-		texts["check"] = string(block[1])
+	if block := checked.FindSubmatch(page); block != nil {
+		texts["check"] = strings.ReplaceAll(string(block[1]), "\n   ", "\n")
 	}
 	return texts, nil
 }
