@@ -150,7 +150,7 @@ func TestPreparedAPIServerKeepsItsOwnUsers(t *testing.T) {
 	if who := whoIs(t, user.Config()); who.Username != "carol" {
 		t.Errorf("the API server takes carol for %q", who.Username)
 	}
-	if _, err := csrenv.Prepare(testEnv); err == nil || !strings.Contains(err.Error(), "call Prepare before") {
+	if _, err := csrenv.Prepare(testEnv); err == nil || !strings.Contains(err.Error(), "call Prepare first") {
 		t.Errorf("Prepare after the start: %v", err)
 	}
 }
