@@ -81,7 +81,7 @@ var rotationMutations = []mutation{
 	{"rotation: what signs is trusted before a completion", "controllers/rotation/prepared.go", "blockers = append(blockers, p.missingTrust(p.facts.Signing)...)", "", rotationTests},
 	{"rotation: the ledger closes before the bundle shrinks", "controllers/rotation/completing.go", "if !p.facts.Sealed {", "if false {", rotationTests},
 	{"rotation: outstanding is counted again", "controllers/rotation/completing.go", "len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil", "false", rotationTests},
-	{"rotation: late signers have seen the end", "controllers/rotation/completing.go", "if s.LedgerClosedAt.Add(ledger.QuietAfter).After(p.facts.Now) {", "if false {", rotationTests},
+	{"rotation: late signers have seen the end", "controllers/rotation/completing.go", "quiet.After(p.facts.Now) {", "quiet.IsZero() {", rotationTests},
 	{"rotation: API servers refuse before the key goes", "controllers/rotation/completing.go", "p.step.Waiting = append(p.step.Waiting, p.facts.RetiringRefused.missing()...)\n", "", rotationTests},
 	{"rotation: aggregated API servers refuse too", "controllers/rotation/completing.go", "for _, server := range p.facts.Holding {", "for _, server := range p.facts.Holding[:0] {", rotationTests},
 	{"rotation: a shared CA is refused by nobody", "controllers/rotation/completing.go", " && len(p.facts.Sharing) == 0", "", rotationTests},
