@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,28 @@ cleaning:
 }
 
 // Each pair of flags is for the signer in its name: kube-controller-manager shifts two of these labels in its errors.
+// TestExamplesOfThePage loads each example of the configuration page. The page's flags and fields are generated.
+func TestExamplesOfThePage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "configuration.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(examples) != 2 {
+		t.Fatalf("%d examples, want 2", len(examples))
+	}
+	for _, example := range examples {
+		args := []string{"--config", write(t, example[1])}
+		if !strings.Contains(example[1], "secret:") {
+			args = append(args, "--signing-secret", "a/b")
+		}
+		if _, _, err := config.Load(args, nil); err != nil {
+			t.Errorf("%v in\n%s", err, example[1])
+		}
+	}
+}
+
 func TestPerSignerFlags(t *testing.T) {
 	t.Parallel()
 	for middle, signer := range map[string]string{
