@@ -50,7 +50,7 @@ func runCommand(t *testing.T, code int, parts []string, args ...string) string {
 // TestApproveByHand has no manager, so that nothing but the command decides.
 func TestApproveByHand(t *testing.T) {
 	unshared(t)
-	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	create(t, admin(t), signingSecretOf(t))
 	grant(t, "stranger", mayCreate)
 	flags := handArgs(t)
 	run := func(code int, parts []string, args ...string) {
@@ -115,7 +115,7 @@ func hasApproval(t *testing.T, obj *request, part string) {
 // TestApproveByHandRefusesABlockedNode blocks the node of a request that the rules approve.
 func TestApproveByHandRefusesABlockedNode(t *testing.T) {
 	unshared(t)
-	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	create(t, admin(t), signingSecretOf(t))
 	obj := createRequest(t, admin(t), nodeRequest(t, "hand-blocked"))
 	flags := append(handArgs(t), "--node-block-list="+systemNamespace+"/hand-blocked")
 	args := append(append([]string{"approve"}, flags...), obj.Name)
@@ -132,7 +132,7 @@ func TestApproveByHandRefusesABlockedNode(t *testing.T) {
 func TestPendingListsWhoWaits(t *testing.T) {
 	unshared(t)
 	installRBAC(t)
-	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	create(t, admin(t), signingSecretOf(t))
 	grant(t, "stranger", mayCreate)
 	flags := handArgs(t)
 	p := startManager(t, controlPlane(t).Config, append(flags[2:], "--leader-elect=false")...)
@@ -179,7 +179,7 @@ func lineOf(out, name string) string {
 func TestExplainTimeline(t *testing.T) {
 	unshared(t)
 	installRBAC(t)
-	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	create(t, admin(t), signingSecretOf(t))
 	grant(t, "stranger", mayCreate)
 	flags := handArgs(t)
 	obj := createRequest(t, as(t, "stranger"), nodeRequest(t, "told"))
@@ -206,7 +206,7 @@ func TestExplainTimeline(t *testing.T) {
 // its approval.
 func TestApproveByHandMeetsAnotherDecision(t *testing.T) {
 	unshared(t)
-	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	create(t, admin(t), signingSecretOf(t))
 	grant(t, "stranger", "cluster-admin")
 	obj := createRequest(t, admin(t), nodeRequest(t, "hand-raced"))
 	eventually(t, "the stranger may read requests", func(ctx context.Context) error {

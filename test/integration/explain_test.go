@@ -291,7 +291,7 @@ func TestExplainForWhoMayDoLittle(t *testing.T) {
 	for _, line := range []string{
 		"  CA                  unknown: may not get secrets in namespace " + systemNamespace + " (csr-signer)\n",
 		"  latest              unknown: may not list events in namespace default\n",
-		"  The request is not approved. What the rules say is unknown: may not create subjectaccessreviews.\n",
+		"  The request is not approved. What the rules say is unknown: may not create\n  subjectaccessreviews.\n",
 	} {
 		if !strings.Contains(out, line) {
 			t.Errorf("%q is not in:\n%s", line, out)

@@ -61,7 +61,7 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 	t.Run("4: the node exists", func(t *testing.T) {
 		openshiftMachine(t, "rule-4")
 		newNode(t, "rule-4")
-		refused(t, createRequest(t, joiner, nodeRequest(t, "rule-4")), "NodeAlive", `Node "rule-4" exists`)
+		refused(t, createRequest(t, joiner, nodeRequest(t, "rule-4")), "NodeAlive", `node "rule-4" may be alive, because its Node or its Lease exists`)
 	})
 	t.Run("5: no machine", func(t *testing.T) {
 		refused(t, createRequest(t, joiner, nodeRequest(t, "rule-5")), "NotExpected", `expects node "rule-5"`)

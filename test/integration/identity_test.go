@@ -46,7 +46,7 @@ func TestIdentity(t *testing.T) {
 		t.Cleanup(func() { _ = admin(t).Delete(context.Background(), registered) })
 		// Now that the node exists, the same token can't become it again.
 		taken := token.asks(t, "expected")
-		hasEvent(t, taken, "NodeAlive", `Node "expected" exists`)
+		hasEvent(t, taken, "NodeAlive", `node "expected" may be alive, because its Node or its Lease exists`)
 		isPending(t, taken)
 	})
 	t.Run("the machine comes later", func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestIdentity(t *testing.T) {
 		expect(t, "leaves")
 		node := newNode(t, "leaves")
 		waiting := token.asks(t, "leaves")
-		hasEvent(t, waiting, "NodeAlive", `Node "leaves" exists`)
+		hasEvent(t, waiting, "NodeAlive", `node "leaves" may be alive`)
 		issuedSoon(t, waiting, func() { machines.delete(t, node) })
 	})
 	t.Run("the token becomes one that is kept track of", func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestBoundTokens(t *testing.T) {
 	}{
 		{free.asks(t, "bound-a"), "NotAuthorized", "is not bound to node"},
 		{bound.asks(t, "bound-c"), "NotAuthorized", `is bound to another node than "bound-c"`},
-		{bound.asks(t, "bound-b"), "NodeAlive", `Node "bound-b" exists`},
+		{bound.asks(t, "bound-b"), "NodeAlive", `node "bound-b" may be alive`},
 	} {
 		hasEvent(t, test.obj, test.reason, test.part)
 		isPending(t, test.obj)

@@ -81,7 +81,7 @@ func (r *rotating) check(t *testing.T, secret string) (output string, exitCode i
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, fmt.Appendf(nil, "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
 		"signing: {secret: %s/%s}\nrotation: {enabled: true}\n", signingNamespace, secret))
-	out, err := exec.CommandContext(t.Context(), path, "check", "--kubeconfig", kubeconfig, "--config", file).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), path, "check", "--all", "--kubeconfig", kubeconfig, "--config", file).CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
