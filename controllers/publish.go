@@ -133,31 +133,32 @@ func (p *publisher) Start(ctx context.Context) error {
 	}
 }
 
-// sync writes the ConfigMap if a read is due or the data has changed. It logs each problem once.
+// sync writes the ConfigMap if a read is due or the data has changed since a write that succeeded. It logs each problem
+// once.
 func (p *publisher) sync(ctx context.Context) {
 	now := p.clock.Now()
-	if p.user.Username == "" && !now.Before(p.due) {
+	due := !now.Before(p.due)
+	if due && p.user.Username == "" {
 		p.user = p.whoAmI(ctx)
 	}
 	data, err := p.data(now)
-	if err == nil && now.Before(p.due) && (p.written == nil || maps.Equal(data, p.written)) {
+	if err == nil {
+		if changed := p.written != nil && !maps.Equal(data, p.written); !due && !changed {
+			return
+		}
+		err = p.write(ctx, data)
+	}
+	if ctx.Err() != nil {
 		return
 	}
 	if err == nil {
-		err = p.write(ctx, data)
-	}
-	switch {
-	case ctx.Err() != nil:
-		return
-	case err == nil:
 		p.written, p.due, p.problem = data, now.Add(publishInterval), ""
 		return
-	case apierrors.IsForbidden(err):
-		p.due = now.Add(publishPause)
-	default:
-		p.due = now.Add(time.Minute)
 	}
-	p.written = nil
+	p.written, p.due = nil, now.Add(time.Minute)
+	if apierrors.IsForbidden(err) {
+		p.due = now.Add(publishPause)
+	}
 	if problem := err.Error(); problem != p.problem {
 		p.problem = problem
 		p.log.Info("The configuration is not published: the kubectl plugin can't read it. The controllers work on",

@@ -44,20 +44,6 @@ type field struct {
 
 // object writes the table of an object, and those of the objects in it.
 func (w *walker) object(object reflect.Type, defaults reflect.Value, path string) error {
-	rows := newTable("field", "type", "default", "description")
-	all := list(object, defaults)
-	for _, f := range all {
-		comment, err := w.comment(f)
-		if err != nil {
-			return err
-		}
-		if path == "" && f.name == "kind" {
-			rows.row("`apiVersion`", "string", "", "Must be `"+config.APIVersion+"`.")
-			rows.row("`kind`", "string", "", "Must be `"+config.Kind+"`.")
-			continue
-		}
-		rows.row(quote(f.name), kind(f, path), initial(f), prose(bare(comment, f.Name)))
-	}
 	if path != "" {
 		comment, err := w.of(object, object.Name())
 		if err != nil {
@@ -65,8 +51,9 @@ func (w *walker) object(object reflect.Type, defaults reflect.Value, path string
 		}
 		fmt.Fprintf(&w.out, "### %s\n\n%s\n\n", path, prose(about(comment, object.Name(), path)))
 	}
-	if len(all) > 0 {
-		w.out.WriteString(rows.String() + "\n")
+	all := list(object, defaults)
+	if err := w.rows(all, path); err != nil {
+		return err
 	}
 	for _, f := range all {
 		if inner, suffix := structure(f.Type); inner != nil {
@@ -79,6 +66,28 @@ func (w *walker) object(object reflect.Type, defaults reflect.Value, path string
 			}
 		}
 	}
+	return nil
+}
+
+// rows writes the table of the fields of the object at path.
+func (w *walker) rows(fields []field, path string) error {
+	if len(fields) == 0 {
+		return nil
+	}
+	rows := newTable("field", "type", "default", "description")
+	for _, f := range fields {
+		comment, err := w.comment(f)
+		if err != nil {
+			return err
+		}
+		if path == "" && f.name == "kind" {
+			rows.row("`apiVersion`", "string", "", "Must be `"+config.APIVersion+"`.")
+			rows.row("`kind`", "string", "", "Must be `"+config.Kind+"`.")
+			continue
+		}
+		rows.row(quote(f.name), kind(f, path), initial(f), prose(bare(comment, f.Name)))
+	}
+	w.out.WriteString(rows.String() + "\n")
 	return nil
 }
 

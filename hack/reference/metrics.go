@@ -160,15 +160,7 @@ func findMetrics(root string) ([]metric, error) {
 
 // readMetric returns the metric that call makes, or nil. A description is that of a gauge: the code makes no other.
 func readMetric(call *ast.CallExpr) (*metric, error) {
-	function, is := call.Fun.(*ast.SelectorExpr)
-	if !is {
-		return nil, nil
-	}
-	from, is := function.X.(*ast.Ident)
-	if !is || from.Name != "prometheus" || len(call.Args) == 0 {
-		return nil, nil
-	}
-	kind := strings.TrimSuffix(strings.TrimPrefix(function.Sel.Name, "New"), "Vec")
+	kind := constructed(call)
 	m := &metric{kind: strings.ToLower(kind)}
 	var labels ast.Expr
 	switch kind {
@@ -195,6 +187,18 @@ func readMetric(call *ast.CallExpr) (*metric, error) {
 		return nil, fmt.Errorf("a %s whose name and help are no literals", kind)
 	}
 	return m, nil
+}
+
+// constructed returns what call constructs: X if it calls prometheus.NewX or prometheus.NewXVec, else "".
+func constructed(call *ast.CallExpr) string {
+	function, is := call.Fun.(*ast.SelectorExpr)
+	if !is {
+		return ""
+	}
+	if from, is := function.X.(*ast.Ident); !is || from.Name != "prometheus" || len(call.Args) == 0 {
+		return ""
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(function.Sel.Name, "New"), "Vec")
 }
 
 // readOptions reads the name and the help of m.

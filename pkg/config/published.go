@@ -15,8 +15,10 @@ import (
 const (
 	// PublishedSuffix follows the name of a manager's Lease in the name of the ConfigMap with its configuration.
 	PublishedSuffix = "-configuration"
-	// PublishedLabel and PublishedValue select these ConfigMaps.
-	PublishedLabel, PublishedValue = "csr-controller-manager.io/publishes", "configuration"
+	// PublishedLabel is the label of these ConfigMaps.
+	PublishedLabel = "csr-controller-manager.io/publishes"
+	// PublishedValue is the value of that label.
+	PublishedValue = "configuration"
 	// PublishedKey is the key of the configuration in the ConfigMap.
 	PublishedKey = "configuration.yaml"
 )
@@ -131,40 +133,45 @@ func Merge(managers []*Configuration) *Configuration {
 	if len(managers) == 0 {
 		return Default()
 	}
-	runs := func(controller Controller) *Configuration {
-		for _, c := range managers {
-			if c.Enabled(controller) {
-				return c
-			}
-		}
-		return nil
-	}
 	merged := *managers[0]
 	for _, controller := range []Controller{CleanerController, RotationController, SignerController, ApproverController} {
-		if c := runs(controller); c != nil {
+		if c := firstWith(controller, managers); c != nil {
 			merged = *c
 		}
 	}
 	merged.Controllers, merged.DryRun = nil, nil
 	for _, controller := range controllers {
-		c := runs(controller)
-		if c == nil {
-			continue
-		}
-		merged.Controllers = append(merged.Controllers, string(controller))
-		if c.DryRuns(controller) {
-			merged.DryRun = append(merged.DryRun, string(controller))
-		}
-		switch controller {
-		case ApproverController:
-			merged.Approval, merged.SelfCheck = c.Approval, c.SelfCheck
-		case SignerController:
-			merged.Signing, merged.Rotation.Enabled = c.Signing, c.Rotation.Enabled
-		case CleanerController:
-			merged.Cleaning = c.Cleaning
-		case RotationController:
-			merged.Rotation = c.Rotation
+		if c := firstWith(controller, managers); c != nil {
+			merged.take(controller, c)
 		}
 	}
 	return &merged
+}
+
+// firstWith returns the first of managers that runs controller, or nil.
+func firstWith(controller Controller, managers []*Configuration) *Configuration {
+	for _, c := range managers {
+		if c.Enabled(controller) {
+			return c
+		}
+	}
+	return nil
+}
+
+// take adds controller to c, with its settings in from.
+func (c *Configuration) take(controller Controller, from *Configuration) {
+	c.Controllers = append(c.Controllers, string(controller))
+	if from.DryRuns(controller) {
+		c.DryRun = append(c.DryRun, string(controller))
+	}
+	switch controller {
+	case ApproverController:
+		c.Approval, c.SelfCheck = from.Approval, from.SelfCheck
+	case SignerController:
+		c.Signing, c.Rotation.Enabled = from.Signing, from.Rotation.Enabled
+	case CleanerController:
+		c.Cleaning = from.Cleaning
+	case RotationController:
+		c.Rotation = from.Rotation
+	}
 }

@@ -21,18 +21,16 @@ func TestInstallKeepsWhatTheManagerPublishes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubectl := []string{filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "apply", "-k", "config/default"}
-	upgrade := []string{path, "upgrade", "--install", "csr-controller-manager", chart, "--namespace", systemNamespace, "--create-namespace"}
-	for name, test := range map[string]struct{ install, again [][]string }{
-		"kubectl apply":               {install: [][]string{kubectl}, again: [][]string{kubectl}},
-		"kubectl apply --server-side": {install: [][]string{append(kubectl, "--server-side")}, again: [][]string{append(kubectl, "--server-side")}},
-		"kubectl apply, mixed":        {install: [][]string{kubectl}, again: [][]string{append(kubectl, "--server-side"), kubectl}},
-		"helm upgrade":                {install: [][]string{upgrade}, again: [][]string{append(upgrade, "--set=replicas=3"), upgrade}},
-		"helm upgrade, client-side": {
-			install: [][]string{append(upgrade, "--server-side=false")}, again: [][]string{append(upgrade, "--server-side=false", "--set=replicas=3")},
-		},
+	kubectl := []string{filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "apply", "-k", "config/default", "--server-side=false"}
+	serverSide := append(kubectl[:4:4], "--server-side")
+	helm := []string{path, "upgrade", "--install", "csr-controller-manager", chart, "--namespace", systemNamespace, "--create-namespace"}
+	clientSide := append(helm[:len(helm):len(helm)], "--server-side=false")
+	for name, rounds := range map[string][][][]string{ // the first command of a round creates the ConfigMap
+		"kubectl": {{kubectl, kubectl, serverSide, kubectl}, {serverSide, serverSide}},
+		"helm":    {{helm, append(helm[:len(helm):len(helm)], "--set=replicas=3"), helm}, {clientSide, append(clientSide, "--set=replicas=3")}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			own, err := cluster.Start()
 			if err != nil {
 				t.Fatal(err)
@@ -46,14 +44,21 @@ func TestInstallKeepsWhatTheManagerPublishes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, args := range test.install {
-				run(t, append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
+			c, err := client.New(own.Config, client.Options{Scheme: clientgoscheme.Scheme, FieldOwner: "csr-controller-manager"})
+			if err != nil {
+				t.Fatal(err)
 			}
-			published := publishBy(t, own)
-			for _, args := range test.again {
-				run(t, append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
-				if diff := cmp.Diff(published.Data, publishedIn(t, own).Data); diff != "" {
-					t.Errorf("%v (-before +after):\n%s", args[1:], diff)
+			for _, round := range rounds {
+				run(t, append(round[0][:len(round[0]):len(round[0])], "--kubeconfig", kubeconfig)...)
+				published := publishBy(t, c)
+				for _, args := range round[1:] {
+					run(t, append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
+					if diff := cmp.Diff(published.Data, publishedIn(t, c).Data); diff != "" {
+						t.Errorf("%v after %v (-before +after):\n%s", args[1:], round[0][1:], diff)
+					}
+				}
+				if err := c.Delete(t.Context(), published); err != nil {
+					t.Fatal(err)
 				}
 			}
 		})
@@ -61,12 +66,8 @@ func TestInstallKeepsWhatTheManagerPublishes(t *testing.T) {
 }
 
 // publishedIn returns the ConfigMap of the manager.
-func publishedIn(t *testing.T, in *cluster.Cluster) *corev1.ConfigMap {
+func publishedIn(t *testing.T, c client.Client) *corev1.ConfigMap {
 	t.Helper()
-	c, err := client.New(in.Config, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
 	obj := &corev1.ConfigMap{}
 	key := client.ObjectKey{Namespace: systemNamespace, Name: "csr-controller-manager-configuration"}
 	if err := c.Get(t.Context(), key, obj); err != nil {
@@ -76,15 +77,11 @@ func publishedIn(t *testing.T, in *cluster.Cluster) *corev1.ConfigMap {
 }
 
 // publishBy fills the ConfigMap as the manager does, by an update.
-func publishBy(t *testing.T, in *cluster.Cluster) *corev1.ConfigMap {
+func publishBy(t *testing.T, c client.Client) *corev1.ConfigMap {
 	t.Helper()
-	obj := publishedIn(t, in)
+	obj := publishedIn(t, c)
 	if len(obj.Data) > 0 || obj.Labels["csr-controller-manager.io/publishes"] != "configuration" {
 		t.Fatalf("shipped with data %v and labels %v", obj.Data, obj.Labels)
-	}
-	c, err := client.New(in.Config, client.Options{Scheme: clientgoscheme.Scheme, FieldOwner: "csr-controller-manager"})
-	if err != nil {
-		t.Fatal(err)
 	}
 	obj.Data = map[string]string{"configuration.yaml": "kind: ControllerManagerConfiguration\n"}
 	if err := c.Update(t.Context(), obj); err != nil {

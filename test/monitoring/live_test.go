@@ -115,7 +115,7 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 		"CSRErrors warning csr-signer": "pending", // example.com/forbidden
 
 		// Pending at first, for the replica that has just started.
-		"CSRNoLeader critical": "inactive",
+		"CSRNoLeader critical":            "inactive",
 		"CSRAPIServerUnreachable warning": "inactive", "CSRAPIServerUnreachable critical": "inactive",
 		"CSRClockSkewed warning": "inactive", "CSRClockSkewed critical": "inactive",
 	})
