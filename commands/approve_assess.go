@@ -29,7 +29,7 @@ type assessment struct {
 	refusals []refusal
 	// approves is the message of the rule that approves the request.
 	approves string
-	// never is why the request is not approved whatever the user says. instead is what to do.
+	// never says why the request is not approved, whatever the user overrides. instead says what to do.
 	never, instead string
 }
 

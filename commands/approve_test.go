@@ -44,7 +44,7 @@ func TestAssessment(t *testing.T) {
 	for name, test := range map[string]struct {
 		found, authorized *explain.Findings
 		want              assessment
-		never             string // the begin of why it is never approved
+		never             string // the beginning of the reason why it is never approved
 	}{
 		"rules approve": {found: approvable(), want: assessment{node: "a", approves: "Auto approving."}},
 		"rule refuses":  {found: approvable(refusing("NodeAlive", "it is alive")), want: refusedByRule(refusal{"NodeAlive", "it is alive"})},

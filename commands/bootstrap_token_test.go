@@ -18,17 +18,17 @@ import (
 
 var tokenNow = time.Date(2026, time.March, 1, 13, 0, 0, 0, time.FixedZone("CET", 3600))
 
-// runBootstrapToken runs the command as Execute does, but for the clock.
+// runBootstrapToken runs the command as Execute does, with a fixed clock.
 func runBootstrapToken(out, aside io.Writer, args ...string) error {
 	cmd := bootstrapTokenCommand(clocktesting.NewFakePassiveClock(tokenNow))
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetArgs(append([]string{}, args...)) // not nil, which is the arguments of the test
+	cmd.SetArgs(append([]string{}, args...)) // nil would stand for the arguments of the test binary
 	cmd.SetOut(out)
 	cmd.SetErr(aside)
 	return cmd.Execute()
 }
 
-// printed runs the command and returns what it says, and aside.
+// printed runs the command, and returns its standard output and standard error.
 func printed(t *testing.T, args ...string) (out, aside string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -113,7 +113,7 @@ func TestBootstrapTokenBindings(t *testing.T) {
 	}
 }
 
-// Every character of the alphabet comes up, and no token twice.
+// Every character of the alphabet occurs, and no token occurs twice.
 func TestBootstrapTokensAreRandom(t *testing.T) {
 	t.Parallel()
 	seen, used := map[string]bool{}, map[rune]int{}
@@ -181,7 +181,7 @@ func TestBootstrapTokenHelp(t *testing.T) {
 	}
 }
 
-// A token that could not be printed in full is an error.
+// If the output cannot be written completely, the command returns an error.
 func TestBootstrapTokenTellsWhatIsNotWritten(t *testing.T) {
 	t.Parallel()
 	full := errors.New("disk full")
@@ -193,7 +193,7 @@ func TestBootstrapTokenTellsWhatIsNotWritten(t *testing.T) {
 	}
 }
 
-// broken is a file that takes nothing, or all when err is nil.
+// broken is a file whose writes fail with err. If err is nil, they succeed.
 type broken struct{ err error }
 
 func (b broken) Write(data []byte) (int, error) {

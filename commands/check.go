@@ -261,7 +261,7 @@ func newChecker(ctx context.Context, server server, setup *Setup) (*checker, err
 }
 
 // certificate returns the certificate of the CA that signs for signer, as its manager has published it, or nil. sent
-// are the certificates that come with those that the CA issues.
+// holds the CA certificates that follow each certificate that the CA issues.
 func (s *Setup) certificate(signer string) (certificate *x509.Certificate, sent []*x509.Certificate) {
 	for _, manager := range s.Managers {
 		for _, authority := range manager.Status.Authorities {

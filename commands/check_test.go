@@ -13,7 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
 
-// TestCompareAuthorities finds each signer that is served, and that no authority of its Secret names.
+// TestCompareAuthorities checks that a served signer is reported if no authority of its Secret names it.
 func TestCompareAuthorities(t *testing.T) {
 	t.Parallel()
 	const serving, users, custom = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client", "example.com/a"
@@ -45,7 +45,7 @@ func TestCompareAuthorities(t *testing.T) {
 	}
 }
 
-// TestGuardedSigners are those that the configuration serves from Secrets, once rotation is enabled.
+// TestGuardedSigners checks which signers are guarded: with rotation, those that are served from Secrets.
 func TestGuardedSigners(t *testing.T) {
 	t.Parallel()
 	c := config.Default()

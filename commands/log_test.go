@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Whatever reaches the log, such as an error with a requester's text, is ASCII.
+// Every text in the log is ASCII, even an error with a requester's text.
 func TestLogIsASCII(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

@@ -51,7 +51,7 @@ func TestHelpOfACommandBeginsWithItsOwnFlags(t *testing.T) {
 	}
 }
 
-// Package flag, which read the command line in earlier versions, took one dash as well as two.
+// Earlier versions read the command line with package flag, which accepts one dash or two.
 func TestLongFlagsMayHaveOneDash(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
@@ -97,7 +97,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// Completion knows each command and flag, and main writes its scripts as they are.
+// Completion lists each command and flag, and main prints its scripts unchanged.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	complete := func(args ...string) []string {
@@ -118,7 +118,7 @@ func TestCompletion(t *testing.T) {
 		if err := Execute(t.Context(), []string{"completion", shell}, &out); err != nil || out.Len() < 1000 {
 			t.Errorf("%s: %d bytes, error %v", shell, out.Len(), err)
 		}
-		script := strings.ReplaceAll(out.String(), "\u2026", "") // bash: the end of a long description, which main escapes
+		script := strings.ReplaceAll(out.String(), "\u2026", "") // bash: in a long description, which main escapes
 		if script != ascii.Lines(script) {
 			t.Errorf("%s: the script is not ASCII", shell)
 		}

@@ -106,7 +106,7 @@ func authorityPrepared() *v1alpha1.SigningAuthority {
 	})
 }
 
-// statusClient is an API server that has objs, and three Nodes.
+// statusClient returns a client of an API server with objs and three Nodes.
 func statusClient(t *testing.T, fails interceptor.Funcs, objs ...client.Object) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -119,7 +119,8 @@ func statusClient(t *testing.T, fails interceptor.Funcs, objs ...client.Object) 
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).WithInterceptorFuncs(fails).Build()
 }
 
-// moved notes certificates of nodes in the ledger: one has moved, one has not, and one of those is gone.
+// moved records certificates of nodes in the ledger. One node has moved. Two have not, and the Node of one of these is
+// deleted.
 func moved(t *testing.T, api client.Client) {
 	t.Helper()
 	nodes := ledger.NewNodes(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(fixedNow))
@@ -213,7 +214,7 @@ func golden(t *testing.T, path, text string) {
 	}
 }
 
-// TestRotationOutcome has, for each operation, what is to be taken for followed and for done.
+// TestRotationOutcome checks, for each operation, which status means accepted and which means done.
 func TestRotationOutcome(t *testing.T) {
 	t.Parallel()
 	type status = v1alpha1.SigningAuthorityStatus
@@ -256,7 +257,8 @@ func TestRotationOutcome(t *testing.T) {
 	}
 }
 
-// TestRotationMeaning: an operation that cannot be undone is explained first, and not requested without --yes.
+// TestRotationMeaning checks that an operation that cannot be undone is explained first, and not requested without
+// --yes.
 func TestRotationMeaning(t *testing.T) {
 	t.Parallel()
 	text := ""
@@ -296,7 +298,7 @@ func TestRotationMistakes(t *testing.T) {
 	}
 }
 
-// TestRotationFindsOne: with one authority its name may be left out, and only then.
+// TestRotationFindsOne checks that the name may be left out only if there is one authority.
 func TestRotationFindsOne(t *testing.T) {
 	t.Parallel()
 	for want, objs := range map[string][]client.Object{
@@ -311,7 +313,7 @@ func TestRotationFindsOne(t *testing.T) {
 	}
 }
 
-// TestRotationWait attaches to what is under way in each phase, and ends with it.
+// TestRotationWait checks that wait follows the operation under way in each phase, and ends with it.
 func TestRotationWait(t *testing.T) {
 	t.Parallel()
 	pending := authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: signing()})
@@ -383,7 +385,7 @@ func TestRotationStatusWatch(t *testing.T) {
 	}
 }
 
-// TestRotationPage wants the example of docs/reference/rotation.md as rotation status prints it.
+// TestRotationPage checks that docs/reference/rotation.md has the output of rotation status.
 func TestRotationPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join("..", "docs", "reference", "rotation.md"))

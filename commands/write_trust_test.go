@@ -46,7 +46,7 @@ func bundled(t *testing.T, name string, isCA bool) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// trustFolder is a folder of a ConfigMap's volume, and options that copy from there.
+// trustFolder returns options that copy from one temporary folder to another.
 func trustFolder(t *testing.T) trustFileOptions {
 	t.Helper()
 	return trustFileOptions{from: filepath.Join(t.TempDir(), "ca.crt"), to: filepath.Join(t.TempDir(), "client-ca.crt")}
@@ -59,7 +59,7 @@ func put(t *testing.T, path string, parts ...[]byte) {
 	}
 }
 
-// trusts are the common names in a file, as an API server reads it.
+// trusts returns the common names in a file, as an API server reads them.
 func trusts(t *testing.T, path string) []string {
 	t.Helper()
 	certs, err := cert.CertsFromFile(path)
@@ -96,7 +96,7 @@ func TestWriteTrust(t *testing.T) {
 	if same := once("b", "a"); !os.SameFile(first, same) {
 		t.Error("written again, and nothing has changed")
 	}
-	// Somebody writes to it: a part of what is wanted, by the same mark.
+	// Another program writes a part of the bundle to the file, with the same first line.
 	put(t, o.to, []byte(trustFileMark), a)
 	once("b", "a")
 	if err := os.Chmod(o.to, 0o600); err != nil {
@@ -113,7 +113,7 @@ func TestWriteTrust(t *testing.T) {
 	}
 }
 
-// TestWriteTrustRefuses: whatever is wrong with what is read, or with the place, what an API server trusts stays.
+// TestWriteTrustRefuses checks that the file stays as it is if the input or the target is invalid.
 func TestWriteTrustRefuses(t *testing.T) {
 	t.Parallel()
 	good := bundled(t, "a", true)
@@ -210,7 +210,7 @@ func TestWriteTrustIsWhole(t *testing.T) {
 	<-done
 }
 
-// TestWriteTrustKeepsOn follows a bundle that comes late, and ends with its context.
+// TestWriteTrustKeepsOn checks that the command waits for a bundle that comes late, and ends with its context.
 func TestWriteTrustKeepsOn(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)
@@ -266,8 +266,8 @@ func TestWriteTrustFlags(t *testing.T) {
 	}
 }
 
-// TestWriteTrustAccept: with --accept, a CA of the bundle that is not listed keeps the file as it is; a file of --also
-// is not compared.
+// TestWriteTrustAccept checks --accept: a CA of the bundle that is not listed keeps the file as it is. Files of --also
+// are not compared.
 func TestWriteTrustAccept(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)
@@ -318,8 +318,8 @@ func mustDecode(t *testing.T, text string) []byte {
 	return data
 }
 
-// TestWriteTrustAlso: none of the files that are named beside the bundle is passed over, as an API server would then
-// refuse those whom it trusts by it.
+// TestWriteTrustAlso checks that the file also holds the CAs of each file of --also. Without them, an API server would
+// refuse the clients of these CAs.
 func TestWriteTrustAlso(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)

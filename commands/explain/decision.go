@@ -38,7 +38,8 @@ func (e *Explainer) verdict(f *Findings) (text, reason string) {
 // foreign reports whether no controller but the cleaner is configured for the request.
 func (f *Findings) foreign() bool { return f.Rule == nil && !f.Served }
 
-// conditionSentence returns begin with the reason and the message of a condition, and the reason alone.
+// conditionSentence returns begin, followed by the reason and the message of a condition. It also returns the reason
+// alone.
 func conditionSentence(f *Findings, kind certificatesv1.RequestConditionType, begin string) (text, reason string) {
 	condition := hasCondition(f.obj, kind)
 	if condition == nil || condition.Reason == "" && condition.Message == "" {

@@ -35,7 +35,7 @@ const (
 	signature       = certificatesv1.UsageDigitalSignature
 )
 
-// approverScenarios has one for each reason of the approver that needs no inventory, named after it.
+// approverScenarios has a scenario for each reason of the approver that needs no inventory. The key is the reason.
 func approverScenarios(t testing.TB) map[string]scenario {
 	all := servingScenarios(t)
 	maps.Copy(all, map[string]scenario{
@@ -58,7 +58,7 @@ func blockedNodes(names string) client.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": names}}
 }
 
-// signerScenarios has one for each reason of the signer, named after it.
+// signerScenarios has a scenario for each reason of the signer. The key is the reason.
 func signerScenarios(t testing.TB) map[string]scenario {
 	soon := explainNow.AddDate(0, 1, 0)
 	_, soonCert, soonKey := explainCA(t, soon)
@@ -97,7 +97,7 @@ func hookRequest(t testing.TB) []func(*request) {
 		asking(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "hook"}, DNSNames: []string{"hook.default.svc"}})}
 }
 
-// otherScenarios are those that are not about a reason.
+// otherScenarios have no reason of their own.
 func otherScenarios(t testing.TB) map[string]scenario {
 	end := explainNow.AddDate(1, 0, 0).Add(-6 * time.Minute)
 	caEnd := explainNow.AddDate(10, 0, 0)
@@ -145,7 +145,7 @@ func otherScenarios(t testing.TB) map[string]scenario {
 	return all
 }
 
-// tooManyUnits asks for more subject attributes than are read.
+// tooManyUnits requests more subject attributes than the limit permits.
 func tooManyUnits(t testing.TB) func(*request) {
 	subject := nodeName()
 	subject.OrganizationalUnit = slices.Repeat([]string{"unit"}, 300)
@@ -283,8 +283,8 @@ func goldenFile(t *testing.T, name, got string) {
 	}
 }
 
-// TestExplainKnowsEveryReason has a golden file, which names the reason and the advice, for every reason of
-// docs/reference/reasons.md but those of explainedThere and notExplained, and no golden file that nothing makes.
+// TestExplainKnowsEveryReason checks that each reason of docs/reference/reasons.md has a golden file with the reason
+// and its advice, except explainedThere and notExplained. Each golden file must belong to a scenario.
 func TestExplainKnowsEveryReason(t *testing.T) {
 	made := map[string]bool{}
 	for folder, scenarios := range map[string]map[string]scenario{

@@ -38,10 +38,10 @@ import (
 
 type request = certificatesv1.CertificateSigningRequest
 
-// explainNow is when everything is explained; the requests are five minutes old.
+// explainNow is the current time of all scenarios. The requests are five minutes old.
 var explainNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// The keys are always the same, so that fingerprints are: they are made of their names, and guard nothing.
+// The keys are computed from their names, so that fingerprints stay the same. They protect nothing.
 func explainKey(t testing.TB, name string) *ecdsa.PrivateKey {
 	t.Helper()
 	seed := sha256.Sum256([]byte("csr-controller-manager explain " + name))
@@ -52,7 +52,7 @@ func explainKey(t testing.TB, name string) *ecdsa.PrivateKey {
 	return key
 }
 
-// explainWeakKey is an RSA key of 1024 bits, of the first two primes after fixed numbers.
+// explainWeakKey is an RSA key of 1024 bits. Its primes are the first two after fixed numbers.
 var explainWeakKey = sync.OnceValue(func() *rsa.PrivateKey {
 	prime := func(name string) *big.Int {
 		seed := sha512.Sum512([]byte(name))
@@ -137,7 +137,7 @@ func forged(obj *request) {
 	obj.Spec.Request = pem.EncodeToMemory(block)
 }
 
-// explainCA is a CA that ends at end: a certificate and its key in PEM.
+// explainCA returns a CA that expires at end: a certificate and its key in PEM.
 func explainCA(t testing.TB, end time.Time) (cert *x509.Certificate, certPEM, keyPEM []byte) {
 	t.Helper()
 	key := explainKey(t, "CA")
@@ -176,7 +176,7 @@ func goodSecret(t testing.TB) *corev1.Secret {
 	return explainSecret(cert, key)
 }
 
-// explainRing is that Secret as a rotation has it while a new CA waits to be trusted.
+// explainRing is the signing Secret during a rotation, while a new CA waits to be trusted.
 func explainRing(t testing.TB) *corev1.Secret {
 	t.Helper()
 	secret := goodSecret(t)
@@ -190,7 +190,7 @@ func explainRing(t testing.TB) *corev1.Secret {
 	return secret
 }
 
-// issuedBy stores a certificate as the signer would have, a minute ago, and until end.
+// issuedBy stores a certificate that was issued a minute ago and expires at end.
 func withCertificate(t testing.TB, caEnd, end time.Time, key crypto.PublicKey) func(*request) {
 	return func(obj *request) {
 		ca, _, _ := explainCA(t, caEnd)
@@ -210,13 +210,13 @@ func withCertificate(t testing.TB, caEnd, end time.Time, key crypto.PublicKey) f
 type scenario struct {
 	args []string // beside --signing-secret
 	obj  *request
-	// stored is what else there is; the good Secret when nil.
+	// stored holds the other objects of the API server. nil stands for the valid Secret.
 	stored []client.Object
 	// grants are the subresources that a review allows.
 	grants []string
-	// forbidden are the resources that the caller may not touch.
+	// forbidden lists the resources that the caller may not access.
 	forbidden []string
-	// file makes it come from one, without an API server; noCA leaves out --signing-secret.
+	// file makes explain read the request from a file, without an API server. noCA leaves out --signing-secret.
 	file, noCA bool
 	// format is the output format; text when empty.
 	format string
@@ -257,7 +257,7 @@ func written(t testing.TB, format string, reports ...*Report) string {
 	return out.String()
 }
 
-// client answers as an API server would that has what s stores, and lets the caller read what s does not forbid.
+// client returns a client of an API server with the objects of s. It refuses what s forbids.
 func (s scenario) client(t testing.TB) client.Client {
 	t.Helper()
 	stored := s.stored

@@ -34,7 +34,8 @@ func document(t testing.TB, obj any) string {
 	return string(data)
 }
 
-// TestExplainReadsFiles counts what is explained of a file, and wants each mistake told.
+// TestExplainReadsFiles checks the number of requests that are explained from a file, and that each mistake is
+// reported.
 func TestExplainReadsFiles(t *testing.T) {
 	one := document(t, explainRequest(t))
 	list := func(kind string, items ...string) string {
@@ -122,7 +123,8 @@ func TestExplainWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// FuzzExplain explains objects of any content: it must not panic, nor print what can fool a terminal.
+// FuzzExplain explains objects with any content. It must not panic, and must not print text that can control a
+// terminal.
 func FuzzExplain(f *testing.F) {
 	serving := explainRequest(f, asking(f, servingRequest()))
 	issued := explainRequest(f, withCertificate(f, explainNow.AddDate(10, 0, 0), explainNow.AddDate(1, 0, 0), ed25519Key().Public()))

@@ -297,7 +297,7 @@ var signerReasons = map[string]advice{
 	"CANotProven": {
 		meaning: "With `rotation.enabled`: the Secret has no CA yet that is verified to be trusted, or the CA " +
 			"is not verified for this signer.",
-		todo: "Run `kubectl get signingauthorities -o wide` to see what the rotation waits for. If no " +
+		todo: "Run `kubectl csr rotation status` to see what the rotation waits for. If no " +
 			"SigningAuthority exists for the Secret, create one that names the signer.",
 	},
 	"CATrustUnknown": {

@@ -24,9 +24,8 @@ func reasonsPage(t *testing.T) string {
 	return string(page)
 }
 
-// TestReasonsPage wants each reason in docs/reference/reasons.md, in its section and with its row, and no other reason there.
-// With -update-explained it corrects rows. A new reason needs a row for its name first, in the table that it belongs
-// in.
+// TestReasonsPage checks that docs/reference/reasons.md has a row for each reason in its section, and no other reason.
+// With -update-explained it corrects rows. For a new reason, first add a row with its name to the right table.
 func TestReasonsPage(t *testing.T) {
 	page := reasonsPage(t)
 	lines := strings.Split(page, "\n")
@@ -68,7 +67,7 @@ func TestReasonsPage(t *testing.T) {
 // camelCase matches a string literal that looks like a reason of two or more words.
 var camelCase = regexp.MustCompile(`"((?:[A-Z]+[a-z]+){2,}|[A-Z]{2,}[a-z]+\w*)"`)
 
-// noReasons are the literals in the code that look like a reason and are none.
+// noReasons lists literals in the code that look like a reason and are not one.
 var noReasons = []string{
 	"ControllerManagerConfiguration", "ServiceAccount", "NodeLookup", "WithRoot",
 	"NotSigned", "TrustProbe", // records of the audit log
@@ -110,7 +109,7 @@ func TestEveryReasonInTheCodeHasARow(t *testing.T) {
 	}
 }
 
-// TestAdviceIsShort wants each meaning and each next step in one or two sentences.
+// TestAdviceIsShort checks that each meaning and each next step has one or two sentences.
 func TestAdviceIsShort(t *testing.T) {
 	for section, table := range reasonTables {
 		for reason, row := range table {

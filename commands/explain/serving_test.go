@@ -15,7 +15,7 @@ import (
 // servingOn has serving certificates approved.
 var servingOn = []string{"--config=testdata/serving.yaml"}
 
-// ofNodeA makes it a request of the kubelet of node a.
+// ofNodeA turns the request into one of the kubelet of node a.
 func ofNodeA(obj *request) {
 	obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"}
 }
@@ -25,7 +25,7 @@ func nodeServing() x509.CertificateRequest {
 	return x509.CertificateRequest{Subject: nodeName(), DNSNames: []string{"a"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)}}
 }
 
-// servingScenarios are of requests for serving certificates that are refused whatever is known of the node.
+// servingScenarios have requests for serving certificates that are refused for any state of the node.
 func servingScenarios(t testing.TB) map[string]scenario {
 	one := func(template x509.CertificateRequest, changes ...func(*request)) scenario {
 		template.Subject = nodeName()
@@ -54,8 +54,8 @@ func servingScenarios(t testing.TB) map[string]scenario {
 	}
 }
 
-// explainedThere are the reasons that ask the real sources of the inventory, so that no fake can stand in for them:
-// explainInventoryTest compares what is said of each with the Event.
+// explainedThere lists the reasons that need the real sources of the inventory. explainInventoryTest compares their
+// explanation with the Event.
 var explainedThere = map[[2]string]bool{
 	{"Approver", "SANNotOwned"}:         true,
 	{"Approver", "SANContested"}:        true,
@@ -68,19 +68,20 @@ var explainedThere = map[[2]string]bool{
 	{"Approver", "RequestTooOld"}:       true,
 }
 
-// notExplained are the reasons that only a running manager gives: what it counts, what it could not store or note
-// (explain shows the Event), and what a dry run would have done (explain says "dry run").
+// notExplained lists the reasons that only a running manager gives: explain does not know what the manager counts, or
+// what it failed to store (it shows the Event). For a dry run, explain says "dry run".
 var notExplained = map[string]bool{
 	"RateLimited": true, "InventoryPending": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
 	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true, "SecondSigner": true,
-	"InternalError":  true, // a defect that nobody knows how to cause
+	"InternalError":  true, // no known input causes this defect
 	"ApprovedByHand": true, // explain shows the condition
 }
 
 const explainInventoryTest = "../../test/integration/explain_inventory_test.go"
 
-// TestExplainedThere looks for each reason in the test that is said to have it, and in docs/reference/reasons.md.
+// TestExplainedThere checks that each reason of explainedThere occurs in the integration test and in
+// docs/reference/reasons.md.
 func TestExplainedThere(t *testing.T) {
 	source, err := os.ReadFile(explainInventoryTest)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// TestSealOfALostAccount closes an account that is lost empty only if nothing depends on what was in it.
+// TestSealOfALostAccount checks that a lost account is replaced by a closed, empty one only if nothing depends on its
+// content.
 func TestSealOfALostAccount(t *testing.T) {
 	t.Parallel()
 	ended := noted("old")
@@ -39,7 +40,8 @@ func TestSealOfALostAccount(t *testing.T) {
 	}
 }
 
-// TestAChangeInterrupts what is under way, unless it is one of annotations only: they may change all the time.
+// TestAChangeInterrupts checks that a change of the authority stops the step under way, except a change of annotations
+// only: these may change at any time.
 func TestAChangeInterrupts(t *testing.T) {
 	t.Parallel()
 	seen := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "cluster", UID: "1", Generation: 1}}

@@ -28,9 +28,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// TestWhoseLedger has two authorities with one CA, as spec.from makes them: what is issued for a signer is of who serves it,
-// and would else keep the other one from ever leaving that CA, also when the first one has left it. What nobody serves lives
-// on the CA of both.
+// TestWhoseLedger has two authorities with one CA, as spec.from creates them. A certificate counts for the authority
+// that serves its signer, even if that authority no longer has the CA. Otherwise it would keep the other authority from
+// removing the CA. If no authority serves the signer, the certificate counts for both.
 func TestWhoseLedger(t *testing.T) {
 	t.Parallel()
 	made, cert := issued(t)
@@ -70,7 +70,7 @@ func TestWhoseLedger(t *testing.T) {
 	}
 }
 
-// sharing returns an authority that signs with made, if that is not nil.
+// sharing returns an authority that signs with made, or without a CA if made is nil.
 func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	obj.Spec.Secret, obj.Spec.Signers = v1alpha1.SecretReference{Namespace: "ns", Name: name}, signers
@@ -81,7 +81,7 @@ func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.Signi
 	return obj
 }
 
-// reconciler is one whose API server has objects, and nothing else.
+// reconciler returns a Reconciler whose API server has only objects.
 func reconciler(t *testing.T, objects ...client.Object) *Reconciler {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -94,7 +94,7 @@ func reconciler(t *testing.T, objects ...client.Object) *Reconciler {
 	}
 }
 
-// issued is a CA, and a certificate of it.
+// issued returns a CA and one of its certificates.
 func issued(t *testing.T) (*ca.Authority, []byte) {
 	t.Helper()
 	made, keyPEM, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, time.Now())

@@ -95,7 +95,7 @@ func (s *apiServer) list(list client.ObjectList, opts ...client.ListOption) erro
 	return meta.SetList(list, found)
 }
 
-// put stores obj, unless another version is stored than the one that obj was read from.
+// put stores obj. It returns a conflict if the stored version is not the version that obj was read from.
 func (s *apiServer) put(obj client.Object, creates bool) error {
 	key := keyOf(obj, client.ObjectKeyFromObject(obj))
 	stored, resource := s.objects[key], schema.GroupResource{Resource: key.kind}
@@ -117,7 +117,7 @@ func (s *apiServer) put(obj client.Object, creates bool) error {
 	return nil
 }
 
-// errDied is what a process gets for each request when it has died.
+// errDied is the answer to each request of a process that has died.
 var errDied = errors.New("the process has died")
 
 // process is a client of the API server that dies before one of its writes.

@@ -26,28 +26,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// adoptedFor is longer than what is issued here and the stride of a mark, as an owner has to see to.
+// adoptedFor is longer than the lifetime of each certificate of the model and the ledger's rounding. In a real cluster,
+// the owner must choose it so.
 const adoptedFor = 60 * day
 
-// authority is a SigningAuthority with its Secret, what it publishes, its ledger, and its signers.
+// authority is a SigningAuthority with its Secret, its published bundle, its ledger, and its signers.
 type authority struct {
 	*cluster
 	name  string
-	began []string // the signers at first
-	// asked counts the operations that were asked for, heard is the last one that was followed or refused.
+	began []string // the signers when the authority was created
+	// asked counts the requested operations. heard is the value of asked when the manager last accepted or refused one.
 	asked, heard int
 	signers      []*signer
 	issued       []certificate
-	recorded     int // so many of issued were seen by the manager
+	recorded     int // the number of issued certificates that the manager has seen
 	backups      []keypair.Ring
-	// refused are the Events of refusals. refusedBefore is how many there were before the present reconcile.
+	// refused holds the Events of refused operations. refusedBefore is their number before the current reconcile.
 	refused       []string
 	refusedBefore int
 	promises
 	wrong string
 }
 
-// certificate is one that was issued. foreign means by somebody else, before its CA came here.
+// certificate is an issued certificate. foreign means that another issuer signed it before its CA came to the
+// authority.
 type certificate struct {
 	ca, signer   string
 	at, notAfter time.Time
@@ -55,7 +57,7 @@ type certificate struct {
 	request      *certificatesv1.CertificateSigningRequest // once the manager has seen it
 }
 
-// authority adds a SigningAuthority for signers. Its CA is copied from that of from, if that is not empty.
+// authority adds a SigningAuthority for signers. If from is not empty, the CA of that authority is copied.
 func (c *cluster) authority(name, from string, signers ...string) *authority {
 	a := &authority{cluster: c, name: name, began: signers, promises: newPromises()}
 	a.signers = []*signer{newSigner(a), newSigner(a)}
@@ -71,7 +73,7 @@ func (c *cluster) authority(name, from string, signers ...string) *authority {
 	return a
 }
 
-// object returns the object as it is stored. It is not to be changed.
+// object returns the stored object. The caller must not change it.
 func (a *authority) object() *v1alpha1.SigningAuthority {
 	obj := &v1alpha1.SigningAuthority{}
 	return a.api.objects[keyOf(obj, client.ObjectKey{Name: a.name})].(*v1alpha1.SigningAuthority)
@@ -85,14 +87,14 @@ func (a *authority) operation() v1alpha1.Operation {
 	return v1alpha1.Operation(a.object().Annotations[v1alpha1.OperationAnnotation])
 }
 
-// change changes the object for its owner.
+// change changes the object as its owner.
 func (a *authority) change(change func(obj *v1alpha1.SigningAuthority)) {
 	obj := a.object().DeepCopy()
 	change(obj)
 	a.update(obj)
 }
 
-// want puts an operation into the annotation, or removes it.
+// want requests an operation with the annotation, or removes the annotation.
 func (a *authority) want(operation v1alpha1.Operation) {
 	a.change(func(obj *v1alpha1.SigningAuthority) {
 		obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(operation)}
@@ -103,7 +105,7 @@ func (a *authority) want(operation v1alpha1.Operation) {
 	}
 }
 
-// ring returns what the Secret holds.
+// ring returns the content of the Secret.
 func (a *authority) ring() keypair.Ring {
 	stored := a.api.objects[keyOf(&corev1.Secret{}, a.secret())]
 	if stored == nil {
@@ -124,7 +126,7 @@ func (a *authority) secret() client.ObjectKey {
 	return client.ObjectKey{Namespace: modelNamespace, Name: a.name}
 }
 
-// edit changes the Secret for somebody who is not the manager.
+// edit changes the Secret as another client than the manager.
 func (a *authority) edit(change func(ring *keypair.Ring)) {
 	obj := &corev1.Secret{Type: corev1.SecretTypeTLS}
 	created := a.api.get(a.secret(), obj) != nil
@@ -150,7 +152,7 @@ func (a *authority) published() []string {
 	return certificatesIn(a.configMap(trustNamespace, a.name).Data["ca.crt"])
 }
 
-// account returns what the ledger holds of a CA.
+// account returns the ledger's account of a CA.
 func (a *authority) account(cert string) (ledger.Account, bool) {
 	accounts, err := ledger.NewBook(a.owner, a.owner, a.secret(), a.clock).Read(context.Background())
 	if err != nil {
@@ -169,7 +171,7 @@ func (a *authority) sealed(cert string) bool {
 	return account.Sealed
 }
 
-// issue notes a certificate that a signer has stored.
+// issue records a certificate that a signer has stored.
 func (a *authority) issue(cert certificate) {
 	if !cert.notAfter.After(a.now()) {
 		return
@@ -184,7 +186,7 @@ func (a *authority) issue(cert certificate) {
 	a.issued = append(a.issued, cert)
 }
 
-// recordNext shows the manager one more request.
+// recordNext shows the next request to the manager.
 func (a *authority) recordNext() {
 	cert := &a.issued[a.recorded]
 	a.recorded++
@@ -198,7 +200,7 @@ func (a *authority) recordNext() {
 	a.record(*cert)
 }
 
-// recordAll shows the manager all requests that it has seen before, as its watch does after a start.
+// recordAll shows the manager again every request that it has seen, as a watch does after a restart.
 func (a *authority) recordAll() {
 	for _, cert := range a.issued[:a.recorded] {
 		if cert.request != nil {
@@ -233,7 +235,7 @@ func (a *authority) requestOf(cert certificate) *certificatesv1.CertificateSigni
 	return obj
 }
 
-// forgetEnded forgets certificates that have ended.
+// forgetEnded removes the expired certificates.
 func (a *authority) forgetEnded() {
 	seen := a.issued[:a.recorded]
 	ended := func(cert certificate) bool { return !cert.notAfter.After(a.now()) }
@@ -248,7 +250,7 @@ func (a *authority) forgetEnded() {
 	a.issued = slices.DeleteFunc(a.issued, ended)
 }
 
-// wrote looks at what the manager has written.
+// wrote checks an object that the manager has written.
 func (c *cluster) wrote(before, after client.Object) {
 	for _, a := range c.authorities {
 		switch after := after.(type) {
@@ -273,7 +275,7 @@ func (c *cluster) wrote(before, after client.Object) {
 	}
 }
 
-// stored looks at a write of the object by the manager: of its status, or of the annotation.
+// stored checks a status or an annotation that the manager has written.
 func (a *authority) stored(before, after *v1alpha1.SigningAuthority) {
 	was, is := &before.Status, &after.Status
 	if before.Annotations[v1alpha1.OperationAnnotation] != "" && after.Annotations[v1alpha1.OperationAnnotation] == "" {
@@ -303,7 +305,7 @@ func (a *authority) stored(before, after *v1alpha1.SigningAuthority) {
 	}
 }
 
-// turned looks at a write of the Secret by the manager.
+// turned checks a Secret that the manager has written.
 func (a *authority) turned(before, after keypair.Ring) {
 	action := Action(a.status().Intent)
 	for _, pair := range []keypair.Pair{after.TLS, after.Candidate} {
@@ -321,7 +323,7 @@ func (a *authority) turned(before, after keypair.Ring) {
 	}
 }
 
-// copied takes over what the authority of spec.from has issued.
+// copied adds the certificates that the authority of spec.from has issued with the CA.
 func (a *authority) copied(cert string) {
 	isFrom := func(other *authority) bool { return other.name == a.spec().From }
 	from := a.authorities[slices.IndexFunc(a.authorities, isFrom)]

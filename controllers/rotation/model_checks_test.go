@@ -10,30 +10,33 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// What is so, and need not be. Each goes, with what asks for it, when it is done otherwise.
+// These constants are true for known weaknesses. If a weakness is corrected, remove its constant and the code that
+// reads it.
 const (
-	// acceptedGrows: what a late signer issues after outstanding-accepted, and before the account is closed, is not
-	// asked about.
+	// acceptedGrows: the owner's acceptance also covers certificates that a late signer issues after it, before the
+	// account is closed.
 	acceptedGrows = true
-	// endedWhileCompleting: what signs ends before it was proven that the old CA is refused, which then can't be
-	// proven before that has ended too.
+	// endedWhileCompleting: the signing CA expires before the API servers are proven to refuse the old CA. Then the
+	// proof must wait until the old CA has expired too.
 	endedWhileCompleting = true
-	// sameOperationDropped: an operation that is asked for again before it is noted that the last one is gone is
-	// dropped.
+	// sameOperationDropped: if the owner requests an operation again before the manager has recorded that the last
+	// annotation is removed, the second request is lost.
 	sameOperationDropped = true
 )
 
-// anySigner is the signer of what is outstanding when the ledger is gone.
+// anySigner stands for the signer of outstanding certificates whose ledger is lost.
 const anySigner = "any signer (the ledger of this CA is lost)"
 
-// promises are what the owner has said or done that excuses.
+// promises holds the owner's statements and actions that allow a certificate to break.
 type promises struct {
-	// named is what was outstanding when the owner accepted it, by CA, acceptedAt is when.
+	// named holds the outstanding certificates that the owner accepted, by CA. acceptedAt is the time of the
+	// acceptance.
 	named      map[string][]v1alpha1.Outstanding
 	acceptedAt map[string]time.Time
-	// excused are the CAs of which the owner has said what is not so, or whose key and status are lost at once.
+	// excused holds the CAs about which the owner made a false statement, and the CAs whose key and status are lost at
+	// once.
 	excused map[string]bool
-	// left are the CAs that have retired here, as far as the ledger knows.
+	// left holds the CAs that have retired here, according to the ledger.
 	left map[string]bool
 }
 
@@ -43,14 +46,14 @@ func newPromises() promises {
 
 func (a *authority) excuse(cert string) { a.excused[cert] = true }
 
-// fail notes what is wrong, unless it is known.
+// fail records a violation, unless it is a known weakness.
 func (a *authority) fail(known bool, format string, args ...any) {
 	if !known && a.wrong == "" {
 		a.wrong = fmt.Sprintf(format, args...) + ": " + a.String()
 	}
 }
 
-// excuses reports whether the certificate may break.
+// excuses reports whether the owner has allowed the certificate to break.
 func (a *authority) excuses(cert certificate) bool {
 	if a.excused[cert.ca] {
 		return true
@@ -64,14 +67,14 @@ func (a *authority) excuses(cert certificate) bool {
 	})
 }
 
-// early reports whether the certificate is of a CA that does not sign here yet.
+// early reports whether the CA of the certificate does not sign here yet.
 func (a *authority) early(cert certificate) bool {
 	s := a.status()
 	retires := s.Retiring != nil && s.Retiring.Certificate == cert.ca
 	return s.Signing == nil || cert.foreign && s.Signing.Certificate != cert.ca && !retires
 }
 
-// promised notes what the owner has promised by the status that is stored now.
+// promised records the owner's promises in the stored status.
 func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 	accepted := func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return s.Retiring != nil && s.Retiring.OutstandingAcceptedAt != nil
@@ -89,7 +92,7 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 	})
 	isNew := is.Candidate != nil && !sameCA(was.Candidate, is.Candidate)
 	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil && !copied {
-		a.also = append(a.also, is.Candidate.Certificate) // the owner has brought the first CA, and seen to its trust
+		a.also = append(a.also, is.Candidate.Certificate) // the owner supplied a trusted CA
 		for i := range a.verifiers {
 			a.verifiers[i] = append(a.verifiers[i], is.Candidate.Certificate)
 		}
@@ -99,7 +102,8 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 	}
 }
 
-// excuseUnknown excuses what nobody can know any more: CAs that are neither in the Secret nor in the status.
+// excuseUnknown excuses CAs that the manager cannot know any more, because they are neither in the Secret nor in the
+// status.
 func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
 	known := func(cert string) bool {
 		return slices.ContainsFunc([]*v1alpha1.CAStatus{s.Signing, s.Retiring}, func(authority *v1alpha1.CAStatus) bool {
@@ -111,14 +115,14 @@ func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
 			a.excuse(cert.ca)
 		}
 	}
-	for _, signer := range a.signers { // which go on with what they have loaded
+	for _, signer := range a.signers { // signers keep the CA that they have loaded
 		if cert := string(signer.view.Signing.Cert); cert != "" && !known(cert) {
 			a.excuse(cert)
 		}
 	}
 }
 
-// checkStatus looks at a status that is stored.
+// checkStatus checks a stored status.
 func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 	for _, authority := range Trusted(is) {
 		cert := authority.Certificate
@@ -141,7 +145,7 @@ func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 	}
 }
 
-// checkReserve looks whether a late signer could go on with a CA that is unpublished.
+// checkReserve checks that no late signer can still issue with an unpublished CA.
 func (a *authority) checkReserve(s *signer, retiring *v1alpha1.CAStatus) {
 	if string(s.view.Signing.Cert) != retiring.Certificate {
 		return
@@ -159,7 +163,7 @@ func (a *authority) checkReserve(s *signer, retiring *v1alpha1.CAStatus) {
 	}
 }
 
-// checkAct looks at what has just been done to the Secret. before is what it held.
+// checkAct checks action, which has just changed the Secret. before is the content of the Secret before that.
 func (a *authority) checkAct(action Action, before keypair.Ring) {
 	switch action {
 	case Switch:
@@ -176,7 +180,7 @@ func (a *authority) checkAct(action Action, before keypair.Ring) {
 }
 
 func (a *authority) checkTrusted(cert string, action Action) {
-	// What the owner has said of the CA elsewhere counts here.
+	// A statement of the owner about the CA in another authority counts here too.
 	excused := slices.ContainsFunc(a.authorities, func(other *authority) bool { return other.excused[cert] })
 	switch {
 	case AsksAPIServers(a.spec().Signers) && a.accepted(a.servers, cert) != len(a.servers):
@@ -191,13 +195,13 @@ func (a *authority) checkTrusted(cert string, action Action) {
 	}
 }
 
-// checkRefused looks whether the last key of a CA goes that somebody accepts.
+// checkRefused checks the destruction of the last key of a CA: no API server may accept the CA.
 func (a *authority) checkRefused(cert string) {
 	if cert == "" {
 		return
 	}
 	account, _ := a.account(cert)
-	if account.Sealed { // else it was lost after the seal
+	if account.Sealed { // otherwise the account was lost after it was closed
 		a.left[cert] = true
 	}
 	for _, other := range a.authorities {
@@ -211,7 +215,7 @@ func (a *authority) checkRefused(cert string) {
 	}
 }
 
-// checkTurn looks at what became of the Secret.
+// checkTurn checks the content of the Secret after action.
 func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	has := func(ring keypair.Ring, pair keypair.Pair) bool {
 		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, pair.Equal)
@@ -242,8 +246,7 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	}
 }
 
-// mayPermit reports whether the CA may sign for signers: for those that were proven, and those with the same
-// verifiers.
+// mayPermit reports whether the CA may sign for signers: the proven ones, and those with the same verifiers.
 func (a *authority) mayPermit(cert string, signers []string) bool {
 	proven := a.proven[cert]
 	if len(signers) < len(a.spec().Signers) {
@@ -255,7 +258,7 @@ func (a *authority) mayPermit(cert string, signers []string) bool {
 	})
 }
 
-// broken says what must never be.
+// broken returns a violation of an invariant, or an empty text.
 func (c *cluster) broken() string {
 	for _, a := range c.authorities {
 		if a.wrong != "" {

@@ -48,12 +48,12 @@ const (
 )
 
 // cluster is a cluster in memory: an API server, the manager with the real Reconciler, and the verifiers of
-// certificates, each of which follows what is published at its own time.
+// certificates. Each verifier reads the published bundles at its own time.
 type cluster struct {
 	random *rand.Rand
 	clock  *testingclock.FakePassiveClock
 	api    *apiServer
-	// owner is the client of everybody but the manager.
+	// owner is the client of all users except the manager.
 	owner *process
 	// manager is the process of reconciler. dies reports whether the manager dies before a write.
 	manager     *process
@@ -61,22 +61,22 @@ type cluster struct {
 	dies        func() bool
 	authorities []*authority
 
-	// cas are all CAs that there ever were, by certificate: their owner has a backup of each.
+	// cas holds every CA that has existed, by certificate. The owner has a backup of each.
 	cas   map[string]*modelCA
 	names []string // their certificates in the order of creation
-	// servers are the API servers and verifiers those of serving certificates, by the CAs that each trusts. also is
-	// what the verifiers were given by hand. aggregated are the aggregated API servers. They trust
-	// extension-apiserver-authentication.
+	// servers holds the CAs that each API server trusts, and verifiers those that each verifier of serving certificates
+	// trusts. also holds the CAs that the owner gave to the verifiers by hand. aggregated are the aggregated API
+	// servers, which trust extension-apiserver-authentication.
 	servers, aggregated, verifiers [][]string
 	also                           []string
-	// proven are the signers whose verifiers trusted a CA when it was switched to, destroyed the CAs whose last key
-	// is gone.
+	// proven holds, by CA, the signers whose verifiers trusted the CA when it began to sign. destroyed holds the CAs
+	// whose last key is destroyed.
 	proven    map[string][]string
 	destroyed map[string]bool
 
-	// quiet is set when nobody does anything any more but what they are asked for.
+	// quiet means that faults and random actions have ended. Owners do only what the manager asks them to do.
 	quiet bool
-	// seen counts what has happened, told has the last events, for whoever looks for the reason of a failure.
+	// seen counts the events by kind. told holds the last events, for the message of a failure.
 	seen map[string]int
 	told []string
 }
@@ -115,7 +115,7 @@ func newCluster(random *rand.Rand) *cluster {
 	return c
 }
 
-// frontCA is a CA of the API servers that is none of the model's.
+// frontCA is a CA of the API servers that does not belong to the model.
 var frontCA = func() string {
 	made, _, err := ca.New(ca.NewOptions{CommonName: "kubernetes", Lifetime: 200 * 365 * day}, noon)
 	if err != nil {
@@ -143,7 +143,7 @@ func endpointSlice(namespace, service string, port int32, servers int) *discover
 	return slice
 }
 
-// create and update are writes of somebody whose writes do not fail.
+// create and update write as a client whose writes do not fail.
 func (c *cluster) create(obj client.Object) {
 	if err := c.api.put(obj, true); err != nil {
 		panic(err)
@@ -156,7 +156,7 @@ func (c *cluster) update(obj client.Object) {
 	}
 }
 
-// startManager starts a manager, which knows nothing but what is stored. Its watch shows it each request once more.
+// startManager starts a manager without any state in memory. Its watch delivers each request again.
 func (c *cluster) startManager() {
 	c.manager = &process{apiServer: c.api, dies: func(client.Object) bool { return c.dies() }, wrote: c.wrote}
 	c.reconciler = &Reconciler{
@@ -173,8 +173,8 @@ func (c *cluster) startManager() {
 // quietly is a context without a log.
 var quietly = log.IntoContext(context.Background(), logr.Discard())
 
-// reconcile reconciles a once, and reports whether there is more to do at once. Between two reconciles of one
-// authority there are three seconds at most, if all take their turns: then two answers are a proof.
+// reconcile reconciles a once, and reports whether the next reconcile is due at once. If all authorities take turns,
+// two reconciles of one authority are at most three seconds apart, so that two answers are a proof.
 func (c *cluster) reconcile(a *authority) (busy bool) {
 	c.clock.SetTime(c.now().Add(c.span(time.Second/2, 3*time.Second/time.Duration(len(c.authorities)))))
 	a.refusedBefore = len(a.refused)
@@ -189,7 +189,7 @@ func (c *cluster) reconcile(a *authority) (busy bool) {
 	return err == nil && result.RequeueAfter <= time.Millisecond
 }
 
-// startsAgain starts another manager if the last one has died.
+// startsAgain starts another manager if the current one has died.
 func (c *cluster) startsAgain() bool {
 	if !c.manager.died {
 		return false
@@ -199,7 +199,7 @@ func (c *cluster) startsAgain() bool {
 	return true
 }
 
-// recorder takes the Events of the manager.
+// recorder records the manager's Events.
 type recorder struct{ *cluster }
 
 func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
@@ -262,7 +262,7 @@ func (c *cluster) now() time.Time { return c.clock.Now() }
 
 func (c *cluster) chance(of int) bool { return c.random.IntN(of) == 0 }
 
-// span returns a duration between least and most, or without a source of randomness least.
+// span returns a random duration between least and most. Without a source of randomness, it returns most.
 func (c *cluster) span(least, most time.Duration) time.Duration {
 	if c.random == nil {
 		return most
@@ -275,7 +275,7 @@ func (c *cluster) saw(event string) {
 	c.tell("%s", event)
 }
 
-// tell keeps the last events.
+// tell records an event, and keeps only the last ones.
 func (c *cluster) tell(format string, args ...any) {
 	if len(c.told) > 300 {
 		c.told = slices.Clone(c.told[200:])
@@ -283,7 +283,7 @@ func (c *cluster) tell(format string, args ...any) {
 	c.told = append(c.told, c.now().Format("060102 15:04:05.0 ")+fmt.Sprintf(format, args...))
 }
 
-// short writes the names of CAs for their certificates and key ids.
+// short replaces certificates and key IDs in text by the names of their CAs.
 func (c *cluster) short(text string) string {
 	for _, cert := range c.names {
 		text = strings.ReplaceAll(text, cert, c.cas[cert].name)
@@ -292,7 +292,7 @@ func (c *cluster) short(text string) string {
 	return text
 }
 
-// newCA makes a CA for somebody outside of the manager, and returns its certificate.
+// newCA creates a CA outside of the manager, and returns its certificate.
 func (c *cluster) newCA(lifetime time.Duration) string {
 	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime}, c.now())
 	if err != nil {
@@ -301,7 +301,7 @@ func (c *cluster) newCA(lifetime time.Duration) string {
 	return c.know(keypair.Pair{Cert: made.CertificatePEM(), Key: key})
 }
 
-// know notes the CA of pair, and returns its certificate.
+// know records the CA of pair, and returns its certificate.
 func (c *cluster) know(pair keypair.Pair) string {
 	cert := string(pair.Cert)
 	if c.cas[cert] == nil {
@@ -315,10 +315,10 @@ func (c *cluster) know(pair keypair.Pair) string {
 	return cert
 }
 
-// garbage is a pair that can't be used.
+// garbage is an invalid pair.
 var garbage = keypair.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
 
-// load is keypair.Pair.Load. Each pair is read once: that is most of the time of a reconcile.
+// load implements keypair.Pair.Load. It parses each pair once, because parsing takes most of the time of a reconcile.
 func (c *cluster) load(pair keypair.Pair) (*ca.Authority, error) {
 	if pair.Equal(garbage) {
 		return nil, errors.New("garbage")
@@ -335,7 +335,8 @@ func (c *cluster) alive(cert string) bool {
 	return known != nil && known.authority.NotAfter().After(c.now())
 }
 
-// bundles returns what authorities publish for signers of one kind. One file holds them one after the other.
+// bundles returns the certificates that all authorities publish for signers of one kind, like a file that holds all of
+// their bundles.
 func (c *cluster) bundles(kind func(signer string) bool) []string {
 	var all []string
 	for _, a := range c.authorities {
@@ -349,10 +350,11 @@ func (c *cluster) bundles(kind func(signer string) bool) []string {
 func forServers(signer string) bool { return signer == servingSigner }
 func forClients(signer string) bool { return signer != servingSigner }
 
-// follow makes one API server read its file of client CAs. Nothing for serving certificates alone belongs there.
+// follow makes one API server read its file of client CAs. The file has no bundle that is only for serving
+// certificates.
 func (c *cluster) follow(server int) { c.servers[server] = c.bundles(forClients) }
 
-// feed makes one API server add what it trusts to extension-apiserver-authentication. It takes nothing away.
+// feed makes one API server add its trusted CAs to extension-apiserver-authentication. It removes none.
 func (c *cluster) feed(server int) {
 	obj, kept := c.configMap(trust.ExtensionNamespace, trust.ExtensionName).DeepCopy(), c.kept()
 	for _, cert := range c.servers[server] {
@@ -368,7 +370,7 @@ func (c *cluster) kept() []string {
 	return certificatesIn(c.configMap(trust.ExtensionNamespace, trust.ExtensionName).Data[trust.ExtensionKey])
 }
 
-// configMap returns a ConfigMap as it is stored, or an empty one. It is not to be changed.
+// configMap returns the stored ConfigMap, or an empty one. The caller must not change it.
 func (c *cluster) configMap(namespace, name string) *corev1.ConfigMap {
 	obj := &corev1.ConfigMap{}
 	if stored := c.api.objects[keyOf(obj, client.ObjectKey{Namespace: namespace, Name: name})]; stored != nil {
@@ -377,7 +379,7 @@ func (c *cluster) configMap(namespace, name string) *corev1.ConfigMap {
 	return obj
 }
 
-// certificatesIn returns the certificates of a bundle, which has nothing between them.
+// certificatesIn returns the certificates of a bundle without text between them.
 func certificatesIn(bundle string) []string {
 	certs := strings.SplitAfter(bundle, "-----END CERTIFICATE-----\n")
 	return slices.DeleteFunc(certs, func(cert string) bool { return cert == "" })
@@ -389,7 +391,7 @@ func (c *cluster) read(aggregated int) { c.aggregated[aggregated] = c.kept() }
 // verifier makes one verifier of serving certificates read its bundle.
 func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(forServers), c.also) }
 
-// accepts reports whether one that trusts trusted accepts a certificate of the CA.
+// accepts reports whether a verifier that trusts trusted accepts a certificate of the CA.
 func (c *cluster) accepts(trusted []string, cert string) bool {
 	return slices.Contains(trusted, cert) && c.alive(cert)
 }
@@ -405,7 +407,7 @@ func (c *cluster) accepted(verifiers [][]string, cert string) int {
 	return n
 }
 
-// allFollow makes all verifiers see what there is.
+// allFollow makes all verifiers read the current bundles.
 func (c *cluster) allFollow() {
 	for i := range c.servers {
 		c.follow(i)
@@ -419,7 +421,7 @@ func (c *cluster) allFollow() {
 	}
 }
 
-// someoneFollows makes one verifier see what there is, or another API server join.
+// someoneFollows makes a random verifier read its bundle, or lets another API server join.
 func (c *cluster) someoneFollows() {
 	switch c.random.IntN(24) {
 	case 0:
@@ -442,7 +444,7 @@ func (c *cluster) someoneFollows() {
 	}
 }
 
-// pass lets time go by, in which the ledger learns of all that was issued.
+// pass advances the clock by span. Before that, the ledger records all issued certificates.
 func (c *cluster) pass(span time.Duration) {
 	for _, a := range c.authorities {
 		for a.recorded < len(a.issued) {

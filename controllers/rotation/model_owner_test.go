@@ -18,7 +18,7 @@ var operations = []v1alpha1.Operation{
 	v1alpha1.AdoptionAttested, v1alpha1.OutstandingAccepted, "nonsense",
 }
 
-// likely are what an owner wants mostly.
+// likely lists the operations that an owner requests most often, by phase.
 var likely = map[v1alpha1.Phase][]v1alpha1.Operation{
 	v1alpha1.Preparing: {v1alpha1.TrustConfirmed},
 	v1alpha1.Prepared: {
@@ -28,7 +28,7 @@ var likely = map[v1alpha1.Phase][]v1alpha1.Operation{
 	v1alpha1.Completed: {v1alpha1.RotateStart},
 }
 
-// asks makes the owner want something. What the owner says is mostly true.
+// asks makes the owner request an operation. Most of the owner's statements are true.
 func (a *authority) asks() {
 	operation := operations[a.random.IntN(len(operations))]
 	if wanted := likely[a.status().Phase]; len(wanted) > 0 && !a.chance(4) {
@@ -36,7 +36,7 @@ func (a *authority) asks() {
 	}
 	lies := a.chance(12)
 	switch operation {
-	case v1alpha1.TrustConfirmed, v1alpha1.RotateRollback: // to go back says that of the old CA
+	case v1alpha1.TrustConfirmed, v1alpha1.RotateRollback: // a rollback states the same about the old CA
 		authority := a.status().Candidate
 		if operation == v1alpha1.RotateRollback {
 			authority = a.status().Retiring
@@ -62,12 +62,12 @@ func (a *authority) asks() {
 	a.want(operation)
 }
 
-// adoptedAndLeft returns the adopted CAs with something alive that no ledger has.
+// adoptedAndLeft returns the adopted CAs with valid certificates that are in no ledger.
 func (a *authority) adoptedAndLeft() []string {
 	var certs []string
 	s := a.status()
 	for _, cert := range a.issued {
-		if cert.foreign { // its CA may be noted as adopted before this is heard
+		if cert.foreign { // its CA may be recorded as adopted before the manager sees the operation
 			certs = append(certs, cert.ca)
 		}
 		for _, authority := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring} {
@@ -80,7 +80,7 @@ func (a *authority) adoptedAndLeft() []string {
 	return certs
 }
 
-// brings makes the owner put something into tls.crt and tls.key.
+// brings makes the owner write to tls.crt and tls.key.
 func (a *authority) brings() {
 	what, pair := "nothing", keypair.Pair{}
 	switch a.random.IntN(8) {
@@ -114,23 +114,23 @@ func (a *authority) brings() {
 	a.comesBack(pair)
 }
 
-// comesBack notes that keys are there again which were destroyed.
+// comesBack records that destroyed keys exist again.
 func (a *authority) comesBack(pairs ...keypair.Pair) {
 	for _, pair := range pairs {
 		delete(a.destroyed, string(pair.Cert))
 	}
 }
 
-// misfortune is what should not happen, and does.
+// misfortune causes one failure outside of the manager, such as a lost Secret.
 func (a *authority) misfortune() {
 	if candidate := a.status().Candidate; candidate != nil && string(a.ring().Signing.Cert) == candidate.Certificate {
-		return // between the switch and the note of it nobody could say afterwards what has signed
+		return // between the switch and its record, nobody could say later which CA has signed
 	}
 	switch a.random.IntN(9) {
 	case 0, 1:
 		name := client.ObjectKey{Namespace: modelNamespace, Name: ledger.BookName(a.name)}
 		delete(a.api.objects, keyOf(&corev1.ConfigMap{}, name))
-		clear(a.left) // who has retired is in the ledger
+		clear(a.left) // the ledger records which CAs have retired
 		a.saw("the ledger is lost")
 	case 2:
 		a.change(func(obj *v1alpha1.SigningAuthority) { obj.Status = v1alpha1.SigningAuthorityStatus{} })
@@ -160,15 +160,15 @@ func (a *authority) misfortune() {
 	}
 }
 
-// help makes the owner do what the authority waits for. It reports whether there was anything to do.
+// help makes the owner do what the authority waits for. It reports whether the owner did anything.
 func (a *authority) help() bool { return a.repairs() || a.helps() }
 
-// waitsFor reports whether the authority says that it waits for reason.
+// waitsFor reports whether the status of the authority names reason under waitingFor.
 func (a *authority) waitsFor(reason string) bool {
 	return slices.ContainsFunc(a.status().WaitingFor, func(text string) bool { return strings.Contains(text, reason) })
 }
 
-// repairs makes the owner repair the Secret as the authority has named it.
+// repairs makes the owner repair the Secret as the authority asks.
 func (a *authority) repairs() bool {
 	s, ring := a.status(), a.ring()
 	bring := func(event, cert string) {
@@ -202,7 +202,7 @@ func (a *authority) repairs() bool {
 	return true
 }
 
-// helps makes the owner want, or wait for, what a rotation can't do by itself.
+// helps makes the owner do the steps that a rotation needs an administrator for.
 func (a *authority) helps() bool {
 	s := a.status()
 	alive := func(authority *v1alpha1.CAStatus) bool { return authority != nil && a.alive(authority.Certificate) }

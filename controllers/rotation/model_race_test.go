@@ -2,5 +2,5 @@
 
 package rotation
 
-// slower is how much less the model tests try with the race detector.
+// slower is the factor by which the model tests try less with the race detector.
 const slower = 8

@@ -21,12 +21,12 @@ var leafKey = func() *ecdsa.PublicKey {
 	return &key.PublicKey
 }()
 
-// standsStill is how long a signer may take from what was covered to what is issued: see ledger.QuietAfter, which
-// counts a reserve of five seconds too.
+// standsStill is the longest time between the reservation of a certificate in the ledger and its issuance.
+// ledger.QuietAfter also includes a reserve of five seconds.
 const standsStill = ledger.QuietAfter - 5*time.Second
 
-// signer is a process that signs, by the Secret as it has seen it last. It may have one certificate covered that it
-// has not signed yet.
+// signer is a signing process with its last view of the Secret. It may have reserved one certificate in the ledger that
+// it has not signed yet.
 type signer struct {
 	view    keypair.Ring
 	book    *ledger.Book
@@ -37,14 +37,14 @@ func newSigner(a *authority) *signer {
 	return &signer{book: ledger.NewBook(a.owner, a.owner, a.secret(), a.clock)}
 }
 
-// read sees the Secret, as the source of the signer does: what can't be used leaves what is in use.
+// read reads the Secret as the signer's source does: if the new content is invalid, the last one stays in use.
 func (s *signer) read(a *authority) {
 	if ring := a.ring(); a.alive(string(ring.Signing.Cert)) {
 		s.view = ring
 	}
 }
 
-// sign is what the signer controller does for one request. It reports whether it has signed.
+// sign acts as the signer controller for one request. It reports whether it has signed.
 func (s *signer) sign(a *authority, name string, lifetime time.Duration) bool {
 	if s.covered != nil && a.now().Sub(s.covered.at) < standsStill {
 		a.issue(*s.covered)

@@ -21,13 +21,13 @@ import (
 
 const usualLives, workers = 120, 2
 
-// lives may be more, for a longer search: go test ./controllers/rotation -run TestRandomLives -lives 2000. The race
-// detector makes them five times slower, and finds nothing in them: what runs at once is tested in test/integration.
+// lives can be raised for a longer search: go test ./controllers/rotation -run TestRandomLives -lives 2000. The race
+// detector makes the lives five times slower and finds nothing in them. test/integration tests concurrency.
 var lives = flag.Int("lives", usualLives/slower, "random lives of TestRandomLives")
 
-// TestRandomLives: whatever comes in whatever order, and wherever the manager dies, no certificate is issued or left
-// that is not trusted, no key is lost, nothing outstanding is left behind; and once it is quiet, it comes to rest and
-// can be rotated.
+// TestRandomLives runs random sequences of events, in which the manager may die at any write. Each issued certificate
+// must be trusted, no CA may be removed while its certificates are valid, and no key may be lost. After the events end,
+// each authority must come to rest, and a rotation must succeed.
 func TestRandomLives(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -62,7 +62,7 @@ func TestRandomLives(t *testing.T) {
 	t.Log(seen)
 }
 
-// often is how often at least what must happen does, in usualLives: what never happens is not tried.
+// often is the minimum number of each event in usualLives. An event that never happens is not tested.
 var often = map[string]int{
 	"phase Preparing": 1500, "phase Prepared": 800, "phase Completing": 300, "phase Completed": 400,
 	string(CopyFrom): 10, string(MakeCandidate): 125, string(TakeCandidate): 20, string(DropCandidate): 7,
@@ -79,7 +79,8 @@ var often = map[string]int{
 	"an operation is dropped without a word": 50,
 }
 
-// TestDeathAtEveryWrite: a rotation, forth, back and forth again, ends the same wherever the manager dies once.
+// TestDeathAtEveryWrite checks that a rotation, a rollback and a second rotation have the same result if the manager
+// dies once, at any write.
 func TestDeathAtEveryWrite(t *testing.T) {
 	t.Parallel()
 	writes := 0
@@ -118,9 +119,9 @@ func TestDeathAtEveryWrite(t *testing.T) {
 	}
 }
 
-// TestLateWriteOfAReplacedLeader: a leader stalls before it writes the Secret for a rollback, and another one takes over,
-// of whom the owner wants a completion instead. Wherever the late write comes, what signs is trusted, and nobody has to repair
-// the Secret.
+// TestLateWriteOfAReplacedLeader has a leader that stalls before it writes the Secret for a rollback. Another leader
+// takes over, and the owner requests a completion from it instead. Wherever the late write arrives, the signing CA must
+// be trusted, and nobody must have to repair the Secret.
 func TestLateWriteOfAReplacedLeader(t *testing.T) {
 	t.Parallel()
 	late := 1
@@ -176,7 +177,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 	}
 }
 
-// live is a random life, and a quiet end.
+// live runs a random sequence of events, and then a quiet end.
 func (c *cluster) live() error {
 	c.dies = func() bool { return c.chance(12) }
 	sets := [][]string{{kubeletSigner, clientSigner}, {clientSigner}, {servingSigner}, {clientSigner, servingSigner}}
@@ -196,7 +197,7 @@ func (c *cluster) live() error {
 	return c.end()
 }
 
-// step is one thing that happens.
+// step makes one random event happen.
 func (c *cluster) step(a *authority) {
 	signers := a.spec().Signers
 	switch c.random.IntN(20) {
@@ -221,7 +222,7 @@ func (c *cluster) step(a *authority) {
 	}
 }
 
-// accident is one thing that happens seldom.
+// accident makes one rare event happen.
 func (c *cluster) accident(a *authority) {
 	switch c.random.IntN(12) {
 	case 0, 1:
@@ -238,7 +239,7 @@ func (c *cluster) accident(a *authority) {
 	}
 }
 
-// end brings c, where nothing fails any more, through what is under way and one rotation more.
+// end stops all faults, finishes the operations under way, and rotates each authority once more.
 func (c *cluster) end() error {
 	c.dies, c.quiet = func() bool { return false }, true
 	c.tell("it is quiet now")
@@ -267,7 +268,7 @@ func (c *cluster) end() error {
 	return nil
 }
 
-// settle goes on until there is nothing to do, with everybody following.
+// settle reconciles until nothing changes. All verifiers read the current bundles in each round.
 func (c *cluster) settle() error {
 	calm := 0
 	for range 400 {
@@ -293,7 +294,7 @@ func (c *cluster) settle() error {
 	return fmt.Errorf("never at rest: %v", c.authorities)
 }
 
-// rest settles, with the owners helping where they are asked to.
+// rest settles, and lets the owners do what the authorities wait for.
 func (c *cluster) rest() error {
 	for range 20 {
 		if err := c.settle(); err != nil {
@@ -310,7 +311,7 @@ func (c *cluster) rest() error {
 	return fmt.Errorf("never done: %v", c.authorities)
 }
 
-// rotate ends what is under way, and goes through all of a rotation.
+// rotate finishes the rotation under way, and runs a complete one.
 func (a *authority) rotate() error {
 	if a.status().Phase == v1alpha1.Prepared {
 		if err := a.complete(); err != nil {
@@ -328,7 +329,8 @@ func (a *authority) rotate() error {
 	return a.complete()
 }
 
-// complete lets what lives on the retiring CA end, or accepts that nobody knows of it.
+// complete waits until the certificates of the retiring CA have expired, or accepts them if their account is lost. Then
+// it completes the rotation.
 func (a *authority) complete() error {
 	a.pass(adoptedFor + day)
 	if err := a.rest(); err != nil {
@@ -350,7 +352,7 @@ func (a *authority) complete() error {
 	return err
 }
 
-// obeys wants operation, and that it leads to phase.
+// obeys requests operation, and checks that it leads to phase.
 func (a *authority) obeys(operation v1alpha1.Operation, phase v1alpha1.Phase) error {
 	refused := len(a.refused)
 	a.want(operation)

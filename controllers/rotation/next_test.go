@@ -30,7 +30,7 @@ func noted(name string) *v1alpha1.CAStatus {
 	}
 }
 
-// row is one state with facts, and what follows.
+// row is a status with facts, and the expected step.
 type row struct {
 	name   string
 	state  v1alpha1.SigningAuthorityStatus
@@ -38,7 +38,7 @@ type row struct {
 	spec   v1alpha1.SigningAuthoritySpec
 	phase  v1alpha1.Phase
 	action Action
-	// waits and refused are parts of what is said; take is whether the operation is taken.
+	// waits and refused are parts of the expected messages. take reports whether the operation is accepted.
 	waits, refused string
 	take           bool
 	also           func(*v1alpha1.SigningAuthorityStatus) bool
@@ -66,7 +66,7 @@ func completed() v1alpha1.SigningAuthorityStatus {
 	return v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: noted("old")}
 }
 
-// good are facts in which nothing stands in the way; change changes some.
+// good returns facts with which every step is possible, changed by change.
 func good(ring SecretFacts, change ...func(*Facts)) Facts {
 	f := Facts{Now: noon, Secret: ring, Published: true, Permitted: true, SettleFor: DefaultSettleFor}
 	f.Candidate, f.Signing, f.RetiringTrusted, f.RetiringRefused = proven, proven, proven, proven
@@ -81,7 +81,7 @@ func asked(operation v1alpha1.Operation) func(*Facts) {
 }
 
 func sealed(f *Facts)      { f.Sealed = true }
-func late(f *Facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all have ended
+func late(f *Facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
 func unpublished(f *Facts) { f.Published = false }
 func unpermitted(f *Facts) { f.Permitted = false }
 func untrusted(f *Facts)   { f.Signing = Proof{Missing: []string{"10.0.0.7:6443"}} }
@@ -130,7 +130,7 @@ const (
 	otherCandidate = "remove candidate.crt and candidate.key from the Secret: they hold the CA other, which no rotation has put there"
 )
 
-// waiting returns s, which waits for reasons.
+// waiting returns s with reasons under waitingFor.
 func waiting(s v1alpha1.SigningAuthorityStatus, reasons ...string) v1alpha1.SigningAuthorityStatus {
 	s.WaitingFor = reasons
 	return s
@@ -513,7 +513,7 @@ var rows = []row{
 		facts: good(onlyOld), phase: "Sleeping", waits: "the phase \"Sleeping\" is unknown"},
 }
 
-// rotated is s, whose last rotation was completed at that instant.
+// rotated returns s with a last rotation that was completed at that instant.
 func rotated(s v1alpha1.SigningAuthorityStatus, at time.Time) v1alpha1.SigningAuthorityStatus {
 	completed := metav1.NewTime(at)
 	s.CompletedAt, s.LastCompletedAt = &completed, &completed
@@ -531,7 +531,7 @@ func rolledBack(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStat
 
 func above(f *Facts) { f.Above = []string{"CN=root"} }
 
-// closed is s, whose ledger was closed that long before noon.
+// closed returns s with a ledger that was closed that long before noon.
 func closed(s v1alpha1.SigningAuthorityStatus, before time.Duration) v1alpha1.SigningAuthorityStatus {
 	at := metav1.NewTime(noon.Add(-before))
 	s.LedgerClosedAt = &at

@@ -13,7 +13,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// TestSharing: API servers are asked to refuse what retires, unless another authority has them trust it as a client CA.
+// TestSharing checks that API servers must refuse a retiring CA, unless they must trust it as a client CA for another
+// authority.
 func TestSharing(t *testing.T) {
 	t.Parallel()
 	made, _ := issued(t)
@@ -55,7 +56,8 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// TestASignerThatCameLater: what another authority has issued for it by the CA that both had is outstanding here.
+// TestASignerThatCameLater checks that certificates count as outstanding here if another authority with the same CA has
+// issued them for a signer that was added here later.
 func TestASignerThatCameLater(t *testing.T) {
 	t.Parallel()
 	made, _ := issued(t)
@@ -83,7 +85,8 @@ func TestASignerThatCameLater(t *testing.T) {
 	}
 }
 
-// TestWhatHasEndedIsPublishedAlone: beside another it is left out, and for want of one what has left would stay.
+// TestWhatHasEndedIsPublishedAlone checks that an expired CA is published only if there is no other. An empty bundle is
+// not possible, and the removed CA would stay published.
 func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 	t.Parallel()
 	short, _, err := ca.New(ca.NewOptions{CommonName: "short", Lifetime: 24 * time.Hour}, noon)

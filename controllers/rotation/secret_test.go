@@ -11,7 +11,7 @@ import (
 var (
 	noKeys   = SecretFacts{}
 	onlyNew  = SecretFacts{Candidate: fact("new")}
-	onlyLeft = SecretFacts{Retiring: fact("old")} // of what was prepared
+	onlyLeft = SecretFacts{Retiring: fact("old")} // of a prepared rotation
 	strange  = SecretFacts{TLS: fact("older"), Signing: fact("older")}
 )
 
@@ -26,7 +26,7 @@ func adoptedCandidate() v1alpha1.SigningAuthorityStatus {
 	return s
 }
 
-// completedOf has the candidate of s be forgotten.
+// completedOf returns s without a candidate.
 func completedOf(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
 	s.Candidate = nil
 	return s
@@ -46,8 +46,8 @@ func pruned(s v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
 
 func retired(f *Facts) { f.TLSRetired = true }
 
-// lostRows are about a signing pair that has gone from the Secret: what it has issued stays trusted, it signs again as soon as
-// it is back, and without a backup there is a way on.
+// lostRows have a signing pair that is missing from the Secret. Its certificates stay trusted, it signs again as soon
+// as it is back, and without a backup the rotation can still continue.
 var lostRows = []row{
 	{name: "the Secret is gone", state: completed(), facts: good(noKeys), phase: v1alpha1.Completed,
 		waits: "from a backup: its key is missing; without a backup, run \"rotation start\""},

@@ -10,7 +10,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// TestTrusted: who is not asked any more has not stopped to trust what signs.
+// TestTrusted checks that a verifier that is not asked any more still counts as trusting the signing CA.
 func TestTrusted(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -32,7 +32,7 @@ func TestTrusted(t *testing.T) {
 	}
 }
 
-// TestRefused: where nobody is to be asked, nobody is waited for.
+// TestRefused checks that the rotation does not wait for refusals if no verifier can be asked.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

@@ -14,7 +14,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 )
 
-// TestSigningKeyIsLostWhileCompleting: without the signing pair nothing can be proven, and the status is for saying so.
+// TestSigningKeyIsLostWhileCompleting checks that nothing is proven without the signing pair, and that the status says
+// so.
 func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	t.Parallel()
 	made, _ := issued(t)
@@ -33,7 +34,8 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	}
 }
 
-// TestAnswersAboutOtherCAs are not used: while API servers are asked, the Secret may change.
+// TestAnswersAboutOtherCAs checks that answers about another CA do not count. The Secret may change while API servers
+// are asked.
 func TestAnswersAboutOtherCAs(t *testing.T) {
 	t.Parallel()
 	asked, _ := issued(t)

@@ -1,4 +1,4 @@
-// Package unanswered remembers failed writes of which it is unknown whether the API server stored them.
+// Package unanswered remembers writes that got no answer, so that the API server may have stored them.
 package unanswered
 
 import (

@@ -43,7 +43,7 @@ func TestWorst(t *testing.T) {
 	}
 }
 
-// Only what the authorizers have answered is an answer.
+// If the call fails or an authorizer has an evaluation error, the answer is Unknown.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	type status = authorizationv1.SubjectAccessReviewStatus
@@ -101,7 +101,7 @@ func reviewer(note func(client.Object)) client.Client {
 	}).Build()
 }
 
-// A token that joins nodes is in the group of all such tokens too, and whoever is in any is authenticated.
+// Each bootstrap token is also in the group of all bootstrap tokens. Each user in a group is also authenticated.
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	for group, want := range map[string]string{
@@ -119,7 +119,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// The command names who made the request as narrowly as makes sense.
+// The command names the requester by the smallest useful group or user.
 func TestBindRequester(t *testing.T) {
 	t.Parallel()
 	const ifNodes = "if nodes are to renew their certificates: kubectl create clusterrolebinding approve-selfnodeclient-nodes "
@@ -154,7 +154,7 @@ func TestReadError(t *testing.T) {
 	}
 }
 
-// TestWrong looks at certificates that the API server would answer with Unauthorized, whoever has issued them.
+// TestWrong checks certificates that the API server would answer with Unauthorized, whichever CA has issued them.
 func TestWrong(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -215,7 +215,8 @@ func requestWith(t *testing.T, key *ecdsa.PrivateKey) *certificatesv1.Certificat
 	}
 }
 
-// The youngest request counts, each signer's for itself, and whoever can't join nodes hides none by writing its name.
+// The youngest request for each signer counts. A user who cannot join nodes does not hide it with a request for the
+// same node name.
 func TestNewest(t *testing.T) {
 	t.Parallel()
 	const node, joins, custom, nobody = "system:nodes", "system:bootstrappers:kubeadm:default-node-token", "joiners", "system:authenticated"

@@ -21,13 +21,13 @@ import (
 
 // CA signs client certificates that the API server must accept.
 type CA struct {
-	// Signers are those that it signs for.
+	// Signers are the names of the signers that use the CA.
 	Signers []string
 	// Authority is nil if it can't be read, because of Err.
 	Authority *ca.Authority
 	Err       error
-	// Certificate is what is known of the CA without its key, or nil. Sent are the certificates that come with those that
-	// the CA issues.
+	// Certificate is the published certificate of a CA whose key can't be read, or nil. Sent holds the CA certificates
+	// that follow each certificate that the CA issues.
 	Certificate *x509.Certificate
 	Sent        []*x509.Certificate
 }
@@ -124,8 +124,8 @@ func authoritySentence(authority *ca.Authority, trusted []*x509.Certificate, err
 	return publishedSentence(authority.Certificate(), sent, trusted, err)
 }
 
-// publishedSentence reports whether trusted holds the CA signing, with a sentence about it. sent are the certificates
-// that come with those that the CA issues, and err is why trusted could not be read.
+// publishedSentence reports whether trusted holds the CA signing, with a sentence about it. sent holds the CA
+// certificates that follow each issued certificate. err says why trusted could not be read.
 func publishedSentence(
 	signing *x509.Certificate, sent, trusted []*x509.Certificate, err error,
 ) (sentence string, in bool) {

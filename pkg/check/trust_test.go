@@ -14,7 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// An API server that publishes the root of an intermediate CA trusts what comes with its chain.
+// If an API server publishes the root of an intermediate CA, it trusts a certificate that comes with its chain.
 func TestPublishedRootOfAnIntermediate(t *testing.T) {
 	t.Parallel()
 	var certs []*x509.Certificate

@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A flag that is defined but not noted would not be named in mistakes.
+// Each defined flag must also be in the list of flags. Otherwise errors could not name it.
 func TestEveryFlagIsNoted(t *testing.T) {
 	t.Parallel()
 	flags := NewFlags(Default())

@@ -17,7 +17,7 @@ import (
 
 const header = "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"
 
-// load loads args after --config with a file of body below the header, if there is a body.
+// load calls Load with args. If body is not empty, it first adds --config with a file that has body below the header.
 func load(t *testing.T, body string, args ...string) (*config.Configuration, string) {
 	t.Helper()
 	if body != "" {
@@ -41,7 +41,7 @@ func write(t *testing.T, text string) string {
 
 func seconds(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
 
-// defaults is what a manager runs with that is told only its CA.
+// defaults is the configuration of a manager that is given only its CA.
 func defaults() *config.Configuration {
 	return &config.Configuration{
 		TypeMeta:     metav1.TypeMeta{APIVersion: "config.csr-controller-manager.io/v1alpha1", Kind: "ControllerManagerConfiguration"},
@@ -390,7 +390,7 @@ func TestBadFlagsAndFiles(t *testing.T) {
 	}
 }
 
-// As in kube-controller-manager the flag adds up when it is given twice; it still overrides the file as a whole.
+// If the flag is given twice, its values add up, as in kube-controller-manager. The flag still overrides the file.
 func TestControllersGivenTwice(t *testing.T) {
 	t.Parallel()
 	configuration, problem := load(t, "controllers: [signer]\nsigning: {secret: ns/ca}\n", "--controllers=approver", "--controllers=cleaner")

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// publish returns what a reader gets of c.
+// publish returns c as a reader of the ConfigMap gets it.
 func publish(t *testing.T, c *Configuration) *Configuration {
 	t.Helper()
 	published, err := c.Published("ns")
@@ -87,7 +87,7 @@ func TestPublishedHasNoCredentials(t *testing.T) {
 	}
 }
 
-// TestEveryTextIsReviewed lists the fields that hold free text. Whoever adds one decides whether it may be a credential,
+// TestEveryTextIsReviewed lists the fields with free text. If you add a field, decide whether it can hold a credential,
 // which Published must then remove.
 func TestEveryTextIsReviewed(t *testing.T) {
 	t.Parallel()
@@ -143,7 +143,7 @@ func TestEveryTextIsReviewed(t *testing.T) {
 	}
 }
 
-// The files of a published configuration are not on the machine of its reader.
+// A reader of the published configuration does not have the files that it names.
 func TestParsePublishedMarksFiles(t *testing.T) {
 	t.Parallel()
 	c := Default()

@@ -13,7 +13,7 @@ import (
 // mistakes collects what is wrong with a Configuration.
 type mistakes struct{ all field.ErrorList }
 
-// unless adds that value is invalid, unless ok.
+// unless adds a mistake about an invalid value, unless ok.
 func (m *mistakes) unless(ok bool, path *field.Path, value any, why string) {
 	if ok {
 		return
@@ -24,21 +24,21 @@ func (m *mistakes) unless(ok bool, path *field.Path, value any, why string) {
 	m.all = append(m.all, field.Invalid(path, value, why))
 }
 
-// check adds that value is invalid because of err, if that is not nil.
+// check adds a mistake about value if err is not nil.
 func (m *mistakes) check(err error, path *field.Path, value any) {
 	if err != nil {
 		m.unless(false, path, value, err.Error())
 	}
 }
 
-// require adds that a value is missing, unless ok.
+// require adds a mistake about a missing value, unless ok.
 func (m *mistakes) require(ok bool, path *field.Path, why string) {
 	if !ok {
 		m.all = append(m.all, field.Required(path, why))
 	}
 }
 
-// forbid adds that there must be no value, if there is one.
+// forbid adds a mistake if a value is set that must not be set.
 func (m *mistakes) forbid(given bool, path *field.Path, why string) {
 	if given {
 		m.all = append(m.all, field.Forbidden(path, why))

@@ -226,7 +226,8 @@ func TestSecretName(t *testing.T) {
 	}
 }
 
-// TestValidateWhatCustomSignersMayIssue checks the fields that bound what a custom signer issues beside its usages.
+// TestValidateWhatCustomSignersMayIssue checks the fields that limit what a custom signer issues, in addition to its
+// usages.
 func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 	t.Parallel()
 	one := func(settings string) string {
@@ -264,7 +265,7 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 	}
 }
 
-// TestValidateCA is about what is said of a CA beside where it is.
+// TestValidateCA checks the fields that describe a CA, in addition to its location.
 func TestValidateCA(t *testing.T) {
 	t.Parallel()
 	const (

@@ -32,8 +32,8 @@ const (
 	roundRetry  = time.Second
 	// perRound is the number of new connections per measurement. A load balancer spreads them over the API servers.
 	perRound = 5
-	// rounds is the number of measurements that count. The earliest reading of all rounds counts, so that an API
-	// server that one round missed still counts.
+	// rounds is the number of measurements that count. The earliest reading of all rounds counts, so an API server
+	// still counts if it did not answer in the last round.
 	rounds = 5
 	// maxStep is the largest accepted difference between the wall clock and the monotonic clock. Beyond it, readings
 	// are useless: the clock was set, or the machine was suspended.
