@@ -23,13 +23,17 @@ func TestTutorials(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Fatal("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	repository := t.TempDir() // stands for the repository's folder, with the binary that make build puts there
-	manager, err := cluster.Manager()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(manager, filepath.Join(repository, "csr-controller-manager")); err != nil {
-		t.Fatal(err)
+	repository := t.TempDir() // stands for the repository's folder, with the programs that make build puts there
+	for name, build := range map[string]func() (string, error){
+		"csr-controller-manager": cluster.Manager, "kubectl-csr": cluster.Plugin,
+	} {
+		program, err := build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(program, filepath.Join(repository, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	exports := makeRun(t, filepath.Join(repository, "csr-controller-manager"))
 	for _, name := range []string{"first-certificate.md", "join-a-node.md"} {
