@@ -54,7 +54,11 @@ func startAPIServers(t *testing.T) *apiServers {
 			t.Error(err)
 		}
 	})
-	for _, line := range [][]string{{"link", "set", "lo", "up"}, {"link", "add", "apiservers", "type", "bridge"}, {"link", "set", "apiservers", "up"}} {
+	for _, line := range [][]string{
+		{"link", "set", "lo", "up"},
+		{"link", "add", "apiservers", "address", bridgeMAC, "type", "bridge"},
+		{"link", "set", "apiservers", "up"},
+	} {
 		if _, err := run(exec.Command("ip", line...)); err != nil {
 			t.Fatal(err)
 		}

@@ -113,12 +113,16 @@ func (c *controlPlane) stop() error {
 	return errors.Join(errs...)
 }
 
+// bridgeMAC is the address of a bridge. A bridge without one takes the lowest of its ports, so its address changes when a
+// machine is added, and the others lose the control plane until their ARP entries expire.
+const bridgeMAC = "02:00:00:00:00:01"
+
 // addresses adds the control plane's addresses to these namespaces, and a bridge for the machines' veth pairs.
 func (c *controlPlane) addresses() error {
 	for _, line := range [][]string{
 		{"link", "set", "lo", "up"},
 		{"address", "replace", serviceAddress + "/32", "dev", "lo"},
-		{"link", "add", "machines", "type", "bridge"},
+		{"link", "add", "machines", "address", bridgeMAC, "type", "bridge"},
 		{"address", "add", controlPlaneAddress + "/24", "dev", "machines"},
 		{"link", "set", "machines", "up"},
 	} {
