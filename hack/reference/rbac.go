@@ -155,7 +155,7 @@ func (o object) bound(objects []object) string {
 			return fmt.Sprintf("Kubernetes adds it to the ClusterRole `%s`.", to)
 		}
 	}
-	return "No manifest binds it: bind it to those who need it."
+	return "No manifest binds it: bind it to the users who need it."
 }
 
 // table returns the rules of a role, and marks the reasons that they have.

@@ -257,7 +257,7 @@ type Retention struct {
 	Expired *metav1.Duration `json:"expired,omitempty"`
 }
 
-// SignerRetention overrides the retention for the requests of one signer. What is not set is as for all signers.
+// SignerRetention overrides the retention for the requests of one signer. A field that is not set has the value for all signers.
 type SignerRetention struct {
 	// Name is the signerName.
 	Name string `json:"name"`
