@@ -258,10 +258,10 @@ func reservedOf(c config.KubeletServing) san.Reserved {
 func inventoryOf(c config.Approval) *approver.Inventory {
 	i := &approver.Inventory{}
 	if options := presetMachines(c); options != nil {
-		i.Sources = append(i.Sources, machineSource(*options, c.Inventory.Kubeconfig))
+		i.Sources = append(i.Sources, machineSource(*options, c.Inventory))
 	}
 	for _, source := range c.Inventory.Sources {
-		i.Sources = append(i.Sources, sourceOf(source, c.Inventory.Kubeconfig))
+		i.Sources = append(i.Sources, sourceOf(source, c.Inventory))
 	}
 	return i
 }
@@ -288,7 +288,7 @@ func presetMachines(c config.Approval) *machine.Options {
 	return &options
 }
 
-func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
+func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 	switch {
 	case c.Machine != nil:
 		return machineSource(machine.Options{
@@ -296,12 +296,14 @@ func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 			Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
 			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
 			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
-		}, kubeconfig)
+		}, all)
 	case c.Static != nil && c.Static.ConfigMap != "":
 		namespace, name := c.Static.ConfigMapName()
 		return configMapSource(types.NamespacedName{Namespace: namespace, Name: name})
 	case c.Static != nil:
 		return staticSource(c.Static.Rows)
+	case c.Webhook != nil && all.Elsewhere:
+		return elsewhere("webhook")
 	case c.Webhook != nil:
 		return webhookSource(c.Webhook.Options())
 	default:
@@ -309,9 +311,20 @@ func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 	}
 }
 
-// machineSource returns a builder of a source that reads Machines. They are in the cluster of kubeconfig, or in the
-// manager's cluster if kubeconfig is empty.
-func machineSource(options machine.Options, kubeconfig string) approver.SourceBuilder {
+// elsewhere returns a builder of a source that only the manager can ask.
+func elsewhere(name string) approver.SourceBuilder {
+	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		return inventory.Elsewhere(name), nil
+	}
+}
+
+// machineSource returns a builder of a source that reads Machines. They are in the cluster of all.Kubeconfig, or in the
+// manager's cluster if that is empty.
+func machineSource(options machine.Options, all config.Inventory) approver.SourceBuilder {
+	kubeconfig := all.Kubeconfig
+	if kubeconfig != "" && all.Elsewhere {
+		return elsewhere("machine")
+	}
 	return func(
 		mgr manager.Manager, _ *node.Source, changed func(string), freed func([]san.SAN),
 	) (inventory.Source, error) {

@@ -100,6 +100,9 @@ func (u unanswerable) Error() string { return string(u) }
 const (
 	errOffline = unanswerable("offline")
 	errNoCA    = unanswerable("no CA is configured here: give the manager's --config, or --signing-secret")
+
+	errElsewhere = unanswerable("the inventory has a source that only the manager can ask, with the files and the " +
+		"network of its machine")
 )
 
 // offline stands in for an API server, and answers every question with its error.

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	nodes "github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -175,7 +177,10 @@ func (i *inventory) unread(ctx context.Context, sources *approver.Inventory, f *
 	if err := i.missing(ctx, func(right check.Right) bool { return !right.Optional }); err != nil {
 		return err
 	}
-	if err := sources.Unavailable(ctx, f.Request); apierrors.IsForbidden(err) {
+	switch err := sources.Unavailable(ctx, f.Request); {
+	case errors.Is(err, nodes.ErrElsewhere):
+		return errElsewhere
+	case apierrors.IsForbidden(err):
 		return unanswerable(err.Error())
 	}
 	if !i.tried {

@@ -356,6 +356,9 @@ type Inventory struct {
 	Sources []Source `json:"sources"`
 	// Kubeconfig is the file to reach the cluster with that holds the machines, if it is another cluster.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
+
+	// Elsewhere reports that Kubeconfig and the webhooks are for another machine. ParsePublished sets it.
+	Elsewhere bool `json:"-"`
 }
 
 // Source configures one source. Exactly one field must be set.

@@ -317,19 +317,19 @@ func (c *Configuration) read(file string) error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
-	if err := c.parse(data); err != nil {
+	if err := c.parse(data, yaml.UnmarshalStrict); err != nil {
 		return fmt.Errorf("--config: %s: %w", file, err)
 	}
 	return nil
 }
 
-// parse overrides c by the fields in data. It refuses unknown fields.
-func (c *Configuration) parse(data []byte) error {
+// parse overrides c by the fields in data, which unmarshal reads.
+func (c *Configuration) parse(data []byte, unmarshal func([]byte, any, ...yaml.JSONOpt) error) error {
 	c.APIVersion, c.Kind = "", ""
 	// encoding/json reads a list into the elements that are there: the first source would be two.
 	sources := c.Approval.Inventory.Sources
 	c.Approval.Inventory.Sources = nil
-	if err := yaml.UnmarshalStrict(data, c); err != nil {
+	if err := unmarshal(data, c); err != nil {
 		return err
 	}
 	if c.Approval.Inventory.Sources == nil {

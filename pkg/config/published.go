@@ -98,32 +98,27 @@ func withoutCredentials(address string) string {
 }
 
 // ParsePublished returns the configuration that a manager has published. A newer manager may publish fields that this
-// version does not know; unknown describes them.
+// version does not know; unknown describes them. The reader acts with the rights of another user on another machine than
+// the manager, so the configuration names nothing there: no files and no servers.
 func ParsePublished(data []byte) (c *Configuration, unknown, err error) {
 	c = Default()
-	if unknown = c.parse(data); unknown == nil {
-		c.filesAreElsewhere()
-		return c, nil, nil
+	if unknown = c.parse(data, yaml.UnmarshalStrict); unknown != nil {
+		c = Default()
+		if err := c.parse(data, yaml.Unmarshal); err != nil {
+			return nil, nil, err
+		}
 	}
-	c = Default()
-	c.APIVersion, c.Kind, c.Approval.Inventory.Sources = "", "", nil
-	if err := yaml.Unmarshal(data, c); err != nil {
-		return nil, nil, err
+	if mistakes := c.validate(false); len(mistakes) > 0 {
+		return nil, nil, mistakes.ToAggregate()
 	}
-	if c.APIVersion != APIVersion || c.Kind != Kind {
-		return nil, nil, unknown
-	}
-	c.filesAreElsewhere()
-	return c, unknown, nil
-}
-
-// filesAreElsewhere marks the CAs that are in files: they are on the machine of the manager.
-func (c *Configuration) filesAreElsewhere() {
+	c.Kubeconfig, c.Verbosity, c.Audit.Path = "", 0, ""
+	c.Approval.Inventory.Elsewhere = true
 	c.Signing.Elsewhere = c.Signing.CertFile != ""
 	for i := range c.Signing.Signers {
 		one := &c.Signing.Signers[i]
 		one.Elsewhere = one.CertFile != ""
 	}
+	return c, unknown, nil
 }
 
 // Merge returns one configuration of managers that share the work: for each controller, the settings of the first

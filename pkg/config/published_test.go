@@ -38,6 +38,7 @@ func TestPublishedFillsInDefaults(t *testing.T) {
 	want := Default()
 	want.Controllers, want.DryRun = []string{"approver", "signer", "rotation"}, []string{"approver"}
 	want.Rotation.Enabled, want.LeaderElection.ResourceNamespace = true, "ns"
+	want.Approval.Inventory.Elsewhere = true
 	after := func(duration time.Duration) *metav1.Duration { return &metav1.Duration{Duration: duration} }
 	want.Cleaning.Retention = Retention{
 		Approved: after(time.Hour), Denied: after(time.Hour), Failed: after(time.Hour), Pending: after(24 * time.Hour), Expired: after(0),
@@ -52,7 +53,10 @@ func TestPublishedKeepsEmptyLists(t *testing.T) {
 	t.Parallel()
 	c := Default()
 	c.Signing.ForbiddenSubjects = []string{}
-	c.Signing.Signers = []Signer{{Name: "example.com/a", ForbiddenSubjects: []string{}}, {Name: "example.com/b"}}
+	for _, name := range []string{"example.com/a", "example.com/b"} {
+		c.Signing.Signers = append(c.Signing.Signers, Signer{Name: name, Usages: []string{"client auth"}, CA: CA{Secret: "ns/a"}})
+	}
+	c.Signing.Signers[0].ForbiddenSubjects = []string{}
 	got := publish(t, c).Signing
 	if got.ForbiddenSubjects == nil || got.Signers[0].ForbiddenSubjects == nil || got.Signers[1].ForbiddenSubjects != nil {
 		t.Errorf("%#v", got)
@@ -143,15 +147,24 @@ func TestEveryTextIsReviewed(t *testing.T) {
 	}
 }
 
-// A reader of the published configuration does not have the files that it names.
-func TestParsePublishedMarksFiles(t *testing.T) {
+// The files and the servers of a published configuration are the manager's. Its reader must not use the same names.
+func TestParsePublishedUsesNothingOfTheReadersMachine(t *testing.T) {
 	t.Parallel()
 	c := Default()
+	c.Kubeconfig, c.Verbosity, c.Audit.Path = "/kubeconfig", 9, "/audit.log"
+	c.Approval.Inventory.Kubeconfig = "/machines"
 	c.Signing.CertFile, c.Signing.KeyFile = "/ca.crt", "/ca.key"
-	c.Signing.Signers = []Signer{{Name: "example.com/a", CA: CA{Secret: "ns/a"}}, {Name: "example.com/b", CA: CA{CertFile: "/b.crt", KeyFile: "/b.key"}}}
-	got := publish(t, c).Signing
-	if !got.Elsewhere || got.Signers[0].Elsewhere || !got.Signers[1].Elsewhere {
+	usages := []string{"client auth"}
+	c.Signing.Signers = []Signer{
+		{Name: "example.com/a", Usages: usages, CA: CA{Secret: "ns/a"}},
+		{Name: "example.com/b", Usages: usages, CA: CA{CertFile: "/b.crt", KeyFile: "/b.key"}},
+	}
+	got := publish(t, c)
+	if got.Kubeconfig != "" || got.Verbosity != 0 || got.Audit.Path != "" || !got.Approval.Inventory.Elsewhere {
 		t.Errorf("%+v", got)
+	}
+	if signing := got.Signing; !signing.Elsewhere || signing.Signers[0].Elsewhere || !signing.Signers[1].Elsewhere {
+		t.Errorf("%+v", signing)
 	}
 }
 
@@ -162,7 +175,7 @@ func TestParsePublishedOfANewerManager(t *testing.T) {
 	if err != nil || unknown == nil || !strings.Contains(unknown.Error(), "newField") || !slices.Equal(c.Controllers, []string{"signer"}) {
 		t.Errorf("%+v, unknown %v, error %v", c, unknown, err)
 	}
-	for name, text := range map[string]string{"no YAML": "{", "another kind": "apiVersion: v1\nkind: Secret\n", "nothing": ""} {
+	for name, text := range map[string]string{"no YAML": "{", "another kind": "apiVersion: v1\nkind: Secret\n", "nothing": "", "a mistake": head + "requestLimits: {maxNames: -1}\n"} {
 		if _, _, err := ParsePublished([]byte(text)); err == nil {
 			t.Errorf("%s: no error", name)
 		}
