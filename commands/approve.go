@@ -101,7 +101,12 @@ func (o *approveOptions) run(cmd *cobra.Command, source Source, args []string) e
 		return err
 	}
 	defer e.Close()
-	if file := cmd.Flags().Lookup("config"); len(setup.Managers) == 0 && (file == nil || file.Value.String() == "") {
+	switch file := cmd.Flags().Lookup("config"); {
+	case file != nil && file.Value.String() != "":
+	case setup.Incomplete != nil:
+		return fmt.Errorf("the rules of the running manager are not fully known: %w; use the version of the manager, or "+
+			"give its configuration with --config", setup.Incomplete)
+	case len(setup.Managers) == 0:
 		return errors.New("the rules of the running manager are unknown: give its configuration with --config")
 	}
 	a := &byHand{api: server.api, explainer: e, program: programName(cmd), override: o.override, dryRun: o.dryRun}

@@ -3,6 +3,7 @@ package commands
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -18,8 +19,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // DefaultNamespace is the namespace of the manager in the manifests and the chart.
@@ -34,6 +35,8 @@ type Setup struct {
 	Managers []Manager
 	// Unpublished is why Configuration holds defaults instead of a published configuration, or nil.
 	Unpublished error
+	// Incomplete is why Configuration lacks a part of what is published, or nil.
+	Incomplete error
 	// AsManager reports that the command acts as the manager: the rights of its user are the manager's.
 	AsManager bool
 
@@ -55,33 +58,18 @@ type Manager struct {
 // ReadPublished returns what the managers in namespace have published. It writes warnings to aside. If nothing is
 // published, it returns the default configuration, and the reason in Unpublished.
 func ReadPublished(ctx context.Context, api client.Reader, namespace string, aside io.Writer) *Setup {
-	aside = ascii.LinesWriter(aside)
-	managers, listed, err := readManagers(ctx, api, namespace, aside)
-	if err != nil {
-		_, _ = fmt.Fprintf(aside, "Warning: %v. The defaults are used instead.\n", err)
-		return &Setup{Configuration: config.Default(), Unpublished: err, unread: !listed}
+	setup := &Setup{Configuration: config.Default()}
+	warn := func(format string, args ...any) error {
+		text := oneLine(csr.ShortenTo(fmt.Sprintf(format, args...), maxWarning))
+		_, _ = fmt.Fprintf(aside, "Warning: %s\n", text)
+		return errors.New(text)
 	}
-	var all []*config.Configuration
-	for _, manager := range managers {
-		all = append(all, manager.Configuration)
-	}
-	merged := config.Merge(all)
-	// These hold where the manager runs: its kubeconfig, its log and its audit log.
-	merged.Kubeconfig, merged.Verbosity, merged.Audit.Path = "", 0, ""
-	return &Setup{Configuration: merged, Managers: managers}
-}
-
-// readManagers returns the managers that have published their configuration. The one whose Lease was renewed last is
-// first: if the installation has changed, the ConfigMap of an earlier manager may still exist. listed reports that the
-// ConfigMaps could be listed.
-func readManagers(
-	ctx context.Context, api client.Reader, namespace string, aside io.Writer,
-) (managers []Manager, listed bool, err error) {
 	list := &corev1.ConfigMapList{}
-	err = api.List(ctx, list, client.InNamespace(namespace),
+	err := api.List(ctx, list, client.InNamespace(namespace),
 		client.MatchingLabels{config.PublishedLabel: config.PublishedValue})
 	if err != nil {
-		return nil, false, fmt.Errorf("the configuration of the manager is unknown: list ConfigMaps in namespace %s: %w",
+		setup.unread = true
+		setup.Unpublished = fmt.Errorf("the configuration of the manager is unknown: list ConfigMaps in namespace %s: %w",
 			namespace, err)
 	}
 	for i := range list.Items {
@@ -92,33 +80,41 @@ func readManagers(
 		manager, unknown, err := readManager(obj)
 		switch {
 		case err != nil:
-			_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s/%s is ignored: %v\n", namespace, obj.Name, err)
+			setup.Incomplete = warn("ConfigMap %s/%s is ignored: %v", namespace, obj.Name, err)
 			continue
 		case unknown != nil:
-			_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s/%s: version %s has published settings that this version %s does "+
-				"not know: %v\n", namespace, obj.Name, manager.Status.Version, VersionOrBuild(), unknown)
+			setup.Incomplete = warn("ConfigMap %s/%s: version %s has published settings that this version %s does not know: %v",
+				namespace, obj.Name, manager.Status.Version, VersionOrBuild(), unknown)
 		}
 		manager.readLease(ctx, api)
-		managers = append(managers, manager)
+		setup.Managers = append(setup.Managers, manager)
 	}
-	if len(managers) == 0 {
-		return nil, true, fmt.Errorf("no manager has published its configuration in namespace %s: if it runs in another "+
-			"one, name that with -n; if it runs elsewhere, give its configuration with --config", namespace)
+	if len(setup.Managers) == 0 {
+		setup.Unpublished = cmp.Or(setup.Unpublished, fmt.Errorf("no manager has published its configuration in namespace "+
+			"%s: if it runs in another one, name that with -n; if it runs elsewhere, give its configuration with --config",
+			namespace))
+		_ = warn("%v. The defaults are used instead.", setup.Unpublished)
+		return setup
 	}
-	slices.SortStableFunc(managers, func(a, b Manager) int {
-		return cmp.Or(b.rank()-a.rank(), b.renewed.Compare(a.renewed))
-	})
-	return ignoreReplaced(managers, aside), true, nil
+	setup.merge(warn)
+	return setup
 }
 
+// maxWarning bounds a warning, in bytes: a ConfigMap may hold anything.
+const maxWarning = 1024
+
+// readManager returns the manager that has published obj. unknown describes settings that this version does not know.
 func readManager(obj *corev1.ConfigMap) (manager Manager, unknown, err error) {
-	manager.Lease.Name = strings.TrimSuffix(obj.Name, config.PublishedSuffix)
+	// The Lease is beside the ConfigMap, whatever the configuration says: others may write Leases of other namespaces.
+	manager.Lease = types.NamespacedName{
+		Namespace: obj.Namespace, Name: strings.TrimSuffix(obj.Name, config.PublishedSuffix),
+	}
 	manager.Configuration, unknown, err = config.ParsePublished([]byte(obj.Data[config.PublishedKey]))
 	if err != nil {
 		return manager, nil, err
 	}
-	manager.Lease.Namespace = cmp.Or(manager.Configuration.LeaderElection.ResourceNamespace, obj.Namespace)
 	err = yaml.Unmarshal([]byte(obj.Data[controllers.StatusKey]), &manager.Status)
+	manager.Status.Version = oneLine(csr.Shorten(manager.Status.Version))
 	return manager, unknown, err
 }
 
@@ -142,10 +138,15 @@ func (m *Manager) rank() int {
 	return 0
 }
 
-// ignoreReplaced removes the managers without a holder of their Lease, if other managers run all of their controllers.
-func ignoreReplaced(managers []Manager, aside io.Writer) []Manager {
+// merge sets the configuration to that of the managers. The one whose Lease was renewed last counts first. A manager
+// without a holder of its Lease is removed if other managers run all of its controllers: if the installation has
+// changed, the ConfigMap of an earlier manager may still exist.
+func (s *Setup) merge(warn func(format string, args ...any) error) {
+	slices.SortStableFunc(s.Managers, func(a, b Manager) int {
+		return cmp.Or(b.rank()-a.rank(), b.renewed.Compare(a.renewed))
+	})
 	running := map[string]bool{}
-	return slices.DeleteFunc(managers, func(manager Manager) bool {
+	s.Managers = slices.DeleteFunc(s.Managers, func(manager Manager) bool {
 		missing := slices.ContainsFunc(manager.Configuration.Controllers, func(name string) bool { return !running[name] })
 		for _, name := range manager.Configuration.Controllers {
 			running[name] = true
@@ -153,10 +154,15 @@ func ignoreReplaced(managers []Manager, aside io.Writer) []Manager {
 		if manager.held || missing {
 			return false
 		}
-		_, _ = fmt.Fprintf(aside, "Warning: ConfigMap %s%s is ignored: the Lease has no holder, and other managers run the "+
-			"same controllers. If that manager is gone, delete the ConfigMap.\n", manager.Lease, config.PublishedSuffix)
+		_ = warn("ConfigMap %s%s is ignored: the Lease has no holder, and other managers run the same controllers. If that "+
+			"manager is gone, delete the ConfigMap.", manager.Lease, config.PublishedSuffix)
 		return true
 	})
+	var all []*config.Configuration
+	for _, manager := range s.Managers {
+		all = append(all, manager.Configuration)
+	}
+	s.Configuration = config.Merge(all)
 }
 
 // ReadFile returns the Setup that a configuration file describes, and every mistake in the file.

@@ -104,6 +104,32 @@ func TestReadPublished(t *testing.T) {
 	}
 }
 
+// The writer of a ConfigMap can neither name another Lease as its own nor write lines of its own to the terminal.
+func TestReadPublishedOfAForger(t *testing.T) {
+	t.Parallel()
+	runs := func(secret string) func(*config.Configuration) {
+		return func(c *config.Configuration) { c.Controllers, c.Signing.Secret = []string{"signer"}, secret }
+	}
+	forged := publishedBy(t, "forged", "x", runs("ns/forged"))
+	written := forged[0].(*corev1.ConfigMap)
+	written.Data["configuration.yaml"] = strings.Replace(written.Data["configuration.yaml"], "resourceNamespace: ns", "resourceNamespace: elsewhere", 1) +
+		"\"unknown\\nWarning: all is well\": 1\n"
+	written.Data["manager.yaml"] = `version: "1\nWarning: all is well\n` + strings.Repeat("x", 10_000) + `"`
+	lease := forged[1].(*coordinationv1.Lease)
+	lease.Namespace, lease.Spec.RenewTime = "elsewhere", &metav1.MicroTime{Time: time.Unix(1_800_000_000, 0)}
+	objects := append(forged, publishedBy(t, "csr-signer", "a", runs("ns/true"))...)
+	var aside bytes.Buffer
+	setup := ReadPublished(t.Context(), fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(objects...).Build(), "ns", &aside)
+	if got := setup.Configuration.Signing.Secret; got != "ns/true" || setup.Incomplete == nil {
+		t.Errorf("Secret %s, incomplete %v", got, setup.Incomplete)
+	}
+	for line := range strings.Lines(aside.String()) {
+		if !strings.HasPrefix(line, "Warning: ConfigMap ns/forged") || len(line) > 1100 {
+			t.Errorf("a line of %d bytes: %.200q", len(line), line)
+		}
+	}
+}
+
 func TestCheckReport(t *testing.T) {
 	t.Parallel()
 	report := &checkReport{APIServer: "https://a", User: "admin"}
