@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,12 +23,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // checkTimeout bounds all calls to the API server together.
@@ -78,8 +78,12 @@ func (o *checkOptions) run(cmd *cobra.Command, source Source) error {
 	if !cmd.Flags().Changed("audit-log-path") {
 		setup.Configuration.Audit.Path = "" // a running manager may have the file open, and rotates it
 	}
-	// The logger records every trust probe.
-	ctx = log.IntoContext(ctx, NewLogger(setup.Configuration.Verbosity, os.Stderr))
+	// The log has a line for each trust probe. The evidence and the audit log name the certificate, too.
+	logger := logr.Discard()
+	if setup.Configuration.Verbosity > 0 {
+		logger = NewLogger(setup.Configuration.Verbosity, os.Stderr)
+	}
+	ctx = log.IntoContext(ctx, logger)
 	server, err := connect(ctx, source, cmd)
 	if err != nil {
 		return err
@@ -89,15 +93,15 @@ func (o *checkOptions) run(cmd *cobra.Command, source Source) error {
 		return err
 	}
 	report := &checkReport{APIServer: server.config.Host, User: c.whoAmI(ctx), Node: o.node}
+	judge := c.cluster
 	if o.node != "" {
-		report.add(c.node(ctx, o.node))
-	} else {
-		results, err := c.cluster(ctx)
-		if err != nil {
-			return err
-		}
-		report.add(results)
+		judge = func(ctx context.Context) ([]check.Result, error) { return c.node(ctx, o.node) }
 	}
+	results, err := judge(ctx)
+	if err != nil {
+		return err
+	}
+	report.add(results)
 	if err := o.write(cmd, report); err != nil {
 		return err
 	}
@@ -164,7 +168,7 @@ func (r *checkReport) err() error {
 // write writes report in the format of -o. JSON and YAML hold all results.
 func (o *checkOptions) write(cmd *cobra.Command, report *checkReport) error {
 	out := cmd.OutOrStdout()
-	if *o.format == "json" || *o.format == "yaml" {
+	if isFields(*o.format) {
 		return writeFields(out, *o.format, report)
 	}
 	flag := "--all"
@@ -220,8 +224,7 @@ type checker struct {
 	configuration *config.Configuration
 	options       controllers.Options
 	trust         check.Trust
-	cas           []check.CA       // that the API server must trust
-	unread        map[string]error // why a signer's CA could not be read
+	cas           []check.CA // that the API server must trust
 	now           time.Time
 }
 
@@ -234,21 +237,18 @@ func newChecker(ctx context.Context, server server, setup *Setup) (*checker, err
 		server: server, setup: setup, configuration: setup.Configuration, options: options, now: server.clock.Now(),
 		trust: check.Trust{Reader: server.api, Cluster: server.config, Audit: options.Audit},
 	}
-	if options.Approver != nil {
-		options.Approver.Clock, options.Approver.Authorizer = server.clock, authz.SubjectAccess{Client: server.api}
-	}
-	options.ReadBlockList(ctx, server.api)
 	if options.Signer == nil {
 		return c, nil
 	}
 	options.Signer.Clock = server.clock
-	if c.unread, err = options.Signer.ReadOnce(ctx, server.api); err != nil {
+	unread, err := options.Signer.ReadOnce(ctx, server.api)
+	if err != nil {
 		return nil, fmt.Errorf("read the CA: %w", err)
 	}
 	c.cas = controllers.ClientCAs(options.Signer, c.now)
 	for i := range c.cas {
 		found := &c.cas[i]
-		found.Err = cmp.Or(c.unread[found.Signers[0]], found.Err)
+		found.Err = cmp.Or(unread[found.Signers[0]], found.Err)
 		if found.Authority == nil {
 			found.Certificate, found.Sent = setup.certificate(found.Signers[0])
 		}
@@ -406,37 +406,34 @@ func (c *checker) whoAmI(ctx context.Context) string {
 }
 
 // node returns the steps of the certificate of one node, up to the one that is not done.
-func (c *checker) node(ctx context.Context, name string) []check.Result {
+func (c *checker) node(ctx context.Context, name string) ([]check.Result, error) {
+	e, err := explain.New(ctx, c.configuration, explain.Server{Client: c.api, Config: c.config}, c.clock)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
 	return check.Node{
 		Name: name, Reader: c.api, Trust: c.trust, BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
-		RequestLimits: c.options.RequestLimits, Approve: c.approve, Issue: c.issue,
-	}.Check(ctx, c.now)
+		RequestLimits: e.Limits(),
+		Approve: func(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
+			return e.Judge(ctx, obj).ApprovalOpinion()
+		},
+		Issue: func(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
+			if !c.serves(obj.Spec.SignerName) {
+				return check.Opinion{}
+			}
+			return e.Judge(ctx, obj).SigningOpinion()
+		},
+	}.Check(ctx, c.now), nil
 }
 
-// approve returns what the approver would do.
-func (c *checker) approve(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
-	if c.options.Approver == nil {
-		return check.Opinion{}
-	}
-	_, decision, err := c.options.Approver.Decide(ctx, obj)
-	does := decision.Verdict == verdict.Approve
-	return check.Opinion{Does: does, Reason: decision.Reason, Message: decision.Message, Err: err}
-}
-
-// issue returns what the signer would do.
-func (c *checker) issue(obj *certificatesv1.CertificateSigningRequest) check.Opinion {
+// serves reports whether the configuration names a CA for the signer.
+func (c *checker) serves(signer string) bool {
 	if c.options.Signer == nil {
-		return check.Opinion{}
+		return false
 	}
-	name := obj.Spec.SignerName
-	if _, served := c.options.Signer.Signers[name]; !served {
-		return check.Opinion{}
-	}
-	judged := c.options.Signer.Judge(obj, c.now)
-	if err := c.unread[name]; err != nil && judged.Authority == nil && judged.Reason == "CAMissing" {
-		return check.Opinion{Err: err}
-	}
-	return check.Opinion{Does: judged.Authority != nil, Reason: judged.Reason, Message: judged.Sentence(name)}
+	_, served := c.options.Signer.Signers[signer]
+	return served
 }
 
 // authorities compares the served signers with those of the SigningAuthority of their Secret. If no authority names a

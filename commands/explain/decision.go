@@ -264,24 +264,24 @@ func capitalized(text string) string {
 // difference returns how the decision of f differs from what the running manager said last, or nothing.
 func (e *Explainer) difference(f *Findings) string {
 	if f.State == csr.Pending {
-		return f.Said.Difference(f.approvalOpinion(), "approve", f.now)
+		return f.Said.Difference(f.ApprovalOpinion(), "approve", f.now)
 	}
 	if f.State == csr.Approved && f.Served {
-		return f.Said.Difference(f.signingOpinion(), "sign", f.now)
+		return f.Said.Difference(f.SigningOpinion(), "sign", f.now)
 	}
 	return ""
 }
 
-// approvalOpinion returns what the approver says of an undecided request.
-func (f *Findings) approvalOpinion() check.Opinion {
+// ApprovalOpinion returns what the approver says of an undecided request.
+func (f *Findings) ApprovalOpinion() check.Opinion {
 	return check.Opinion{
 		Does: f.Decision.Verdict == verdict.Approve, Reason: f.Decision.Reason,
 		Message: f.Decision.Message, Err: f.Undecidable,
 	}
 }
 
-// signingOpinion returns what the signer says of an approved request.
-func (f *Findings) signingOpinion() check.Opinion {
+// SigningOpinion returns what the signer says of an approved request.
+func (f *Findings) SigningOpinion() check.Opinion {
 	opinion := check.Opinion{
 		Does: f.Judged.Authority != nil, Reason: f.Judged.Reason,
 		Message: f.Judged.Sentence(f.obj.Spec.SignerName), Err: f.previewErr,

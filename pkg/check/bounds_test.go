@@ -28,7 +28,7 @@ func TestGroupsOfTheRequesterAreBounded(t *testing.T) {
 		now:     time.Now(),
 		Reader:  fake.NewClientBuilder().Build(),
 		Approve: func(context.Context, *certificatesv1.CertificateSigningRequest) Opinion { return Opinion{} },
-		Issue:   func(*certificatesv1.CertificateSigningRequest) Opinion { return Opinion{} },
+		Issue:   func(context.Context, *certificatesv1.CertificateSigningRequest) Opinion { return Opinion{} },
 	}
 	results := node.client(t.Context(), []certificatesv1.CertificateSigningRequest{obj}, OK)
 	if evidence := results[0].Evidence; len(evidence) > 4096 || !strings.Contains(evidence, "and 992 more") {

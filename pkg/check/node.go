@@ -9,9 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -54,7 +52,7 @@ type Node struct {
 	CAs []CA
 	// Approve and Issue return what the approver and the signer would do. They write nothing.
 	Approve func(context.Context, *request) Opinion
-	Issue   func(*request) Opinion
+	Issue   func(context.Context, *request) Opinion
 
 	now time.Time
 }
@@ -286,37 +284,23 @@ func (n Node) compared(
 	ctx context.Context, obj client.Object, controller string, opinion Opinion, action string,
 ) string {
 	text, all := n.readEvents(ctx, obj)
-	var last *Statement
-	for _, event := range all {
-		by := &Statement{
-			Controller: event.ReportingController, Reason: event.Reason, Message: event.Note, At: event.EventTime.Time,
-		}
-		if event.Series != nil {
-			by.At = event.Series.LastObservedTime.Time
-		}
-		if by.Controller == controller && (last == nil || by.At.After(last.At)) {
-			last = by
-		}
-	}
-	if difference := last.Difference(opinion, action, n.now); difference != "" {
+	if difference := LastStatement(all, controller).Difference(opinion, action, n.now); difference != "" {
 		text += ". " + difference
 	}
 	return text
 }
 
 // readEvents returns the Events about obj, and the last one as part of a sentence.
-func (n Node) readEvents(ctx context.Context, obj client.Object) (string, []eventsv1.Event) {
-	list := &eventsv1.EventList{}
-	err := n.Reader.List(ctx, list, client.InNamespace(metav1.NamespaceDefault),
-		client.MatchingFields{"regarding.uid": string(obj.GetUID())})
+func (n Node) readEvents(ctx context.Context, obj client.Object) (string, []corev1.Event) {
+	list := &corev1.EventList{}
+	err := n.Reader.List(ctx, list, client.InNamespace(corev1.NamespaceDefault),
+		client.MatchingFields{"involvedObject.uid": string(obj.GetUID())})
 	if err != nil {
 		return "; Events " + ReadError("list events", err), nil
 	}
 	if len(list.Items) == 0 {
 		return "; there is no Event about it", nil
 	}
-	last := slices.MaxFunc(list.Items, func(a, b eventsv1.Event) int {
-		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
-	})
-	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Note), list.Items
+	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return EventTime(&a).Compare(EventTime(&b)) })
+	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Message), list.Items
 }

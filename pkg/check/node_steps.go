@@ -60,8 +60,8 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 	switch {
 	case opinion.Err != nil:
 		result.Evidence += fmt.Sprintf("the decision of the approver is unknown: %v", opinion.Err)
-		result.NextStep = "run the command as a user who may create subjectaccessreviews; the Events and the log of the " +
-			"approver have the reason too"
+		result.NextStep = "run the command as a user who has the missing right, such as create subjectaccessreviews; the " +
+			"Events and the log of the approver have the reason too"
 	case opinion.Does && n.now.Sub(obj.CreationTimestamp.Time) < settled:
 		result.Status, result.NextStep = Unknown, "ask again in a moment"
 		result.Evidence += "the approver of this configuration would approve it"
@@ -110,7 +110,7 @@ func (n Node) notIssued(ctx context.Context, obj *request) Result {
 		return result
 	}
 	since := cmp.Or(csr.ApprovedAt(obj), obj.CreationTimestamp.Time)
-	opinion := n.Issue(obj)
+	opinion := n.Issue(ctx, obj)
 	result.Evidence = fmt.Sprintf("approved, and not signed after %s: ", n.age(obj))
 	switch {
 	case opinion.Err != nil:

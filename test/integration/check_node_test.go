@@ -78,6 +78,15 @@ func TestCheckNodeBlocked(t *testing.T) {
 	says(t, output, code, 1, "NodeBlocked: ", "check: node check-blocked: 3 issued is failed")
 }
 
+// TestCheckNodeAsksTheInventory has a request whose decision depends on what is known of its node.
+func TestCheckNodeAsksTheInventory(t *testing.T) {
+	parallel(t)
+	newNode(t, "check-serving", "192.0.2.61")
+	createRequest(t, kubeletOf(t, "check-serving"), servingRequest(t, "check-serving", "192.0.2.62"))
+	output, code := checkNode(t, "check-serving", "--config", servingConfig(t, ""))
+	says(t, output, code, 1, "SANNotOwned: ")
+}
+
 // TestCheckNodeNotIssued is the third step: the request is approved, and there is no signer, or no CA.
 func TestCheckNodeNotIssued(t *testing.T) {
 	parallel(t)
