@@ -39,7 +39,7 @@ type rotation struct {
 	rotationOptions
 	api   client.Client
 	clock clock.PassiveClock
-	// out gets the result, aside gets remarks about it.
+	// out gets the result. aside gets warnings, progress and other remarks.
 	out, aside io.Writer
 	// interval is the time between two observations. eventTimeout bounds the wait for the Event about a refusal.
 	interval, eventTimeout time.Duration
@@ -193,7 +193,7 @@ func (r *rotation) authorities(ctx context.Context) ([]v1alpha1.SigningAuthority
 // operate requests the operation, and waits until it is done or refused.
 func (r *rotation) operate(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	if warning := warning(r.operation, obj); warning != "" && !r.yes {
-		if err := r.print("%s", warning); err != nil {
+		if err := r.remark("%s", warning); err != nil {
 			return err
 		}
 		return fmt.Errorf("not requested: to do it, run %s --yes", r.commandFor(r.verb, obj))
@@ -216,6 +216,12 @@ func (r *rotation) commandFor(verb string, obj *v1alpha1.SigningAuthority) strin
 
 func (r *rotation) print(format string, args ...any) error {
 	_, err := fmt.Fprintln(r.out, oneLine(fmt.Sprintf(format, args...)))
+	return err
+}
+
+// remark prints what is not the result.
+func (r *rotation) remark(format string, args ...any) error {
+	_, err := fmt.Fprintln(r.aside, oneLine(fmt.Sprintf(format, args...)))
 	return err
 }
 

@@ -53,8 +53,7 @@ func (r *rotation) status(ctx context.Context) error {
 	if err := r.printReport(report, false); err != nil || !r.watch {
 		return err
 	}
-	_, err = fmt.Fprintf(r.aside, "Watching for changes for at most %s (--timeout). Ctrl-C stops.\n", r.timeout)
-	if err != nil {
+	if err := r.remark("Watching for changes for at most %s (--timeout). Ctrl-C stops.", r.timeout); err != nil {
 		return err
 	}
 	printed := report
@@ -64,8 +63,7 @@ func (r *rotation) status(ctx context.Context) error {
 			return false, nil
 		}
 		if err != nil {
-			_, err = fmt.Fprintf(r.aside, "Warning: the status could not be read: %s\n", oneLine(err.Error()))
-			return false, err
+			return false, r.remark("Warning: the status could not be read: %v", err)
 		}
 		if equality.Semantic.DeepEqual(report, printed) {
 			return false, nil

@@ -192,7 +192,7 @@ func rotationOf(options rotationOptions, api client.Client, out io.Writer) *rota
 	options.program = "csr-controller-manager rotation"
 	options.timeout = cmp.Or(options.timeout, time.Minute)
 	return &rotation{
-		rotationOptions: options, api: api, clock: clocktesting.NewFakePassiveClock(fixedNow), out: out, aside: io.Discard,
+		rotationOptions: options, api: api, clock: clocktesting.NewFakePassiveClock(fixedNow), out: out, aside: out,
 		interval: time.Millisecond, eventTimeout: time.Second,
 	}
 }
@@ -353,6 +353,18 @@ func TestRotationWait(t *testing.T) {
 				t.Errorf("error %v, want %q", err, test.fail)
 			}
 		})
+	}
+}
+
+// Standard output gets the outcome alone, so that a script can keep it.
+func TestRotationWaitWritesProgressAside(t *testing.T) {
+	t.Parallel()
+	obj := authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: candidate(), Retiring: signing()})
+	var out, aside bytes.Buffer
+	r := rotationOf(rotationOptions{verb: "wait"}, statusClient(t, interceptor.Funcs{}, obj), &out)
+	r.aside = &aside
+	if err := r.run(t.Context()); err != nil || out.String() != "a: done: Prepared, generation 2\n" || !strings.HasPrefix(aside.String(), "a: waiting at most 1m0s") {
+		t.Errorf("error %v, standard output %q, standard error %q", err, out.String(), aside.String())
 	}
 }
 

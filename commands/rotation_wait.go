@@ -70,7 +70,7 @@ const swapBack = "SwapBack"
 
 // follow waits until the operation is done or refused.
 func (f *follower) follow(ctx context.Context) error {
-	if err := f.print("%s: waiting at most %s (--timeout) until %s", f.before.Name, f.timeout, f.goal()); err != nil {
+	if err := f.remark("%s: waiting at most %s (--timeout) until %s", f.before.Name, f.timeout, f.goal()); err != nil {
 		return err
 	}
 	err := wait.PollUntilContextCancel(ctx, f.interval, true, f.observe)
@@ -175,7 +175,7 @@ func (f *follower) progress(text string) error {
 		return nil
 	}
 	f.printed = text
-	return f.print("%5s  %s", f.clock.Now().Sub(f.start).Round(time.Second), text)
+	return f.remark("%5s  %s", f.clock.Now().Sub(f.start).Round(time.Second), text)
 }
 
 // refusals returns the Events about refused operations, except those that f has seen.
