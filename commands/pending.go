@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -71,7 +72,11 @@ func (o *pendingOptions) check() error {
 }
 
 func (o *pendingOptions) run(cmd *cobra.Command, source Source) error {
-	ctx, cancel := context.WithTimeout(cmd.Context(), pendingTimeout+o.timeout)
+	bound := pendingTimeout
+	if o.watch {
+		bound += o.timeout
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), bound)
 	defer cancel()
 	e, server, _, err := newExplainer(ctx, cmd, source)
 	if err != nil {
@@ -155,19 +160,25 @@ func (o *pendingOptions) follow(ctx context.Context, l *lister, out io.Writer) e
 	printed := map[string]string{}
 	for first := true; ; first = false {
 		rows, err := l.list(ctx)
-		if err != nil {
-			return err
-		}
-		changes := o.changes(rows, printed, l.clock.Now())
-		if first {
-			changes = append([][]string{o.header()}, changes...)
-		}
-		if err := writeTable(out, changes); err != nil {
+		switch {
+		case errors.Is(ctx.Err(), context.Canceled):
+			return nil // the user has ended it
+		case err != nil && (first || ctx.Err() != nil):
 			return err
 		}
 		select {
+		case err != nil:
+			_, _ = fmt.Fprintf(l.aside, "Warning: %s\n", oneLine(err.Error()))
+		default:
+			changes := o.changes(rows, printed, l.clock.Now())
+			if first {
+				changes = append([][]string{o.header()}, changes...)
+			}
+			if err := writeTable(out, changes); err != nil {
+				return err
+			}
 		case <-ctx.Done():
-			return nil // the user has ended it
+			return nil
 		case <-timer.C:
 			return nil
 		case <-time.After(pendingEvery):
@@ -186,7 +197,7 @@ func (o *pendingOptions) header() []string {
 // updates printed.
 func (o *pendingOptions) changes(rows []waiting, printed map[string]string, now time.Time) [][]string {
 	lines := pendingTable(rows, now)
-	identity, state := []int{0}, []int{4, 6} // the name; what it waits for and why
+	state := []int{4, 6} // what it waits for and why
 	if o.byNode {
 		lines = nodeTable(groupByNode(rows), now)[1:]
 		state = []int{1, 4} // the number of requests and the reason
@@ -194,14 +205,14 @@ func (o *pendingOptions) changes(rows []waiting, printed map[string]string, now 
 	var changed [][]string
 	seen := map[string]bool{}
 	for _, line := range lines {
-		key, value := line[identity[0]], line[state[0]]+" "+line[state[1]]
+		key, value := line[0], line[state[0]]+" "+line[state[1]]
 		seen[key] = true
 		if printed[key] != value {
 			printed[key] = value
 			changed = append(changed, line)
 		}
 	}
-	for key := range printed {
+	for _, key := range slices.Sorted(maps.Keys(printed)) {
 		if !seen[key] {
 			delete(printed, key)
 			gone := slices.Repeat([]string{""}, len(o.header()))
