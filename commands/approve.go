@@ -18,6 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -155,10 +156,11 @@ type byHand struct {
 
 // handOutcome is the result for one request.
 type handOutcome struct {
-	Name     string `json:"name"`
-	Node     string `json:"node,omitempty"`
-	Signer   string `json:"signer"`
-	Approved bool   `json:"approved"`
+	Name      string `json:"name"`
+	Node      string `json:"node,omitempty"`
+	Signer    string `json:"signer"`
+	Requester string `json:"requester"`
+	Approved  bool   `json:"approved"`
 	// DryRun is set if nothing was stored.
 	DryRun string `json:"dryRun,omitempty"`
 	// Rules is what the rules say. Overridden are the reasons that the user has overridden.
@@ -197,6 +199,12 @@ func (a *byHand) ofNode(ctx context.Context, node string) ([]*certificatesv1.Cer
 func (a *byHand) approve(
 	ctx context.Context, objs []*certificatesv1.CertificateSigningRequest,
 ) ([]handOutcome, error) {
+	if len(a.override) > 0 && slices.ContainsFunc(objs, func(obj *certificatesv1.CertificateSigningRequest) bool {
+		return obj.Spec.Username != objs[0].Spec.Username
+	}) {
+		return nil, errors.New("--override: the pending requests of the node have different requesters, of which one may not " +
+			"be the node; run the command without --override to see them, then override the rules for one of them by its NAME")
+	}
 	var all []assessment
 	unused := slices.Clone(a.override)
 	for _, obj := range objs {
@@ -207,7 +215,7 @@ func (a *byHand) approve(
 	if len(unused) > 0 {
 		var said []string
 		for i, one := range all {
-			said = append(said, fmt.Sprintf("%s: %s", objs[i].Name, one.sentence()))
+			said = append(said, oneLine(fmt.Sprintf("%s: %s", check.Word(objs[i].Name), one.sentence())))
 		}
 		return nil, fmt.Errorf("--override %s: no rule refuses a request for that reason, so nothing was approved. %s",
 			strings.Join(unused, ","), strings.Join(said, " "))
@@ -215,17 +223,9 @@ func (a *byHand) approve(
 	user := a.whoAmI(ctx)
 	var outcomes []handOutcome
 	for i, obj := range objs {
-		outcomes = append(outcomes, a.approveOne(ctx, obj, all[i], user).printable())
+		outcomes = append(outcomes, a.approveOne(ctx, obj, all[i], user))
 	}
 	return outcomes, nil
-}
-
-// printable returns o with text that cannot change a terminal, in any format.
-func (o handOutcome) printable() handOutcome {
-	for _, text := range []*string{&o.Name, &o.Node, &o.Signer, &o.Rules, &o.Problem, &o.NextStep} {
-		*text = oneLine(*text)
-	}
-	return o
 }
 
 // whoAmI returns the user of the command, in the words of a sentence.
@@ -241,7 +241,10 @@ func (a *byHand) whoAmI(ctx context.Context) string {
 func (a *byHand) approveOne(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, one assessment, user string,
 ) handOutcome {
-	outcome := handOutcome{Name: obj.Name, Node: one.node, Signer: obj.Spec.SignerName, Rules: one.sentence()}
+	outcome := handOutcome{
+		Name: obj.Name, Node: one.node, Signer: obj.Spec.SignerName, Requester: csr.Shorten(obj.Spec.Username),
+		Rules: one.sentence(),
+	}
 	missing := one.notIn(a.override)
 	switch {
 	case one.never != "":
@@ -249,8 +252,8 @@ func (a *byHand) approveOne(
 		return outcome
 	case len(missing) > 0:
 		outcome.Problem = "a rule refuses the request: " + strings.Join(missing, ", ")
-		outcome.NextStep = fmt.Sprintf("%s To approve it anyway: %s approve %s --override %s",
-			explain.NextStep(missing[0]), a.program, obj.Name, strings.Join(one.reasons(), ","))
+		outcome.NextStep = fmt.Sprintf("%s To approve it anyway: %s approve --override %s %s",
+			explain.NextStep(missing[0]), a.program, strings.Join(one.reasons(), ","), check.Argument(obj.Name))
 		outcome.NextStep = strings.TrimSpace(outcome.NextStep)
 		return outcome
 	}
@@ -285,7 +288,7 @@ func (a *byHand) write(ctx context.Context, obj *certificatesv1.CertificateSigni
 func (a *byHand) notWritten(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, err error,
 ) (problem, nextStep string) {
-	again := fmt.Sprintf("Run %s explain %s to see what has happened to it.", a.program, obj.Name)
+	again := fmt.Sprintf("To see what has happened to it, run %s explain %s", a.program, check.Argument(obj.Name))
 	switch {
 	case apierrors.IsForbidden(err):
 		return "the API server does not permit it: " + err.Error(),
@@ -317,12 +320,13 @@ func writeOutcomes(out io.Writer, format string, outcomes []handOutcome) error {
 		case outcome.Approved:
 			result = "approved"
 		}
-		fmt.Fprintf(&text, "%s  %s\n  rules       %s\n", outcome.Name, result, outcome.Rules)
-		if outcome.Overridden != nil {
-			fmt.Fprintf(&text, "  overridden  %s\n", strings.Join(outcome.Overridden, ", "))
-		}
-		if outcome.NextStep != "" {
-			fmt.Fprintf(&text, "  next step   %s\n", outcome.NextStep)
+		for _, line := range []struct{ label, value string }{
+			{check.Word(outcome.Name), result}, {"  requester ", outcome.Requester}, {"  rules     ", outcome.Rules},
+			{"  overridden", strings.Join(outcome.Overridden, ", ")}, {"  next step ", outcome.NextStep},
+		} {
+			if line.value != "" {
+				text.WriteString(oneLine(line.label+"  "+line.value) + "\n")
+			}
 		}
 	}
 	_, err := io.WriteString(out, text.String())

@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -85,7 +86,7 @@ func assessed(
 func forbidden(
 	obj *certificatesv1.CertificateSigningRequest, f *explain.Findings, program string,
 ) (never, instead string) {
-	explained := fmt.Sprintf("Run %s explain %s for the details.", program, obj.Name)
+	explained := fmt.Sprintf("For the details run %s explain %s", program, check.Argument(obj.Name))
 	switch {
 	case f.State != csr.Pending:
 		return fmt.Sprintf("the request is already %s", strings.ToLower(string(f.State))), explained

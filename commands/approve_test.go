@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"bytes"
 	"crypto/x509/pkix"
 	"errors"
 	"io"
@@ -117,6 +118,38 @@ func TestApprovalMessageNamesTheUserAndTheOverriddenRules(t *testing.T) {
 	}
 	if missing := refused.notIn([]string{"NodeAlive"}); !slices.Equal(missing, []string{"NotAuthorized"}) {
 		t.Errorf("missing %q", missing)
+	}
+}
+
+// The API server permits any name of a request, so that a name could pass for a result or for a second command.
+func TestApprovePrintsHostileNamesAsOneWord(t *testing.T) {
+	t.Parallel()
+	obj := &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{Username: "x\ncsr-2  approved"}}
+	obj.Name = "csr-1  approved; true\x1b[2K"
+	a := &byHand{program: "kubectl csr", dryRun: "none"}
+	outcome := a.approveOne(t.Context(), obj, assessment{refusals: []refusal{{"NodeAlive", "it is\nalive"}}}, "user")
+	var out bytes.Buffer
+	if err := writeOutcomes(&out, "", []handOutcome{outcome}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	if len(lines) != 4 || !strings.HasPrefix(lines[0], `'csr-1  approved; true\x1b[2K'  not approved: `) ||
+		!strings.HasSuffix(lines[3], ` kubectl csr approve --override NodeAlive 'csr-1  approved; true\x1b[2K'`) || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("%q", lines)
+	}
+}
+
+// Anybody who may create requests can ask for the identity of a node. An override is for the requester that the user
+// has seen.
+func TestApproveOverridesForOneRequesterOnly(t *testing.T) {
+	t.Parallel()
+	by := func(user string) *certificatesv1.CertificateSigningRequest {
+		return &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{Username: user}}
+	}
+	a := &byHand{override: []string{"NotAuthorized"}}
+	_, err := a.approve(t.Context(), []*certificatesv1.CertificateSigningRequest{by("system:bootstrap:abcdef"), by("stranger")})
+	if err == nil || !strings.Contains(err.Error(), "different requesters") {
+		t.Errorf("error %v", err)
 	}
 }
 

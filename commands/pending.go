@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 )
 
 const (
@@ -124,7 +125,7 @@ func pendingTable(rows []waiting, now time.Time) [][]string {
 	var table [][]string
 	for _, row := range rows {
 		table = append(table, []string{
-			row.Name, orDash(row.Node), row.Signer, orDash(row.Requester), row.WaitsFor,
+			check.Word(row.Name), orDash(row.Node), row.Signer, orDash(row.Requester), row.WaitsFor,
 			duration.HumanDuration(now.Sub(row.Since)), row.reasonText(),
 		})
 	}
@@ -142,11 +143,12 @@ func nodeTable(groups []nodeGroup, now time.Time) [][]string {
 	return table
 }
 
+// orDash returns text that a requester chose as one word, or a dash.
 func orDash(text string) string {
 	if text == "" {
 		return "-"
 	}
-	return text
+	return check.Word(text)
 }
 
 // follow lists again and again, and writes the rows that are new or have changed.
@@ -165,8 +167,6 @@ func (o *pendingOptions) follow(ctx context.Context, l *lister, out io.Writer) e
 			return nil // the user has ended it
 		case err != nil && (first || ctx.Err() != nil):
 			return err
-		}
-		select {
 		case err != nil:
 			_, _ = fmt.Fprintf(l.aside, "Warning: %s\n", oneLine(err.Error()))
 		default:
@@ -177,6 +177,8 @@ func (o *pendingOptions) follow(ctx context.Context, l *lister, out io.Writer) e
 			if err := writeTable(out, changes); err != nil {
 				return err
 			}
+		}
+		select {
 		case <-ctx.Done():
 			return nil
 		case <-timer.C:

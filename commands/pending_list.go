@@ -169,7 +169,7 @@ func (l *lister) requests(ctx context.Context) ([]waiting, error) {
 // waits returns the row of obj, and whether obj waits for anything but the cleaner.
 func (l *lister) waits(obj *certificatesv1.CertificateSigningRequest) (waiting, bool) {
 	row := waiting{
-		Name: obj.Name, Signer: oneLine(obj.Spec.SignerName), Requester: oneLine(csr.Shorten(obj.Spec.Username)),
+		Name: obj.Name, Signer: obj.Spec.SignerName, Requester: csr.Shorten(obj.Spec.Username),
 		Since: obj.CreationTimestamp.Time, uid: obj.UID,
 	}
 	switch csr.StateOf(obj) {
@@ -184,7 +184,7 @@ func (l *lister) waits(obj *certificatesv1.CertificateSigningRequest) (waiting, 
 		return row, false
 	}
 	if req, err := l.explainer.Limits().Parse(obj); err == nil {
-		row.Node = oneLine(csr.Shorten(req.NodeName()))
+		row.Node = csr.Shorten(req.NodeName())
 	}
 	return row, true
 }
@@ -226,7 +226,7 @@ func (w *waiting) hear(event *corev1.Event) {
 	if said == nil || w.said != nil && !said.At.After(w.said.At) {
 		return
 	}
-	w.said, w.Reason, w.ReasonFrom = said, oneLine(csr.Shorten(said.Reason)), fromManager
+	w.said, w.Reason, w.ReasonFrom = said, csr.Shorten(said.Reason), fromManager
 }
 
 // addRules sets the reason of the rows without an Event to what the rules say now. It checks at most maxChecks rows,

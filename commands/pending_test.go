@@ -46,6 +46,20 @@ func TestPendingTables(t *testing.T) {
 	}
 }
 
+// A requester chooses the name of a request and of its node, and many a requester its own name.
+func TestPendingTableShowsHostileTextAsOneWord(t *testing.T) {
+	t.Parallel()
+	row := waitingFor("csr-1  a\x1b[2K\nx", "b; true  s  u", "can be approved", time.Second)
+	row.Requester = "$(true)"
+	var out bytes.Buffer
+	if err := writeTable(&out, pendingTable([]waiting{row}, listed)); err != nil {
+		t.Fatal(err)
+	}
+	if want := `'csr-1  a\x1b[2K x'  'b; true  s  u'  s  '$(true)'  approval  1s  can be approved` + "\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
 func TestPendingWatchPrintsChanges(t *testing.T) {
 	t.Parallel()
 	o, printed := &pendingOptions{}, map[string]string{}
@@ -91,8 +105,8 @@ func TestPendingTakesTheLastEventOfTheControllerInCharge(t *testing.T) {
 	}
 	row = waiting{WaitsFor: waitsForCertificate}
 	row.hear(event("csr-approver", "NodeAlive", 0))
-	row.hear(event("csr-signer", "CAMissing\x1b", time.Hour))
-	if row.Reason != `CAMissing\x1b` {
+	row.hear(event("csr-signer", "CAMissing", time.Hour))
+	if row.Reason != "CAMissing" {
 		t.Errorf("%+v", row)
 	}
 }

@@ -212,7 +212,7 @@ func (e *Explainer) untilApproved(f *Findings) step {
 	byHand := step{
 		text: "If you know who made this request and why, approve it by hand. " +
 			"Nothing in this configuration approves requests for this signer.",
-		command: "kubectl certificate approve " + sentence(f.obj.Name),
+		command: "kubectl certificate approve " + check.Argument(sentence(f.obj.Name)),
 	}
 	switch {
 	case e.options.Approver == nil || f.Rule == nil:

@@ -139,8 +139,10 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"json":            {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}, format: "json"},
 		"yaml":            {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}, format: "yaml"},
 		"manager-differs": {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{goodSecret(t), refusedEvent()}},
-		"rate-limited":    {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{goodSecret(t), limitedEvent()}},
-		"hostile":         {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}},
+		"hostile-name": {obj: explainRequest(t, forSigner(kubeletServing, signature, serverAuth), asking(t, servingRequest()),
+			func(obj *request) { obj.Name = "-a\": Issued; $(reboot)'\x1b" })},
+		"rate-limited": {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{goodSecret(t), limitedEvent()}},
+		"hostile":      {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}},
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,7 +80,8 @@ func (r *Report) fields() *Report {
 
 // text returns the report for a terminal.
 func (r *Report) text() []byte {
-	text := fmt.Appendf(nil, "%s \"%s\": %s\n\nNext step\n%s", requestKind, r.Name, r.State, wrap("  ", r.NextStep))
+	name := strings.ReplaceAll(r.Name, `"`, `\"`) // the name of a request may hold anything, such as another state
+	text := fmt.Appendf(nil, "%s \"%s\": %s\n\nNext step\n%s", requestKind, name, r.State, wrap("  ", r.NextStep))
 	if r.Command != "" {
 		text = append(text, "    "+r.Command+"\n"...)
 	}

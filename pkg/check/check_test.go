@@ -132,7 +132,7 @@ func TestBindRequester(t *testing.T) {
 		"node, not in the group": {"system:node:a", nil, "if this user is to renew its certificate: kubectl create clusterrolebinding approve-selfnodeclient-node-a --clusterrole=" + roleRenew + " --user=system:node:a"},
 		"token":                  {"system:bootstrap:abcdef", []string{"system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-kubeadm-default-node-token --clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
 		"node":                   {"system:node:a", []string{"system:nodes"}, ifNodes + "--clusterrole=" + roleRenew + " --group=system:nodes"},
-		"person":                 {"alice@example.com", []string{"system:authenticated"}, "if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user='alice@example.com'"},
+		"person":                 {"alice@example.com", []string{"system:authenticated"}, "if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user=alice@example.com"},
 		"hostile":                {"$(reboot) it's", []string{"system:bootstrappersofmine"}, `if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient---reboot--it-s --clusterrole=` + roleJoin + ` --user='$(reboot) it'\''s'`},
 	} {
 		obj := requestWith(t, newKey(t)) // for system:node:a

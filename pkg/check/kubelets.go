@@ -111,16 +111,25 @@ func bind(role, kind, name string) string {
 	}
 	short := strings.NewReplacer("system:certificates.k8s.io:certificatesigningrequests:", "approve-", "system:", "")
 	binding := short.Replace(role) + "-" + strings.Map(plain, strings.TrimPrefix(name, "system:"))
-	return fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --%s=%s", binding, role, kind, word(name))
+	return fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --%s=%s", binding, role, kind, Word(name))
 }
 
-// word quotes text as one word of a shell. The text may come from a requester.
-func word(text string) string {
-	const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:.-_/"
+// Word quotes text as one word of a shell, if it needs to be. The text may come from a requester, who also chooses the
+// name of a request: the API server permits all characters but a slash and a percent sign there.
+func Word(text string) string {
+	const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:.-_/@"
 	if text != "" && strings.Trim(text, harmless) == "" {
 		return text
 	}
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// Argument is Word for an argument of a command that must not be taken for a flag. It is the last part of the command.
+func Argument(text string) string {
+	if strings.HasPrefix(text, "-") {
+		return "-- " + Word(text)
+	}
+	return Word(text)
 }
 
 // isBootstrapGroup reports whether group holds bootstrap tokens.

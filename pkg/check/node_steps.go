@@ -70,7 +70,8 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 		result.NextStep = noneAtWork
 	case opinion.Reason == "":
 		result.Evidence += "nothing in this configuration approves requests for " + obj.Spec.SignerName
-		result.NextStep = "switch on what approves them, or, if you know the machine: kubectl certificate approve " + obj.Name
+		result.NextStep = "switch on what approves them, or, if you know the machine: kubectl certificate approve " +
+			Argument(obj.Name)
 	case opinion.Reason == "NotAuthorized":
 		result.Evidence += opinion.Reason + ": " + opinion.Message
 		result.NextStep = n.bindRequester(obj)
@@ -89,7 +90,7 @@ func (n Node) bindRequester(obj *request) string {
 	switch {
 	case strings.HasPrefix(user, csr.NodeUserPrefix) && !n.asksFor(obj, user):
 		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its "+
-			"credential, which may be stolen; kubectl certificate deny %s", word(csr.Shorten(user)), word(obj.Name))
+			"credential, which may be stolen; kubectl certificate deny %s", Word(csr.Shorten(user)), Argument(obj.Name))
 	case strings.HasPrefix(user, csr.NodeUserPrefix) && slices.Contains(obj.Spec.Groups, csr.NodeGroup):
 		return "if nodes are to renew their certificates: " + bind(roleRenew, "group", csr.NodeGroup)
 	case strings.HasPrefix(user, csr.NodeUserPrefix):

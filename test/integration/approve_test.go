@@ -96,6 +96,10 @@ func TestApproveByHand(t *testing.T) {
 	if state := csr.StateOf(reload(t, second)); state != csr.Approved {
 		t.Errorf("%s is %s", second.Name, state)
 	}
+	third := createRequest(t, admin(t), nodeRequest(t, "hand-d"))
+	run(1, []string{"the pending requests of the node have different requesters"}, "--node", "hand-d", "--override=NotAuthorized")
+	pending(first)
+	pending(third)
 	run(1, []string{`node "nowhere" has no pending request`}, "--node", "nowhere")
 	runCommand(t, 1, []string{"the rules of the running manager are unknown"}, "approve", "--kubeconfig", adminKubeconfig(t), first.Name)
 }
@@ -125,6 +129,27 @@ func TestApproveByHandRefusesABlockedNode(t *testing.T) {
 	runCommand(t, 1, []string{"this reason cannot be overridden"}, append(args, "--override=NodeBlocked")...)
 	if state := csr.StateOf(reload(t, obj)); state != csr.Pending {
 		t.Errorf("it is %s", state)
+	}
+}
+
+// TestPrintedCommandsQuoteNames stores a request under a name that a shell would run.
+func TestPrintedCommandsQuoteNames(t *testing.T) {
+	unshared(t)
+	create(t, admin(t), signingSecretOf(t))
+	grant(t, "stranger", mayCreate)
+	obj := nodeRequest(t, "hand-named")
+	obj.GenerateName, obj.Name = "", "x $(reboot);\x1b[2K\nkubectl-reboot"
+	obj = createRequest(t, as(t, "stranger"), obj)
+	flags := handArgs(t)
+	quoted := `'x $(reboot);\x1b[2K kubectl-reboot'`
+	out := runCommand(t, 1, []string{quoted + "  not approved", "approve --override NotAuthorized " + quoted}, append(append([]string{"approve"}, flags...), obj.Name)...)
+	out += runCommand(t, 0, []string{quoted}, append([]string{"pending"}, flags...)...)
+	out += runCommand(t, 1, nil, append([]string{"check", "--node", "hand-named"}, flags...)...)
+	out += runCommand(t, 0, nil, append(append([]string{"explain"}, flags...), obj.Name)...)
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "kubectl-reboot") || strings.Contains(line, "\x1b") {
+			t.Errorf("a line of the requester: %q", line)
+		}
 	}
 }
 
