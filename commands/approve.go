@@ -202,8 +202,8 @@ func (a *byHand) approve(
 	if len(a.override) > 0 && slices.ContainsFunc(objs, func(obj *certificatesv1.CertificateSigningRequest) bool {
 		return obj.Spec.Username != objs[0].Spec.Username
 	}) {
-		return nil, errors.New("--override: the pending requests of the node have different requesters, of which one may not " +
-			"be the node; run the command without --override to see them, then override the rules for one of them by its NAME")
+		return nil, errors.New("--override: the pending requests of the node have different requesters, and one of them may " +
+			"be a stranger; run the command without --override to see them, then name one request")
 	}
 	var all []assessment
 	unused := slices.Clone(a.override)

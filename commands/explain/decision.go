@@ -223,8 +223,8 @@ func (e *Explainer) untilApproved(f *Findings) step {
 	case errors.Is(f.Undecidable, errOffline):
 		return step{text: "Run explain without -f, so that it can ask the API server what the requester may do."}
 	case errors.Is(f.Undecidable, errElsewhere):
-		return step{text: "Read in the Events below what the running manager decided. To ask that source from this machine, " +
-			"run explain with --config and the files that the configuration names."}
+		return step{text: "Read in the Events below what the running manager decided. To ask that source from here, run " +
+			"explain with --config and the files that the configuration names."}
 	case f.Undecidable != nil:
 		return step{text: "Run explain as a user who has the missing right. " +
 			"Until then, the Events below say what the running manager decided."}

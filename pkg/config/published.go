@@ -98,8 +98,8 @@ func withoutCredentials(address string) string {
 }
 
 // ParsePublished returns the configuration that a manager has published. A newer manager may publish fields that this
-// version does not know; unknown describes them. The reader acts with the rights of another user on another machine than
-// the manager, so the configuration names nothing there: no files and no servers.
+// version does not know; unknown describes them. The reader is on another machine than the manager and has other
+// rights, so it must not use the files and the servers that the configuration names.
 func ParsePublished(data []byte) (c *Configuration, unknown, err error) {
 	c = Default()
 	if unknown = c.parse(data, yaml.UnmarshalStrict); unknown != nil {
