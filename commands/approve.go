@@ -163,10 +163,10 @@ type handOutcome struct {
 	Approved  bool   `json:"approved"`
 	// DryRun is set if nothing was stored.
 	DryRun string `json:"dryRun,omitempty"`
-	// Rules is what the rules say. Overridden are the reasons that the user has overridden.
+	// Rules holds the answer of the rules. Overridden holds the reasons that the user has overridden.
 	Rules      string   `json:"rules"`
 	Overridden []string `json:"overridden,omitempty"`
-	// Problem is why the request was not approved, and NextStep what to do instead.
+	// Problem says why the request was not approved. NextStep says what to do instead.
 	Problem  string `json:"problem,omitempty"`
 	NextStep string `json:"nextStep,omitempty"`
 }

@@ -23,7 +23,7 @@ var neverOverridden = []string{
 // refusal is a rule that stands against a request.
 type refusal struct{ reason, message string }
 
-// assessment is what the rules say of one request.
+// assessment holds the answer of the rules about one request.
 type assessment struct {
 	node string
 	// refusals are the rules that stand against the request. There are none if the rules approve it.
@@ -82,7 +82,7 @@ func assessed(
 	return one
 }
 
-// forbidden returns why the request must not be approved whatever the user says, and what to do instead.
+// forbidden returns why the request must not be approved, whatever the user overrides, and what to do instead.
 func forbidden(
 	obj *certificatesv1.CertificateSigningRequest, f *explain.Findings, program string,
 ) (never, instead string) {

@@ -11,8 +11,8 @@ import (
 // oneRequest is a request in YAML.
 const oneRequest = "apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {name: csr-1}\n"
 
-// TestExplainCommand runs the command with arguments that need no API server. Files are explained where none can be
-// found.
+// TestExplainCommand runs the command with arguments that need no API server. No API server can be found, but files are
+// explained.
 func TestExplainCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "csr.yaml")
 	if err := os.WriteFile(file, []byte(oneRequest), 0o600); err != nil {

@@ -47,7 +47,7 @@ type waiting struct {
 	WaitsFor  string    `json:"waitsFor"`
 	Since     time.Time `json:"since"`
 	Reason    string    `json:"reason,omitempty"`
-	// ReasonFrom is manager if the last Event has the reason, and rules if the rules give it now.
+	// ReasonFrom is "manager" if the last Event has the reason, and "rules" if the rules give it now.
 	ReasonFrom string `json:"reasonFrom,omitempty"`
 
 	uid    types.UID
@@ -216,7 +216,8 @@ func (l *lister) addEvents(ctx context.Context, rows []waiting) {
 	}
 }
 
-// hear sets the reason to that of event, if the controller in charge has written it, and later than what is known.
+// hear sets the reason to that of event, if the controller in charge has written event, and if event is later than the
+// known reason.
 func (w *waiting) hear(event *corev1.Event) {
 	inCharge := approver.Name
 	if w.WaitsFor == waitsForCertificate {

@@ -33,9 +33,9 @@ type Setup struct {
 	// Managers are the managers that have published their configuration. It is empty if Configuration comes from flags or
 	// from a file.
 	Managers []Manager
-	// Unpublished is why Configuration holds defaults instead of a published configuration, or nil.
+	// Unpublished says why Configuration holds defaults instead of a published configuration, or is nil.
 	Unpublished error
-	// Incomplete is why Configuration lacks a part of what is published, or nil.
+	// Incomplete says which part of the published configuration is missing from Configuration, or is nil.
 	Incomplete error
 	// AsManager reports that the command acts as the manager: the rights of its user are the manager's.
 	AsManager bool

@@ -39,7 +39,7 @@ type rotation struct {
 	rotationOptions
 	api   client.Client
 	clock clock.PassiveClock
-	// out gets the result. aside gets warnings, progress and other remarks.
+	// out is for the result, and aside for remarks about it.
 	out, aside io.Writer
 	// interval is the time between two observations. eventTimeout bounds the wait for the Event about a refusal.
 	interval, eventTimeout time.Duration
@@ -255,7 +255,7 @@ func requested(obj *v1alpha1.SigningAuthority) v1alpha1.Operation {
 	return v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation])
 }
 
-// warning returns what the operation does that cannot be undone, if anything.
+// warning returns the effect of an operation that cannot be undone, or an empty text.
 func warning(operation v1alpha1.Operation, obj *v1alpha1.SigningAuthority) string {
 	retiring := "the retiring CA"
 	if obj.Status.Retiring != nil {

@@ -74,7 +74,7 @@ func authority(name string, status v1alpha1.SigningAuthorityStatus) *v1alpha1.Si
 	}
 }
 
-// at each phase, with all that there can be.
+// These functions return an authority in each phase, with every field that the phase can have.
 func authorityPreparing() *v1alpha1.SigningAuthority {
 	obj := authority("cluster", v1alpha1.SigningAuthorityStatus{
 		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),

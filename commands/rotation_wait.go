@@ -26,9 +26,9 @@ type follower struct {
 	before    *v1alpha1.SigningAuthority // as it was when the operation was requested
 	start     time.Time
 	printed   string // last
-	// unfollowed is when the manager was first seen to have picked up the operation without following it.
+	// unfollowed is when the follower first saw that the manager had picked up the operation and not followed it.
 	unfollowed time.Time
-	// seen are the Events about earlier refusals, and eventsErr is why Events can't be read.
+	// seen holds the Events about earlier refusals. eventsErr says why Events can't be read.
 	seen      []types.UID
 	eventsErr error
 }
@@ -188,7 +188,7 @@ func (f *follower) refusals(ctx context.Context) []eventsv1.Event {
 }
 
 // outcome reports whether the manager follows the operation, which was requested at before, and whether it is done.
-// Without an operation, it is done when no certificate of the retiring CA stands in the way of a completion.
+// Without an operation, it is done when no certificate of the retiring CA prevents a completion.
 func outcome(operation v1alpha1.Operation, before, now *v1alpha1.SigningAuthorityStatus) (followed, done bool) {
 	switch operation {
 	case v1alpha1.RotateStart:

@@ -29,7 +29,7 @@ type Source interface {
 type Needs int
 
 const (
-	// APIServer is for a command that asks the API server alone.
+	// APIServer is for a command that needs only the API server.
 	APIServer Needs = iota
 	// Configuration is for a command that also needs the configuration of the manager.
 	Configuration
@@ -86,7 +86,7 @@ func MaxArgs(most int) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error { return atMost(most, args) }
 }
 
-// shortPath returns the names of cmd and those above it, without the program's.
+// shortPath returns the names of cmd and of its parents, without the program's name.
 func shortPath(cmd *cobra.Command) string {
 	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().CommandPath()))
 }

@@ -103,7 +103,7 @@ func TestWriteTrust(t *testing.T) {
 		t.Fatal(err)
 	}
 	once("b", "a")
-	// The old CA leaves; others stay.
+	// The old CA is removed, and other CAs stay.
 	put(t, o.from, b)
 	o.also = []string{filepath.Join(filepath.Dir(o.from), "also.crt")}
 	put(t, o.also[0], c, b)

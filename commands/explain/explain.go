@@ -210,12 +210,12 @@ type Findings struct {
 	Request *csr.Request
 	// Rule is the rule of the approver for the signer of the request, or nil if there is none.
 	Rule *approver.Rule
-	// Decision is what the approver decides. Undecidable is why that is unknown.
+	// Decision is the decision of the approver. Undecidable says why it is unknown.
 	Decision    approver.Decision
 	Undecidable error
 	// Served reports that the signer of the request is configured.
 	Served bool
-	// Judged is what the signer does once the request is approved. It is valid if Served is set.
+	// Judged is the signer's decision once the request is approved. It is valid if Served is set.
 	Judged signer.Judgement
 	// Blocked has a reason if the block list stands against the request, or cannot be read.
 	Blocked verdict.Result
@@ -253,8 +253,8 @@ func (e *Explainer) JudgeWithEvents(ctx context.Context, obj *certificatesv1.Cer
 	return f
 }
 
-// JudgeAsAuthorized is Judge for a requester that may do everything. It finds the rules that Judge does not reach,
-// because the rules before them refuse the request for want of a permission.
+// JudgeAsAuthorized is Judge for a requester that has every permission. Judge stops at the first missing permission.
+// JudgeAsAuthorized finds the rules after it.
 func (e *Explainer) JudgeAsAuthorized(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Findings {
 	e.assume = true
 	defer func() { e.assume = false }()

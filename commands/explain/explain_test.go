@@ -51,7 +51,7 @@ func approverScenarios(t testing.TB) map[string]scenario {
 	return all
 }
 
-// blocking has a block list, which blockedNodes is.
+// blocking is the flag for the block list that blockedNodes returns.
 var blocking = []string{"--node-block-list=ns/blocked"}
 
 func blockedNodes(names string) client.Object {
@@ -176,7 +176,7 @@ func servingRequest() x509.CertificateRequest {
 	}
 }
 
-// nasty has what could fool a terminal or a reader.
+// nasty holds text that could control a terminal or mislead a reader.
 const nasty = "a\x1b[31mred\x1b[0m\r\nstate  Approved\t\u202egnp.exe\u2066\u00a0\u0000\x9b2J\xff'\"`$(reboot)\\ שלום"
 
 func hostile(t testing.TB) func(*request) {
@@ -331,7 +331,7 @@ func TestExplainKnowsEveryReason(t *testing.T) {
 	}
 }
 
-// forbiddenChar is what must not reach a terminal.
+// forbiddenChar reports whether char must not reach a terminal.
 func forbiddenChar(char rune) bool {
 	switch {
 	case char == '\n':

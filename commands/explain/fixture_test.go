@@ -112,7 +112,7 @@ func withCondition(kind certificatesv1.RequestConditionType, reason, message str
 	}
 }
 
-// autoApproved is how the approver leaves it.
+// autoApproved changes a request as the approver does when it approves.
 func autoApproved(obj *request) {
 	withCondition(certificatesv1.CertificateApproved, "AutoApproved", "Auto approving kubelet client certificate after SubjectAccessReview.", 4*time.Minute)(obj)
 }

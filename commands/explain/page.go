@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// maxSentence bounds a sentence, in bytes, as an Event's note is bounded.
+	// maxSentence is the maximum length of a sentence, in bytes, like that of an Event's note.
 	maxSentence = 1024
 	// maxItems bounds a list.
 	maxItems = 20
-	// width is where prose is wrapped. Values and commands are never wrapped.
+	// width is the number of columns at which prose is wrapped. Values and commands are never wrapped.
 	width = 80
 )
 
@@ -27,7 +27,7 @@ type Section struct {
 	Rows  []Row  `json:"rows"`
 }
 
-// Row is a labelled value, or several.
+// Row is a label with one or more values.
 type Row struct {
 	Name   string   `json:"name"`
 	Values []string `json:"values"`

@@ -94,14 +94,14 @@ const skew = time.Hour
 // bootstrapFacts holds what is known about a request for a first certificate, beside its content.
 type bootstrapFacts struct {
 	age time.Duration
-	// unavailable is why facts are missing, or empty.
+	// unavailable says why facts are missing, or is empty.
 	unavailable string
 	// entry is what a source other than the Node knows about the node, or nil.
 	entry *inventory.Entry
 	node  nodeState
 	// renewed is when the node's Lease was last renewed, by the node's clock.
 	renewed time.Time
-	// gone is why the requester no longer exists, or empty.
+	// gone says why the requester no longer exists, or is empty.
 	gone string
 }
 

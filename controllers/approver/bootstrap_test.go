@@ -27,7 +27,7 @@ func joining() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 
 type joinChange = func(*BootstrapPolicy, *csr.Request, *bootstrapFacts)
 
-// TestBootstrap has a row for each difference from the smallest request, and for what compensates it.
+// TestBootstrap has a row for each difference from the smallest request, and for each change that makes up for one.
 func TestBootstrap(t *testing.T) {
 	t.Parallel()
 	created := func(before time.Duration) joinChange {

@@ -115,8 +115,8 @@ func TestNoWorkerWaitsForAReview(t *testing.T) {
 	}
 }
 
-// TestALookupThatTakesLongIsTold checks that a lookup is reported once it has taken a second. A dry run does not count
-// it before it has ended.
+// TestALookupThatTakesLongIsTold checks that a lookup is reported once it has taken a second. A dry run counts it only
+// after it has ended.
 func TestALookupThatTakesLongIsTold(t *testing.T) {
 	t.Parallel()
 	for _, dryRun := range []bool{false, true} {

@@ -17,7 +17,7 @@ import (
 type servingFacts struct {
 	// Found is the entry of the strongest source that knows the node. Its Entry is nil if no source knows the node.
 	inventory.Found
-	// unavailable is why facts are missing, or empty.
+	// unavailable says why facts are missing, or is empty.
 	unavailable string
 	names       []nameFacts // in the order of the request
 }
@@ -25,8 +25,8 @@ type servingFacts struct {
 // nameFacts holds what is known about a name or address in a request.
 type nameFacts struct {
 	san san.SAN
-	// reserved is why no node can ever have it. taken names the Service that has it now. apiServer says what it is to the
-	// API servers, for example an endpoint.
+	// reserved says why no node can ever have it. taken names the Service that has it now. apiServer says how the API
+	// servers use it, for example as an endpoint.
 	reserved, taken, apiServer string
 
 	// contested describes the owner of a better claim: a machine or a row. contest holds the claims of other Nodes.

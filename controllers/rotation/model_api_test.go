@@ -203,7 +203,7 @@ func (w statusWriter) Update(_ context.Context, obj client.Object, _ ...client.S
 	return err
 }
 
-// dynamicClient is a dynamic client of the ConfigMaps of a process, for what publishes bundles.
+// dynamicClient is a dynamic client of the ConfigMaps of a process. The publisher of trust bundles uses it.
 type dynamicClient struct {
 	dynamic.NamespaceableResourceInterface // for the methods that nothing calls
 	process                                *process

@@ -47,7 +47,7 @@ type Reconciler struct {
 	Retention csr.RetentionPolicy
 	// RequestLimits bounds what is read of a request. A larger request is marked as Failed.
 	RequestLimits csr.Limits
-	// DryRun signs nothing and writes to no request. It reports what would become of each request.
+	// DryRun signs nothing and writes to no request. It reports the outcome that each request would have.
 	DryRun bool
 	// BlockList, if set, names the nodes for which nothing is signed, even if a request is approved. The caller runs it.
 	BlockList *blocklist.List
@@ -85,8 +85,8 @@ type Judgement struct {
 	Authority *ca.Authority
 	// LifetimeCap, if not zero, bounds the lifetime of the certificate, beside the profile.
 	LifetimeCap time.Duration
-	// IfTrusted is set while it is unknown whether API servers trust the CA for clients. It is why the request is refused
-	// if they do.
+	// IfTrusted is set while it is unknown whether API servers trust the CA for clients. It says why the request is
+	// refused if they do.
 	IfTrusted *ca.Violation
 }
 
@@ -291,9 +291,9 @@ var wouldReasons = map[verdict.Verdict]string{
 	verdict.Approve: "WouldIssue", verdict.Deny: "WouldFail", verdict.Wait: "WouldWait", verdict.Ignore: "WouldIgnore",
 }
 
-// dryRun reports, once, what would become of obj, and signs nothing. It also judges requests that another signer has
-// already signed or failed, because that signer is usually faster. It omits such a request if it was approved before
-// the dry run began.
+// dryRun reports, once, the outcome that obj would have, and signs nothing. It also judges requests that another signer
+// has already signed or failed, because that signer is usually faster. It omits such a request if it was approved
+// before the dry run began.
 func (r *Reconciler) dryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) reconcile.Result {

@@ -38,8 +38,8 @@ var (
 const (
 	// block is the number of certificates that are reserved at a time.
 	block = 64
-	// NotAfter is stored ahead by a part of the lifetime. It need not be written for each certificate then, and a
-	// completion waits only a little longer than it must.
+	// NotAfter is stored ahead by a part of the lifetime. Then most certificates need no write, and a completion waits
+	// only a little longer than necessary.
 	strideOf             = 16
 	minStride, maxStride = time.Minute, 24 * time.Hour
 	// reserveFor is how long a reserve may be used without reading the account again. The account may have been
@@ -165,7 +165,7 @@ func (b *Book) Unseal(ctx context.Context, keyID string) error {
 }
 
 // Raise records a certificate of keyID that was issued without Cover, for example by another signer. It changes a
-// closed account too. It reads the account each time, and writes only if the stored end is earlier.
+// closed account too. It reads the account each time, and writes only if the stored expiry is earlier.
 func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		stored := account.Signers[signerName]

@@ -119,8 +119,8 @@ func (d *demand) reserveIn(
 	return reserve{Entry: entry, left: left - d.count, until: now.Add(reserveFor)}, changed
 }
 
-// answer answers the callers of one, and keeps the remaining reserve for later callers. If nothing was stored, that
-// is the claimed reserve. The caller holds mu.
+// answer answers the callers of one, and keeps the remaining reserve for later callers. If nothing was stored, the
+// remaining reserve is the claimed reserve. The caller holds mu.
 func (b *Book) answer(key entryKey, one *demand, stored reserve, claimed int, err error) {
 	defer close(one.done)
 	if err != nil {

@@ -26,8 +26,8 @@ import (
 const (
 	// atOnce bounds how many servers are asked at the same time.
 	atOnce = 16
-	// margin is the time before its expiry, by our clock, from which a certificate is no longer relied on. If clocks
-	// differ by more, the certificate of the signing CA in Refuse shows it.
+	// margin is the time before its expiry, by our clock, at which a certificate is no longer used. If clocks differ by
+	// more, the certificate of the signing CA in Refuse shows that.
 	margin = time.Minute
 	// renewBefore is the time before its expiry at which a certificate is replaced: time for two calls, and the
 	// margin.

@@ -53,9 +53,9 @@ const (
 	Signed Event = "Signed"
 	// Discarded is a Signed certificate that the API server did not accept: no client has it.
 	Discarded Event = "Discarded"
-	// Stored is a Signed certificate whose write got no response, and that was found to be stored.
+	// Stored is a Signed certificate whose write got no response. Later it was found to be stored.
 	Stored Event = "Stored"
-	// Uncertain is a Signed certificate whose write got no response, and that may still be stored.
+	// Uncertain is a Signed certificate whose write got no response. It may still be stored.
 	Uncertain Event = "Uncertain"
 	// TrustProbe is a certificate without a request, for a subject without any rights. It tests whether a CA is
 	// trusted.

@@ -65,9 +65,9 @@ type Right struct {
 	Verb, Group, Resource, Namespace, Name string
 	// Need names the part of the manager that needs it.
 	Need string
-	// Manifest is the folder that grants it, as it is shipped; empty if only a role of the operator's own can.
+	// Manifest is the shipped folder that grants it. It is empty if only a role of the operator can.
 	Manifest string
-	// Optional is true if the work goes on without the right.
+	// Optional means that the controllers work without the right.
 	Optional bool
 }
 

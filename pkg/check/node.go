@@ -44,9 +44,10 @@ type Node struct {
 	// Reader must not be a cache.
 	Reader client.Reader
 	Trust  Trust
-	// BootstrapGroups are those, beside system:bootstrappers, whose members make requests for nodes that join.
+	// BootstrapGroups are the groups, in addition to system:bootstrappers, whose members make requests for nodes that
+	// join.
 	BootstrapGroups []string
-	// RequestLimits bound what is read of a request: the manager's, or DefaultLimits.
+	// RequestLimits limit how much of a request is read. They are the manager's, or DefaultLimits.
 	RequestLimits csr.Limits
 	// CAs are the CAs of the signer, for the proof of the last step.
 	CAs []CA
@@ -132,10 +133,11 @@ func (n Node) noRequest(alive Status) Result {
 	return result
 }
 
-// leaseDuration is a kubelet's, if its Lease does not say (pkg/kubelet/apis/config, NodeLeaseDurationSeconds).
+// leaseDuration is the duration of a kubelet's Lease that has none of its own (pkg/kubelet/apis/config,
+// NodeLeaseDurationSeconds).
 const leaseDuration = 40 * time.Second
 
-// alive reports whether the kubelet has renewed its Lease, which it can only with a certificate that works.
+// alive reports whether the kubelet has renewed its Lease. It can only do that with a valid certificate.
 func (n Node) alive(ctx context.Context) (Status, string) {
 	lease := &coordinationv1.Lease{}
 	err := n.Reader.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: n.Name}, lease)

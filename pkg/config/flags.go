@@ -326,7 +326,7 @@ func (c *Configuration) read(file string) error {
 // parse overrides c by the fields in data, which unmarshal reads.
 func (c *Configuration) parse(data []byte, unmarshal func([]byte, any, ...yaml.JSONOpt) error) error {
 	c.APIVersion, c.Kind = "", ""
-	// encoding/json reads a list into the elements that are there: the first source would be two.
+	// encoding/json decodes a list into existing elements. The first source would then have the fields of two sources.
 	sources := c.Approval.Inventory.Sources
 	c.Approval.Inventory.Sources = nil
 	if err := unmarshal(data, c); err != nil {

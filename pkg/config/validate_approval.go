@@ -62,7 +62,7 @@ func (n *NodeClient) validate(m *mistakes, path *field.Path, sources []Source) {
 	m.unless(age > 0, path.Child("maxRequestAge"), age, "must be positive")
 	m.unless(lifetime >= 0, path.Child("certificateLifetime"), lifetime, "must be positive, or 0 if it is not known")
 	m.unless(lifetime <= 0 || n.Rejoin, path.Child("certificateLifetime"), lifetime, "has no effect without rejoin")
-	// Times that differ from the defaults must bound something.
+	// A time that differs from its default must have an effect.
 	standard := Default().Approval.NodeClient
 	m.unless(n.MaxRequestAge == standard.MaxRequestAge || n.Bound(), path.Child("maxRequestAge"), age, useless)
 	m.unless(n.JoinWindow == standard.JoinWindow || n.Inventory != "", path.Child("joinWindow"),

@@ -92,7 +92,7 @@ func (s *Signer) validateSubjects(m *mistakes, path *field.Path, signing *Signin
 	}
 }
 
-// validateUsages checks what only a custom signer is given: its usages, and the names that it may issue.
+// validateUsages checks the fields that only a custom signer may have: its usages, and the names that it may issue.
 func (s *Signer) validateUsages(m *mistakes, path *field.Path, kubernetes bool) {
 	if kubernetes {
 		const why = "Kubernetes' signers have fixed rules"
@@ -205,8 +205,8 @@ func (c *Cleaning) validate(m *mistakes, path *field.Path) {
 	}
 }
 
-// validate refuses retentions that delete requests before anybody could act on them. Times of the API are whole
-// seconds.
+// validate refuses retentions that delete a request before a controller or a person can act on it. Times of the API are
+// whole seconds.
 func (r Retention) validate(m *mistakes, path *field.Path) {
 	for _, each := range []struct {
 		name string

@@ -97,7 +97,7 @@ type Ownership struct {
 type Contest struct {
 	// Better is the Node that has the stronger claim.
 	Better string
-	// Twice is another Node to which the same source assigns the value alone as well.
+	// Twice is another Node. The same source assigns the value to it alone, too.
 	Twice string
 	// Equal are other Nodes with an equal claim, in order, so that none of them gets the value. If there are many,
 	// Equal holds only the first. Reporters is the number of Nodes that report the value.

@@ -243,8 +243,8 @@ func TestOwnershipDependsOnStoredStateOnly(t *testing.T) {
 	}
 }
 
-// TestOneLiar has honest Nodes, of which at least three or none share one address, and one Node that may report
-// anything. That Node gets no value that an honest Node reports, and blocks at most one of them.
+// TestOneLiar has honest Nodes and one Node that may report anything. Either no honest Nodes share an address, or at
+// least three do. The one Node gets no value that an honest Node reports, and blocks at most one honest Node.
 func TestOneLiar(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(11, 11))
@@ -285,7 +285,7 @@ func TestOneLiar(t *testing.T) {
 	}
 }
 
-// ownWordWorld returns up to seven Nodes that report a few of a few addresses, and often their own name or that of
+// ownWordWorld returns up to seven Nodes. Each reports some of a few addresses, and often its own name or the name of
 // another Node.
 func ownWordWorld(r *rand.Rand) world {
 	w := ownWord(map[string][]string{})
@@ -329,10 +329,10 @@ func (w world) without(node string) world {
 	return ownWord(left)
 }
 
-// TestOwnWordInAnyGraph has Nodes that report anything of each other. No Node gets a value while another Node reports
-// it that is not left out, or whose name it is. If no other Node is left out, a single Node blocks at most one other
-// Node. A Node gets a value of another Node only if that Node shares a value with exactly one third Node:
-// kubelet-serving.md says so.
+// TestOwnWordInAnyGraph has Nodes that report any values of each other. No Node gets a value that another Node reports,
+// unless that Node is left out. Even a Node that is left out keeps its own name. If no other Node is left out, a single
+// Node blocks at most one other Node. A Node gets a value of another Node only if that Node shares a value with exactly
+// one third Node: kubelet-serving.md says so.
 func TestOwnWordInAnyGraph(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(13, 13))

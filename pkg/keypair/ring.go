@@ -28,7 +28,7 @@ const rootsKey = "ca.crt"
 // of the Secret and of its namespace. Only an administrator removes it.
 const Finalizer = "csr-controller-manager.io/only-copy-of-a-ca-key"
 
-// Pair is a CA in PEM: a key, and certificates of which one belongs to the key.
+// Pair is a CA in PEM: a key, and certificates. One of the certificates belongs to the key.
 type Pair struct{ Cert, Key []byte }
 
 // Empty reports whether there is no pair.

@@ -47,7 +47,8 @@ type pulse struct {
 		node string
 		at   time.Time
 	}
-	// one and two are the times in which at least one, or two different, Leases changed in every quiet.
+	// one is the span of time in which at least one Lease changed in each period of quiet. two is the same for two
+	// different Leases.
 	one, two span
 }
 

@@ -188,7 +188,7 @@ func parsePath(text string) (path, error) {
 	if err != nil {
 		return path{}, fmt.Errorf("%q: %w", text, err)
 	}
-	// It must be one path: no text, no second path, and no range, which keeps state.
+	// The text must be a single path. It must hold no other text, and no range, because a range keeps state.
 	one := (strings.HasPrefix(inner, ".") || strings.HasPrefix(inner, "[")) && !strings.ContainsAny(inner, "{}") &&
 		len(parser.Root.Nodes) == 1
 	if one {

@@ -354,7 +354,7 @@ func TestStalledServerHoldsItsCallersOnly(t *testing.T) {
 	}
 }
 
-// recovers waits for one answer.
+// recovers waits until the server answers once.
 func recovers(t *testing.T, webhook *Source) {
 	t.Helper()
 	var err error
@@ -390,7 +390,7 @@ func TestStalledHandshakes(t *testing.T) {
 	recovers(t, webhook)
 }
 
-// stalling accepts connections and does nothing with them until it is well.
+// stalling accepts connections, and does not answer them until the test lets the server recover.
 type stalling struct {
 	net.Listener
 	well *atomic.Bool
