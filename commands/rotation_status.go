@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
@@ -139,6 +140,9 @@ func (p *statusPage) line(format string, args ...any) {
 	p.text.WriteString(oneLine(fmt.Sprintf(format, args...)) + "\n")
 }
 
+// prose writes text after label, in lines of a terminal.
+func (p *statusPage) prose(label, text string) { p.text.WriteString(ascii.Wrap(label, oneLine(text))) }
+
 // table writes an empty line and rows. The first row is the heading. It writes nothing if there is no other row.
 func (p *statusPage) table(rows [][]string) {
 	if len(rows) < 2 {
@@ -156,14 +160,14 @@ func (p *statusPage) table(rows [][]string) {
 func (p *statusPage) authority(item *authorityReport) {
 	status := &item.Status
 	p.line("SigningAuthority %s: %s, generation %d", item.Name, phase(status), status.Generation)
-	p.line("signs for: %s", strings.Join(item.Signers, ", "))
+	p.prose("signs for: ", strings.Join(item.Signers, ", "))
 	if item.Requested != "" {
 		p.line("requested: %s", item.Requested)
 	}
 	if status.Intent != "" {
 		p.line("current step: %s", status.Intent)
 	}
-	p.line("allowed now: %s", v1alpha1.AllowedText(status.Phase))
+	p.prose("allowed now: ", v1alpha1.AllowedText(status.Phase))
 	if status.LastCompletedAt != nil {
 		p.line("last rotation completed: %s", p.since(status.LastCompletedAt))
 	}
@@ -172,7 +176,7 @@ func (p *statusPage) authority(item *authorityReport) {
 		p.line("")
 		p.line("Waiting:")
 		for _, each := range status.WaitingFor {
-			p.line("- %s", each)
+			p.prose("- ", each)
 		}
 	}
 	rows := [][]string{{"API SERVER", "ANSWER", "SINCE", "EVIDENCE"}}
@@ -232,18 +236,25 @@ func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
 
 // end returns the text for the instant when a certificate or a CA expires.
 func (p *statusPage) end(at time.Time) string {
-	text := at.UTC().Format(time.RFC3339)
 	if left := at.Sub(p.now); left > 0 {
-		return fmt.Sprintf("%s (in %s)", text, duration.HumanDuration(left))
+		return fmt.Sprintf("%s (in %s)", p.instant(at), duration.HumanDuration(left))
 	}
-	return text + " (expired)"
+	return p.instant(at) + " (expired)"
 }
 
 func (p *statusPage) since(at *metav1.Time) string {
 	if at == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s (%s)", at.UTC().Format(time.RFC3339), duration.HumanDuration(p.now.Sub(at.Time)))
+	return fmt.Sprintf("%s (%s)", p.instant(at.Time), duration.HumanDuration(p.now.Sub(at.Time)))
+}
+
+// instant returns at to the minute, or to the day if it is more than two days away. The other formats have the seconds.
+func (p *statusPage) instant(at time.Time) string {
+	if at.Sub(p.now).Abs() > 48*time.Hour {
+		return at.UTC().Format(time.DateOnly)
+	}
+	return at.UTC().Format("2006-01-02T15:04Z")
 }
 
 // notMoved holds the nodes that use another CA than the one that signs.

@@ -17,8 +17,6 @@ const (
 	maxSentence = 1024
 	// maxItems bounds a list.
 	maxItems = 20
-	// width is the number of columns at which prose is wrapped. Values and commands are never wrapped.
-	width = 80
 )
 
 // Section is a part of the details of a Report.
@@ -46,14 +44,22 @@ func (p *page) row(label string, values ...string) {
 	last.Rows = append(last.Rows, Row{label, values})
 }
 
-// appendTo appends the section as text: one line for each value, with the label before the first.
-func (s Section) appendTo(text []byte) []byte {
+// appendTo appends the section as text, with the label before the first value. It leaves out a message that is part of
+// above, which the reader has just read. It wraps no quoted value, so that it can be copied.
+func (s Section) appendTo(text []byte, above string) []byte {
 	text = append(text, "\n"+s.Title+"\n"...)
 	for _, row := range s.Rows {
-		label := row.Name
-		for _, value := range row.Values {
-			text = fmt.Appendf(text, "  %-18s  %s\n", label, value)
-			label = ""
+		label := fmt.Sprintf("  %-18s  ", row.Name)
+		for i, value := range row.Values {
+			switch {
+			case strings.HasPrefix(value, `"`):
+				text = append(text, label+value+"\n"...)
+			case (row.Name == "message" || i > 0) && strings.Contains(above, value):
+				continue // i > 0: the message of an Event
+			default:
+				text = append(text, ascii.Wrap(label, value)...)
+			}
+			label = strings.Repeat(" ", len(label))
 		}
 	}
 	return text
@@ -81,24 +87,6 @@ func unquote(text string) string {
 		return text
 	}
 	return ascii.Quote(plain)
-}
-
-// wrap returns text in lines of at most width bytes, each with that indent. A longer word has a line of its own.
-func wrap(indent, text string) string {
-	var lines strings.Builder
-	line := indent
-	for _, word := range strings.Fields(text) {
-		switch {
-		case line == indent:
-			line += word
-		case len(line)+1+len(word) > width:
-			lines.WriteString(line + "\n")
-			line = indent + word
-		default:
-			line += " " + word
-		}
-	}
-	return lines.String() + line + "\n"
 }
 
 // quote shortens text and returns it as ASCII in quotes, so that no control character, line end or writing direction

@@ -10,7 +10,6 @@ type advice struct{ meaning, todo string }
 func (a advice) write(p *page) {
 	if a.todo != "" && a.todo != nothing {
 		p.row("meaning", a.meaning)
-		p.row("next step", a.todo)
 	}
 }
 

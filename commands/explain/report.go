@@ -81,13 +81,13 @@ func (r *Report) fields() *Report {
 // text returns the report for a terminal.
 func (r *Report) text() []byte {
 	name := strings.ReplaceAll(r.Name, `"`, `\"`) // the name of a request may hold anything, such as another state
-	text := fmt.Appendf(nil, "%s \"%s\": %s\n\nNext step\n%s", requestKind, name, r.State, wrap("  ", r.NextStep))
+	text := fmt.Appendf(nil, "%s \"%s\": %s\n\nNext step\n%s", requestKind, name, r.State, ascii.Wrap("  ", r.NextStep))
 	if r.Command != "" {
 		text = append(text, "    "+r.Command+"\n"...)
 	}
-	text = append(text, "\nDecision\n"+wrap("  ", r.Decision)...)
+	text = append(text, "\nDecision\n"+ascii.Wrap("  ", r.Decision)...)
 	if r.Difference != "" {
-		text = append(text, wrap("  ", r.Difference)...)
+		text = append(text, ascii.Wrap("  ", r.Difference)...)
 	}
 	text = append(text, "\nTimeline\n"...)
 	for _, step := range r.Timeline {
@@ -98,7 +98,7 @@ func (r *Report) text() []byte {
 		text = fmt.Appendf(text, "  %-20s  %-6s  %-8s  %s\n", at, step.After, step.What, step.Text)
 	}
 	for _, section := range r.Details {
-		text = section.appendTo(text)
+		text = section.appendTo(text, r.Decision)
 	}
 	return text
 }

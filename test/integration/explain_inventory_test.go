@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -72,7 +71,7 @@ func TestExplainAsksTheInventory(t *testing.T) {
 					note = event.Note
 				}
 			}
-			exits(t, 0, fmt.Sprintf("  reason              %s\n  message             %s\n  meaning             ", row.reason, note), append(args, obj.Name)...)
+			exits(t, 0, "("+row.reason+"): "+note, append(args, obj.Name)...)
 		})
 	}
 	// A manager knows more about a node with a Lease than one read can show.
@@ -157,12 +156,12 @@ func TestExplainAsksTheInventoryAsTheCaller(t *testing.T) {
 
 	// Of a source that is configured by hand, only the source can tell.
 	out := exits(t, 0, "  decision            unknown: ", args(", inventory: {sources: [{machine: {group: apps, version: v1, kind: Deployment, addressesPath: .status.addresses}}]}")...)
-	if !strings.Contains(out, "deployments.apps is forbidden") {
+	if !explains(out, "deployments.apps is forbidden") {
 		t.Errorf("it does not say why:\n%s", out)
 	}
 	// What the manager would wait for too is a verdict.
 	out = exits(t, 0, "  reason              InventoryUnavailable\n", args(", inventory: {sources: [{machine: {group: nowhere.example.org, kind: Machine, addressesPath: .status.addresses}}]}")...)
-	if !strings.Contains(out, "Machine.nowhere.example.org is not installed yet") {
+	if !explains(out, "Machine.nowhere.example.org is not installed yet") {
 		t.Errorf("it does not say why:\n%s", out)
 	}
 
