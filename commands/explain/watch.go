@@ -2,6 +2,7 @@ package explain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -19,7 +20,7 @@ import (
 const pollEvery = 2 * time.Second
 
 // Watch explains the request called name once it is issued, denied or failed. It reads the request every two seconds,
-// and writes what it waits for to progress, each time that changes. After timeout it returns the last Report and an
+// and writes what it waits for to progress, each time that changes. It goes on if a read fails. After timeout it returns the last Report and an
 // error that names what the request still waits for.
 func (e *Explainer) Watch(
 	ctx context.Context, api client.Reader, name string, timeout time.Duration, progress io.Writer,
@@ -48,25 +49,29 @@ func (e *Explainer) Watch(
 			return report, fmt.Errorf("request %s still waits for %s after %s", report.Name, report.waitsFor(), hours(timeout))
 		case <-time.After(pollEvery):
 		}
-		if obj, err = again(ctx, api, obj); err != nil {
-			return report, err
+		switch current, err := again(ctx, api, obj); {
+		case errors.Is(err, errDeleted):
+			return report, fmt.Errorf("request %q %w", obj.Name, err)
+		case err != nil:
+			_, _ = fmt.Fprintf(progress, "Warning: the request could not be read: %s\n", sentence(err.Error()))
+		default:
+			obj = current
 		}
 	}
 }
 
-// again reads obj again. It returns an error if the request is gone.
+var errDeleted = errors.New("was deleted before it got a certificate; make a new request")
+
+// again reads obj again. It returns errDeleted if the request is gone.
 func again(
 	ctx context.Context, api client.Reader, obj *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {
 	current := &certificatesv1.CertificateSigningRequest{}
 	err := api.Get(ctx, client.ObjectKeyFromObject(obj), current)
-	switch {
-	case apierrors.IsNotFound(err) || err == nil && current.UID != obj.UID:
-		return nil, fmt.Errorf("request %q was deleted before it got a certificate; make a new request", obj.Name)
-	case err != nil:
-		return nil, fmt.Errorf("get request: %w", err)
+	if apierrors.IsNotFound(err) || err == nil && current.UID != obj.UID {
+		return nil, errDeleted
 	}
-	return current, nil
+	return current, err
 }
 
 // waitsFor returns what the request of r waits for.
