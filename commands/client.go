@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -51,7 +50,7 @@ func connect(ctx context.Context, source Source, cmd *cobra.Command) (server, er
 	if err != nil {
 		return server{}, err
 	}
-	return server{cluster, api, serverClock(ctx, cluster)}, nil
+	return server{cluster, api, serverClock(ctx, cluster, cmd.ErrOrStderr())}, nil
 }
 
 // NewClient returns a client that knows every kind that the commands read.
@@ -68,10 +67,8 @@ func NewClient(cluster *rest.Config) (client.Client, error) {
 }
 
 // serverClock returns a clock that shows the time of the API server, which sets the timestamps of objects. If that time
-// is unknown, it returns the clock of this machine, which may be wrong. It warns on standard error of an unknown time
-// and of clocks that differ.
-func serverClock(ctx context.Context, cluster *rest.Config) clock.Clock {
-	aside := ascii.LinesWriter(os.Stderr)
+// is unknown, it returns the clock of this machine, which may be wrong. It writes warnings to aside.
+func serverClock(ctx context.Context, cluster *rest.Config, aside io.Writer) clock.Clock {
 	shown, err := servertime.Measure(ctx, cluster)
 	if err != nil {
 		_, _ = fmt.Fprintf(aside, "Warning: ages are by the clock of this machine, "+

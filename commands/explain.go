@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 )
 
 const (
@@ -89,7 +88,7 @@ func (o *explainOptions) explainName(cmd *cobra.Command, source Source, name str
 	}
 	defer e.Close()
 	if o.watch {
-		report, err := e.Watch(ctx, server.api, name, o.timeout, ascii.LinesWriter(cmd.ErrOrStderr()))
+		report, err := e.Watch(ctx, server.api, name, o.timeout, cmd.ErrOrStderr())
 		if report != nil {
 			err = errors.Join(explain.Write(cmd.OutOrStdout(), *o.format, report), err)
 		}

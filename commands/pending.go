@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 )
 
@@ -86,7 +85,7 @@ func (o *pendingOptions) run(cmd *cobra.Command, source Source) error {
 	defer e.Close()
 	l := &lister{
 		reader: server.api, explainer: e, clock: server.clock, byNode: o.byNode, signer: o.signer,
-		program: programName(cmd), aside: ascii.LinesWriter(cmd.ErrOrStderr()),
+		program: programName(cmd), aside: cmd.ErrOrStderr(),
 	}
 	if o.watch {
 		return o.follow(ctx, l, cmd.OutOrStdout())
