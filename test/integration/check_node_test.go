@@ -93,15 +93,15 @@ func TestCheckNodeNotIssued(t *testing.T) {
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }})
 	waiting := createRequest(t, admin(t), nodeRequest(t, "check-unsigned"))
 	reaches(t, waiting, csr.Approved)
-	output, code := checkNode(t, "check-unsigned", "--controllers=*,-signer")
+	output, code := checkNode(t, "check-unsigned", caFiles(t, controlPlane(t).CA)...) // within seconds of the approval
+	says(t, output, code, 1, "the signer of this configuration would sign it", "3 issued is unknown", "ask again in a moment")
+	output, code = checkNode(t, "check-unsigned", "--controllers=*,-signer")
 	says(t, output, code, 1, "nothing in this configuration signs for kubernetes.io/kube-apiserver-client-kubelet", "there is no Event about it", "check: node check-unsigned: 3 issued is failed")
 	if line := row(t, output, "2 approved", waiting.Name); !strings.Contains(line, "AutoApproved") {
 		t.Errorf("not by whom it was approved: %s", line)
 	}
 	output, code = checkNode(t, "check-unsigned", "--signing-secret", "default/check-none")
 	says(t, output, code, 1, "CAMissing: Secret default/check-none does not exist: create it", "3 issued is failed")
-	output, code = checkNode(t, "check-unsigned", caFiles(t, controlPlane(t).CA)...)
-	says(t, output, code, 1, "the signer of this configuration would sign it", "3 issued is unknown", "ask again in a moment")
 }
 
 // TestCheckNodeNobodyAtWork has requests that wait for longer than any controller takes.

@@ -4,9 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
@@ -118,6 +126,40 @@ func TestPluginReadsThePublishedConfiguration(t *testing.T) {
 	}
 	if strings.Contains(out, "unknown: may not") {
 		t.Errorf("the roles for users do not suffice:\n%s", out)
+	}
+}
+
+// TestPluginAsksNoServerOfThePublishedConfiguration has a webhook in a published configuration. Whoever may write the
+// ConfigMap must not choose where the machine of an administrator connects, and with which files.
+func TestPluginAsksNoServerOfThePublishedConfiguration(t *testing.T) {
+	parallel(t)
+	const name = "plugin-webhook"
+	var asked atomic.Bool
+	server := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Store(true) }))
+	t.Cleanup(server.Close)
+	caFile := filepath.Join(t.TempDir(), "ca.crt")
+	write(t, caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+	file := servingConfig(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q}}]", server.URL, caFile))
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, admin(t), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	create(t, admin(t), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "a-configuration", Labels: map[string]string{config.PublishedLabel: config.PublishedValue}},
+		Data:       map[string]string{config.PublishedKey: string(text)},
+	})
+	newNode(t, name, "192.0.2.71")
+	obj := createRequest(t, kubeletOf(t, name), servingRequest(t, name, "192.0.2.71"))
+
+	out, _, code := plugin(t, controlPlane(t).Config, "explain", obj.Name, "-n", name, "-o", "json")
+	says(t, out, code, 0, "the inventory has a source that only the manager can ask", "run explain with --config")
+	if asked.Load() {
+		t.Error("the server was asked")
+	}
+	plugin(t, controlPlane(t).Config, "explain", obj.Name, "--config", file)
+	if !asked.Load() {
+		t.Error("the server of the user's own file was not asked")
 	}
 }
 
