@@ -18,13 +18,14 @@ func outputFlag(cmd *cobra.Command, what string) *string {
 
 // checkOutput returns an error unless format is known. "table" is the default format by name.
 func checkOutput(format string) error {
-	switch format {
-	case "", "table", "json", "yaml":
+	if format == "" || format == "table" || isFields(format) {
 		return nil
-	default:
-		return fmt.Errorf("-o %s: unknown output format; use table, json or yaml", format)
 	}
+	return fmt.Errorf("-o %s: unknown output format; use table, json or yaml", format)
 }
+
+// isFields reports whether format is one for scripts.
+func isFields(format string) bool { return format == "json" || format == "yaml" }
 
 // writeFields writes value as JSON or YAML. Text of value that is not printable ASCII is escaped, so that it cannot
 // change a terminal.

@@ -115,9 +115,6 @@ func (o *pendingOptions) write(out io.Writer, rows []waiting, l *lister) error {
 	}
 }
 
-// isFields reports whether format is one for scripts.
-func isFields(format string) bool { return format == "json" || format == "yaml" }
-
 var pendingHeader = []string{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "REASON"}
 
 func pendingTable(rows []waiting, now time.Time) [][]string {

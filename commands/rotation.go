@@ -113,7 +113,7 @@ func (o *rotationOptions) command(verb rotationVerb, source Source) *cobra.Comma
 	flags := cmd.Flags()
 	switch {
 	case verb.name == "status":
-		format = outputFlag(cmd, outputTable)
+		format = outputFlag(cmd, "table")
 		flags.BoolVarP(&o.watch, "watch", "w", false, "print the status again after each change, for --timeout")
 	case verb.operation != "":
 		flags.BoolVar(&o.wait, "wait", true, "wait until it is done; with false, only request it")

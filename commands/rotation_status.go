@@ -108,12 +108,12 @@ func (r *rotation) report(ctx context.Context) (*statusReport, error) {
 // printReport prints report in the format of --output. again is set if another one was printed before.
 func (r *rotation) printReport(report *statusReport, again bool) error {
 	if again {
-		separator := map[string]string{"": "\n", outputTable: "\n", "yaml": "---\n"}[r.output]
+		separator := map[string]string{"": "\n", "table": "\n", "yaml": "---\n"}[r.output]
 		if _, err := io.WriteString(r.out, separator); err != nil {
 			return err
 		}
 	}
-	if r.output != "" && r.output != outputTable {
+	if isFields(r.output) {
 		return writeFields(r.out, r.output, report)
 	}
 	page := statusPage{now: r.clock.Now()}
@@ -126,9 +126,6 @@ func (r *rotation) printReport(report *statusReport, again bool) error {
 	_, err := r.out.Write(page.text.Bytes())
 	return err
 }
-
-// outputTable is the default format by name.
-const outputTable = "table"
 
 // statusPage is the table.
 type statusPage struct {
