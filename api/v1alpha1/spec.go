@@ -75,9 +75,11 @@ type SigningAuthoritySpec struct {
 
 // SecretReference names a Secret.
 type SecretReference struct {
+	// Namespace is the namespace of the Secret.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
+	// Name is the name of the Secret.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=240
 	Name string `json:"name"`
@@ -128,9 +130,11 @@ type Trust struct {
 // +kubebuilder:validation:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write this ConfigMap: name another one"
 // +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.matches('-nodes-0[0-9a-f]$')",message="the ledgers of issued certificates have such names: name another ConfigMap"
 type ConfigMapKey struct {
+	// Namespace is the namespace of the ConfigMap.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
+	// Name is the name of the ConfigMap.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`

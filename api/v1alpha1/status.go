@@ -44,7 +44,7 @@ const (
 	TrustConfirmed Operation = "trust-confirmed"
 	// OutstandingAccepted accepts that valid certificates of the retiring CA stop working.
 	OutstandingAccepted Operation = "outstanding-accepted"
-	// AdoptionAttested states that no certificate is in use that others have issued from the adopted CA.
+	// AdoptionAttested states that certificates that others have issued from the adopted CA are not in use.
 	AdoptionAttested Operation = "adoption-attested"
 )
 
@@ -91,28 +91,30 @@ type SigningAuthorityStatus struct {
 	// LastRetired is the CA that was removed last, with what the administrator has stated about it.
 	// +optional
 	LastRetired *CAStatus `json:"lastRetired,omitempty"`
-	// InitiatedAt is when the last rotation started, PreparedAt when the new CA began to sign, CompletionInitiatedAt when
-	// the removal of the old CA started, CompletedAt when it ended.
+	// InitiatedAt is when the last rotation started.
 	// +optional
 	InitiatedAt *metav1.Time `json:"initiatedAt,omitempty"`
+	// PreparedAt is when the new CA began to sign.
 	// +optional
 	PreparedAt *metav1.Time `json:"preparedAt,omitempty"`
+	// CompletionInitiatedAt is when the removal of the old CA started.
 	// +optional
 	CompletionInitiatedAt *metav1.Time `json:"completionInitiatedAt,omitempty"`
+	// CompletedAt is when the removal of the old CA ended.
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
 	// LastCompletedAt is when the last rotation was completed. It stays while the next one is under way (GEP-18).
 	// +optional
 	LastCompletedAt *metav1.Time `json:"lastCompletedAt,omitempty"`
-	// LedgerClosedAt is when, in Completing, the ledger of the retiring CA was first seen closed.
+	// LedgerClosedAt is when the manager, in Completing, first saw that the ledger of the retiring CA is closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
-	// PrunedAt is when, in Completing, the retiring CA was last removed from the ConfigMap that API servers publish, or
-	// not found there.
+	// PrunedAt is when the manager, in Completing, last removed the retiring CA from the ConfigMap that API servers
+	// publish, or last did not find it there.
 	// +optional
 	PrunedAt *metav1.Time `json:"prunedAt,omitempty"`
-	// UnpublishedAt is when, in Completing, the removal of the retiring CA from the trust bundles started. It cannot be
-	// undone.
+	// UnpublishedAt is when the manager, in Completing, began to remove the retiring CA from the trust bundles. That
+	// cannot be undone.
 	// +optional
 	UnpublishedAt *metav1.Time `json:"unpublishedAt,omitempty"`
 	// WaitingFor names what must happen before the next step.
@@ -121,7 +123,7 @@ type SigningAuthorityStatus struct {
 	// OutstandingOnRetiring is how many certificates of the retiring CA may still be valid, at most.
 	// +optional
 	OutstandingOnRetiring int64 `json:"outstandingOnRetiring"`
-	// Outstanding lists them by signer.
+	// Outstanding lists these certificates by signer.
 	// +optional
 	Outstanding []Outstanding `json:"outstanding,omitempty"`
 	// APIServers are the API servers that were probed last, with their answers.
@@ -153,7 +155,7 @@ type CAStatus struct {
 	// AdoptedAt is when the manager found the CA, if it did not create it. Others may have issued from it until then.
 	// +optional
 	AdoptedAt *metav1.Time `json:"adoptedAt,omitempty"`
-	// AttestedAt is when the administrator stated that no certificate is in use that others have issued from it.
+	// AttestedAt is when the administrator stated that certificates that others have issued from it are not in use.
 	// +optional
 	AttestedAt *metav1.Time `json:"attestedAt,omitempty"`
 	// Signers are the signers whose verifiers are known to trust it: they were probed, or the administrator confirmed it.
