@@ -102,29 +102,13 @@ func (o *approveOptions) run(cmd *cobra.Command, source Source, args []string) e
 		return err
 	}
 	defer e.Close()
-	switch file := cmd.Flags().Lookup("config"); {
-	case file != nil && file.Value.String() != "":
-	case setup.Incomplete != nil:
-		return fmt.Errorf("the rules of the running manager are not fully known: %w; use the version of the manager, or "+
-			"give its configuration with --config", setup.Incomplete)
-	case len(setup.Managers) == 0:
-		return errors.New("the rules of the running manager are unknown: give its configuration with --config")
-	}
-	a := &byHand{api: server.api, explainer: e, program: programName(cmd), override: o.override, dryRun: o.dryRun}
-	var objs []*certificatesv1.CertificateSigningRequest
-	if o.node != "" {
-		objs, err = a.ofNode(ctx, o.node)
-	} else {
-		var obj *certificatesv1.CertificateSigningRequest
-		obj, err = explain.Get(ctx, server.api, args[0])
-		objs = append(objs, obj)
-	}
-	if err != nil {
+	if err := rulesAreKnown(cmd, setup); err != nil {
 		return err
 	}
-	if len(objs) == 0 {
-		return fmt.Errorf("node %q has no pending request for a signer that the manager approves; \"%s pending\" lists the "+
-			"requests that wait", o.node, a.program)
+	a := &byHand{api: server.api, explainer: e, program: programName(cmd), override: o.override, dryRun: o.dryRun}
+	objs, err := a.requests(ctx, o.node, args)
+	if err != nil {
+		return err
 	}
 	outcomes, err := a.approve(ctx, objs)
 	if err != nil {
@@ -141,6 +125,20 @@ func (o *approveOptions) run(cmd *cobra.Command, source Source, args []string) e
 	}
 	if refused > 0 {
 		return fmt.Errorf("%d of %d requests not approved", refused, len(outcomes))
+	}
+	return nil
+}
+
+// rulesAreKnown returns an error unless all rules of the running manager, or those of --config, are known.
+func rulesAreKnown(cmd *cobra.Command, setup *Setup) error {
+	switch file := cmd.Flags().Lookup("config"); {
+	case file != nil && file.Value.String() != "":
+		return nil
+	case setup.Incomplete != nil:
+		return fmt.Errorf("the rules of the running manager are not fully known: %w; use the version of the manager, or "+
+			"give its configuration with --config", setup.Incomplete)
+	case len(setup.Managers) == 0:
+		return errors.New("the rules of the running manager are unknown: give its configuration with --config")
 	}
 	return nil
 }
@@ -169,6 +167,22 @@ type handOutcome struct {
 	// Problem says why the request was not approved. NextStep says what to do instead.
 	Problem  string `json:"problem,omitempty"`
 	NextStep string `json:"nextStep,omitempty"`
+}
+
+// requests returns the request that args name, or the pending ones of node.
+func (a *byHand) requests(
+	ctx context.Context, node string, args []string,
+) ([]*certificatesv1.CertificateSigningRequest, error) {
+	if node == "" {
+		obj, err := explain.Get(ctx, a.api, args[0])
+		return []*certificatesv1.CertificateSigningRequest{obj}, err
+	}
+	objs, err := a.ofNode(ctx, node)
+	if err == nil && len(objs) == 0 {
+		err = fmt.Errorf("node %q has no pending request for a signer that the manager approves; \"%s pending\" lists the "+
+			"requests that wait", node, a.program)
+	}
+	return objs, err
 }
 
 // ofNode returns the pending requests for the certificates of node, for the signers that the manager approves.

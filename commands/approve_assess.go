@@ -83,7 +83,7 @@ func assessed(
 }
 
 // forbidden returns why the request must not be approved, whatever the user overrides, and what to do instead.
-func forbidden(
+func forbidden( //nolint:gocyclo // one case for each reason
 	obj *certificatesv1.CertificateSigningRequest, f *explain.Findings, program string,
 ) (never, instead string) {
 	explained := fmt.Sprintf("For the details run %s explain %s", program, check.Argument(obj.Name))

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/x509"
@@ -181,6 +182,31 @@ func (o *checkOptions) write(cmd *cobra.Command, report *checkReport) error {
 // writeTable writes a row for each result, with the next step below its evidence. Without all it leaves out the checks
 // that passed. flag is the flag that lists them.
 func (r *checkReport) writeTable(out io.Writer, all bool, flag string) error {
+	var page bytes.Buffer // takes all
+	if r.Node != "" {
+		fmt.Fprintf(&page, "Node %s, asked %s as %s.\n\n", oneLine(r.Node), oneLine(r.APIServer), oneLine(r.User))
+	} else {
+		fmt.Fprintf(&page, "Asked %s as %s.\n\n", oneLine(r.APIServer), oneLine(r.User))
+	}
+	if rows := r.rows(all); len(rows) > 1 {
+		_ = writeTable(&page, rows)
+		page.WriteString("\n")
+	}
+	if r.Passed == 1 {
+		page.WriteString("1 check passed")
+	} else {
+		fmt.Fprintf(&page, "%d checks passed", r.Passed)
+	}
+	if !all && r.Passed > 0 {
+		fmt.Fprintf(&page, "; %s lists them", flag)
+	}
+	page.WriteString(".\n")
+	_, err := out.Write(page.Bytes())
+	return err
+}
+
+// rows returns the heading of the table and its rows.
+func (r *checkReport) rows(all bool) [][]string {
 	rows := [][]string{{"CHECK", "WHAT", "STATUS", "EVIDENCE AND NEXT STEP"}}
 	for _, result := range r.Results {
 		if result.Status == check.OK && !all {
@@ -191,30 +217,7 @@ func (r *checkReport) writeTable(out io.Writer, all bool, flag string) error {
 			rows = append(rows, []string{"", "", "", "-> " + result.NextStep})
 		}
 	}
-	heading := fmt.Sprintf("Asked %s as %s.", oneLine(r.APIServer), oneLine(r.User))
-	if r.Node != "" {
-		heading = fmt.Sprintf("Node %s, asked %s as %s.", oneLine(r.Node), oneLine(r.APIServer), oneLine(r.User))
-	}
-	if _, err := io.WriteString(out, heading+"\n\n"); err != nil {
-		return err
-	}
-	if len(rows) > 1 {
-		if err := writeTable(out, rows); err != nil {
-			return err
-		}
-		if _, err := io.WriteString(out, "\n"); err != nil {
-			return err
-		}
-	}
-	passed := fmt.Sprintf("%d checks passed", r.Passed)
-	if r.Passed == 1 {
-		passed = "1 check passed"
-	}
-	if !all && r.Passed > 0 {
-		passed += fmt.Sprintf("; %s lists them", flag)
-	}
-	_, err := io.WriteString(out, passed+".\n")
-	return err
+	return rows
 }
 
 // checker asks the API server with the rights of the user who runs the command.

@@ -189,7 +189,9 @@ func (f *follower) refusals(ctx context.Context) []eventsv1.Event {
 
 // outcome reports whether the manager follows the operation, which was requested at before, and whether it is done.
 // Without an operation, it is done when no certificate of the retiring CA prevents a completion.
-func outcome(operation v1alpha1.Operation, before, now *v1alpha1.SigningAuthorityStatus) (followed, done bool) {
+func outcome( //nolint:gocyclo // one case for each operation
+	operation v1alpha1.Operation, before, now *v1alpha1.SigningAuthorityStatus,
+) (followed, done bool) {
 	switch operation {
 	case v1alpha1.RotateStart:
 		followed = now.Generation > before.Generation

@@ -112,12 +112,9 @@ type step struct{ text, command string }
 
 // nextStep returns what the user should do now.
 func (e *Explainer) nextStep(f *Findings) step {
-	if f.Said.ManagerOnly() && (f.State == csr.Pending || f.State == csr.Approved) {
-		reasons := approverReasons
-		if f.State == csr.Approved {
-			reasons = signerReasons
-		}
-		if known, ok := reasons[f.Said.Outcome()]; ok {
+	if f.Said.ManagerOnly() {
+		reasons := map[csr.State]map[string]advice{csr.Pending: approverReasons, csr.Approved: signerReasons}
+		if known, ok := reasons[f.State][f.Said.Outcome()]; ok {
 			return step{text: known.todo}
 		}
 	}
