@@ -29,6 +29,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // checkTimeout bounds all calls to the API server together.
@@ -496,8 +497,7 @@ func compareAuthorities(served controllers.GuardedSigner, authorities []v1alpha1
 			"its requests are never signed (CANotProven)", strings.Join(names, ", "), served.Secret)
 		result.NextStep = "create an authority with a Secret of its own and spec.from, as docs/reference/rotation.md says, " +
 			"or remove the signer from the configuration"
-		switch served.Signer {
-		case certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName:
+		if csr.VerifiedByAPIServers(served.Signer) {
 			result.NextStep = "add it to spec.signers: if API servers verify another signer there, it is served at once"
 		}
 	}

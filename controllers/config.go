@@ -109,7 +109,7 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 	c := all.Signing
 	settings := map[string]config.Signer{}
 	if !c.Empty() {
-		for _, name := range signer.KubernetesSignerNames() {
+		for _, name := range csr.BuiltinSigners() {
 			settings[name] = config.Signer{Name: name}
 		}
 	}
@@ -168,7 +168,7 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 		MaxLifetime:       longest,
 		MinRSABits:        c.MinRSABits,
 		ForbiddenSubjects: forbidden,
-		ForbidWildcards:   !one.AllowWildcards && !slices.Contains(signer.KubernetesSignerNames(), one.Name),
+		ForbidWildcards:   !one.AllowWildcards && !slices.Contains(csr.BuiltinSigners(), one.Name),
 	})
 }
 
@@ -306,8 +306,12 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 		return elsewhere("webhook")
 	case c.Webhook != nil:
 		return webhookSource(c.Webhook.Options())
-	default:
+	case c.Node != nil:
 		return approver.NodeSource
+	default:
+		return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+			return nil, errors.New("set up inventory: sourceOf does not know this kind of source")
+		}
 	}
 }
 
@@ -414,7 +418,7 @@ func GuardedSigners(c *config.Configuration) []GuardedSigner {
 	}
 	sources := map[string]config.CA{}
 	if !c.Signing.Empty() {
-		for _, name := range signer.KubernetesSignerNames() {
+		for _, name := range csr.BuiltinSigners() {
 			sources[name] = c.Signing.CA
 		}
 	}

@@ -54,7 +54,10 @@ func TestSigners(t *testing.T) {
 	plain := ca.ProfileConfig{}
 	shared := config.CA{Secret: "ns/ca"}
 	all := func(source string, change func(map[string]served)) map[string]served {
-		signers := map[string]served{client: with(plain, source), kubelet: with(plain, source), serving: with(plain, source)}
+		signers := map[string]served{}
+		for _, name := range csr.BuiltinSigners() {
+			signers[name] = with(plain, source)
+		}
 		change(signers)
 		return signers
 	}
@@ -70,11 +73,11 @@ func TestSigners(t *testing.T) {
 		"files for all signers":      {config.Signing{CA: files("ca")}, all("files ca.crt and ca.key", none), 1},
 		"one duration for all signers": {
 			config.Signing{CA: shared, Duration: *span(time.Hour)},
-			map[string]served{
-				client:  with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
-				kubelet: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
-				serving: with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca"),
-			}, 1,
+			all("Secret ns/ca", func(signers map[string]served) {
+				for name := range signers {
+					signers[name] = with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca")
+				}
+			}), 1,
 		},
 		"one CA each": {
 			config.Signing{Signers: []config.Signer{{Name: client, CA: files("a")}, {Name: kubelet, CA: files("b")}, {Name: serving, CA: config.CA{Secret: "ns/d"}}}},
@@ -344,6 +347,20 @@ func TestPublishedInventoryAsksNothingOfTheReadersMachine(t *testing.T) {
 		}
 		if _, err := built.Lookup(t.Context(), "a", &csr.Request{UID: "uid"}); !errors.Is(err, inventory.ErrElsewhere) || built.Name() != name {
 			t.Errorf("%s: source %s, error %v", name, built.Name(), err)
+		}
+	}
+}
+
+// TestSourceOfKnowsEveryKind checks that each kind of source has a builder: a source must not become a weaker one.
+func TestSourceOfKnowsEveryKind(t *testing.T) {
+	t.Parallel()
+	kinds := reflect.TypeFor[config.Source]()
+	for i := range kinds.NumField() {
+		var source config.Source
+		reflect.ValueOf(&source).Elem().Field(i).Set(reflect.New(kinds.Field(i).Type.Elem()))
+		got := reflect.ValueOf(sourceOf(source, config.Inventory{})).Pointer()
+		if got == reflect.ValueOf(sourceOf(config.Source{}, config.Inventory{})).Pointer() {
+			t.Errorf("%s: add it to sourceOf", kinds.Field(i).Name)
 		}
 	}
 }

@@ -18,11 +18,11 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // Rights returns the rights that a manager with configuration c needs. The manager's Lease is in leaseNamespace. A
@@ -111,10 +111,10 @@ func ofSecret(manifest, namespace, name string) string {
 	return ""
 }
 
-// ofSigner returns manifest for Kubernetes' own signers, and an empty string for others. The roles in config/ name no
+// ofSigner returns manifest for built-in signers, and an empty string for others. The roles in config/ name no
 // other signers.
 func ofSigner(manifest, name string) string {
-	if slices.Contains(signer.KubernetesSignerNames(), name) {
+	if _, builtin := csr.BuiltinSigner(name); builtin {
 		return manifest
 	}
 	return ""

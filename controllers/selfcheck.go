@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -295,16 +295,11 @@ func (s *selfCheck) ready(*http.Request) error {
 	return s.missing
 }
 
-// clientSigners issue certificates that the API server must accept.
-var clientSigners = []string{
-	certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
-}
-
 // clientPairs returns the configured signers whose certificates the API server must accept, in order.
 func clientPairs(r *signer.Reconciler) []string {
 	var names []string
-	for _, name := range clientSigners {
-		if r != nil && r.Signers[name].KeyPair != nil {
+	for _, name := range csr.BuiltinSigners() {
+		if csr.VerifiedByAPIServers(name) && r != nil && r.Signers[name].KeyPair != nil {
 			names = append(names, name)
 		}
 	}

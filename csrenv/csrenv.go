@@ -161,7 +161,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 	}
 	pair := keypair.New(keypair.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
 	signers := map[string]signer.Signer{}
-	for _, name := range signer.KubernetesSignerNames() {
+	for _, name := range csr.BuiltinSigners() {
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}
 	}
 	retention := csr.RetentionPolicy{Default: opts.Retention}

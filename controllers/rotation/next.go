@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // Action is one change outside of the status of the authority. Each action is idempotent.
@@ -332,18 +332,14 @@ func Trusted(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
 }
 
 // AsksAPIServers reports whether API servers verify certificates of any of signers.
-func AsksAPIServers(signers []string) bool { return slices.ContainsFunc(signers, verifiedByAPIServers) }
-
-// verifiedByAPIServers reports whether API servers verify certificates of signer.
-func verifiedByAPIServers(signer string) bool {
-	return signer == certificatesv1.KubeAPIServerClientSignerName ||
-		signer == certificatesv1.KubeAPIServerClientKubeletSignerName
+func AsksAPIServers(signers []string) bool {
+	return slices.ContainsFunc(signers, csr.VerifiedByAPIServers)
 }
 
 // signersToConfirm returns those of signers whose verifiers cannot be probed. The administrator must confirm their
 // trust.
 func signersToConfirm(signers []string) []string {
-	return slices.DeleteFunc(slices.Clone(signers), verifiedByAPIServers)
+	return slices.DeleteFunc(slices.Clone(signers), csr.VerifiedByAPIServers)
 }
 
 // withoutTrust returns those of signers whose verifiers are not known to trust authority. API servers verify the
@@ -351,7 +347,7 @@ func signersToConfirm(signers []string) []string {
 func withoutTrust(signers []string, authority *v1alpha1.CAStatus) []string {
 	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool {
 		return authority != nil && (slices.Contains(authority.Signers, name) ||
-			verifiedByAPIServers(name) && AsksAPIServers(authority.Signers))
+			csr.VerifiedByAPIServers(name) && AsksAPIServers(authority.Signers))
 	})
 }
 

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 var (
@@ -617,5 +619,19 @@ func said(t *testing.T, what, got, want string) {
 	t.Helper()
 	if (want == "") != (got == "") || !strings.Contains(got, want) {
 		t.Errorf("%s %q, want %q", what, got, want)
+	}
+}
+
+// TestAPIKnowsTheVerifiedSigners checks that the API lets an authority add exactly the signers with whose certificates
+// clients authenticate to API servers: whoever trusts the CA for one of them trusts it for all.
+func TestAPIKnowsTheVerifiedSigners(t *testing.T) {
+	source, err := os.ReadFile("../../api/v1alpha1/spec.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	signers := slices.DeleteFunc(csr.BuiltinSigners(), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
+	list := "['" + strings.Join(signers, "', '") + "']"
+	if found := strings.Count(string(source), " in "+list); found != 2 {
+		t.Errorf("the rule of Signers names %s %d times, want 2: bring the rule up to date, and run make generate", list, found)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // DefaultAdopted is the longest lifetime of certificates that kube-controller-manager and kubeadm issue by default.
@@ -124,7 +125,7 @@ func (p *planner) planRollback() {
 		p.refuseOperation("the CA %s is not published yet", retiring.KeyID)
 	default:
 		for _, name := range withoutTrust(p.spec.Signers, retiring) {
-			if verifiedByAPIServers(name) { // which was proven above
+			if csr.VerifiedByAPIServers(name) { // which was proven above
 				retiring.Signers = append(retiring.Signers, name)
 			}
 		}

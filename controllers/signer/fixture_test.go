@@ -177,7 +177,7 @@ func newParts(t testing.TB, served *request) *parts {
 	signers := map[string]Signer{
 		"example.com/custom": {Profile: profile(t, ca.ProfileConfig{}), Usages: []certificatesv1.KeyUsage{"client auth"}, KeyPair: p.pair},
 	}
-	for _, name := range KubernetesSignerNames() {
+	for _, name := range csr.BuiltinSigners() {
 		signers[name] = Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault}), KeyPair: p.pair}
 	}
 	p.reconciler = &Reconciler{

@@ -14,51 +14,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// shapes has the request rules of Kubernetes' own signers; nil is no rule.
-var shapes = map[string]func(*csr.Request) error{
-	certificatesv1.KubeAPIServerClientSignerName:        csr.APIServerClientShape,
-	certificatesv1.KubeAPIServerClientKubeletSignerName: csr.KubeletClientShape,
-	certificatesv1.KubeletServingSignerName:             csr.KubeletServingShape,
-}
-
-// KubernetesSignerNames returns the signers of kube-controller-manager, in order. It omits
-// kubernetes.io/legacy-unknown, which no request in certificates/v1 can name.
-func KubernetesSignerNames() []string {
-	return []string{
-		certificatesv1.KubeAPIServerClientSignerName,
-		certificatesv1.KubeAPIServerClientKubeletSignerName,
-		certificatesv1.KubeletServingSignerName,
-	}
-}
-
-const tlsKeyUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
-
-// contents bounds the finished certificates of Kubernetes' own signers. The rules for requests (shapes) apply first.
-// contents catches what a defective rule lets through.
-var contents = map[string]ca.Contents{
-	certificatesv1.KubeAPIServerClientSignerName: {
-		OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
-		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	},
-	certificatesv1.KubeAPIServerClientKubeletSignerName: {
-		CommonNamePrefix: csr.NodeUserPrefix, Organizations: []string{csr.NodeGroup}, OtherAttributes: true,
-		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	},
-	certificatesv1.KubeletServingSignerName: {
-		CommonNamePrefix: csr.NodeUserPrefix, Organizations: []string{csr.NodeGroup}, OtherAttributes: true,
-		DNSNames: true, IPAddresses: true,
-		KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	},
-}
-
 // contentsOf returns what a certificate of signerName may contain. A custom signer may issue the usages that it
 // permits, and any names.
 func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Contents {
-	of, kubernetes := contents[signerName]
-	if !kubernetes {
-		of = ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
-		of.KeyUsage, of.ExtKeyUsage, _ = csr.X509Usages(usages)
+	builtin, found := csr.BuiltinSigner(signerName)
+	if found {
+		return &builtin.Contents
 	}
+	of := ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
+	of.KeyUsage, of.ExtKeyUsage, _ = csr.X509Usages(usages)
 	return &of
 }
 
@@ -71,8 +35,7 @@ type Signer struct {
 	// Profile bounds the certificates; the zero value is the default profile. Nil ForbiddenSubjects mean
 	// O=system:masters.
 	Profile ca.Profile
-	// Usages are the usages that a custom signer permits. It is nil for Kubernetes' own signers, which have their own
-	// rules.
+	// Usages are the usages that a custom signer permits. It is nil for built-in signers, which have their own rules.
 	Usages []certificatesv1.KeyUsage
 	// AllowNoExtKeyUsage permits a custom signer to issue certificates without an extended key usage, which are valid for
 	// every purpose. A CA that API servers trust for clients never issues them.
@@ -91,9 +54,9 @@ type Signer struct {
 // check returns why req can never be signed, or nil. The violation becomes the reason and message of a Failed
 // condition. The rules of kube-controller-manager come first and keep its reason and texts.
 func (s Signer) check(req *csr.Request) *ca.Violation {
-	shape, kubernetes := shapes[req.SignerName]
-	if shape != nil {
-		if err := shape(req); err != nil {
+	builtin, isBuiltin := csr.BuiltinSigner(req.SignerName)
+	if isBuiltin {
+		if err := builtin.Shape(req); err != nil {
 			return &ca.Violation{Reason: "SignerValidationFailure", Message: err.Error()}
 		}
 	}
@@ -102,7 +65,7 @@ func (s Signer) check(req *csr.Request) *ca.Violation {
 			Message: fmt.Sprintf("unrecognized usage values: %+q", req.UnknownUsages)}
 	}
 	for _, usage := range req.Usages {
-		if !kubernetes && !slices.Contains(s.Usages, usage) {
+		if !isBuiltin && !slices.Contains(s.Usages, usage) {
 			return &ca.Violation{Reason: "UsagesNotPermitted",
 				Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages)}
 		}
@@ -157,11 +120,11 @@ type frontProxy struct {
 }
 
 // checkTrust applies the rules of a custom signer that depend on whether API servers trust its CA for clients.
-// Kubernetes' own signers have kube-controller-manager's rules, which do not depend on it. While the trust is unknown,
+// The rules of built-in signers do not depend on it. While the trust is unknown,
 // a request that would break such a rule waits; unknown then says what is missing. A CA for front proxies counts as
 // trusted.
 func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Violation, unknown string) {
-	if _, kubernetes := shapes[req.SignerName]; kubernetes {
+	if _, builtin := csr.BuiltinSigner(req.SignerName); builtin {
 		return nil, ""
 	}
 	if violation := trust.front.forbids(req); violation != nil {

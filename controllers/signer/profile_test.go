@@ -14,14 +14,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-func TestKubernetesSignerNames(t *testing.T) {
-	t.Parallel()
-	want := []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}
-	if diff := cmp.Diff(want, KubernetesSignerNames()); diff != "" {
-		t.Errorf("names (-want +got):\n%s", diff)
-	}
-}
-
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const client, serving, custom = "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "example.com/custom"

@@ -20,6 +20,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -65,8 +66,9 @@ func TestANewAuthorityWakesWhatWaits(t *testing.T) {
 func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	if pairs := p.reconciler.keyPairs(); len(pairs) != 1 || len(pairs[0].Signers()) != 4 {
-		t.Errorf("%d key pairs", len(pairs))
+	pairs := p.reconciler.keyPairs()
+	if want := len(csr.BuiltinSigners()) + 1; len(pairs) != 1 || len(pairs[0].Signers()) != want { // and a custom signer
+		t.Errorf("%d key pairs, of signers %q, want one of %d signers", len(pairs), pairs[0].Signers(), want)
 	}
 }
 
@@ -81,15 +83,19 @@ func TestSetupRefusesASignerWithoutCA(t *testing.T) {
 // TestAnEndedCABlocksEveryRequest checks that each request that waits for an expired CA reports it.
 func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 	t.Parallel()
-	for _, name := range append(KubernetesSignerNames(), "example.com/custom") {
-		change := usages("client auth")
-		if name == "kubernetes.io/kubelet-serving" {
-			names := template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} })
-			change = func(obj *request) { names(obj); usages("digital signature", "server auth")(obj) }
-		} else if strings.HasSuffix(name, "kubelet") {
-			change = usages("digital signature", "client auth")
+	oneName := template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} })
+	acceptable := map[string][]func(*request){
+		"kubernetes.io/kube-apiserver-client":         {usages("client auth")},
+		"kubernetes.io/kube-apiserver-client-kubelet": {usages("digital signature", "client auth")},
+		"kubernetes.io/kubelet-serving":               {usages("digital signature", "server auth"), oneName},
+		"example.com/custom":                          {usages("client auth")},
+	}
+	for _, name := range append(csr.BuiltinSigners(), "example.com/custom") {
+		if acceptable[name] == nil {
+			t.Errorf("%s: add a request that the signer accepts", name)
+			continue
 		}
-		p := newParts(t, object(t, signerName(name), change))
+		p := newParts(t, object(t, append(acceptable[name], signerName(name))...))
 		root := newRoot(t, time.Minute)
 		p.pair.Load(root.cert, root.key)
 		p.clock.SetTime(now.Add(2 * time.Minute))

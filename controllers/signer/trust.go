@@ -27,6 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -135,10 +136,11 @@ func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) err
 	})
 }
 
-// servesCustom reports whether pair signs for a signer other than Kubernetes' own.
+// servesCustom reports whether pair signs for a custom signer.
 func servesCustom(pair *keypair.KeyPair) bool {
 	return slices.ContainsFunc(pair.Signers(), func(name string) bool {
-		return !slices.Contains(KubernetesSignerNames(), name)
+		_, builtin := csr.BuiltinSigner(name)
+		return !builtin
 	})
 }
 

@@ -49,7 +49,7 @@ func (s *Signing) validate(m *mistakes, path *field.Path, needed bool) {
 }
 
 func (s *Signer) validate(m *mistakes, path *field.Path, signing *Signing) {
-	kubernetes := isKubernetesSigner(s.Name)
+	kubernetes := isBuiltin(s.Name)
 	s.CA.validate(m, path)
 	if strings.HasPrefix(s.Name, "kubernetes.io/") {
 		m.unless(kubernetes, path.Child("name"), s.Name, "unknown signer of Kubernetes, or one that cannot be served")
@@ -83,7 +83,7 @@ func (s *Signer) validateLifetimes(m *mistakes, path *field.Path) {
 
 func (s *Signer) validateSubjects(m *mistakes, path *field.Path, signing *Signing) {
 	m.subjects(path, s.ForbiddenSubjects)
-	if s.ForbiddenSubjects == nil && !isKubernetesSigner(s.Name) && !s.Empty() {
+	if s.ForbiddenSubjects == nil && !isBuiltin(s.Name) && !s.Empty() {
 		authenticates := slices.Contains(s.Usages, string(certificatesv1.UsageClientAuth)) ||
 			slices.Contains(s.Usages, string(certificatesv1.UsageAny))
 		m.require(!authenticates || !signing.servesKubernetesWith(s.CA), path,
@@ -119,7 +119,7 @@ func (s *Signer) validateUsages(m *mistakes, path *field.Path, kubernetes bool) 
 // servesKubernetesWith reports whether one of Kubernetes' signers has that CA.
 func (s *Signing) servesKubernetesWith(authority CA) bool {
 	return authority.sameSource(s.CA) || slices.ContainsFunc(s.Signers, func(signer Signer) bool {
-		return isKubernetesSigner(signer.Name) && signer.sameSource(authority)
+		return isBuiltin(signer.Name) && signer.sameSource(authority)
 	})
 }
 
@@ -135,9 +135,9 @@ func (m *mistakes) lifetime(path *field.Path, value *metav1.Duration) {
 	}
 }
 
-func isKubernetesSigner(name string) bool {
-	names := func(flags struct{ middle, signer string }) bool { return flags.signer == name }
-	return slices.ContainsFunc(perSignerFlags, names)
+func isBuiltin(signerName string) bool {
+	_, found := csr.BuiltinSigner(signerName)
+	return found
 }
 
 func (c CA) validate(m *mistakes, path *field.Path) {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -160,10 +161,7 @@ func (k *KeyPair) Signers() []string { return slices.Sorted(maps.Keys(k.Lifetime
 
 // ClientSigners returns the signers of k whose certificates API servers must accept, in order.
 func (k *KeyPair) ClientSigners() []string {
-	return slices.DeleteFunc(k.Signers(), func(name string) bool {
-		return name != certificatesv1.KubeAPIServerClientSignerName &&
-			name != certificatesv1.KubeAPIServerClientKubeletSignerName
-	})
+	return slices.DeleteFunc(k.Signers(), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
 }
 
 // SharesServing returns the signers of client certificates that share k with kubelet serving certificates.

@@ -1,0 +1,79 @@
+package csr
+
+import (
+	"crypto/x509"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// Builtin is a signer whose rules are code. All other signers are custom signers, whose rules are in the
+// configuration.
+type Builtin struct {
+	// Name is the signer name in requests.
+	Name string
+	// Shape returns why a request can't be signed, or nil.
+	Shape func(*Request) error
+	// Contents bounds the finished certificates. Shape applies first. Contents catches what a defective Shape lets
+	// through.
+	Contents ca.Contents
+	// VerifiedByAPIServers reports that clients authenticate to API servers with its certificates. So API servers must
+	// trust its CA, and the manager can ask them whether they do.
+	VerifiedByAPIServers bool
+}
+
+const tlsKeyUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
+
+// builtins lists the signers of kube-controller-manager. It omits kubernetes.io/legacy-unknown, which no request in
+// certificates/v1 can name.
+var builtins = []Builtin{
+	{
+		Name: certificatesv1.KubeAPIServerClientSignerName, Shape: APIServerClientShape, VerifiedByAPIServers: true,
+		Contents: ca.Contents{
+			OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
+			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		},
+	},
+	{
+		Name: certificatesv1.KubeAPIServerClientKubeletSignerName, Shape: KubeletClientShape, VerifiedByAPIServers: true,
+		Contents: ca.Contents{
+			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup}, OtherAttributes: true,
+			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		},
+	},
+	{
+		Name: certificatesv1.KubeletServingSignerName, Shape: KubeletServingShape,
+		Contents: ca.Contents{
+			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup}, OtherAttributes: true,
+			DNSNames: true, IPAddresses: true,
+			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		},
+	},
+}
+
+// BuiltinSigners returns the names of the built-in signers, in order.
+func BuiltinSigners() []string {
+	var names []string
+	for _, signer := range builtins {
+		names = append(names, signer.Name)
+	}
+	return names
+}
+
+// BuiltinSigner returns the built-in signer with that name. found is false for a custom signer.
+func BuiltinSigner(name string) (signer Builtin, found bool) {
+	for _, signer := range builtins {
+		if signer.Name == name {
+			return signer, true
+		}
+	}
+	return Builtin{}, false
+}
+
+// VerifiedByAPIServers reports whether signerName is a built-in signer with whose certificates clients authenticate to
+// API servers.
+func VerifiedByAPIServers(signerName string) bool {
+	signer, _ := BuiltinSigner(signerName)
+	return signer.VerifiedByAPIServers
+}
