@@ -124,7 +124,8 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 	}
 	asked = unique(asked)
 	if diff := cmp.Diff(granted(t, "rbac"), asked); diff != "" {
-		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
+		t.Errorf("change the markers +kubebuilder:rbac and run make generate, or change Rights: granted (-) is not what "+
+			"is asked for (+):\n%s", diff)
 	}
 	if len(asked) != len(rights) {
 		t.Errorf("%d of %d rights are asked for twice", len(rights)-len(asked), len(rights))
@@ -364,7 +365,7 @@ func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 		return unique(texts)
 	}
 	if diff := cmp.Diff(granted(t, "rotation"), asked(true)); diff != "" {
-		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
+		t.Errorf("change config/rotation/cluster_role.yaml, or Rights: granted (-) is not what is asked for (+):\n%s", diff)
 	}
 	if off := asked(false); len(off) > 0 {
 		t.Errorf("asked for without rotation: %v", off)
