@@ -166,7 +166,7 @@ api: ## write hack/api/*.txt, the exported API of the public packages, so that a
 .PHONY: docs
 docs: ## generate parts of docs/reference from the code
 	go run ./hack/reference
-	go test -count=1 -run '^TestReasonsPage$$' ./commands/explain -update-explained >/dev/null
+	out=$$(go test -count=1 -run '^TestReasonsPage$$' ./commands/explain -update-explained) || { echo "$$out" >&2; exit 1; }
 
 .PHONY: docs-check
 docs-check: ## check every link and anchor of the documentation, and that every Mermaid diagram renders

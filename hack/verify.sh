@@ -16,7 +16,7 @@ done | tar --null -T - -cf - | tar -xf - -C "$copy"
   gofmt -l -w . >/dev/null
 )
 status=0
-for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files docs/reference go.mod go.sum hack/{image,docs}/go.{mod,sum} $(git ls-files '*.go'); do
+for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files docs/reference go.mod go.sum hack/{image,docs}/go.{mod,sum} $(git ls-files --cached --others --exclude-standard '*.go'); do
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done
