@@ -21,22 +21,22 @@ type Report struct {
 	// NextStep is what to do now, in one or two sentences. Command is the command that does it, if there is one.
 	NextStep string `json:"nextStep"`
 	Command  string `json:"command,omitempty"`
-	// Decision says what has been decided or would be, with its reason. Reason is the reason alone.
+	// Decision says what has been decided, or what would be decided now, and why. Reason is only the reason.
 	Decision string `json:"decision"`
 	Reason   string `json:"reason,omitempty"`
-	// Difference says how that differs from what the running manager said last.
+	// Difference says how the decision differs from the last Event of the running manager.
 	Difference string    `json:"difference,omitempty"`
 	Timeline   []Step    `json:"timeline"`
 	Details    []Section `json:"details"`
 }
 
-// Step is something that has happened to a request, or its deletion, which will.
+// Step is an event in the life of a request, or its future deletion.
 type Step struct {
 	// Time is nil if it is not recorded.
 	Time *metav1.Time `json:"time,omitempty"`
 	// After is the time since the step before.
 	After string `json:"after,omitempty"`
-	// What is created, approved, denied, failed, signed, event or deletion.
+	// What is one of created, approved, denied, failed, signed, event and deletion.
 	What string `json:"what"`
 	Text string `json:"text"`
 }

@@ -12,7 +12,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// servingOn has serving certificates approved.
+// servingOn is the flag for a configuration that approves serving certificates.
 var servingOn = []string{"--config=testdata/serving.yaml"}
 
 // ofNodeA turns the request into one of the kubelet of node a.
@@ -20,7 +20,7 @@ func ofNodeA(obj *request) {
 	obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"}
 }
 
-// nodeServing is what that kubelet asks for.
+// nodeServing is the request of that kubelet.
 func nodeServing() x509.CertificateRequest {
 	return x509.CertificateRequest{Subject: nodeName(), DNSNames: []string{"a"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)}}
 }

@@ -21,7 +21,7 @@ import (
 // listEvents reads the Events about the request, up to maxEventsRead.
 func (e *Explainer) listEvents(ctx context.Context, f *Findings) {
 	list := &corev1.EventList{}
-	// Events about objects without a namespace are in this one.
+	// The API server stores Events about objects without a namespace in this namespace.
 	f.unlisted = e.reader.List(ctx, list, client.InNamespace(corev1.NamespaceDefault), client.Limit(maxEventsRead),
 		client.MatchingFields{"involvedObject.uid": string(f.obj.UID)})
 	f.events = list.Items

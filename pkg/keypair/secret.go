@@ -48,7 +48,7 @@ func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 }
 
 // secretWatch feeds a KeyPair from a Secret. While the Secret can't be read, its last content stays in use. A signer
-// that stopped together with its API server could not start again without it.
+// that dropped its CA then could not sign until the API server is back.
 type secretWatch struct {
 	name   Secret
 	secret *informer.Informer[*corev1.Secret]
