@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,7 +57,9 @@ type Manager struct {
 }
 
 // ReadPublished returns what the managers in namespace have published. It writes warnings to aside. If nothing is
-// published, it returns the default configuration, and the reason in Unpublished.
+// published, it returns the default configuration, and the reason in Unpublished. If namespace is empty, it reads
+// DefaultNamespace. If nothing is published there, it reads kube-system, where static Pods and managers outside of a Pod
+// publish.
 func ReadPublished(ctx context.Context, api client.Reader, namespace string, aside io.Writer) *Setup {
 	setup := &Setup{Configuration: config.Default()}
 	warn := func(format string, args ...any) error {
@@ -64,27 +67,21 @@ func ReadPublished(ctx context.Context, api client.Reader, namespace string, asi
 		_, _ = fmt.Fprintf(aside, "Warning: %s\n", text)
 		return errors.New(text)
 	}
-	list := &corev1.ConfigMapList{}
-	err := api.List(ctx, list, client.InNamespace(namespace),
-		client.MatchingLabels{config.PublishedLabel: config.PublishedValue})
+	found, namespaces, err := listPublished(ctx, api, namespace)
 	if err != nil {
 		setup.unread = true
-		setup.Unpublished = fmt.Errorf("the configuration of the manager is unknown: list ConfigMaps in namespace %s: %w",
-			namespace, err)
+		setup.Unpublished = fmt.Errorf("the configuration of the manager is unknown: %w", err)
 	}
-	for i := range list.Items {
-		obj := &list.Items[i]
-		if obj.Data[config.PublishedKey] == "" {
-			continue // as it is shipped: no manager has led yet
-		}
+	for i := range found {
+		obj := &found[i]
 		manager, unknown, err := readManager(obj)
 		switch {
 		case err != nil:
-			setup.Incomplete = warn("ConfigMap %s/%s is ignored: %v", namespace, obj.Name, err)
+			setup.Incomplete = warn("ConfigMap %s/%s is ignored: %v", obj.Namespace, obj.Name, err)
 			continue
 		case unknown != nil:
 			setup.Incomplete = warn("ConfigMap %s/%s: version %s has published settings that this version %s does not know: %v",
-				namespace, obj.Name, manager.Status.Version, VersionOrBuild(), unknown)
+				obj.Namespace, obj.Name, manager.Status.Version, VersionOrBuild(), unknown)
 		}
 		manager.readLease(ctx, api)
 		setup.Managers = append(setup.Managers, manager)
@@ -92,12 +89,39 @@ func ReadPublished(ctx context.Context, api client.Reader, namespace string, asi
 	if len(setup.Managers) == 0 {
 		setup.Unpublished = cmp.Or(setup.Unpublished, fmt.Errorf("no manager has published its configuration in namespace "+
 			"%s: if it runs in another one, name that with -n; if it runs elsewhere, give its configuration with --config",
-			namespace))
+			strings.Join(namespaces, " or ")))
 		_ = warn("%v. The defaults are used instead.", setup.Unpublished)
 		return setup
 	}
 	setup.merge(warn)
 	return setup
+}
+
+// listPublished returns the published ConfigMaps, and the namespaces in which it has looked for them.
+func listPublished(
+	ctx context.Context, api client.Reader, namespace string,
+) (found []corev1.ConfigMap, namespaces []string, err error) {
+	all := []string{namespace}
+	if namespace == "" {
+		all = []string{DefaultNamespace, metav1.NamespaceSystem}
+	}
+	for i, each := range all {
+		list := &corev1.ConfigMapList{}
+		err := api.List(ctx, list, client.InNamespace(each),
+			client.MatchingLabels{config.PublishedLabel: config.PublishedValue})
+		switch {
+		case err != nil && i > 0: // most users may not read kube-system, where most clusters have no manager
+			return nil, namespaces, nil
+		case err != nil:
+			return nil, nil, fmt.Errorf("list ConfigMaps in namespace %s: %w", each, err)
+		}
+		namespaces = append(namespaces, each)
+		shipped := func(obj corev1.ConfigMap) bool { return obj.Data[config.PublishedKey] == "" } // no manager has led yet
+		if found = slices.DeleteFunc(list.Items, shipped); len(found) > 0 {
+			break
+		}
+	}
+	return found, namespaces, nil
 }
 
 // maxWarning bounds a warning, in bytes: a ConfigMap may hold anything.

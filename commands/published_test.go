@@ -2,6 +2,9 @@ package commands
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -99,6 +103,51 @@ func TestReadPublished(t *testing.T) {
 			}
 			if !strings.Contains(aside.String(), test.aside) || test.aside == "" && aside.Len() > 0 {
 				t.Errorf("warned %q", aside.String())
+			}
+		})
+	}
+}
+
+// Without a namespace, the plugin finds a manager in the default namespace, and else in kube-system.
+func TestReadPublishedInDefaultNamespaces(t *testing.T) {
+	t.Parallel()
+	in := func(namespace, secret string) []client.Object {
+		objects := publishedBy(t, "csr-controller-manager", "a", func(c *config.Configuration) { c.Signing.Secret = secret })
+		for _, obj := range objects {
+			obj.SetNamespace(namespace)
+		}
+		return objects
+	}
+	shipped := in("csr-controller-manager-system", "")[0].(*corev1.ConfigMap)
+	shipped.Data = nil
+	host := in("kube-system", "host/ca")
+	for name, test := range map[string]struct {
+		objects              []client.Object
+		denied, secret, want string
+	}{
+		"in kube-system":                    {host, "", "host/ca", ""},
+		"in kube-system, and a shipped one": {append(host, shipped), "", "host/ca", ""},
+		"in both":                           {append(host, in("csr-controller-manager-system", "pod/ca")...), "", "pod/ca", ""},
+		"in neither":                        {nil, "", "", "in namespace csr-controller-manager-system or kube-system: "},
+		"kube-system is not readable":       {host, "kube-system", "", "in namespace csr-controller-manager-system: "},
+		"the default is not readable":       {host, "csr-controller-manager-system", "", "list ConfigMaps in namespace csr-controller-manager-system: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := interceptor.NewClient(fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(test.objects...).Build(), interceptor.Funcs{
+				List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+					if (&client.ListOptions{}).ApplyOptions(options).Namespace == test.denied {
+						return errors.New("denied")
+					}
+					return api.List(ctx, list, options...)
+				},
+			})
+			setup := ReadPublished(t.Context(), api, "", io.Discard)
+			if got := setup.Configuration.Signing.Secret; got != test.secret || (setup.Unpublished == nil) != (test.want == "") {
+				t.Fatalf("Secret %q, unpublished: %v", got, setup.Unpublished)
+			}
+			if test.want != "" && !strings.Contains(setup.Unpublished.Error(), test.want) {
+				t.Errorf("unpublished: %v, want %q", setup.Unpublished, test.want)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -37,7 +36,7 @@ the manager's configuration from the ConfigMaps that the manager publishes in it
 	root.SetVersionTemplate("kubectl-csr {{.Version}}\n")
 	source.flags.AddFlags(root.PersistentFlags())
 	namespace := root.PersistentFlags().Lookup("namespace")
-	namespace.Usage = "`namespace` of the manager (default " + commands.DefaultNamespace + ")"
+	namespace.Usage = "`namespace` of the manager (default " + commands.DefaultNamespace + ", then kube-system)"
 	root.AddCommand(
 		commands.NewExplainCommand(source), commands.NewCheckCommand(source), commands.NewPendingCommand(source),
 		commands.NewApproveCommand(source), commands.NewRotationCommand(source),
@@ -89,6 +88,5 @@ func (k *kubectl) Setup(ctx context.Context, cmd *cobra.Command) (*commands.Setu
 	if err != nil {
 		return nil, err
 	}
-	namespace := cmp.Or(*k.flags.Namespace, commands.DefaultNamespace)
-	return commands.ReadPublished(ctx, api, namespace, cmd.ErrOrStderr()), nil
+	return commands.ReadPublished(ctx, api, *k.flags.Namespace, cmd.ErrOrStderr()), nil
 }
