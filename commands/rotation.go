@@ -193,6 +193,9 @@ func (r *rotation) authorities(ctx context.Context) ([]v1alpha1.SigningAuthority
 // operate requests the operation, and waits until it is done or refused.
 func (r *rotation) operate(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	if warning := warning(r.operation, obj); warning != "" && !r.yes {
+		if !slices.Contains(v1alpha1.Allowed(obj.Status.Phase), r.operation) {
+			return r.refused(obj, "the phase is "+phase(&obj.Status))
+		}
 		if err := r.remark("%s", warning); err != nil {
 			return err
 		}
@@ -227,10 +230,6 @@ func (r *rotation) remark(format string, args ...any) error {
 
 // request sets the annotation for the operation, unless the manager would refuse it.
 func (r *rotation) request(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	refused := func(why string) error { // the manager's own text
-		return fmt.Errorf("%s is refused: %s; allowed now: %s",
-			r.operation.Command(), why, v1alpha1.AllowedText(obj.Status.Phase))
-	}
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if err := r.api.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return fmt.Errorf("read SigningAuthority %s: %w", obj.Name, err)
@@ -240,14 +239,20 @@ func (r *rotation) request(ctx context.Context, obj *v1alpha1.SigningAuthority) 
 		case pending == r.operation:
 			return nil // it was requested before
 		case pending != "":
-			return refused(fmt.Sprintf("the manager has not picked up %s yet, which was requested before", pending.Command()))
+			return r.refused(obj, fmt.Sprintf("the manager has not picked up %s yet, which was requested before", pending.Command()))
 		case !slices.Contains(v1alpha1.Allowed(obj.Status.Phase), r.operation):
-			return refused("the phase is " + phase(&obj.Status))
+			return r.refused(obj, "the phase is "+phase(&obj.Status))
 		}
 		patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
 		metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(r.operation))
 		return r.api.Patch(ctx, obj, patch)
 	})
+}
+
+// refused returns the manager's own text for a refusal.
+func (r *rotation) refused(obj *v1alpha1.SigningAuthority, why string) error {
+	return fmt.Errorf("%s is refused: %s; allowed now: %s",
+		r.operation.Command(), why, v1alpha1.AllowedText(obj.Status.Phase))
 }
 
 // requested returns the operation that obj requests and that the manager has not picked up yet.

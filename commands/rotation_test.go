@@ -313,6 +313,20 @@ func TestRotationFindsOne(t *testing.T) {
 	}
 }
 
+// TestRotationRefusesWithoutYes checks that an operation that the phase does not allow is refused, and not explained.
+func TestRotationRefusesWithoutYes(t *testing.T) {
+	t.Parallel()
+	for _, operation := range []v1alpha1.Operation{v1alpha1.RotateComplete, v1alpha1.OutstandingAccepted} {
+		obj := authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: signing(), Candidate: candidate()})
+		var out bytes.Buffer
+		r := rotationOf(rotationOptions{operation: operation}, statusClient(t, interceptor.Funcs{}, obj), &out)
+		want := operation.Command() + " is refused: the phase is Preparing; allowed now: "
+		if err := r.run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) || out.Len() > 0 {
+			t.Errorf("error %v, want %q; printed %q", err, want, out.String())
+		}
+	}
+}
+
 // TestRotationWait checks that wait follows the operation under way in each phase, and ends with it.
 func TestRotationWait(t *testing.T) {
 	t.Parallel()
