@@ -57,6 +57,8 @@ func assessed(
 		return one
 	}
 	switch {
+	case f.Refusal() != nil:
+		one.add(f.Said.Outcome(), f.Said.Message)
 	case f.Rule == nil:
 		one.add(noRule, fmt.Sprintf("no rule of this configuration approves requests for signer %s", obj.Spec.SignerName))
 	case f.Decision.Verdict == verdict.Approve:
@@ -106,6 +108,11 @@ func forbidden( //nolint:gocyclo // one case for each reason
 	case f.Served && f.Judged.Verdict == verdict.Deny:
 		return fmt.Sprintf("the signer would refuse the request (%s): %s", f.Judged.Reason, f.Judged.Message),
 			"Make a new request that the signer can sign. " + explained
+	case f.Refusal() != nil:
+		return "", ""
+	case f.Unwatched:
+		return "what the rules say is unknown: " + f.Undecidable.Error(),
+			"Wait one minute until the running manager has written an Event, then run the command again."
 	case f.Undecidable != nil:
 		return "what the rules say is unknown: " + f.Undecidable.Error(),
 			"Run the command as a user who has the missing right. \"kubectl certificate approve\" approves without any check."

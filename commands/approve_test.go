@@ -39,6 +39,12 @@ func refusing(reason, message string) func(*explain.Findings) {
 	}
 }
 
+// unwatched is a decision that depends on whether the node is alive, which only the running manager knows.
+func unwatched(f *explain.Findings) {
+	refusing("NodeAlive", "it may be alive")(f)
+	f.Undecidable, f.Unwatched = errors.New("alive?"), true
+}
+
 func TestAssessment(t *testing.T) {
 	t.Parallel()
 	refusedByRule := func(why ...refusal) assessment { return assessment{node: "a", refusals: why} }
@@ -81,6 +87,13 @@ func TestAssessment(t *testing.T) {
 		"profile":       {found: approvable(func(f *explain.Findings) { f.Judged.Result = verdict.Deny.Because("KeyTooWeak", "1024 bits") }), never: "the signer would refuse the request (KeyTooWeak): 1024 bits"},
 		"CA is missing": {found: approvable(func(f *explain.Findings) { f.Judged.Result = verdict.Wait.Because("CAMissing", "none") }), want: assessment{node: "a", approves: "Auto approving."}},
 		"rules unknown": {found: approvable(func(f *explain.Findings) { f.Undecidable = errors.New("no right") }), never: "what the rules say is unknown: no right"},
+		"whether the node is alive is unknown": {
+			found: approvable(unwatched), never: "what the rules say is unknown: alive?",
+		},
+		"node is alive, says the manager": {
+			found: approvable(unwatched, func(f *explain.Findings) { f.Said = &check.Statement{Reason: "NodeAlive", Message: "it is alive"} }),
+			want:  refusedByRule(refusal{"NodeAlive", "it is alive"}),
+		},
 		"other rules unknown": {
 			found: approvable(refusing("NotAuthorized", "no right")), authorized: approvable(func(f *explain.Findings) { f.Undecidable = errors.New("nodes") }),
 			never: "what the other rules say is unknown: nodes",

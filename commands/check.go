@@ -420,7 +420,7 @@ func (c *checker) node(ctx context.Context, name string) ([]check.Result, error)
 		Name: name, Reader: c.api, Trust: c.trust, BootstrapGroups: c.configuration.SelfCheck.BootstrapGroups, CAs: c.cas,
 		RequestLimits: e.Limits(),
 		Approve: func(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
-			return e.Judge(ctx, obj).ApprovalOpinion()
+			return e.JudgeWithEvents(ctx, obj).ApprovalOpinion()
 		},
 		Issue: func(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) check.Opinion {
 			if !c.serves(obj.Spec.SignerName) {

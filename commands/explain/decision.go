@@ -62,6 +62,9 @@ func (e *Explainer) approval(f *Findings) (text, reason string) {
 		}
 		signs, reason := e.signing(f)
 		return text + signs, reason
+	case f.Refusal() != nil:
+		return fmt.Sprintf("The request is not approved (%s), as the manager said %s: %s",
+			f.Said.Outcome(), distance(f.Said.At, f.now), ended(sentence(f.Said.Message))), f.Said.Outcome()
 	case f.Undecidable != nil:
 		return "The request is not approved. What the rules say is " +
 			ended(unknown(f.Undecidable, reviewRight)), ""
@@ -222,6 +225,11 @@ func (e *Explainer) untilApproved(f *Findings) step {
 	case errors.Is(f.Undecidable, errElsewhere):
 		return step{text: "Read in the Events below what the running manager decided. To ask that source from here, run " +
 			"explain with --config and the files that the configuration names."}
+	case f.Refusal() != nil:
+		return step{text: approverReasons[f.Said.Outcome()].todo}
+	case f.Unwatched:
+		return step{text: fmt.Sprintf("Wait one minute, and run explain again: the running manager writes an Event. If "+
+			"there is none, run \"%s check\" to find out whether the manager runs.", e.program())}
 	case f.Undecidable != nil:
 		return step{text: "Run explain as a user who has the missing right. " +
 			"Until then, the Events below say what the running manager decided."}
@@ -237,9 +245,17 @@ func (e *Explainer) untilApproved(f *Findings) step {
 	return step{text: e.onItsWay(f, "approves and signs")}
 }
 
+// otherCredential is the next step for a requester that has the roles, and is bound to another node, is not bound to a
+// node, is not in approval.nodeClient.bootstrapUsers, or no longer exists.
+const otherCredential = "If the machine should join as this node, give it a credential that may: a new bootstrap " +
+	"token for this node, or a user of `bootstrapUsers`. Otherwise find out who holds this credential."
+
 // afterRefusal returns the next step for a request that a rule of the approver refuses.
 func (e *Explainer) afterRefusal(f *Findings) step {
-	if f.Decision.Reason != "NotAuthorized" || f.Decision.Verdict != verdict.Wait || f.Request == nil {
+	if f.Decision.Reason == "NotAuthorized" && !f.lacksRole {
+		return step{text: otherCredential}
+	}
+	if f.Decision.Reason != "NotAuthorized" || f.Request == nil {
 		return step{text: cmp.Or(approverReasons[f.Decision.Reason].todo, "Do what the decision says.")}
 	}
 	advised := sentence(check.BindRequester(f.obj, e.options.RequestLimits))
@@ -271,17 +287,29 @@ func (e *Explainer) difference(f *Findings) string {
 
 // ApprovalOpinion returns what the approver says of an undecided request.
 func (f *Findings) ApprovalOpinion() check.Opinion {
-	return check.Opinion{
-		Does: f.Decision.Verdict == verdict.Approve, Reason: f.Decision.Reason,
-		Message: f.Decision.Message, Err: f.Undecidable,
+	if said := f.Refusal(); said != nil {
+		return check.Opinion{Reason: said.Outcome(), Message: said.Message, NextStep: NextStep(said.Outcome())}
 	}
+	opinion := check.Opinion{
+		Does: f.Decision.Verdict == verdict.Approve, Reason: f.Decision.Reason,
+		Message: f.Decision.Message, Err: f.Undecidable, NextStep: NextStep(f.Decision.Reason),
+	}
+	switch {
+	case opinion.Reason == "NotAuthorized" && f.lacksRole:
+		opinion.NextStep = "" // the check has the command
+	case opinion.Reason == "NotAuthorized":
+		opinion.NextStep = otherCredential
+	case opinion.Err != nil:
+		opinion.NextStep = ""
+	}
+	return opinion
 }
 
 // SigningOpinion returns what the signer says of an approved request.
 func (f *Findings) SigningOpinion() check.Opinion {
 	opinion := check.Opinion{
 		Does: f.Judged.Authority != nil, Reason: f.Judged.Reason,
-		Message: f.Judged.Sentence(f.obj.Spec.SignerName), Err: f.previewErr,
+		Message: f.Judged.Sentence(f.obj.Spec.SignerName), Err: f.previewErr, NextStep: signerReasons[f.Judged.Reason].todo,
 	}
 	if f.unread != nil && f.lacksOnlyCA() {
 		opinion.Err = f.unread

@@ -213,6 +213,8 @@ type Findings struct {
 	// Decision is the decision of the approver. Undecidable says why it is unknown.
 	Decision    approver.Decision
 	Undecidable error
+	// Unwatched reports that Undecidable depends on whether a node is alive, which only the running manager knows.
+	Unwatched bool
 	// Served reports that the signer of the request is configured.
 	Served bool
 	// Judged is the signer's decision once the request is approved. It is valid if Served is set.
@@ -223,6 +225,7 @@ type Findings struct {
 	// then the signer. It is nil if there is none.
 	Said *check.Statement
 
+	lacksRole  bool // a review has refused a permission to the requester
 	obj        *certificatesv1.CertificateSigningRequest
 	now        time.Time
 	unreadable error // why Request is nil
@@ -237,6 +240,16 @@ type Findings struct {
 	// preview is the certificate as the signer would issue it, with a random serial number. It may be nil.
 	preview    *ca.Issued
 	previewErr error
+}
+
+// Refusal returns the last Event of the manager if it refuses the request for a reason that only the running manager
+// knows, or nil.
+func (f *Findings) Refusal() *check.Statement {
+	known := f.Said != nil && f.Said.Outcome() == "NodeAlive"
+	if f.Unwatched && known {
+		return f.Said
+	}
+	return nil
 }
 
 // Report explains obj.
@@ -306,6 +319,9 @@ func (e *Explainer) Judge(ctx context.Context, obj *certificatesv1.CertificateSi
 			f.Rule = &r.Rules[i]
 		}
 		e.decide(ctx, f)
+		for _, review := range e.answers {
+			f.lacksRole = f.lacksRole || review.err == nil && !review.allowed
+		}
 	}
 	if e.options.Signer != nil {
 		if f.signer, f.Served = e.options.Signer.Signers[obj.Spec.SignerName]; f.Served {

@@ -86,6 +86,7 @@ func (e *Explainer) decide(ctx context.Context, f *Findings) {
 			return right.Optional && right.Verb != "create" && right.Verb != "patch"
 		})
 	case f.Decision.Reason == "NodeAlive" && r.Inventory.Unwatched(f.Request.NodeName()):
+		f.Unwatched = true
 		f.Undecidable = unanswerable(fmt.Sprintf("whether node %q is alive is known only to a manager that has watched "+
 			"its lease for a minute; see the Events", csr.Shorten(f.Request.NodeName())))
 	}

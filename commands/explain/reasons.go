@@ -273,8 +273,8 @@ var signerReasons = map[string]advice{
 	},
 	"CAMissing": {
 		meaning: "The Secret or the files of the CA do not exist or cannot be read.",
-		todo: "Create them, or grant `get`, `list` and `watch` on the Secret if the message says \"forbidden\". " +
-			"The signer then signs all waiting requests at once.",
+		todo: "Create the Secret or the files, or grant `get`, `list` and `watch` on the Secret if the message says " +
+			"\"forbidden\". The signer then signs all waiting requests at once.",
 	},
 	"CAInvalid": {
 		meaning: "The Secret or the files of the CA exist but cannot be used: not PEM, a key that does not " +

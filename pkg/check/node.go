@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -36,6 +37,8 @@ type Opinion struct {
 	Reason, Message string
 	// Err says why the opinion is unknown.
 	Err error
+	// NextStep says what to do about Reason or Err. It may be empty.
+	NextStep string
 }
 
 // Node finds the step at which the certificate of one node is stuck.
@@ -78,11 +81,22 @@ func (n Node) Check(ctx context.Context, now time.Time) []Result {
 		results = append(results, steps...)
 	}
 	if state.Status == Failed && results[len(results)-1].Status == OK {
-		state.NextStep = fmt.Sprintf("its certificate is not the reason: kubectl describe node %s, and the kubelet's log "+
-			"on the machine (journalctl -u kubelet)", n.Name)
+		state.NextStep = "its certificate is not the reason: " + n.lookAt(state)
 	}
 	return append(results, state)
 }
+
+// lookAt returns where to find out why the node does not work.
+func (n Node) lookAt(state Result) string {
+	const journal = "the kubelet's log on the machine (journalctl -u kubelet)"
+	if strings.HasPrefix(state.Evidence, noNode) {
+		return "read " + journal
+	}
+	return fmt.Sprintf("kubectl describe node %s, and %s", n.Name, journal)
+}
+
+// noNode begins the evidence if the Node does not exist.
+const noNode = "there is no such Node"
 
 // Stuck returns the first result that is not OK, or nil.
 func Stuck(results []Result) *Result {
@@ -165,7 +179,7 @@ func (n Node) state(ctx context.Context, alive Status, sentence string) Result {
 	node := &corev1.Node{}
 	switch err := n.Reader.Get(ctx, client.ObjectKey{Name: n.Name}, node); {
 	case apierrors.IsNotFound(err):
-		result.Evidence = "there is no such Node, and " + sentence
+		result.Evidence = noNode + ", and " + sentence
 		result.NextStep = "it appears once the kubelet has a certificate and has registered"
 		return result
 	case err != nil:
@@ -286,6 +300,9 @@ func (n Node) compared(
 	ctx context.Context, obj client.Object, controller string, opinion Opinion, action string,
 ) string {
 	text, all := n.readEvents(ctx, obj)
+	if opinion.Err == nil && opinion.Reason != "" && text == eventText(opinion.Reason, opinion.Message) {
+		text = "; Event " + opinion.Reason + " says the same"
+	}
 	if difference := LastStatement(all, controller).Difference(opinion, action, n.now); difference != "" {
 		text += ". " + difference
 	}
@@ -304,5 +321,7 @@ func (n Node) readEvents(ctx context.Context, obj client.Object) (string, []core
 		return "; there is no Event about it", nil
 	}
 	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return EventTime(&a).Compare(EventTime(&b)) })
-	return fmt.Sprintf("; Event %s: %s", last.Reason, last.Message), list.Items
+	return eventText(last.Reason, last.Message), list.Items
 }
+
+func eventText(reason, message string) string { return fmt.Sprintf("; Event %s: %s", reason, message) }

@@ -60,8 +60,8 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 	switch {
 	case opinion.Err != nil:
 		result.Evidence += fmt.Sprintf("the decision of the approver is unknown: %v", opinion.Err)
-		result.NextStep = "run the command as a user who has the missing right, such as create subjectaccessreviews; the " +
-			"Events and the log of the approver have the reason too"
+		result.NextStep = cmp.Or(opinion.NextStep, "run the command as a user who has the missing right, such as create "+
+			"subjectaccessreviews; the Events and the log of the approver have the reason too")
 	case opinion.Does && n.now.Sub(obj.CreationTimestamp.Time) < settled:
 		result.Status, result.NextStep = Unknown, "ask again in a moment"
 		result.Evidence += "the approver of this configuration would approve it"
@@ -72,12 +72,12 @@ func (n Node) notApproved(ctx context.Context, obj *request) Result {
 		result.Evidence += "nothing in this configuration approves requests for " + obj.Spec.SignerName
 		result.NextStep = "switch on what approves them, or, if you know the machine: kubectl certificate approve " +
 			Argument(obj.Name)
-	case opinion.Reason == "NotAuthorized":
+	case opinion.Reason == "NotAuthorized": // without a next step, a role is missing
 		result.Evidence += opinion.Reason + ": " + opinion.Message
-		result.NextStep = n.bindRequester(obj)
+		result.NextStep = cmp.Or(opinion.NextStep, n.bindRequester(obj))
 	default:
 		result.Evidence += opinion.Reason + ": " + opinion.Message
-		result.NextStep = "docs/reference/reasons.md says what to do about " + opinion.Reason
+		result.NextStep = cmp.Or(opinion.NextStep, "docs/reference/reasons.md says what to do about "+opinion.Reason)
 	}
 	result.Evidence += n.compared(ctx, obj, approverName, opinion, "approve")
 	return result
@@ -130,7 +130,7 @@ func (n Node) notIssued(ctx context.Context, obj *request) Result {
 			"signs; if this is not the manager's configuration, pass that with --config"
 	default:
 		result.Evidence += opinion.Reason + ": " + opinion.Message
-		result.NextStep = "docs/reference/reasons.md says what to do about " + opinion.Reason
+		result.NextStep = cmp.Or(opinion.NextStep, "docs/reference/reasons.md says what to do about "+opinion.Reason)
 	}
 	result.Evidence += n.compared(ctx, obj, signerName, opinion, "sign")
 	return result
@@ -174,8 +174,8 @@ func (n Node) accepted(ctx context.Context, obj *request) Result {
 			result.Status = OK
 			return result
 		case probe.Refused:
-			result.NextStep = fmt.Sprintf("append its CA (key %s) to the --client-ca-file of every API server",
-				one.Authority.KeyID())
+			result.NextStep = fmt.Sprintf("append its CA (key %s) to the --client-ca-file of every API server, or sign with "+
+				"one that is in it", one.Authority.KeyID())
 			return result
 		}
 	}

@@ -62,7 +62,7 @@ func (t Trust) check(ctx context.Context, c CA, trusted []*x509.Certificate, lis
 	}
 	if c.Authority == nil {
 		result.Evidence = fmt.Sprintf("there is no CA to try: %v", c.Err)
-		result.NextStep = "make it available, or run the command as a user who may read it"
+		result.NextStep = "do what the evidence says, or run the command as a user who may read the CA"
 		return result
 	}
 	sentence, in := authoritySentence(c.Authority, trusted, listErr)
