@@ -147,41 +147,38 @@ func orDash(text string) string {
 	return check.Word(text)
 }
 
-// follow lists again and again, and writes the rows that are new or have changed.
+// follow lists again and again, and writes the rows that are new or have changed. It ends after --timeout, with ctx, or
+// if the first list fails.
 func (o *pendingOptions) follow(ctx context.Context, l *lister, out io.Writer) error {
-	timer := time.NewTimer(o.timeout)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
 	if _, err := fmt.Fprintf(l.aside, "Lists the requests that wait every %s, for at most %s (--timeout).\n",
 		pendingEvery, o.timeout); err != nil {
 		return err
 	}
 	printed := map[string]string{}
-	for first := true; ; first = false {
+	table := [][]string{o.header()}
+	for first := true; ctx.Err() == nil; first = false {
 		rows, err := l.list(ctx)
 		switch {
-		case errors.Is(ctx.Err(), context.Canceled):
-			return nil // the user has ended it
-		case err != nil && (first || ctx.Err() != nil):
-			return err
-		case err != nil:
-			_, _ = fmt.Fprintf(l.aside, "Warning: %s\n", oneLine(err.Error()))
-		default:
-			changes := o.changes(rows, printed, l.clock.Now())
-			if first {
-				changes = append([][]string{o.header()}, changes...)
-			}
-			if err := writeTable(out, changes); err != nil {
+		case err == nil:
+			if err := writeTable(out, append(table, o.changes(rows, printed, l.clock.Now())...)); err != nil {
 				return err
 			}
+			table = nil
+		case errors.Is(ctx.Err(), context.Canceled):
+			return nil // the user has ended it
+		case first:
+			return err
+		case ctx.Err() == nil:
+			_, _ = fmt.Fprintf(l.aside, "Warning: %s\n", oneLine(err.Error()))
 		}
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-timer.C:
-			return nil
 		case <-time.After(pendingEvery):
 		}
 	}
+	return nil
 }
 
 func (o *pendingOptions) header() []string {

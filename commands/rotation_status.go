@@ -281,16 +281,11 @@ func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority)
 		right := fmt.Sprintf("get ConfigMaps %s-nodes-00 to -0f in namespace %s", secret.Name, secret.Namespace)
 		found.Problems = append(found.Problems, withRight(readErr, right).Error())
 	}
-	nodes := &metav1.PartialObjectMetadataList{}
-	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-	listErr := r.api.List(ctx, nodes)
+	existing, listErr := r.nodes(ctx)
 	if listErr != nil {
 		found.Problems = append(found.Problems, withRight(listErr, "list nodes").Error())
 	}
-	existing, known := sets.New[string](), sets.New[string]()
-	for i := range nodes.Items {
-		existing.Insert(nodes.Items[i].Name)
-	}
+	known := sets.New[string]()
 	for _, certificate := range newest {
 		known.Insert(certificate.Node)
 		if signing := obj.Status.Signing; signing == nil || certificate.KeyID != signing.KeyID {
@@ -308,6 +303,18 @@ func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority)
 		}
 	}
 	return found
+}
+
+// nodes returns the names of all Nodes.
+func (r *rotation) nodes(ctx context.Context) (sets.Set[string], error) {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	err := r.api.List(ctx, list)
+	names := sets.New[string]()
+	for i := range list.Items {
+		names.Insert(list.Items[i].Name)
+	}
+	return names, err
 }
 
 // withRight returns an error that names the missing right, if err says that it is missing.
