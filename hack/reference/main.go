@@ -48,8 +48,11 @@ func run(root string) error {
 		}
 		after, err := fill(string(before), func(name string) (string, error) {
 			part, known := parts[name]
-			if !known || written[name] {
-				return "", errors.New("unknown, or generated twice")
+			switch {
+			case !known:
+				return "", errors.New("unknown: add it to parts, or correct the mark")
+			case written[name]:
+				return "", errors.New("another place has it already: remove one of them")
 			}
 			written[name] = true
 			return part(root)

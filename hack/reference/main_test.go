@@ -2,6 +2,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
 	"testing"
 )
 
@@ -60,6 +63,34 @@ func TestBare(t *testing.T) {
 	} {
 		if got := bare(comment, "Path"); got != want {
 			t.Errorf("%q became %q, want %q", comment, got, want)
+		}
+	}
+}
+
+func TestReadMetric(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]string{
+		`prometheus.NewGauge(prometheus.GaugeOpts{Name: "a", Help: "b" + "c"})`:                    "gauge a: bc []",
+		`prometheus.NewCounterVec(prometheus.CounterOpts{Name: "a", Help: "b"}, []string{"x"})`:    "counter a: b [x]",
+		`prometheus.NewDesc("a", "b", nil, nil)`:                                                   "gauge a: b []",
+		`prometheus.NewCounterVec(prometheus.CounterOpts{Name: "a", Help: "b"}, labels)`:           "labels of a: want a literal list",
+		`prometheus.NewCounterVec(prometheus.CounterOpts{Name: "a", Help: "b"}, []string{x, "y"})`: "labels of a: want literals",
+		`prometheus.NewGauge(options)`:                                                             "a Gauge whose name and help are no literals",
+		`other.NewGauge(options)`:                                                                  "none",
+	} {
+		call, err := parser.ParseExpr(code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := "none"
+		switch m, err := readMetric(call.(*ast.CallExpr)); {
+		case err != nil:
+			got = err.Error()
+		case m != nil:
+			got = fmt.Sprintf("%s %s: %s %v", m.kind, m.name, m.help, m.labels)
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", code, got, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"path/filepath"
@@ -177,16 +178,35 @@ func readMetric(call *ast.CallExpr) (*metric, error) {
 	default:
 		return nil, nil
 	}
-	if list, is := labels.(*ast.CompositeLit); is {
-		for _, element := range list.Elts {
-			label, _ := text(element)
-			m.labels = append(m.labels, label)
-		}
-	}
 	if m.name == "" || m.help == "" {
 		return nil, fmt.Errorf("a %s whose name and help are no literals", kind)
 	}
+	var err error
+	m.labels, err = literals(labels)
+	if err != nil {
+		return nil, fmt.Errorf("labels of %s: %w", m.name, err)
+	}
 	return m, nil
+}
+
+// literals returns the strings in a literal list, or nothing if list is absent or nil.
+func literals(list ast.Expr) ([]string, error) {
+	if name, is := list.(*ast.Ident); list == nil || is && name.Name == "nil" {
+		return nil, nil
+	}
+	literal, is := list.(*ast.CompositeLit)
+	if !is {
+		return nil, errors.New("want a literal list")
+	}
+	var all []string
+	for _, element := range literal.Elts {
+		each, is := text(element)
+		if !is {
+			return nil, errors.New("want literals")
+		}
+		all = append(all, each)
+	}
+	return all, nil
 }
 
 // constructed returns what call constructs: X if it calls prometheus.NewX or prometheus.NewXVec, else "".
