@@ -70,6 +70,9 @@ func terminalTexts(root string) (map[string]string, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(files) == 0 {
+			return nil, fmt.Errorf("no file matches %s: correct outputs", pattern)
+		}
 		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if err != nil {
@@ -83,9 +86,11 @@ func terminalTexts(root string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if block := checked.FindSubmatch(page); block != nil {
-		texts["check"] = strings.ReplaceAll(string(block[1]), "\n   ", "\n")
+	block := checked.FindSubmatch(page)
+	if block == nil {
+		return nil, errors.New("docs/how-to/deploy.md has no output of the command check")
 	}
+	texts["check"] = strings.ReplaceAll(string(block[1]), "\n   ", "\n")
 	return texts, nil
 }
 
