@@ -29,11 +29,7 @@ func sourceOf(t testing.TB, nodes ...*corev1.Node) *Source {
 	return s
 }
 
-var byValue = cmp.Options{
-	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
-	cmpopts.EquateEmpty(),
-}
+var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 func sans(texts ...string) []san.SAN {
 	var all []san.SAN

@@ -27,11 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-var byValue = cmp.Options{
-	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
-	cmpopts.EquateEmpty(),
-}
+var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 func sans(texts ...string) []san.SAN {
 	var all []san.SAN
