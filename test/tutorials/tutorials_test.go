@@ -3,7 +3,6 @@ package tutorials
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"os"
 	"os/exec"
@@ -17,8 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// TestTutorials runs the shell blocks of the tutorials that use make run, in order, and finds each line of the text block
-// that follows in their output.
+// TestTutorials runs the tutorials that use make run. They share its control plane, so they run one after the other.
 func TestTutorials(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Fatal("KUBEBUILDER_ASSETS is not set: run the tests with make test")
@@ -37,31 +35,47 @@ func TestTutorials(t *testing.T) {
 	}
 	exports := makeRun(t, filepath.Join(repository, "csr-controller-manager"))
 	for _, name := range []string{"first-certificate.md", "join-a-node.md"} {
-		page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name))
-		if err != nil {
-			t.Fatal(err)
+		t.Run(name, func(t *testing.T) {
+			page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			follow(t, repository, exports, page)
+		})
+	}
+}
+
+// block matches a block of commands, and the block of their output if one follows.
+var block = regexp.MustCompile("(?s)```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?")
+
+// follow runs the commands of a page in one shell, and finds each line of the outputs in what they print.
+func follow(t *testing.T, repository, exports string, page []byte) {
+	t.Helper()
+	const end = "end of the block"
+	script := "set -euo pipefail\nexec 2>&1\n" + exports
+	blocks, outputs := block.FindAllSubmatch(page, -1), 0
+	for _, block := range blocks {
+		script += string(block[1]) + "echo '" + end + "'\n"
+		if len(block[2]) > 0 {
+			outputs++
 		}
-		const end = "end of the block"
-		script := "set -euo pipefail\nexec 2>&1\n" + exports
-		blocks := regexp.MustCompile("(?s)```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?").FindAllSubmatch(page, -1)
-		for _, block := range blocks {
-			script += string(block[1]) + "echo '" + end + "'\n"
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		defer cancel()
-		shell := exec.CommandContext(ctx, "bash", "-c", script)
-		shell.Dir, shell.Env = repository, append(os.Environ(), "TMPDIR="+t.TempDir())
-		printed, err := shell.Output()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, printed)
-		}
-		outputs := bytes.Split(printed, []byte(end))
-		for i, block := range blocks {
-			output := stable(string(outputs[i]))
-			for line := range strings.Lines(string(block[2])) {
-				if !strings.Contains(output, stable(strings.TrimSpace(line))) {
-					t.Errorf("%s: block %d does not print\n%sbut\n%s", name, i+1, line, outputs[i])
-				}
+	}
+	if outputs < 3 {
+		t.Fatalf("the page has %d blocks of commands, and only %d have an output to compare", len(blocks), outputs)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	shell := exec.CommandContext(ctx, "bash", "-c", script)
+	shell.Dir, shell.Env = repository, append(os.Environ(), "TMPDIR="+t.TempDir())
+	all, err := shell.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, all)
+	}
+	printed := strings.Split(string(all), end)
+	for i, block := range blocks {
+		for line := range strings.Lines(string(block[2])) {
+			if !strings.Contains(stable(printed[i]), stable(strings.TrimSpace(line))) {
+				t.Errorf("block %d does not print\n%sbut\n%s", i+1, line, printed[i])
 			}
 		}
 	}
