@@ -3,6 +3,7 @@ package manifests
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,7 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// TestInstallKeepsWhatTheManagerPublishes installs the manifests and the chart again and again: none of that may remove
+// TestInstallKeepsWhatTheManagerPublishes installs the manifests and the chart several times. No installation may remove
 // what the manager has written into its ConfigMap.
 func TestInstallKeepsWhatTheManagerPublishes(t *testing.T) {
 	t.Parallel()
@@ -21,40 +22,31 @@ func TestInstallKeepsWhatTheManagerPublishes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubectl := []string{filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "apply", "-k", "config/default", "--server-side=false"}
-	serverSide := append(kubectl[:4:4], "--server-side")
-	helm := []string{path, "upgrade", "--install", "csr-controller-manager", chart, "--namespace", systemNamespace, "--create-namespace"}
-	clientSide := append(helm[:len(helm):len(helm)], "--server-side=false")
-	for name, rounds := range map[string][][][]string{ // the first command of a round creates the ConfigMap
-		"kubectl": {{kubectl, kubectl, serverSide, kubectl}, {serverSide, serverSide}},
-		"helm":    {{helm, append(helm[:len(helm):len(helm)], "--set=replicas=3"), helm}, {clientSide, append(clientSide, "--set=replicas=3")}},
+	kubectlApply := []string{filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "apply", "-k", "config/default"}
+	helmUpgrade := []string{path, "upgrade", "--install", "csr-controller-manager", chart, "--namespace", systemNamespace, "--create-namespace"}
+	const clientSide, serverSide, more = "--server-side=false", "--server-side", "--set=replicas=3"
+	for name, test := range map[string]struct {
+		command []string
+		// rounds has the flags of each installation. The first one of a round creates the ConfigMap.
+		rounds [][][]string
+	}{
+		"kubectl": {kubectlApply, [][][]string{{{clientSide}, {clientSide}, {serverSide}, {clientSide}}, {{serverSide}, {serverSide}}}},
+		"helm":    {helmUpgrade, [][][]string{{{}, {more}, {}}, {{clientSide}, {clientSide, more}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			own, err := cluster.Start()
-			if err != nil {
-				t.Fatal(err)
+			c, kubeconfig := ownCluster(t)
+			install := func(flags []string) {
+				t.Helper()
+				run(t, slices.Concat(test.command, flags, []string{"--kubeconfig", kubeconfig})...)
 			}
-			t.Cleanup(func() {
-				if err := own.Stop(); err != nil {
-					t.Error(err)
-				}
-			})
-			kubeconfig, err := own.WriteKubeconfig("install", own.Config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c, err := client.New(own.Config, client.Options{Scheme: clientgoscheme.Scheme, FieldOwner: "csr-controller-manager"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, round := range rounds {
-				run(t, append(round[0][:len(round[0]):len(round[0])], "--kubeconfig", kubeconfig)...)
-				published := publishBy(t, c)
-				for _, args := range round[1:] {
-					run(t, append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
+			for _, round := range test.rounds {
+				install(round[0])
+				published := publish(t, c)
+				for _, flags := range round[1:] {
+					install(flags)
 					if diff := cmp.Diff(published.Data, publishedIn(t, c).Data); diff != "" {
-						t.Errorf("%v after %v (-before +after):\n%s", args[1:], round[0][1:], diff)
+						t.Errorf("%v after %v (-before +after):\n%s", flags, round[0], diff)
 					}
 				}
 				if err := c.Delete(t.Context(), published); err != nil {
@@ -63,6 +55,28 @@ func TestInstallKeepsWhatTheManagerPublishes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ownCluster returns a client and a kubeconfig of a control plane for this test alone.
+func ownCluster(t *testing.T) (c client.Client, kubeconfig string) {
+	t.Helper()
+	own, err := cluster.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := own.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if kubeconfig, err = own.WriteKubeconfig("install", own.Config); err != nil {
+		t.Fatal(err)
+	}
+	c, err = client.New(own.Config, client.Options{Scheme: clientgoscheme.Scheme, FieldOwner: "csr-controller-manager"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, kubeconfig
 }
 
 // publishedIn returns the ConfigMap of the manager.
@@ -76,8 +90,8 @@ func publishedIn(t *testing.T, c client.Client) *corev1.ConfigMap {
 	return obj
 }
 
-// publishBy fills the ConfigMap as the manager does, by an update.
-func publishBy(t *testing.T, c client.Client) *corev1.ConfigMap {
+// publish fills the ConfigMap as the manager does, by an update.
+func publish(t *testing.T, c client.Client) *corev1.ConfigMap {
 	t.Helper()
 	obj := publishedIn(t, c)
 	if len(obj.Data) > 0 || obj.Labels["csr-controller-manager.io/publishes"] != "configuration" {
