@@ -40,7 +40,7 @@ func TestCheckNodeNotApproved(t *testing.T) {
 	refused := createRequest(t, as(t, "stranger"), nodeRequest(t, "check-refused"))
 	hasEvent(t, refused, "NotAuthorized")
 	output, code := checkNode(t, "check-refused")
-	says(t, output, code, 1, refused.Name, `by "stranger" with groups ["strangers" "system:authenticated"]`, "NotAuthorized: user", "Event NotAuthorized: user",
+	says(t, output, code, 1, refused.Name, `by "stranger" with groups ["strangers" "system:authenticated"]`, "NotAuthorized: user", "; Event NotAuthorized says the same",
 		"kubectl create clusterrolebinding approve-nodeclient-stranger --clusterrole="+mayJoin+" --user=stranger",
 		"check: node check-refused: 2 approved is failed")
 	row(t, output, "1 requested", "ok")
