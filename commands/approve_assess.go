@@ -75,13 +75,18 @@ func assessed(
 			one.add(authorized.Decision.Reason, authorized.Decision.Message)
 		}
 	}
-	if f.Said != nil && f.Said.Outcome() == "RateLimited" {
-		one.add("RateLimited", f.Said.Message)
-	}
+	one.addRateLimit(f.Said)
 	if len(one.refusals) > 0 {
 		one.approves = ""
 	}
 	return one
+}
+
+// addRateLimit adds the refusal that only the running manager knows. said is its last Event, or nil.
+func (one *assessment) addRateLimit(said *check.Statement) {
+	if said != nil && said.Outcome() == "RateLimited" {
+		one.add("RateLimited", said.Message)
+	}
 }
 
 // forbidden returns why the request must not be approved, whatever the user overrides, and what to do instead.

@@ -220,19 +220,8 @@ func (e *Explainer) untilApproved(f *Findings) step {
 			return step{text: text} // approving it is no use
 		}
 		return byHand
-	case errors.Is(f.Undecidable, errOffline):
-		return step{text: "Run explain without -f, so that it can ask the API server what the requester may do."}
-	case errors.Is(f.Undecidable, errElsewhere):
-		return step{text: "Read in the Events below what the running manager decided. To ask that source from here, run " +
-			"explain with --config and the files that the configuration names."}
-	case f.Refusal() != nil:
-		return step{text: approverReasons[f.Said.Outcome()].todo}
-	case f.Unwatched:
-		return step{text: fmt.Sprintf("Wait one minute, and run explain again: the running manager writes an Event. If "+
-			"there is none, run \"%s check\" to find out whether the manager runs.", e.program())}
 	case f.Undecidable != nil:
-		return step{text: "Run explain as a user who has the missing right. " +
-			"Until then, the Events below say what the running manager decided."}
+		return e.untilDecidable(f)
 	case f.Decision.Verdict != verdict.Approve:
 		return e.afterRefusal(f)
 	case e.options.Approver.DryRun:
@@ -243,6 +232,25 @@ func (e *Explainer) untilApproved(f *Findings) step {
 		return step{text: text}
 	}
 	return step{text: e.onItsWay(f, "approves and signs")}
+}
+
+// untilDecidable returns the next step for a request about which the rules say nothing to this user.
+func (e *Explainer) untilDecidable(f *Findings) step {
+	switch {
+	case errors.Is(f.Undecidable, errOffline):
+		return step{text: "Run explain without -f, so that it can ask the API server what the requester may do."}
+	case errors.Is(f.Undecidable, errElsewhere):
+		return step{text: "Read in the Events below what the running manager decided. To ask that source from here, run " +
+			"explain with --config and the files that the configuration names."}
+	case f.Refusal() != nil:
+		return step{text: approverReasons[f.Said.Outcome()].todo}
+	case f.Unwatched:
+		return step{text: fmt.Sprintf("Wait one minute, and run explain again: the running manager writes an Event. If "+
+			"there is none, run \"%s check\" to find out whether the manager runs.", e.program())}
+	default:
+		return step{text: "Run explain as a user who has the missing right. " +
+			"Until then, the Events below say what the running manager decided."}
+	}
 }
 
 // otherCredential is the next step for a requester that has the roles, and is bound to another node, is not bound to a
