@@ -10,7 +10,7 @@ import (
 func TestHelpShowsKubectlsFlags(t *testing.T) {
 	t.Parallel()
 	for command, parts := range map[string][]string{
-		"":        {"Usage:\n  kubectl csr [command]", "--kubeconfig", "--context", "namespace of the manager (default csr-controller-manager-system)", "explain", "check", "rotation"},
+		"":        {"Usage:\n  kubectl csr [command]", "--kubeconfig", "--context", "namespace of the manager (default csr-controller-manager-system, then kube-system)", "explain", "check", "rotation"},
 		"check":   {"Usage:\n  kubectl csr check [--node NAME] [flags]", "--config file", "-v, --verbose", "-o, --output"},
 		"explain": {"kubectl csr explain {NAME | -f FILE} [flags]", "--config file"},
 	} {
