@@ -83,6 +83,7 @@ func nodeRequest(t testing.TB, node string, mods ...func(*request)) *request {
 	return obj
 }
 
+// create creates obj with a client of t's control plane, and deletes it at the end.
 func create(t testing.TB, c client.Client, obj client.Object) {
 	t.Helper()
 	if err := c.Create(t.Context(), obj); err != nil {

@@ -73,8 +73,13 @@ func TestTakeoverBackWithAnotherCA(t *testing.T) {
 	parallel(t)
 	w := newTakeover(t)
 	rotated := newCA(t)
-	create(t, w.admin, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
-	create(t, w.admin, signingSecret(rotated.CertPEM, rotated.KeyPEM))
+	for _, obj := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}, signingSecret(rotated.CertPEM, rotated.KeyPEM),
+	} {
+		if err := w.admin.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
 	beside := w.startOurs(t, "--signing-secret="+systemNamespace+"/csr-signer")
 	issuedBy(t, w.issued(t, "rotated"), rotated)
 
