@@ -26,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -180,8 +181,7 @@ func (o *checkOptions) write(cmd *cobra.Command, report *checkReport) error {
 	return report.writeTable(out, o.all, flag)
 }
 
-// writeTable writes a row for each result, with the next step below its evidence. Without all it leaves out the checks
-// that passed. flag is the flag that lists them.
+// writeTable writes the results. Without all it leaves out the checks that passed. flag is the flag that lists them.
 func (r *checkReport) writeTable(out io.Writer, all bool, flag string) error {
 	var page bytes.Buffer // takes all
 	if r.Node != "" {
@@ -189,9 +189,8 @@ func (r *checkReport) writeTable(out io.Writer, all bool, flag string) error {
 	} else {
 		fmt.Fprintf(&page, "Asked %s as %s.\n\n", oneLine(r.APIServer), oneLine(r.User))
 	}
-	if rows := r.rows(all); len(rows) > 1 {
-		_ = writeTable(&page, rows)
-		page.WriteString("\n")
+	if all || r.Failed+r.Unknown > 0 {
+		r.writeResults(&page, all)
 	}
 	if r.Passed == 1 {
 		page.WriteString("1 check passed")
@@ -206,19 +205,24 @@ func (r *checkReport) writeTable(out io.Writer, all bool, flag string) error {
 	return err
 }
 
-// rows returns the heading of the table and its rows.
-func (r *checkReport) rows(all bool) [][]string {
-	rows := [][]string{{"CHECK", "WHAT", "STATUS", "EVIDENCE AND NEXT STEP"}}
+// writeResults writes the results, each with its evidence, and below it the next step. A next step is not wrapped,
+// because it may be a command to copy.
+func (r *checkReport) writeResults(page *bytes.Buffer, all bool) {
+	longest := 0
+	for _, result := range r.Results {
+		longest = max(longest, len(result.Check))
+	}
 	for _, result := range r.Results {
 		if result.Status == check.OK && !all {
 			continue
 		}
-		rows = append(rows, []string{result.Check, result.Subject, string(result.Status), result.Evidence})
+		label := fmt.Sprintf("%-*s  %-7s  ", longest, result.Check, result.Status)
+		page.WriteString(ascii.Wrap(label, oneLine(result.Subject+": "+result.Evidence)))
 		if result.NextStep != "" {
-			rows = append(rows, []string{"", "", "", "-> " + result.NextStep})
+			page.WriteString(strings.Repeat(" ", len(label)) + "-> " + oneLine(result.NextStep) + "\n")
 		}
 	}
-	return rows
+	page.WriteString("\n")
 }
 
 // checker asks the API server with the rights of the user who runs the command.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -179,6 +181,43 @@ func TestReadPublishedOfAForger(t *testing.T) {
 	}
 }
 
+// TestCheckReportFitsATerminal compares what check writes about faults with a file that `make docs-shots` draws.
+func TestCheckReportFitsATerminal(t *testing.T) {
+	t.Parallel()
+	report := &checkReport{APIServer: "https://192.0.2.1:6443", User: "kubernetes-admin", Passed: 59}
+	report.add([]check.Result{
+		{
+			Check: "kubelet-rights", Subject: "nodes can renew (system:nodes)", Status: check.Failed,
+			Evidence: "group system:nodes may not create certificatesigningrequests/selfnodeclient or create certificatesigningrequests/nodeclient: " +
+				"nodes join, but do not renew, and are lost when their certificates expire",
+			NextStep: "kubectl create clusterrolebinding approve-selfnodeclient-nodes " +
+				"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:selfnodeclient --group=system:nodes",
+		},
+		{
+			Check: "ca-trusted", Subject: "the CA of kubernetes.io/kube-apiserver-client-kubelet", Status: check.Unknown,
+			Evidence: "you may not get secrets in namespace csr-controller-manager-system (csr-signer)",
+			NextStep: "run the command as a user who may",
+		},
+	})
+	var out bytes.Buffer
+	if err := report.writeTable(&out, false, "-v"); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("testdata", "check", "faults.txt")
+	if *updateRotation {
+		if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), out.String()); diff != "" {
+		t.Errorf("(-%s +got; go test ./commands -update-rotation writes it):\n%s", file, diff)
+	}
+}
+
 func TestCheckReport(t *testing.T) {
 	t.Parallel()
 	report := &checkReport{APIServer: "https://a", User: "admin"}
@@ -188,10 +227,10 @@ func TestCheckReport(t *testing.T) {
 		{Check: "own-rights", Subject: "get y", Status: check.OK, Evidence: "allowed"},
 	})
 	for all, want := range map[bool]string{
-		false: "Asked https://a as admin.\n\nCHECK       WHAT    STATUS  EVIDENCE AND NEXT STEP\nca-trusted  the CA  failed  answers 401\n" +
-			"                            -> append it\n\n2 checks passed; -v lists them.\n",
-		true: "Asked https://a as admin.\n\nCHECK       WHAT    STATUS  EVIDENCE AND NEXT STEP\nown-rights  get x   ok      allowed\n" +
-			"ca-trusted  the CA  failed  answers 401\n                            -> append it\nown-rights  get y   ok      allowed\n\n2 checks passed.\n",
+		false: "Asked https://a as admin.\n\nca-trusted  failed   the CA: answers 401\n" +
+			"                     -> append it\n\n2 checks passed; -v lists them.\n",
+		true: "Asked https://a as admin.\n\nown-rights  ok       get x: allowed\n" +
+			"ca-trusted  failed   the CA: answers 401\n                     -> append it\nown-rights  ok       get y: allowed\n\n2 checks passed.\n",
 	} {
 		var out bytes.Buffer
 		if err := report.writeTable(&out, all, "-v"); err != nil {

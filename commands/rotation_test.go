@@ -36,7 +36,7 @@ import (
 // fixedNow is when commands run in tests.
 var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-var updateRotation = flag.Bool("update-rotation", false, "rewrite testdata/rotation")
+var updateRotation = flag.Bool("update-rotation", false, "rewrite testdata/rotation and testdata/check")
 
 // at is an instant so long after fixedNow.
 func at(after time.Duration) *metav1.Time {

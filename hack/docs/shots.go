@@ -21,7 +21,7 @@ var outputs = []string{
 	"commands/explain/testdata/explain/other-issued.golden",
 	"commands/explain/testdata/explain/signer-CAMissing.golden",
 	"commands/testdata/rotation/*.txt",
-	"commands/testdata/check/*",
+	"commands/testdata/check/*.txt",
 }
 
 // checked finds what the command check prints in a page.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -46,7 +47,12 @@ func runCheck(t *testing.T, cfg *rest.Config, args ...string) (output string, ex
 	if exit != nil {
 		exitCode = exit.ExitCode()
 	}
-	return string(out), exitCode
+	return unwrapped(string(out)), exitCode
+}
+
+// unwrapped returns the output of check with each result in one line.
+func unwrapped(output string) string {
+	return regexp.MustCompile(`\n {8,}`).ReplaceAllString(output, " ")
 }
 
 // caFiles writes of to files, and returns the flags for them.

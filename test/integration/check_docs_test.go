@@ -56,13 +56,14 @@ func TestRunbookCommands(t *testing.T) {
 	} {
 		script := exec.CommandContext(t.Context(), "bash", "-c", runbook(t)+"csr-controller-manager "+command)
 		script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
-		output, _ := script.CombinedOutput() // the exit code shows the findings
+		written, _ := script.CombinedOutput() // the exit code shows the findings
+		output := unwrapped(string(written))
 		for _, part := range parts {
-			if !strings.Contains(string(output), part) {
+			if !strings.Contains(output, part) {
 				t.Errorf("%s: %q is not in:\n%s", command, part, output)
 			}
 		}
-		if strings.Contains(string(output), "unknown: ") {
+		if strings.Contains(output, "unknown: ") {
 			t.Errorf("%s: something is unknown:\n%s", command, output)
 		}
 	}

@@ -49,7 +49,11 @@ func plugin(t *testing.T, cfg *rest.Config, args ...string) (out, aside string, 
 	if exit != nil {
 		exitCode = exit.ExitCode()
 	}
-	return stdout.String(), stderr.String(), exitCode
+	out = stdout.String()
+	if args[0] == "check" {
+		out = unwrapped(out)
+	}
+	return out, stderr.String(), exitCode
 }
 
 // runPlugin runs the plugin, and returns all that it wrote and its exit code.

@@ -31,8 +31,9 @@ func testChecked(t *testing.T, r *rotating) {
 	})
 	waiting, _ := r.approved(t, lacking, x509.CertificateRequest{Subject: nodeSubject("checked")})
 
-	row := `(?m)^authorities +` + regexp.QuoteMeta(lacking) + ` +`
-	failed, ok := regexp.MustCompile(row+"failed +SigningAuthority checked of Secret .* does not name it"), regexp.MustCompile(row+"ok ")
+	what := regexp.QuoteMeta(lacking) + ": "
+	failed := regexp.MustCompile("(?m)^authorities +failed +" + what + "SigningAuthority checked of Secret .* does not name it")
+	ok := regexp.MustCompile("(?m)^authorities +ok +" + what)
 	out, code := r.check(t, name)
 	if !failed.MatchString(out) || code != 1 {
 		t.Errorf("exit code %d, no %s in:\n%s", code, failed, out)
@@ -48,7 +49,7 @@ func testChecked(t *testing.T, r *rotating) {
 		t.Fatal(err)
 	}
 	out, _ = r.check(t, name)
-	if regexp.MustCompile(`(?m)^authorities +\S+ +(failed|unknown)`).MatchString(out) || !ok.MatchString(out) {
+	if regexp.MustCompile(`(?m)^authorities +(failed|unknown)`).MatchString(out) || !ok.MatchString(out) {
 		t.Errorf("after the signer was added:\n%s", out)
 	}
 	eventually(t, "the request is signed", func(context.Context) error {
@@ -89,5 +90,5 @@ func (r *rotating) check(t *testing.T, secret string) (output string, exitCode i
 	if exit != nil {
 		exitCode = exit.ExitCode()
 	}
-	return string(out), exitCode
+	return unwrapped(string(out)), exitCode
 }
