@@ -202,7 +202,7 @@ func (p *statusPage) authority(item *authorityReport) {
 
 // cas writes the CAs, with what the administrator has stated about them.
 func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
-	rows := [][]string{{"CA", "KEY ID", "GENERATION", "EXPIRES", "SIGNS SINCE", "NOTES"}}
+	rows := [][]string{{"CA", "KEY ID", "GEN", "EXPIRES", "SIGNS SINCE", "NOTES"}}
 	for _, each := range []struct {
 		role string
 		ca   *v1alpha1.CAStatus
@@ -224,7 +224,7 @@ func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
 			}
 		}
 		rows = append(rows, []string{
-			each.role, ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.end(ca.NotAfter.Time), p.since(ca.SignsSince),
+			each.role, ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.end(ca.NotAfter.Time), p.ago(ca.SignsSince),
 			strings.Join(notes, ", "),
 		})
 	}
@@ -232,11 +232,21 @@ func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
 }
 
 // end returns the text for the instant when a certificate or a CA expires.
-func (p *statusPage) end(at time.Time) string {
+func (p *statusPage) end(at time.Time) string { return fmt.Sprintf("%s (%s)", p.instant(at), p.left(at)) }
+
+// left returns the text for the time until a certificate or a CA expires.
+func (p *statusPage) left(at time.Time) string {
 	if left := at.Sub(p.now); left > 0 {
-		return fmt.Sprintf("%s (in %s)", p.instant(at), duration.HumanDuration(left))
+		return "in " + duration.HumanDuration(left)
 	}
-	return p.instant(at) + " (expired)"
+	return "expired"
+}
+
+func (p *statusPage) ago(at *metav1.Time) string {
+	if at == nil {
+		return ""
+	}
+	return duration.HumanDuration(p.now.Sub(at.Time)) + " ago"
 }
 
 func (p *statusPage) since(at *metav1.Time) string {
@@ -337,7 +347,7 @@ func (p *statusPage) nodes(found *notMoved) {
 			keyID, unknown = "unknown", true
 		}
 		if node.Expires != nil {
-			expires = p.end(node.Expires.Time)
+			expires = p.left(node.Expires.Time)
 		}
 		rows = append(rows, []string{name, strings.TrimPrefix(node.Signer, "kubernetes.io/"), keyID, expires})
 	}
@@ -347,7 +357,7 @@ func (p *statusPage) nodes(found *notMoved) {
 		p.line("No node is known to use a certificate of the old CA.")
 	}
 	if unknown {
-		p.line("unknown: the manager has not seen a certificate of this node since it keeps the list.")
+		p.line("unknown: the manager has seen no certificate of this node yet.")
 	}
 	for _, problem := range found.Problems {
 		p.line("")

@@ -95,7 +95,7 @@ func (r *Report) text() []byte {
 		if step.Time != nil {
 			at = instant(step.Time.Time)
 		}
-		text = fmt.Appendf(text, "  %-20s  %-6s  %-8s  %s\n", at, step.After, step.What, step.Text)
+		text = append(text, ascii.Wrap(fmt.Sprintf("  %-20s  %-7s  %-8s  ", at, step.After, step.What), step.Text)...)
 	}
 	for _, section := range r.Details {
 		text = section.appendTo(text, r.Decision)
