@@ -232,7 +232,9 @@ func (p *statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
 }
 
 // end returns the text for the instant when a certificate or a CA expires.
-func (p *statusPage) end(at time.Time) string { return fmt.Sprintf("%s (%s)", p.instant(at), p.left(at)) }
+func (p *statusPage) end(at time.Time) string {
+	return fmt.Sprintf("%s (%s)", p.instant(at), p.left(at))
+}
 
 // left returns the text for the time until a certificate or a CA expires.
 func (p *statusPage) left(at time.Time) string {

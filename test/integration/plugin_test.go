@@ -137,7 +137,6 @@ func TestPluginReadsThePublishedConfiguration(t *testing.T) {
 // ConfigMap must not choose where the machine of an administrator connects, and with which files.
 func TestPluginAsksNoServerOfThePublishedConfiguration(t *testing.T) {
 	parallel(t)
-	const name = "plugin-webhook"
 	var asked atomic.Bool
 	server := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Store(true) }))
 	t.Cleanup(server.Close)
@@ -148,7 +147,9 @@ func TestPluginAsksNoServerOfThePublishedConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	create(t, admin(t), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "plugin-webhook-"}}
+	create(t, admin(t), namespace)
+	name := namespace.Name
 	create(t, admin(t), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "a-configuration", Labels: map[string]string{config.PublishedLabel: config.PublishedValue}},
 		Data:       map[string]string{config.PublishedKey: string(text)},

@@ -39,6 +39,11 @@ func awaitPublished(t *testing.T, lease string, parts ...string) *corev1.ConfigM
 		}
 		return nil
 	})
+	t.Cleanup(func() { // the next test on this control plane must not find it
+		if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
+			t.Error(err)
+		}
+	})
 	return obj
 }
 
