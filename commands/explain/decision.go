@@ -41,7 +41,7 @@ func (f *Findings) foreign() bool { return f.Rule == nil && !f.Served }
 // conditionSentence returns begin, followed by the reason and the message of a condition. It also returns the reason
 // alone.
 func conditionSentence(f *Findings, kind certificatesv1.RequestConditionType, begin string) (text, reason string) {
-	condition := hasCondition(f.obj, kind)
+	condition := csr.Condition(f.obj, kind)
 	if condition == nil || condition.Reason == "" && condition.Message == "" {
 		return begin + ". The condition has no reason.", ""
 	}
@@ -167,7 +167,7 @@ func afterEnd(f *Findings, reasons map[string]advice) string {
 	if f.State == csr.Failed {
 		kind = certificatesv1.CertificateFailed
 	}
-	if condition := hasCondition(f.obj, kind); condition != nil {
+	if condition := csr.Condition(f.obj, kind); condition != nil {
 		if known, ok := reasons[condition.Reason]; ok && known.todo != nothing {
 			return known.todo
 		}

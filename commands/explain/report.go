@@ -6,7 +6,6 @@ import (
 	"io"
 	"strings"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -36,7 +35,7 @@ type Step struct {
 	Time *metav1.Time `json:"time,omitempty"`
 	// After is the time since the step before.
 	After string `json:"after,omitempty"`
-	// What is one of created, approved, denied, failed, signed, event and deletion.
+	// What names the step: created, approved, denied, failed, signed, event or deletion.
 	What string `json:"what"`
 	Text string `json:"text"`
 }
@@ -126,16 +125,4 @@ func (e *Explainer) reportOf(f *Findings) *Report {
 // isDone reports whether nothing more is going to happen to the request of r but its deletion.
 func (r *Report) isDone() bool {
 	return r.State == csr.Issued || r.State == csr.Denied || r.State == csr.Failed
-}
-
-// hasCondition returns the first condition of that kind, or nil.
-func hasCondition(
-	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
-) *certificatesv1.CertificateSigningRequestCondition {
-	for i := range obj.Status.Conditions {
-		if obj.Status.Conditions[i].Type == kind {
-			return &obj.Status.Conditions[i]
-		}
-	}
-	return nil
 }

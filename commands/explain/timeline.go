@@ -93,7 +93,7 @@ func (f *Findings) conditionSteps() []Step {
 		{certificatesv1.CertificateDenied, "denied"},
 		{certificatesv1.CertificateFailed, "failed"},
 	} {
-		condition := hasCondition(f.obj, kind.condition)
+		condition := csr.Condition(f.obj, kind.condition)
 		if condition == nil {
 			continue
 		}

@@ -61,7 +61,7 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 		certificatesv1.CertificateDenied:   keep.Denied,
 		certificatesv1.CertificateFailed:   keep.Failed,
 	} {
-		if found := condition(obj, kind); found != nil {
+		if found := Condition(obj, kind); found != nil {
 			decided = true
 			deadline.add(found.LastUpdateTime.Time, age)
 		}
@@ -69,7 +69,7 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 	if !decided {
 		deadline.add(obj.CreationTimestamp.Time, keep.Pending)
 	}
-	if condition(obj, certificatesv1.CertificateApproved) != nil {
+	if Condition(obj, certificatesv1.CertificateApproved) != nil {
 		deadline.add(certificateEnd(obj), keep.Expired)
 	}
 	return deadline.at, !deadline.at.IsZero()

@@ -33,9 +33,9 @@ func StateOf(obj *certificatesv1.CertificateSigningRequest) State {
 		return Issued
 	case hasFailed(obj):
 		return Failed
-	case condition(obj, certificatesv1.CertificateDenied) != nil:
+	case Condition(obj, certificatesv1.CertificateDenied) != nil:
 		return Denied
-	case condition(obj, certificatesv1.CertificateApproved) != nil:
+	case Condition(obj, certificatesv1.CertificateApproved) != nil:
 		return Approved
 	default:
 		return Pending
@@ -46,24 +46,25 @@ func StateOf(obj *certificatesv1.CertificateSigningRequest) State {
 // (pkg/controller/certificates/approver/sarapprove.go).
 func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
 	return len(obj.Status.Certificate) == 0 &&
-		condition(obj, certificatesv1.CertificateApproved) == nil &&
-		condition(obj, certificatesv1.CertificateDenied) == nil
+		Condition(obj, certificatesv1.CertificateApproved) == nil &&
+		Condition(obj, certificatesv1.CertificateDenied) == nil
 }
 
 // ApprovedAt returns when obj was approved. It returns zero if obj is not approved or its condition has no time.
 func ApprovedAt(obj *certificatesv1.CertificateSigningRequest) time.Time {
-	if approved := condition(obj, certificatesv1.CertificateApproved); approved != nil {
+	if approved := Condition(obj, certificatesv1.CertificateApproved); approved != nil {
 		return approved.LastUpdateTime.Time
 	}
 	return time.Time{}
 }
 
 func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
-	failed := condition(obj, certificatesv1.CertificateFailed)
+	failed := Condition(obj, certificatesv1.CertificateFailed)
 	return failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == "")
 }
 
-func condition(
+// Condition returns the first condition of that kind, whatever its status, or nil.
+func Condition(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 ) *certificatesv1.CertificateSigningRequestCondition {
 	for i := range obj.Status.Conditions {
@@ -78,7 +79,7 @@ func condition(
 func HasCondition(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string,
 ) bool {
-	has := condition(obj, kind)
+	has := Condition(obj, kind)
 	return has != nil && has.Status == corev1.ConditionTrue && has.Reason == reason && has.Message == message
 }
 
