@@ -346,7 +346,7 @@ func (c *checker) rights(ctx context.Context) ([]check.Result, error) {
 	unknown := func(subject string) check.Result {
 		return check.Result{
 			Check: check.OwnRights, Subject: subject, Status: check.Unknown,
-			Evidence: "the manager has not published its user, so nobody can be asked about its rights",
+			Evidence: "the manager has not published its user, so its rights cannot be checked",
 			NextStep: "start a manager of this version, or run csr-controller-manager check as the manager",
 		}
 	}

@@ -142,7 +142,7 @@ func readManager(obj *corev1.ConfigMap) (manager Manager, unknown, err error) {
 	return manager, unknown, err
 }
 
-// readLease notes whether the manager holds its Lease. What can't be read leaves it unknown.
+// readLease notes whether the manager holds its Lease. If the Lease cannot be read, this stays unknown.
 func (m *Manager) readLease(ctx context.Context, api client.Reader) {
 	lease := &coordinationv1.Lease{}
 	if err := api.Get(ctx, m.Lease, lease); err != nil {

@@ -25,8 +25,8 @@ type servingFacts struct {
 // nameFacts holds what is known about a name or address in a request.
 type nameFacts struct {
 	san san.SAN
-	// reserved says why no node can ever have it. taken names the Service that has it now. apiServer says how the API
-	// servers use it, for example as an endpoint.
+	// reserved says why the value can never belong to a node. taken names the Service that has the value now. apiServer
+	// says how the API servers use it, for example as an endpoint.
 	reserved, taken, apiServer string
 
 	// contested describes the owner of a better claim: a machine or a row. contest holds the claims of other Nodes.

@@ -122,7 +122,7 @@ func (r *Reconciler) addFromCoholders(
 	return nil
 }
 
-// recordIssued records the certificate of a request, whoever has issued it. If authorities share the CA, as with
+// recordIssued records the certificate of a request, also if another program issued it. If authorities share the CA, as with
 // spec.from, the certificate counts for those that serve its signer. If none does, it counts for all, because its
 // verifiers may follow any of their trust bundles.
 func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
