@@ -18,7 +18,7 @@ var mutations = slices.Concat(
 // and that nothing is approved after a denial, which the API server refuses too. The pure tests cover them.
 var approverMutations = []mutation{
 	{"approver: only its signer", "controllers/approver/reconciler.go", "r.Rules[i].SignerName == obj.Spec.SignerName && csr.Undecided(obj)", "csr.Undecided(obj)", ""},
-	{"approver: never after Approved", "pkg/csr/state.go", "\t\tcondition(obj, certificatesv1.CertificateApproved) == nil &&\n", "", ""},
+	{"approver: never after Approved", "pkg/csr/state.go", "\t\tCondition(obj, certificatesv1.CertificateApproved) == nil &&\n", "", ""},
 	{"approver: never with a certificate", "pkg/csr/state.go", "return len(obj.Status.Certificate) == 0 &&", "return len(obj.Status.Certificate) >= 0 &&", ""},
 	{"approver: Failed does not decide", "pkg/csr/state.go", "return len(obj.Status.Certificate) == 0 &&", "return len(obj.Status.Certificate) == 0 && !hasFailed(obj) &&", ""},
 	{"approver: shape", "controllers/approver/rules.go", "csr.KubeletClientShape,", "func(*csr.Request) error { return nil },", ""},
@@ -62,7 +62,7 @@ var cleanerMutations = []mutation{
 	{"cleaner: deviation, foreign conditions", "pkg/csr/retention.go", "if !decided {", "if !decided && len(obj.Status.Conditions) == 0 {", ""},
 	{"cleaner: condition without a time", "pkg/csr/retention.go", "if since.IsZero() || age < 0 {", "if age < 0 {", ""},
 	{"cleaner: ended certificates", "pkg/csr/retention.go", "deadline.add(certificateEnd(obj), keep.Expired)", "", ""},
-	{"cleaner: ended certificates, approved only", "pkg/csr/retention.go", "if condition(obj, certificatesv1.CertificateApproved) != nil {", "if true {", ""},
+	{"cleaner: ended certificates, approved only", "pkg/csr/retention.go", "if Condition(obj, certificatesv1.CertificateApproved) != nil {", "if true {", ""},
 	{"cleaner: ended certificates, first block only", "pkg/csr/retention.go", "block, _ := pem.Decode(obj.Status.Certificate)", "block, rest := pem.Decode(obj.Status.Certificate)\n\tif next, _ := pem.Decode(rest); next != nil {\n\t\tblock = next\n\t}", ""},
 	{"cleaner: earliest rule", "pkg/csr/retention.go", "at.Before(d.at)", "at.After(d.at)", ""},
 	{"cleaner: time of the condition", "pkg/csr/retention.go", "deadline.add(found.LastUpdateTime.Time, age)", "deadline.add(obj.CreationTimestamp.Time, age)", ""},

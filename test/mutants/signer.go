@@ -9,9 +9,9 @@ package main
 //   - Backdate added to the ceiling and the like are variants of what is here.
 var signerMutations = []mutation{
 	{"signer: only its own signer names", "controllers/signer/reconciler.go", "return ours && csr.StateOf(obj)", "return (ours || len(obj.Name) > 0) && csr.StateOf(obj)", ""},
-	{"signer: only approved", "pkg/csr/state.go", "case condition(obj, certificatesv1.CertificateApproved) != nil:\n\t\treturn Approved\n\tdefault:\n\t\treturn Pending", "default:\n\t\treturn Approved", ""},
+	{"signer: only approved", "pkg/csr/state.go", "case Condition(obj, certificatesv1.CertificateApproved) != nil:\n\t\treturn Approved\n\tdefault:\n\t\treturn Pending", "default:\n\t\treturn Approved", ""},
 	{"signer: never after Failed", "pkg/csr/state.go", "case hasFailed(obj):", "case false && hasFailed(obj):", ""},
-	{"signer: never after Denied", "pkg/csr/state.go", "case condition(obj, certificatesv1.CertificateDenied) != nil:", "case false:", ""},
+	{"signer: never after Denied", "pkg/csr/state.go", "case Condition(obj, certificatesv1.CertificateDenied) != nil:", "case false:", ""},
 	{"signer: stale approvals", "controllers/signer/reconciler.go", "ok && now.Add(-skew).After(at)", "ok && now.Add(-skew).Before(at.Add(-1000*time.Hour))", ""},
 	{"client: shape is checked", "pkg/csr/signers.go", "Shape: APIServerClientShape,", "Shape: func(*Request) error { return nil },", ""},
 	{"client: usages permitted", "pkg/csr/shape.go", "return fmt.Errorf(\"invalid usage for client certificate: %s\", usage)", "continue", ""},
