@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,15 +129,19 @@ func TestReadPublishedInDefaultNamespaces(t *testing.T) {
 		denied, secret, want string
 	}{
 		"in kube-system":                    {host, "", "host/ca", ""},
-		"in kube-system, and a shipped one": {append(host, shipped), "", "host/ca", ""},
-		"in both":                           {append(host, in("csr-controller-manager-system", "pod/ca")...), "", "pod/ca", ""},
+		"in kube-system, and a shipped one": {slices.Concat(host, []client.Object{shipped}), "", "host/ca", ""},
+		"in both":                           {slices.Concat(host, in("csr-controller-manager-system", "pod/ca")), "", "pod/ca", ""},
 		"in neither":                        {nil, "", "", "in namespace csr-controller-manager-system or kube-system: "},
 		"kube-system is not readable":       {host, "kube-system", "", "in namespace csr-controller-manager-system: "},
 		"the default is not readable":       {host, "csr-controller-manager-system", "", "list ConfigMaps in namespace csr-controller-manager-system: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			api := interceptor.NewClient(fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(test.objects...).Build(), interceptor.Funcs{
+			builder := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme)
+			for _, obj := range test.objects {
+				builder.WithObjects(obj.DeepCopyObject().(client.Object)) // the builder sets resourceVersions
+			}
+			api := interceptor.NewClient(builder.Build(), interceptor.Funcs{
 				List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 					if (&client.ListOptions{}).ApplyOptions(options).Namespace == test.denied {
 						return errors.New("denied")

@@ -70,7 +70,11 @@ func TestConfirm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(test.objects...).WithInterceptorFuncs(interceptor.Funcs{
+			builder := fake.NewClientBuilder().WithScheme(scheme.Scheme)
+			for _, obj := range test.objects {
+				builder.WithObjects(obj.DeepCopyObject().(client.Object)) // the builder sets resourceVersions
+			}
+			reader := builder.WithInterceptorFuncs(interceptor.Funcs{
 				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
 					if test.down {
 						return errors.New("down")
