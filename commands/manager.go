@@ -49,6 +49,7 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	if options.Publish, err = controllers.PublishOf(configuration, VersionOrBuild()); err != nil {
 		return err
 	}
+	options.Standby = controllers.StandbyOf(configuration)
 	options.Observer = apiuse.New()
 	mgr, err := newManager(configuration, options.Observer, logger)
 	if err != nil {

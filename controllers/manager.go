@@ -58,6 +58,9 @@ type Options struct {
 	// SelfCheck, if set, checks the manager's own rights, the kubelets' rights and the trust in the CA.
 	SelfCheck *SelfCheck
 
+	// Standby, if set, makes a replica work early when the leader does not renew its Lease.
+	Standby *Standby
+
 	// Publish, if set, makes the leader publish the manager's configuration in a ConfigMap.
 	Publish *Publish
 
@@ -104,7 +107,11 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return err
 	}
-	if err := o.setupControllers(mgr, serverTime); err != nil {
+	early, err := o.newStandby(mgr)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(o.setupControllers(mgr, serverTime, early), early.setup(mgr)); err != nil {
 		return err
 	}
 	if err := o.setupSelfCheck(mgr); err != nil {
@@ -122,12 +129,15 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
 }
 
+// requestsPath is the path of all requests at an API server.
+var requestsPath = "/apis/" + certificatesv1.SchemeGroupVersion.String() + "/" + requestsResource
+
 // setupObserver adds a readiness check that fails while calls to the API server fail.
 func (o Options) setupObserver(mgr manager.Manager) error {
 	if o.Observer == nil {
 		return nil
 	}
-	collections := []string{"/apis/" + certificatesv1.SchemeGroupVersion.String() + "/" + requestsResource}
+	collections := []string{requestsPath}
 	if o.Rotation != nil {
 		collections = append(collections, "/apis/"+v1alpha1.GroupVersion.String()+"/signingauthorities")
 	}
@@ -138,7 +148,7 @@ func (o Options) setupObserver(mgr manager.Manager) error {
 }
 
 // setupControllers sets up the block list and the controllers, and returns all errors together.
-func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Clock) error {
+func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Clock, early *standby) error {
 	var errs []error
 	if o.BlockList != nil {
 		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
@@ -149,24 +159,26 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		workers := cmp.Or(o.Concurrency.Approver, DefaultConcurrency.Approver)
 		r.ReviewsAtOnce = cmp.Or(r.ReviewsAtOnce, max(1, workers/2))
-		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, o.controller(workers, workers, r.NewQueue))))
+		options := o.controller(workers, workers, r.NewQueue, early.approver(r, workers))
+		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, options)))
 	}
 	if r := o.Signer; r != nil {
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr,
-			o.controller(o.Concurrency.Signer, DefaultConcurrency.Signer, r.NewQueue))))
+		workers := cmp.Or(o.Concurrency.Signer, DefaultConcurrency.Signer)
+		options := o.controller(workers, workers, r.NewQueue, early.signer(r, workers))
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, options)))
 	}
 	if r := o.Cleaner; r != nil {
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.RequestLimits = firstClock(r.Clock, o.Clock), cmp.Or(r.RequestLimits, o.RequestLimits)
 		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr,
-			o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil))))
+			o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil, early.clean(r)))))
 	}
 	if r := o.Rotation; r != nil {
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
-		options := o.controller(1, 1, nil)
+		options := o.controller(1, 1, nil, nil)
 		options.MaxConcurrentReconciles = 1 // a slow item must not start a second worker
 		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr, options)))
 	}
@@ -244,9 +256,9 @@ func named(name string, err error) error {
 }
 
 // controller returns the options of a controller with that many workers. Its queue returns items in order, or first
-// in, first out if order is nil.
+// in, first out if order is nil. Items that the standby has claimed are postponed.
 func (o Options) controller(
-	workers, otherwise int, order func() workqueue.Queue[reconcile.Request],
+	workers, otherwise int, order func() workqueue.Queue[reconcile.Request], early *claims,
 ) controller.Options {
 	if workers == 0 {
 		workers = otherwise
@@ -270,7 +282,9 @@ func (o Options) controller(
 			if o.WrapQueue != nil {
 				queue = o.WrapQueue(queue)
 			}
-			return newSlotQueue(queue, workers)
+			slots := newSlotQueue(queue, workers)
+			slots.claims = early
+			return slots
 		},
 	}
 }

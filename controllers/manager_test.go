@@ -40,7 +40,7 @@ func TestAControllersOwnClockStays(t *testing.T) {
 // faults in a row waits for less than six seconds in total.
 func TestRetriesAndWorkers(t *testing.T) {
 	t.Parallel()
-	options := Options{}.controller(0, 5, nil)
+	options := Options{}.controller(0, 5, nil, nil)
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
 	var pauses []time.Duration
 	var first10 time.Duration
@@ -66,7 +66,7 @@ func TestRetriesAndWorkers(t *testing.T) {
 	if options.CacheSyncTimeout < 10*365*24*time.Hour {
 		t.Errorf("the process ends when no cache has been filled for %s", options.CacheSyncTimeout)
 	}
-	if workers := (Options{}).controller(2, 5, nil).MaxConcurrentReconciles; workers != 20 {
+	if workers := (Options{}).controller(2, 5, nil, nil).MaxConcurrentReconciles; workers != 20 {
 		t.Errorf("%d goroutines", workers)
 	}
 }
@@ -76,7 +76,7 @@ func TestRetriesAndWorkers(t *testing.T) {
 func TestHangingItemsHoldUpNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		options := Options{}.controller(2, 1, nil)
+		options := Options{}.controller(2, 1, nil, nil)
 		queue := options.NewQueue("test", options.RateLimiter)
 		taken := make(chan reconcile.Request, 10)
 		for range options.MaxConcurrentReconciles {
@@ -120,7 +120,7 @@ func TestQueueFollowsTheClock(t *testing.T) {
 	options := Options{Clock: clock, WrapQueue: func(queue Queue) Queue {
 		wrapped = queue
 		return queue
-	}}.controller(1, 1, nil)
+	}}.controller(1, 1, nil, nil)
 	queue := options.NewQueue("test", options.RateLimiter)
 	defer queue.ShutDown()
 	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}

@@ -15,6 +15,8 @@ const (
 	slotTime = time.Second
 	// goroutinesPerWorker bounds the items that are in progress, including items with calls that hang.
 	goroutinesPerWorker = 10
+	// claimPause is the pause of an item that the standby works on.
+	claimPause = 50 * time.Millisecond
 )
 
 // slotQueue returns at most as many items at a time as it has slots. An item that takes longer than slotTime releases
@@ -22,6 +24,7 @@ const (
 // item only when a slot is free.
 type slotQueue struct {
 	Queue
+	claims  *claims // of the standby; nil without one
 	slots   chan struct{}
 	stopped chan struct{}
 	stop    func()
@@ -49,6 +52,11 @@ func (q *slotQueue) Get() (item reconcile.Request, shutdown bool) {
 		return q.Queue.Get() // the remaining items need no slot
 	}
 	item, shutdown = q.Queue.Get()
+	for !shutdown && q.claims.claimed(item) { // the standby's early work on it ends soon
+		q.Queue.Done(item)
+		q.AddAfter(item, claimPause)
+		item, shutdown = q.Queue.Get()
+	}
 	free := sync.OnceFunc(func() { <-q.slots })
 	if shutdown {
 		free()

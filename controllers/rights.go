@@ -205,6 +205,7 @@ func (r *rights) leaderElection(namespace, name string) {
 	const need = "leader election"
 	r.add(need, coordinationv1.GroupName, "leases", namespace, "", "create")
 	r.add(need, coordinationv1.GroupName, "leases", namespace, name, "get", "update")
+	r.optional("fail-over within seconds", coordinationv1.GroupName, "leases", namespace, name, "list", "watch")
 	r.events(need, namespace)
 	r.optional(need, "", "events", namespace, "", "create", "patch")
 }

@@ -186,6 +186,7 @@ const (
 // standby would collect without end. A controller that starts judges every request anyway.
 type debouncer[K comparable] struct {
 	delay time.Duration
+	also  func(K) // called with each key at once, if set
 
 	mu      sync.Mutex
 	runs    bool
@@ -199,6 +200,11 @@ func newDebouncer[K comparable](delay time.Duration) *debouncer[K] {
 
 // add records that each of keys has changed.
 func (d *debouncer[K]) add(keys ...K) {
+	for _, key := range keys {
+		if d.also != nil {
+			d.also(key)
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.runs {

@@ -379,3 +379,13 @@ func TestSupersededAreLeftInPeace(t *testing.T) {
 		t.Errorf("the newer one is looked at again after %s, the older after %s", newer, older)
 	}
 }
+
+func TestAnswersReachAStandby(t *testing.T) {
+	var answered []string
+	wake := newWakeUps()
+	wake.answered.also = func(name string) { answered = append(answered, name) }
+	wake.answered.add("a", "b") // the controller does not run
+	if !slices.Equal(answered, []string{"a", "b"}) || len(wake.answered.changes) != 0 {
+		t.Errorf("answered %v, collected %v", answered, wake.answered.changes)
+	}
+}

@@ -76,6 +76,9 @@ type Reconciler struct {
 	// Audit, if set, receives a record of each decision, beside the log.
 	Audit *audit.Log
 
+	// Answered, if set, is called with the name of each request for which a slow source or a review has an answer.
+	Answered func(request string)
+
 	// Live reads past the cache. After a write without a certain answer, it shows whether the write was stored.
 	Live client.Reader
 

@@ -41,6 +41,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	}
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	wake := newWakeUps()
+	wake.answered.also = r.Answered
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queued())).
@@ -140,13 +141,26 @@ func (r *Reconciler) queued() predicate.Predicate {
 	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
 		queues := r.queues(gone.Object)
-		r.index.remove(gone.Object.GetName())
-		r.forget(gone.Object.GetUID())
-		r.Reporter.Forget(gone.Object)
-		r.written.Drop(gone.Object.GetName())
+		r.Drop(gone.Object)
 		return queues
 	}
 	return events
+}
+
+// Waits reports whether obj waits for a decision.
+func (r *Reconciler) Waits(obj *certificatesv1.CertificateSigningRequest) bool {
+	return r.rule(obj) != nil
+}
+
+// Track prepares r for a Reconcile of obj outside of the controller. Drop ends that.
+func (r *Reconciler) Track(obj *certificatesv1.CertificateSigningRequest) { r.queues(obj) }
+
+// Drop forgets obj, which was deleted or needs no Reconcile any more.
+func (r *Reconciler) Drop(obj client.Object) {
+	r.index.remove(obj.GetName())
+	r.forget(obj.GetUID())
+	r.Reporter.Forget(obj)
+	r.written.Drop(obj.GetName())
 }
 
 // queues reports whether to enqueue obj. It also reads what determines the request's position, because nothing may be

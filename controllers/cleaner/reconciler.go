@@ -125,6 +125,19 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	return reconcile.Result{}, r.delete(ctx, obj, next)
 }
 
+// Overdue returns how long obj has been due for deletion. It returns zero if obj is not due, or if that is unknown.
+func (r *Reconciler) Overdue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) time.Duration {
+	if _, err := r.serverTime().Skew(); err != nil || obj.DeletionTimestamp != nil {
+		return 0
+	}
+	now := r.serverTime().Now()
+	next, err := r.next(ctx, obj, now)
+	if err != nil || next.at.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(next.at))
+}
+
 // longestTimer bounds every requeue, because a deadline that was computed with a wrong clock must be computed again.
 const longestTimer = 10 * time.Minute
 

@@ -223,3 +223,29 @@ func TestReconcileWaitsForServerTime(t *testing.T) {
 		t.Errorf("%d deletions, again after %s, error %q", len(*deleted), again, problem)
 	}
 }
+
+func TestOverdue(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		age    time.Duration
+		change func(*request)
+		clock  *servertime.Clock
+		want   time.Duration
+	}{
+		"not due":                 {age: time.Hour},
+		"due since ten seconds":   {age: time.Hour + 10*time.Second, want: 10 * time.Second},
+		"being deleted":           {age: 2 * time.Hour, change: func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }},
+		"the time is not known":   {age: 2 * time.Hour, clock: &servertime.Clock{}},
+		"the server's clock lags": {age: 2 * time.Hour, clock: servertime.Of(clocktesting.NewFakePassiveClock(now))},
+	} {
+		obj := object(with("Approved"))
+		if test.change != nil {
+			test.change(obj)
+		}
+		r, _, _ := newReconciler(object(), now.Add(test.age), nil, nil)
+		r.ServerTime = test.clock
+		if got := r.Overdue(t.Context(), obj); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}

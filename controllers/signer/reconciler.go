@@ -63,6 +63,8 @@ type Reconciler struct {
 	// APIServers lists the API servers to ask whether they trust a CA for clients: host:port or an https URL each. If it
 	// is empty, all endpoints of the Service kubernetes are asked.
 	APIServers []string
+	// OthersActive, if set, reports whether other replicas of this manager may sign, or may have signed a moment ago.
+	OthersActive func() bool
 	// Audit, if set, receives a record of each outcome, beside the log.
 	Audit *audit.Log
 

@@ -155,7 +155,8 @@ func (r *Reconciler) reportForeign(ctx context.Context, obj *certificatesv1.Cert
 	if err == nil && stored.UID == obj.UID {
 		manager = certificateManager(stored)
 	}
-	if (manager == FieldManager || manager == "") && r.certificates.inHandover(now) {
+	handover := r.certificates.inHandover(now) || r.OthersActive != nil && r.OthersActive()
+	if handover && (manager == FieldManager || manager == "") {
 		return nil
 	}
 	foreignTotal.WithLabelValues(obj.Spec.SignerName).Inc()

@@ -35,6 +35,7 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 		before func(*request)
 		signer string
 		dryRun bool
+		others bool   // other replicas may sign
 		want   string // prefix of the Event, or empty
 	}{
 		"kube-controller-manager":                              {after: storedBy("kube-controller-manager", certificate), want: `field manager "kube-controller-manager" has`},
@@ -43,6 +44,8 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 		"a name with control characters":                       {after: storedBy("a\u202eb", certificate), want: `field manager "a\u202eb" has`},
 		"another csr-controller-manager":                       {after: storedBy(FieldManager, certificate), want: "another csr-controller-manager has"},
 		"perhaps the former leader":                            {after: storedBy(FieldManager, certificate), led: 59 * time.Second},
+		"perhaps a standby":                                    {after: storedBy(FieldManager, certificate), others: true},
+		"kube-controller-manager beside a standby":             {after: storedBy("kube-controller-manager", certificate), others: true, want: `field manager "kube-controller-manager" has`},
 		"no field manager recorded":                            {after: storedBy("someone", `{"f:status":{"f:conditions":{}}}`), want: "an unknown field manager has"},
 		"no field manager recorded, perhaps the former leader": {after: storedBy("someone", "broken"), led: 59 * time.Second},
 		"a certificate from before":                            {before: storedBy("kube-controller-manager", certificate), after: storedBy("kube-controller-manager", certificate)},
@@ -65,6 +68,7 @@ func TestSecondSignerIsNoticed(t *testing.T) {
 			r := p.reconciler
 			r.Signers["example.com/second"] = r.Signers["example.com/custom"]
 			r.DryRun = test.dryRun
+			r.OthersActive = func() bool { return test.others }
 			if test.led == 0 {
 				test.led = time.Hour
 			}

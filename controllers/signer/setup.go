@@ -225,16 +225,29 @@ func (r *Reconciler) queueEvents() predicate.Predicate {
 		return r.queues(change.ObjectNew) || foreign
 	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
-		name := gone.Object.GetName()
-		r.pending.Remove(name)
-		r.issued.Drop(name)
-		r.ended.Drop(name)
-		r.failures.Drop(name)
-		r.certificates.drop(name)
-		r.Reporter.Forget(gone.Object)
+		r.Drop(gone.Object)
 		return false
 	}
 	return events
+}
+
+// Waits reports whether obj waits for a certificate from one of Signers.
+func (r *Reconciler) Waits(obj *certificatesv1.CertificateSigningRequest) bool {
+	return r.signable(obj)
+}
+
+// Track prepares r for a Reconcile of obj outside of the controller. Drop ends that.
+func (*Reconciler) Track(*certificatesv1.CertificateSigningRequest) {}
+
+// Drop forgets obj, which was deleted or needs no Reconcile any more.
+func (r *Reconciler) Drop(obj client.Object) {
+	name := obj.GetName()
+	r.pending.Remove(name)
+	r.issued.Drop(name)
+	r.ended.Drop(name)
+	r.failures.Drop(name)
+	r.certificates.drop(name)
+	r.Reporter.Forget(obj)
 }
 
 // queues reports whether to enqueue obj, and indexes its position in the queue. It parses each request once.

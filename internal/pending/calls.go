@@ -75,6 +75,9 @@ type call[V any] struct {
 	err      error
 }
 
+// NeedLeaderElection returns false, because a standby that works early asks too. Without questions it makes no call.
+func (*Calls[V]) NeedLeaderElection() bool { return false }
+
 // Start makes calls until ctx ends.
 func (c *Calls[V]) Start(ctx context.Context) error {
 	c.mu.Lock()

@@ -110,6 +110,18 @@ func (o *Observer) Ready(collections ...string) func(*http.Request) error {
 	}
 }
 
+// Watches reports whether a watch of collection is open.
+func (o *Observer) Watches(collection string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for path, one := range o.watches {
+		if strings.HasSuffix(path, collection) && one.open > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // answered records that an API server has answered.
 func (o *Observer) answered() {
 	o.mu.Lock()

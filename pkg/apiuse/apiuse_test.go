@@ -110,6 +110,9 @@ func TestSilentWatchEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !o.Watches("/apis/a/v1/bs") || o.Watches("/apis/a/v1/cs") {
+		t.Error("the open watch is not found")
+	}
 	go func() {
 		for range 6 {
 			time.Sleep(500 * time.Millisecond)
@@ -127,7 +130,7 @@ func TestSilentWatchEnds(t *testing.T) {
 	open := one.open
 	one.lost = time.Now().Add(-staleAfter)
 	o.mu.Unlock()
-	if open != 0 {
+	if open != 0 || o.Watches("/apis/a/v1/bs") {
 		t.Errorf("%d watches are open", open)
 	}
 	if err := o.Ready("/apis/a/v1/bs")(nil); err == nil || !strings.Contains(err.Error(), "the cache of /apis/a/v1/bs is stale") {

@@ -187,6 +187,9 @@ func NewBackground(source Slow, passed clock.PassiveClock, answered func(request
 	}}
 }
 
+// NeedLeaderElection returns false, because a standby that works early asks too. Without questions it makes no call.
+func (*Background) NeedLeaderElection() bool { return false }
+
 // Start runs lookups until ctx ends.
 func (b *Background) Start(ctx context.Context) error { return b.calls.Start(ctx) }
 

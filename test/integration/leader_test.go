@@ -11,6 +11,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -89,7 +90,8 @@ func TestStandbyQueuesNothing(t *testing.T) {
 	reaches(t, waiting, csr.Issued)
 }
 
-// leaseOfAnother creates the Lease of the managers, held for an hour by a replica that does not exist.
+// leaseOfAnother creates the Lease of the managers, held by a replica that does not exist. It is renewed until it is
+// deleted.
 func leaseOfAnother(t *testing.T) *coordinationv1.Lease {
 	t.Helper()
 	now := metav1.NowMicro()
@@ -103,5 +105,17 @@ func leaseOfAnother(t *testing.T) *coordinationv1.Lease {
 		t.Fatal(err)
 	}
 	create(t, admin(t), lease)
+	renewed, c := lease.DeepCopy(), admin(t)
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(stop)
+	go func() {
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			now := metav1.NowMicro()
+			renewed.Spec.RenewTime = &now
+			if err := c.Update(ctx, renewed); err != nil {
+				stop()
+			}
+		}, 500*time.Millisecond)
+	}()
 	return lease
 }
