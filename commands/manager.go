@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -21,6 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // managerCommand returns the root command, which runs the manager.
@@ -51,7 +51,8 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	}
 	options.Standby = controllers.StandbyOf(configuration)
 	options.Observer = apiuse.New()
-	mgr, err := newManager(configuration, options.Observer, logger)
+	options.Requests = &requestcache.Cache{}
+	mgr, err := newManager(configuration, options, logger)
 	if err != nil {
 		return err
 	}
@@ -73,13 +74,13 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	return nil
 }
 
-func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.Logger) (manager.Manager, error) {
+func newManager(c *config.Configuration, options controllers.Options, logger logr.Logger) (manager.Manager, error) {
 	cluster, err := RESTConfig(c)
 	if err != nil {
 		return nil, err
 	}
 	apicall.Bound(cluster)
-	observer.Wrap(cluster)
+	options.Observer.Wrap(cluster)
 	election := rest.CopyConfig(cluster)
 	election.QPS = -1 // renewing the Lease never waits behind work
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
@@ -89,7 +90,7 @@ func newManager(c *config.Configuration, observer *apiuse.Observer, logger logr.
 	return manager.New(cluster, manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
 		Logger:                        logger,
-		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Cache:                         options.Requests.CacheOptions(),
 		Metrics:                       served,
 		HealthProbeBindAddress:        health.Off, // health.Serve does
 		LeaderElection:                c.LeaderElection.Enabled,

@@ -31,6 +31,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -44,6 +45,10 @@ type Options struct {
 
 	// RequestLimits bounds what the controllers read of a request, unless a controller has limits of its own.
 	RequestLimits csr.Limits
+
+	// Requests, if set, holds whole requests for the controllers. The manager's cache must then have its settings
+	// (requestcache.Cache.CacheOptions).
+	Requests *requestcache.Cache
 
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
@@ -126,7 +131,9 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := o.setupObserver(mgr); err != nil {
 		return err
 	}
-	return mgr.Add(&requestsSource{reader: mgr.GetClient(), clock: serverTime, signers: o.signerNames()})
+	return mgr.Add(&requestsSource{
+		cache: mgr.GetCache(), clock: serverTime, signers: o.signerNames(), log: mgr.GetLogger().WithName("metrics"),
+	})
 }
 
 // requestsPath is the path of all requests at an API server.
@@ -153,7 +160,11 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	if o.BlockList != nil {
 		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
 	}
+	if o.Requests != nil {
+		o.Requests.Limits = o.RequestLimits
+	}
 	if r := o.Approver; r != nil {
+		r.Requests = cmp.Or(r.Requests, o.Requests)
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
@@ -163,6 +174,7 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr, options)))
 	}
 	if r := o.Signer; r != nil {
+		r.Requests = cmp.Or(r.Requests, o.Requests)
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
@@ -177,6 +189,7 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 			o.controller(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner, nil, early.clean(r)))))
 	}
 	if r := o.Rotation; r != nil {
+		r.Requests = cmp.Or(r.Requests, o.Requests)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		options := o.controller(1, 1, nil, nil)
 		options.MaxConcurrentReconciles = 1 // a slow item must not start a second worker

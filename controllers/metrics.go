@@ -14,13 +14,14 @@ import (
 	"golang.org/x/time/rate"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -75,24 +76,25 @@ func (s *seldomSink) WithName(name string) logr.LogSink {
 // others is the signer label of requests for signers that are not configured.
 const others = "other"
 
-// scrapeTimeout bounds how long a scrape waits for a cache that is not filled.
-const scrapeTimeout = time.Second
-
-// requestsCollector counts the requests in the caches of the running managers. It counts at each scrape, so no value
-// becomes stale.
+// requestsCollector reports the requests in the caches of the running managers.
 type requestsCollector struct {
 	count  *prometheus.Desc
 	oldest *prometheus.Desc
 
 	mu       sync.Mutex
-	managers map[*requestsSource]context.Context
+	managers map[*requestsSource]bool
 }
 
-// requestsSource is the cache of one manager. It is a Runnable of that manager, and runs on standbys too.
+// requestsSource counts the requests in the cache of one manager as they come and go, so a scrape costs little however
+// many there are. It is a Runnable of that manager, and runs on standbys too.
 type requestsSource struct {
-	reader  client.Reader
+	cache   cache.Informers
 	clock   clock.PassiveClock
 	signers map[string]bool // signers with a label of their own; all other signers share a label
+	log     logr.Logger
+
+	mu     sync.Mutex
+	totals map[requestsLabels]requestsTotal
 }
 
 var requests = &requestsCollector{
@@ -102,7 +104,7 @@ var requests = &requestsCollector{
 	oldest: prometheus.NewDesc("csr_requests_oldest_seconds",
 		"Age of the oldest CertificateSigningRequest in that state, since its creation; 0 if there is none.",
 		[]string{"signer", "state"}, nil),
-	managers: map[*requestsSource]context.Context{},
+	managers: map[*requestsSource]bool{},
 }
 
 func init() { metrics.Registry.MustRegister(requests) }
@@ -110,16 +112,60 @@ func init() { metrics.Registry.MustRegister(requests) }
 // NeedLeaderElection returns false, because a standby's cache is current too.
 func (*requestsSource) NeedLeaderElection() bool { return false }
 
-// Start includes the cache in the metrics until ctx ends.
+// Start counts, and includes the counts in the metrics until ctx ends.
 func (s *requestsSource) Start(ctx context.Context) error {
+	objects, err := informer.FromCache(ctx, s.cache, &certificatesv1.CertificateSigningRequest{}, s.log, nil)
+	if err != nil {
+		return nil // ctx has ended
+	}
+	events, err := objects.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { s.add(obj, 1) },
+		UpdateFunc: func(before, after any) { s.add(before, -1); s.add(after, 1) },
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			s.add(obj, -1)
+		},
+	})
+	if err != nil {
+		return nil // the informer has stopped because ctx has ended
+	}
+	if !toolscache.WaitForCacheSync(ctx.Done(), events.HasSynced) {
+		return nil
+	}
 	requests.mu.Lock()
-	requests.managers[s] = ctx
+	requests.managers[s] = true
 	requests.mu.Unlock()
 	<-ctx.Done()
 	requests.mu.Lock()
 	delete(requests.managers, s)
 	requests.mu.Unlock()
 	return nil
+}
+
+// add adds n requests like in to the counts.
+func (s *requestsSource) add(in any, n int) {
+	obj, ok := in.(*certificatesv1.CertificateSigningRequest)
+	if !ok {
+		return
+	}
+	labels := requestsLabels{others, csr.StateOf(obj)}
+	if s.signers[obj.Spec.SignerName] {
+		labels.signer = obj.Spec.SignerName
+	}
+	created := obj.CreationTimestamp.Unix()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.totals == nil {
+		s.totals = map[requestsLabels]requestsTotal{}
+	}
+	if s.totals[labels] == nil {
+		s.totals[labels] = requestsTotal{}
+	}
+	if s.totals[labels][created] += n; s.totals[labels][created] == 0 {
+		delete(s.totals[labels], created)
+	}
 }
 
 // Describe implements prometheus.Collector.
@@ -133,57 +179,44 @@ type requestsLabels struct {
 	state  csr.State
 }
 
-type requestsTotal struct{ count, oldest float64 }
+// requestsTotal counts requests by the second of their creation, since 1970.
+type requestsTotal map[int64]int
 
-// Collect implements prometheus.Collector. It omits a cache that it cannot read, and still returns the other metrics.
+// sum returns the count and the age of the oldest request in seconds, or zeros.
+func (t requestsTotal) sum(now time.Time) (count, oldest float64) {
+	for created, n := range t {
+		count += float64(n)
+		oldest = max(oldest, now.Sub(time.Unix(created, 0)).Seconds())
+	}
+	return count, oldest
+}
+
+// Collect implements prometheus.Collector.
 func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	totals := map[requestsLabels]requestsTotal{}
-	for source, ctx := range c.managers {
-		if err := source.add(ctx, totals); err != nil {
-			log.FromContext(ctx).Error(err, "Count requests for metrics")
-		}
+	counts, ages := map[requestsLabels]float64{}, map[requestsLabels]float64{}
+	for source := range c.managers {
+		source.report(counts, ages)
 	}
-	for labels, total := range totals {
-		found <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, total.count, labels.signer,
-			string(labels.state))
-		found <- prometheus.MustNewConstMetric(c.oldest, prometheus.GaugeValue, total.oldest, labels.signer,
+	for labels, count := range counts {
+		found <- prometheus.MustNewConstMetric(c.count, prometheus.GaugeValue, count, labels.signer, string(labels.state))
+		found <- prometheus.MustNewConstMetric(c.oldest, prometheus.GaugeValue, ages[labels], labels.signer,
 			string(labels.state))
 	}
 }
 
-func (s *requestsSource) add(ctx context.Context, totals map[requestsLabels]requestsTotal) error {
-	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
-	defer cancel()
-	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := s.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return err
-	}
-	s.seed(totals)
+// report adds the requests of s to counts, and their ages to ages. Each signer and state without a request gets a zero.
+func (s *requestsSource) report(counts, ages map[requestsLabels]float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := s.clock.Now()
-	for i := range list.Items {
-		obj := &list.Items[i]
-		labels := requestsLabels{others, csr.StateOf(obj)}
-		if s.signers[obj.Spec.SignerName] {
-			labels.signer = obj.Spec.SignerName
-		}
-		total := totals[labels]
-		total.count++
-		total.oldest = max(total.oldest, now.Sub(obj.CreationTimestamp.Time).Seconds())
-		totals[labels] = total
-	}
-	return nil
-}
-
-// seed adds a zero for each signer and state without a request.
-func (s *requestsSource) seed(totals map[requestsLabels]requestsTotal) {
 	for _, name := range append(slices.Collect(maps.Keys(s.signers)), others) {
 		for _, state := range csr.States() {
 			labels := requestsLabels{name, state}
-			if _, known := totals[labels]; !known { // another manager may have counted it
-				totals[labels] = requestsTotal{}
-			}
+			count, oldest := s.totals[labels].sum(now)
+			counts[labels] += count
+			ages[labels] = max(ages[labels], oldest)
 		}
 	}
 }

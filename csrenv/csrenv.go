@@ -28,6 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // Options configures Start. The zero value works.
@@ -132,10 +133,15 @@ func (e *Env) Stop() error {
 }
 
 func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
+	options, optionsErr := controllerOptions(opts)
+	if opts.Customize != nil {
+		opts.Customize(options)
+	}
 	unnamed, grace := true, 10*time.Second
 	mgr, err := manager.New(cfg, manager.Options{
 		Scheme:                  clientgoscheme.Scheme,
 		Logger:                  opts.Logger,
+		Cache:                   options.Requests.CacheOptions(),
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
 		Controller:              config.Controller{SkipNameValidation: &unnamed}, // several Envs may run in one process
 		GracefulShutdownTimeout: &grace,
@@ -143,11 +149,7 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make manager: %w", err)
 	}
-	options, err := controllerOptions(opts)
-	if opts.Customize != nil {
-		opts.Customize(options)
-	}
-	return mgr, errors.Join(err, options.SetupWithManager(mgr))
+	return mgr, errors.Join(optionsErr, options.SetupWithManager(mgr))
 }
 
 // controllerOptions returns the options of all three controllers, and an error that joins all defects of opts.
@@ -169,6 +171,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
 		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
 		Cleaner:  &cleaner.Reconciler{Retention: retention},
+		Requests: &requestcache.Cache{},
 		Clock:    opts.Clock,
 	}
 	if opts.Clock != nil {

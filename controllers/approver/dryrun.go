@@ -54,9 +54,12 @@ func (r *Reconciler) reconcileDryRun(
 func (r *Reconciler) judgeDryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decided bool,
 ) (opinion, error) {
-	asMade := obj
+	asMade, err := r.Requests.Whole(ctx, r.Live, obj)
+	if asMade == nil {
+		return opinion{Decision: Decision{Pending: true}}, err
+	}
 	if decided {
-		asMade = obj.DeepCopy()
+		asMade = asMade.DeepCopy()
 		asMade.Status = certificatesv1.CertificateSigningRequestStatus{}
 	}
 	req, decision, err := r.judge(ctx, asMade)
@@ -70,8 +73,8 @@ func (r *Reconciler) judgeDryRun(
 	if decision.Verdict == verdict.Approve {
 		write = r.Reporter.Would
 	}
-	if write(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
-		r.audit(ctx, obj, req, would, decision)
+	if write(obj, asMade.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
+		r.audit(ctx, asMade, req, would, decision)
 	}
 	return r.opinions.note(obj, decision), nil
 }

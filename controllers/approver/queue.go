@@ -11,8 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/lru"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -43,7 +41,7 @@ const (
 // requestInfo holds no text that a requester chose.
 type requestInfo struct {
 	pending.Request
-	sans []uint64 // digests of the requested names and addresses
+	sans []uint64 // digests of the requested names and addresses, unless only the stripped request was at hand
 }
 
 // pendingIndex holds the requests that the work queue may hold, and which of them may be woken. A request leaves the
@@ -65,9 +63,14 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 	info, known := p.requests[obj.Name]
 	p.mu.Unlock()
 	if !known || info.UID != obj.UID {
-		req, err := p.parse(obj, limits)
+		var req *csr.Request
+		if csr.Stripped(obj) {
+			req, _ = limits.Supersedable(obj)
+		} else {
+			req, _ = p.parse(obj, limits)
+		}
 		info = requestInfo{Request: pending.Of(obj, req)}
-		if err == nil {
+		if req != nil {
 			for _, name := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
 				info.sans = append(info.sans, digestOf(name))
 			}
@@ -316,16 +319,8 @@ func (r *Reconciler) enqueueWaiting(queue workQueue, most int, waits func(reques
 }
 
 // enqueueUndecided enqueues all undecided requests.
-func (r *Reconciler) enqueueUndecided(ctx context.Context, queue workQueue) {
-	requests := &certificatesv1.CertificateSigningRequestList{}
-	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "List requests that wait for a change") // requests are judged again within a minute
-		return
-	}
-	for i := range requests.Items {
-		if obj := &requests.Items[i]; r.rule(obj) != nil {
-			r.index.add(obj, r.RequestLimits, true)
-			queue.Add(queueKey(obj.Name))
-		}
+func (r *Reconciler) enqueueUndecided(_ context.Context, queue workQueue) {
+	for _, request := range r.index.undecided.All() {
+		queue.Add(queueKey(request.Name))
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -81,6 +82,8 @@ type Reconciler struct {
 
 	// Live reads past the cache. After a write without a certain answer, it shows whether the write was stored.
 	Live client.Reader
+	// Requests holds whole requests if the cache of Client strips them.
+	Requests *requestcache.Cache
 
 	index    pendingIndex
 	queue    *pending.Queue // the controller's queue
@@ -125,7 +128,15 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if r.DryRun && r.ours(obj) {
 		return r.reconcileDryRun(ctx, obj)
 	}
-	if r.rule(obj) == nil {
+	undecided := r.rule(obj) != nil
+	if _, unsettled := r.written.Of(obj); !undecided && !unsettled {
+		return reconcile.Result{}, nil
+	}
+	obj, err := r.Requests.Whole(ctx, r.Live, obj)
+	if obj == nil {
+		return reconcile.Result{}, err
+	}
+	if !undecided {
 		r.settle(ctx, obj)
 		return reconcile.Result{}, nil
 	}

@@ -39,6 +39,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	for _, rule := range r.Rules { // a histogram needs to exist before its first event, for its rate
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
+	r.Requests.Want(func(obj *certificatesv1.CertificateSigningRequest) bool {
+		return r.rule(obj) != nil || r.DryRun && r.ours(obj)
+	})
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	wake := newWakeUps()
 	wake.answered.also = r.Answered
@@ -176,7 +179,7 @@ func (r *Reconciler) queues(obj client.Object) bool {
 		r.forget(request.UID)
 		return false
 	}
-	r.index.add(request, r.RequestLimits, undecided)
+	r.index.add(r.Requests.Held(request), r.RequestLimits, undecided)
 	return true
 }
 

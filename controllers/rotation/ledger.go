@@ -122,29 +122,63 @@ func (r *Reconciler) addFromCoholders(
 	return nil
 }
 
-// recordIssued records the certificate of a request, also if another program issued it. If authorities share the CA, as with
-// spec.from, the certificate counts for those that serve its signer. If none does, it counts for all, because its
-// verifiers may follow any of their trust bundles.
+// everyRequest is the key for which recordIssued reads all requests: an authority has new CAs or signers.
+var everyRequest = reconcile.Request{}
+
+// issuedPage is how many requests are read at a time. Each may have 1.5 MiB, and they decide how much memory it takes.
+const issuedPage = 50
+
+// recordIssued records the certificate of a request, or of all requests for the key everyRequest.
 func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	authorities := &v1alpha1.SigningAuthorityList{}
+	if err := r.Client.List(ctx, authorities); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err)
+	}
+	if len(authorities.Items) == 0 {
+		return reconcile.Result{}, nil // a new authority brings the key everyRequest
+	}
+	if key == everyRequest {
+		return reconcile.Result{}, r.recordAll(ctx, authorities.Items)
+	}
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	all := &v1alpha1.SigningAuthorityList{}
-	if err := r.Client.List(ctx, all); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err)
+	request, err := r.Requests.Whole(ctx, r.Live, request)
+	if request != nil {
+		r.record(request, authorities.Items)
 	}
-	for i := range all.Items {
-		obj := &all.Items[i]
+	return reconcile.Result{}, err
+}
+
+// recordAll reads all requests from the API server, and records their certificates. The cache may lack them.
+func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.SigningAuthority) error {
+	page := &certificatesv1.CertificateSigningRequestList{}
+	for first := true; first || page.Continue != ""; first = false {
+		if err := r.Live.List(ctx, page, client.Limit(issuedPage), client.Continue(page.Continue)); err != nil {
+			return fmt.Errorf("list requests: %w", err)
+		}
+		for i := range page.Items {
+			r.record(&page.Items[i], authorities)
+		}
+	}
+	return nil
+}
+
+// record records the certificate of request, also if another program issued it. If authorities share the CA, as with
+// spec.from, the certificate counts for those that serve its signer. If none does, it counts for all, because its
+// verifiers may follow any of their trust bundles.
+func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, authorities []v1alpha1.SigningAuthority) {
+	for i := range authorities {
+		obj := &authorities[i]
 		cert, ours := ledger.Recognize(request, certificates(obj))
 		serves := func(other v1alpha1.SigningAuthority) bool {
 			return slices.Contains(other.Spec.Signers, cert.Signer) && holdsCA(&other, &v1alpha1.CAStatus{KeyID: cert.KeyID})
 		}
-		if ours && (serves(*obj) || !slices.ContainsFunc(all.Items, serves)) {
+		if ours && (serves(*obj) || !slices.ContainsFunc(authorities, serves)) {
 			r.recorder(obj).Note(cert)
 		}
 	}
-	return reconcile.Result{}, nil
 }
 
 // certificates returns the certificates of the CAs of obj.
@@ -177,18 +211,13 @@ var casChanged = predicate.Funcs{
 	},
 }
 
-// issuedRequests returns all requests that hold a certificate.
-func (r *Reconciler) issuedRequests(ctx context.Context, _ client.Object) []reconcile.Request {
-	all := &certificatesv1.CertificateSigningRequestList{}
-	if err := r.Client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "List requests")
-		return nil
-	}
-	var keys []reconcile.Request
-	for i := range all.Items {
-		if holdsCertificate(&all.Items[i]) {
-			keys = append(keys, reconcile.Request{NamespacedName: types.NamespacedName{Name: all.Items[i].Name}})
-		}
-	}
-	return keys
+// issuedLater passes requests that get a certificate while the controller runs. The key everyRequest stands for the
+// earlier ones.
+var issuedLater = predicate.Funcs{
+	CreateFunc: func(e event.CreateEvent) bool { return !e.IsInInitialList && holdsCertificate(e.Object) },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return holdsCertificate(e.ObjectNew) && e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion()
+	},
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
 }

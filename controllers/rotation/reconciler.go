@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -42,7 +43,9 @@ type Reconciler struct {
 
 	Client client.Client
 	// Live reads without the cache: a step must not depend on the state before the last step.
-	Live     client.Reader
+	Live client.Reader
+	// Requests holds whole requests if the cache of Client strips them.
+	Requests *requestcache.Cache
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	Audit    *audit.Log

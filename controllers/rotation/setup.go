@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -43,12 +44,13 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
-	issued := predicate.NewPredicateFuncs(holdsCertificate)
+	r.Requests.Want(func(obj *certificatesv1.CertificateSigningRequest) bool { return holdsCertificate(obj) })
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issued)).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).
 		// This records a certificate that was issued before its CA was known.
-		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(r.issuedRequests),
+		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(
+			func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everyRequest} }),
 			builder.WithPredicates(casChanged)).
 		WithOptions(options).
 		Complete(reconcile.Func(r.recordIssued))

@@ -26,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -54,7 +55,9 @@ type Reconciler struct {
 
 	Client client.Client
 	// Live reads past the cache. After a write without an answer, it shows whether the write was stored.
-	Live     client.Reader
+	Live client.Reader
+	// Requests holds whole requests if the cache of Client strips them.
+	Requests *requestcache.Cache
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	// ServerTime is the clock by which ages count; nil means Clock. Certificates are issued by Clock, and only while both
@@ -123,6 +126,12 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	now := r.Clock.Now()
+	if r.reads(obj) {
+		var err error
+		if obj, err = r.Requests.Whole(ctx, r.Live, obj); obj == nil {
+			return reconcile.Result{}, err
+		}
+	}
 	if r.DryRun {
 		return r.dryRun(ctx, obj, now), nil
 	}
@@ -144,6 +153,14 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	}
 	r.report(ctx, obj, judged)
 	return r.requeue(obj, judged), nil
+}
+
+// reads reports whether more than the state of obj will be read: it waits for a certificate, an earlier write to it is
+// not settled, or a dry run judges it.
+func (r *Reconciler) reads(obj *certificatesv1.CertificateSigningRequest) bool {
+	_, issued := r.issued.Of(obj)
+	_, failed := r.failures.Of(obj)
+	return issued || failed || r.signable(obj) || r.DryRun && r.approved(obj)
 }
 
 // requeue returns when to judge obj again. A new CA wakes the request at once; the requeue is the safety net.

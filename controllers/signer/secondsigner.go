@@ -16,6 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // FieldManager is the field manager of the signer's writes, whatever the program is called.
@@ -67,7 +69,7 @@ func (c *certificates) remove(name string, pem []byte) {
 func (c *certificates) observe(obj *certificatesv1.CertificateSigningRequest) (foreign bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, own := c.own[obj.Name][sha256.Sum256(obj.Status.Certificate)]
+	_, own := c.own[obj.Name][csr.CertificateDigest(obj)]
 	delete(c.own, obj.Name)
 	if own {
 		return false

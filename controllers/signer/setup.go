@@ -18,13 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -42,6 +42,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return err
 	}
 	r.fill(mgr)
+	r.Requests.Want(func(obj *certificatesv1.CertificateSigningRequest) bool {
+		return r.signable(obj) || r.DryRun && r.approved(obj)
+	})
 	ctrl := builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queueEvents())).
@@ -197,16 +200,15 @@ func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
 
 // enqueueWaiting enqueues the requests that wait for a certificate of pair, or of any pair if pair is nil.
 func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, queue requestQueue) {
-	requests := &certificatesv1.CertificateSigningRequestList{}
-	if err := r.Client.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
-		// Waiting requests are requeued within a minute anyway.
-		log.FromContext(ctx).Error(err, "List requests that wait for a certificate")
-		return
-	}
-	for i := range requests.Items {
-		obj := &requests.Items[i]
-		if r.signable(obj) && (pair == nil || r.Signers[obj.Spec.SignerName].KeyPair == pair) {
-			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}})
+	for _, waiting := range r.pending.All() {
+		if pair != nil && r.Signers[waiting.Signer].KeyPair != pair {
+			continue
+		}
+		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: waiting.Name}}
+		obj := &certificatesv1.CertificateSigningRequest{}
+		// A dry run also indexes requests that another signer has signed.
+		if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err == nil && r.signable(obj) {
+			queue.Add(key)
 		}
 	}
 }
@@ -260,9 +262,9 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	if known, found := r.pending.Get(request.Name); found && known.UID == request.UID {
 		return true
 	}
-	req, err := r.RequestLimits.Parse(request)
-	if err != nil {
-		req = nil
+	var req *csr.Request
+	if whole := r.Requests.Held(request); !csr.Stripped(whole) {
+		req, _ = r.RequestLimits.Parse(whole)
 	}
 	r.pending.Put(pending.Of(request, req))
 	return true

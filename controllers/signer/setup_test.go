@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -36,7 +37,7 @@ func TestANewAuthorityWakesWhatWaits(t *testing.T) {
 	named := func(name string, change func(*request)) *request {
 		return object(t, change, func(obj *request) { obj.Name = name })
 	}
-	p.reconciler.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(
+	stored := []client.Object{
 		named("waits", func(*request) {}),
 		named("waits-too", signerName("example.com/custom")),
 		named("for-another-ca", signerName("kubernetes.io/kubelet-serving")),
@@ -45,7 +46,11 @@ func TestANewAuthorityWakesWhatWaits(t *testing.T) {
 		named("denied", with("Denied", "True")),
 		named("failed", with("Failed", "True")),
 		named("issued", func(obj *request) { obj.Status.Certificate = []byte("x") }),
-	).Build()
+	}
+	p.reconciler.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(stored...).Build()
+	for _, obj := range stored {
+		p.reconciler.queueEvents().Create(event.CreateEvent{Object: obj})
+	}
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	defer queue.ShutDown()
 	if err := p.reconciler.wakeAfter(p.pair).Start(t.Context(), queue); err != nil {

@@ -4,6 +4,8 @@ package pending
 
 import (
 	"hash/maphash"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,12 +20,13 @@ type Digest uint64
 
 var seed = maphash.MakeSeed()
 
-// DigestOf returns the Digest of text in this process. The empty text has the zero Digest.
+// DigestOf returns the Digest of text in this process. The empty text has the zero Digest. A text has the same Digest
+// in a stripped request (csr.Bounded).
 func DigestOf(text string) Digest {
 	if text == "" {
 		return 0
 	}
-	return Digest(maphash.String(seed, text))
+	return Digest(maphash.String(seed, csr.Bounded(text)))
 }
 
 // Key identifies requests that supersede each other: those of one requester for one node and one signer.
@@ -139,6 +142,13 @@ func (i *Index) Newer(name string) int {
 	}
 	all := i.ordered[r.Key]
 	return all.count - 1 - all.index(name, r.Created)
+}
+
+// All returns all requests, in no order.
+func (i *Index) All() []Request {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Collect(maps.Values(i.requests))
 }
 
 // Newest returns the newest requests of each Key, at most n of each.

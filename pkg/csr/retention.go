@@ -89,6 +89,9 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 // certificateEnd returns NotAfter of the first PEM block in status, or zero if the block holds no certificate. It
 // ignores the rest, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
 func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
+	if Stripped(obj) {
+		return recordedEnd(obj)
+	}
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {
 		return time.Time{}

@@ -103,7 +103,8 @@ const MinSupersededAfter = 15 * time.Minute
 
 // Supersedable parses obj within l and reports whether a newer request can supersede it. The newer request must have
 // the same requester, node and signer. Only pending requests for Kubernetes' two signers of node certificates
-// qualify, because users of other signers may have reasons to ask twice.
+// qualify, because users of other signers may have reasons to ask twice. Of a stripped request, req holds only what
+// identifies it, its requester and its node.
 func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req *Request, ok bool) {
 	switch obj.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
@@ -112,6 +113,9 @@ func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req
 	}
 	if StateOf(obj) != Pending {
 		return nil, false
+	}
+	if Stripped(obj) {
+		return fromStripped(obj), len(obj.Spec.Request) > 0
 	}
 	req, err := l.Parse(obj)
 	if err != nil || req.NodeName() == "" {

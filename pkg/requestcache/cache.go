@@ -1,0 +1,159 @@
+// Package requestcache keeps a manager's copies of CertificateSigningRequests small. The informer holds stripped
+// requests only (csr.Limits.Strip). A Cache beside it holds the whole objects that controllers will read soon, within a
+// byte budget. So neither old requests nor a requester with many or large ones decide how much memory a manager needs.
+package requestcache
+
+import (
+	"container/list"
+	"context"
+	"fmt"
+	"sync"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// budget bounds the whole objects, in bytes of their encoding plus overhead each. A backlog of 10,000 requests of
+	// kubelets fits.
+	budget, overhead = 48 << 20, 1 << 10
+	// largest bounds one object. A larger object is read from the API server each time.
+	largest = 16 << 10
+)
+
+// Cache holds whole requests. The zero value is ready; a nil Cache holds nothing. It is safe for concurrent use.
+type Cache struct {
+	// Limits bounds what is read of a request.
+	Limits csr.Limits
+
+	mu     sync.Mutex
+	wants  []func(*certificatesv1.CertificateSigningRequest) bool
+	byUID  map[types.UID]*list.Element
+	recent list.List // of *certificatesv1.CertificateSigningRequest, the last used first
+	bytes  int
+}
+
+// Want makes c hold the requests for which wants returns true. It has an effect only on requests that arrive later.
+func (c *Cache) Want(wants func(*certificatesv1.CertificateSigningRequest) bool) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wants = append(c.wants, wants)
+}
+
+// CacheOptions returns the settings of a manager's cache that strips requests, and strips managed fields from other
+// objects. With a nil Cache requests stay whole.
+func (c *Cache) CacheOptions() cache.Options {
+	options := cache.Options{DefaultTransform: cache.TransformStripManagedFields()}
+	if c != nil {
+		options.ByObject = map[client.Object]cache.ByObject{
+			&certificatesv1.CertificateSigningRequest{}: {Transform: c.transform},
+		}
+	}
+	return options
+}
+
+// transform returns the stripped form of a request, and holds the request if a controller wants it. Other objects stay.
+func (c *Cache) transform(in any) (any, error) {
+	obj, ok := in.(*certificatesv1.CertificateSigningRequest)
+	if !ok || csr.Stripped(obj) { // a transformer may be called with its own result
+		return in, nil
+	}
+	obj.ManagedFields = nil
+	c.hold(obj)
+	return c.Limits.Strip(obj), nil
+}
+
+// hold holds obj in place of its earlier version, or drops that version if nobody wants obj.
+func (c *Cache) hold(obj *certificatesv1.CertificateSigningRequest) {
+	size := obj.Size() + overhead
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drop(c.byUID[obj.UID])
+	wanted := false
+	for _, wants := range c.wants {
+		wanted = wanted || wants(obj)
+	}
+	if !wanted || size > largest {
+		return
+	}
+	if c.byUID == nil {
+		c.byUID = map[types.UID]*list.Element{}
+	}
+	c.byUID[obj.UID] = c.recent.PushFront(obj)
+	for c.bytes += size; c.bytes > budget; {
+		c.drop(c.recent.Back())
+	}
+}
+
+// drop drops an element, if it is not nil. The caller holds mu.
+func (c *Cache) drop(element *list.Element) {
+	if element == nil {
+		return
+	}
+	obj := c.recent.Remove(element).(*certificatesv1.CertificateSigningRequest)
+	delete(c.byUID, obj.UID)
+	c.bytes -= obj.Size() + overhead
+}
+
+// held returns the whole object of obj, which may be stripped, if c holds that version. changed reports that c holds
+// another version, which the watch brings next.
+func (c *Cache) held(obj *certificatesv1.CertificateSigningRequest) (
+	whole *certificatesv1.CertificateSigningRequest, changed bool,
+) {
+	if !csr.Stripped(obj) {
+		return obj, false
+	}
+	if c == nil {
+		return nil, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	element := c.byUID[obj.UID]
+	if element == nil {
+		return nil, false
+	}
+	whole = element.Value.(*certificatesv1.CertificateSigningRequest)
+	if whole.ResourceVersion != obj.ResourceVersion {
+		return nil, true
+	}
+	c.recent.MoveToFront(element)
+	return whole, false
+}
+
+// Held returns obj as a whole if c holds it or obj is not stripped, else obj itself. The caller must not change it.
+func (c *Cache) Held(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	if whole, _ := c.held(obj); whole != nil {
+		return whole
+	}
+	return obj
+}
+
+// Whole returns the whole object of obj, which may be stripped, in the same version. If c does not hold it, Whole reads
+// it from the API server. It returns nil if obj has changed since: the watch brings the change. The caller must not
+// change the object.
+func (c *Cache) Whole(
+	ctx context.Context, live client.Reader, obj *certificatesv1.CertificateSigningRequest,
+) (*certificatesv1.CertificateSigningRequest, error) {
+	whole, changed := c.held(obj)
+	if whole != nil || changed {
+		return whole, nil
+	}
+	whole = &certificatesv1.CertificateSigningRequest{}
+	if err := live.Get(ctx, client.ObjectKeyFromObject(obj), whole); apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read request: %w", err)
+	}
+	if whole.UID != obj.UID || whole.ResourceVersion != obj.ResourceVersion {
+		return nil, nil
+	}
+	return whole, nil
+}
