@@ -133,8 +133,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	obj, err := r.Requests.Whole(ctx, r.Live, obj)
-	if obj == nil {
+	if err != nil {
 		return reconcile.Result{}, err
+	}
+	if obj == nil {
+		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil // a decided request causes no event
 	}
 	if !undecided {
 		r.settle(ctx, obj)

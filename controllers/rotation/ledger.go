@@ -18,6 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // ledgerName is the name of the controller that records issued certificates.
@@ -145,10 +146,14 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	request, err := r.Requests.Whole(ctx, r.Live, request)
-	if request != nil {
-		r.record(request, authorities.Items)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, err
+	if request == nil {
+		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+	}
+	r.record(request, authorities.Items)
+	return reconcile.Result{}, nil
 }
 
 // recordAll reads all requests from the API server, and records their certificates. The cache may lack them.

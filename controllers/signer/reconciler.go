@@ -128,8 +128,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	now := r.Clock.Now()
 	if r.reads(obj) {
 		var err error
-		if obj, err = r.Requests.Whole(ctx, r.Live, obj); obj == nil {
+		if obj, err = r.Requests.Whole(ctx, r.Live, obj); err != nil {
 			return reconcile.Result{}, err
+		}
+		if obj == nil {
+			return reconcile.Result{RequeueAfter: requestcache.Lag}, nil // an issued request causes no event
 		}
 	}
 	if r.DryRun {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +26,9 @@ const (
 	// largest bounds one object. A larger object is read from the API server each time.
 	largest = 16 << 10
 )
+
+// Lag is when to try again if Whole finds that a request has changed. The watch brings most changes earlier.
+const Lag = 100 * time.Millisecond
 
 // Cache holds whole requests. The zero value is ready; a nil Cache holds nothing. It is safe for concurrent use.
 type Cache struct {
@@ -137,8 +141,8 @@ func (c *Cache) Held(obj *certificatesv1.CertificateSigningRequest) *certificate
 }
 
 // Whole returns the whole object of obj, which may be stripped, in the same version. If c does not hold it, Whole reads
-// it from the API server. It returns nil if obj has changed since: the watch brings the change. The caller must not
-// change the object.
+// it from the API server. It returns nil if obj has changed since. The caller tries again after Lag, and must not change
+// the object.
 func (c *Cache) Whole(
 	ctx context.Context, live client.Reader, obj *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {

@@ -1,0 +1,48 @@
+package integration
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// TestWritesKeepTheMetadata checks that approval, certificate and failure erase nothing of a request, although the
+// cache strips requests. A large request is read from the API server before each write.
+func TestWritesKeepTheMetadata(t *testing.T) {
+	parallel(t)
+	for name, size := range map[string]int{"kept": 10, "kept-large": 20 << 10} {
+		obj := createRequest(t, admin(t), nodeRequest(t, name, func(obj *request) {
+			obj.Annotations = map[string]string{"example.com/note": strings.Repeat("x", size)}
+			obj.Labels = map[string]string{"example.com/label": "y"}
+			obj.Finalizers = []string{"example.com/finalizer"}
+			obj.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: "u"}}
+		}))
+		t.Cleanup(func() {
+			free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+			if err := admin(t).Patch(context.Background(), obj, free); err != nil {
+				t.Error(err)
+			}
+		})
+		before := obj.DeepCopy()
+		env := startLoop(t, csrenv.Options{})
+		issued := reaches(t, obj, csr.Issued)
+		issued.ManagedFields, issued.ResourceVersion = before.ManagedFields, before.ResourceVersion
+		if diff := cmp.Diff(before.ObjectMeta, issued.ObjectMeta); diff != "" {
+			t.Errorf("%s: metadata (-created +issued):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(before.Spec, issued.Spec); diff != "" {
+			t.Errorf("%s: spec (-created +issued):\n%s", name, diff)
+		}
+		if err := env.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
