@@ -127,13 +127,20 @@ fuzz: ## run each fuzz target in the tree for FUZZTIME (default 30s)
 	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) "./$$package" || exit 1; \
 	done
 
+# SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
+BENCH = $(CONTROL_PLANE) go run ./test/bench -revision "$(VERSION)" -scenario "$(SCENARIO)"
+
+.PHONY: bench
+bench: build ## measure the manager beside kube-controller-manager in every scenario, for hours; SCENARIO=burst selects one
+	$(BENCH) -form full $(BENCH_ARGS)
+
 .PHONY: bench-quick
-bench-quick: build ## send a burst of requests through this manager and kube-controller-manager, interleaved
-	$(CONTROL_PLANE) go run ./test/bench
+bench-quick: build ## run the quick form of every scenario, about ten minutes; SCENARIO=burst selects one
+	$(BENCH) -form quick $(BENCH_ARGS)
 
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change
-	$(MAKE) test-matrix test-upgrade parity-mutants rule-mutants bench-quick e2e-nightly
+	$(MAKE) test-matrix test-upgrade parity-mutants rule-mutants bench e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

@@ -1,6 +1,5 @@
-// Command bench measures the speed of a mass join. It sends a burst of kubelet requests through this project's
-// manager and through the real kube-controller-manager without its client limit, in turn, on one real API server. It
-// exits non-zero if ours is slower by more than the measurements vary. `make bench-quick` runs it.
+// Command bench measures this project's manager beside kube-controller-manager and beside bare API calls, on real
+// control planes. It writes the results as JSON and as Markdown. CONTRIBUTING.md describes `make bench`.
 package main
 
 import (
@@ -10,32 +9,29 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+
+	"github.com/go-logr/logr"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/bench/lab"
 )
 
 // settings are the flags.
 type settings struct {
-	requests, rounds, creators int
-	binary                     string
-	steadyRate                 int
-	steadyFor, timeout         time.Duration
+	lab.Options
+	form, scenario, subjects string
+	rounds                   int
+	out                      string
+	revision, baseRevision   string
 }
 
 func main() {
-	var s settings
-	flag.IntVar(&s.requests, "requests", 2000, "requests in a burst")
-	flag.IntVar(&s.rounds, "rounds", 5, "rounds of each, for each case")
-	flag.IntVar(&s.creators, "creators", 50, "clients that create at a time")
-	flag.StringVar(&s.binary, "binary", "./csr-controller-manager", "ours; `make build` makes it")
-	flag.IntVar(&s.steadyRate, "steady-rate", 50, "requests a second in the steady case, for ours alone; 0 leaves it out")
-	flag.DurationVar(&s.steadyFor, "steady-for", 10*time.Second, "length of the steady case")
-	flag.DurationVar(&s.timeout, "timeout", 15*time.Minute, "for everything")
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	err := run(ctx, s)
-	cancel()
+	err := run(ctx)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -43,29 +39,56 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, s settings) (err error) {
-	b, err := newBench(ctx, s)
+func run(ctx context.Context) error {
+	if len(os.Args) > 1 && os.Args[1] == lab.FloorCommand {
+		return lab.RunFloor(ctx, os.Args[2:])
+	}
+	log.SetLogger(logr.Discard()) // of the library that starts the control plane
+	if err := inMemory(); err != nil {
+		return err
+	}
+	var s settings
+	flag.StringVar(&s.form, "form", quick, "quick or full")
+	flag.StringVar(&s.scenario, "scenario", "",
+		"comma-separated names of scenarios (default all): "+strings.Join(scenarioNames(), ", "))
+	flag.StringVar(&s.subjects, "subjects", "",
+		"comma-separated names of subjects to measure, such as ours,base (default all)")
+	flag.IntVar(&s.rounds, "rounds", 0, "rounds of each experiment (default is the experiment's own number)")
+	flag.StringVar(&s.Binary, "binary", "./csr-controller-manager", "the manager; `make build` makes it")
+	flag.StringVar(&s.Base, "base", "", "the manager of another revision, to compare with")
+	flag.StringVar(&s.revision, "revision", "dev", "version of the manager, for the report")
+	flag.StringVar(&s.baseRevision, "base-revision", "", "version of -base, for the report")
+	flag.StringVar(&s.out, "out", "bin/bench", "folder for bench.json and bench.md")
+	timeout := flag.Duration("timeout", 12*time.Hour, "for everything")
+	flag.Parse()
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+	s.Settle = settle[s.form]
+	chosen, err := s.choose()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.stop()) }()
-	fmt.Printf("%d requests in a burst from %d clients; rates are certificates a second, from the first creation to the last certificate\n", s.requests, s.creators)
-	join, err := b.compare(ctx, "mass join (controller running, created in parallel)", b.join)
+	result, err := s.measure(ctx, chosen)
 	if err != nil {
 		return err
 	}
-	fmt.Println("In the backlog case the clock runs from the first certificate to the last, so that no start-up counts.")
-	backlog, err := b.compare(ctx, "backlog (created before the controller starts)", b.backlog)
-	if err != nil {
+	if err := os.MkdirAll(s.out, 0o755); err != nil {
 		return err
 	}
-	if s.steadyRate > 0 {
-		if err := b.steady(ctx); err != nil {
-			return err
-		}
+	page := result.Markdown()
+	fmt.Print("\n", page)
+	return errors.Join(result.WriteJSON(filepath.Join(s.out, "bench.json")),
+		os.WriteFile(filepath.Join(s.out, "bench.md"), []byte(page), 0o644))
+}
+
+// memory is where Linux keeps files in memory.
+const memory = "/dev/shm"
+
+// inMemory makes the control planes keep their data in memory, unless TMPDIR says otherwise. A disk would dominate what
+// is measured.
+func inMemory() error {
+	if info, err := os.Stat(memory); err != nil || !info.IsDir() || os.Getenv("TMPDIR") != "" {
+		return nil
 	}
-	fmt.Println("± is half of the spread of the rounds; ours counts as slower when the ratio and the larger ± make less than 1:")
-	fmt.Println(join)
-	fmt.Println(backlog)
-	return errors.Join(join.verdict(), backlog.verdict())
+	return os.Setenv("TMPDIR", memory)
 }
