@@ -130,14 +130,15 @@ type Concurrency struct {
 
 // LeaderElection configures the Lease that selects one of several replicas.
 type LeaderElection struct {
-	// Enabled makes the manager work only while it holds the Lease.
+	// Enabled makes the manager work only while it holds the Lease, or while the holder does not renew it.
 	Enabled bool `json:"enabled"`
 	// LeaseDuration is how long a standby waits before it takes the Lease over.
 	LeaseDuration metav1.Duration `json:"leaseDuration"`
 	// RenewDeadline is how long the leader tries to renew the Lease before it gives up. It must be less than
 	// `leaseDuration`.
 	RenewDeadline metav1.Duration `json:"renewDeadline"`
-	// RetryPeriod is the pause between two attempts.
+	// RetryPeriod is the pause between two attempts. After four pauses without a renewal, and after two seconds at least,
+	// a standby begins to approve, sign and delete.
 	RetryPeriod metav1.Duration `json:"retryPeriod"`
 	// ResourceName is the name of the Lease.
 	ResourceName string `json:"resourceName"`
