@@ -295,6 +295,7 @@ func (o Options) controller(
 			if o.WrapQueue != nil {
 				queue = o.WrapQueue(queue)
 			}
+			early.lead() // the controller starts
 			slots := newSlotQueue(queue, workers)
 			slots.claims = early
 			return slots

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -264,11 +265,6 @@ func (s *standby) switchTo(active bool) {
 	}
 	s.ended = s.clock.Now()
 	s.log.Info("The early work has ended", "lease", s.lease.name.String(), "elected", s.leads())
-	for _, one := range s.requests {
-		if !one.busy && one.failed == nil {
-			one.drop()
-		}
-	}
 }
 
 func (s *standby) isActive() bool {
@@ -349,10 +345,10 @@ func (s *standby) wake() {
 // soon permits the next attempt at once.
 func (w *waitingRequest) soon() { w.next, w.again = time.Time{}, true }
 
-// drop makes the controllers forget the request.
+// drop makes the controllers forget the request, unless they run and track it themselves.
 func (w *waitingRequest) drop() {
 	for _, worker := range w.used {
-		worker.Drop(w.obj)
+		worker.claims.unlessLeading(func() { worker.Drop(w.obj) })
 		worker.retries.Forget(keyOf(w.obj))
 	}
 	w.used = nil
@@ -435,7 +431,9 @@ func (s *standby) begin(ctx context.Context, worker *earlyWorker, one *waitingRe
 	obj := one.obj
 	worker.free--
 	one.busy, one.again = true, false
-	one.used = append(one.used, worker)
+	if !slices.Contains(one.used, worker) {
+		one.used = append(one.used, worker)
+	}
 	s.running.Go(func() {
 		worker.Track(obj)
 		result, err := s.reconcile(ctx, worker.name, worker, keyOf(obj))
@@ -484,8 +482,6 @@ func (s *standby) finish(worker *earlyWorker, one *waitingRequest, result reconc
 		one.drop()
 	case one.worker == nil && one.failed == nil:
 		s.remove(name)
-	case !s.active && one.failed == nil:
-		one.drop()
 	}
 	s.wake()
 }
@@ -556,15 +552,31 @@ func (c *claims) end(item reconcile.Request) {
 	delete(c.items, item)
 }
 
-// claimed reports that the controller runs, and returns whether the standby still works on item. For nil claims it
-// returns false.
+// lead records that the controller starts. It does nothing for nil claims.
+func (c *claims) lead() {
+	if c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.leading = true
+	}
+}
+
+// unlessLeading calls do unless the controller runs.
+func (c *claims) unlessLeading(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.leading {
+		do()
+	}
+}
+
+// claimed reports whether the standby works on item. For nil claims it returns false.
 func (c *claims) claimed(item reconcile.Request) bool {
 	if c == nil {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.leading = true
 	_, found := c.items[item]
 	return found
 }

@@ -158,14 +158,23 @@ func TestStandbyRepeatsAnAttemptWhenDue(t *testing.T) {
 	f.want(t, silent)
 }
 
-func TestStandbyForgetsRequestsWhenTheLeaderReturns(t *testing.T) {
-	f := newStandbyFixture(4)
-	f.observe(f.request("a", "first", "1"))
-	f.clock.Step(earlyAge)
-	f.want(t, silent, "a")
-	f.want(t, led)
-	if !slices.Equal(f.first.dropped, []string{"a"}) {
-		t.Errorf("dropped %v", f.first.dropped)
+func TestStandbyForgetsARequestThatNoLongerWaits(t *testing.T) {
+	for _, leads := range []bool{false, true} {
+		f := newStandbyFixture(4)
+		f.observe(f.request("a", "first", "1"))
+		f.clock.Step(earlyAge)
+		f.want(t, silent, "a")
+		f.want(t, led)
+		if len(f.first.dropped) > 0 {
+			t.Errorf("dropped %v while it waits", f.first.dropped)
+		}
+		if leads { // the controller tracks the request itself
+			f.workers[0].claims.lead()
+		}
+		f.observe(f.request("a", "none", "2"))
+		if dropped := len(f.first.dropped) > 0; dropped == leads || len(f.requests) != 0 {
+			t.Errorf("leads %t: dropped %t, %d requests are kept", leads, dropped, len(f.requests))
+		}
 	}
 }
 
@@ -194,6 +203,7 @@ func TestControllerPostponesWhatTheStandbyWorksOn(t *testing.T) {
 		t.Error("the controller takes a request that the standby works on")
 	}
 	c.end(item)
+	c.lead()
 	if c.claimed(item) || c.begin(item, false) {
 		t.Error("the standby begins after the controller")
 	}
