@@ -61,15 +61,15 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 		certificatesv1.CertificateDenied:   keep.Denied,
 		certificatesv1.CertificateFailed:   keep.Failed,
 	} {
-		if found := Condition(obj, kind); found != nil {
+		if at, found := decidedAt(obj, kind); found {
 			decided = true
-			deadline.add(found.LastUpdateTime.Time, age)
+			deadline.add(at, age)
 		}
 	}
 	if !decided {
 		deadline.add(obj.CreationTimestamp.Time, keep.Pending)
 	}
-	if Condition(obj, certificatesv1.CertificateApproved) != nil {
+	if _, approved := decidedAt(obj, certificatesv1.CertificateApproved); approved {
 		deadline.add(certificateEnd(obj), keep.Expired)
 	}
 	return deadline.at, !deadline.at.IsZero()
@@ -90,7 +90,8 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 // ignores the rest, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
 func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
 	if Stripped(obj) {
-		return recordedEnd(obj)
+		end, _ := recorded(obj, recordEnd)
+		return end
 	}
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {

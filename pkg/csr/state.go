@@ -52,10 +52,8 @@ func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
 
 // ApprovedAt returns when obj was approved. It returns zero if obj is not approved or its condition has no time.
 func ApprovedAt(obj *certificatesv1.CertificateSigningRequest) time.Time {
-	if approved := Condition(obj, certificatesv1.CertificateApproved); approved != nil {
-		return approved.LastUpdateTime.Time
-	}
-	return time.Time{}
+	at, _ := decidedAt(obj, certificatesv1.CertificateApproved)
+	return at
 }
 
 func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
@@ -63,7 +61,8 @@ func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
 	return failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == "")
 }
 
-// Condition returns the first condition of that kind, whatever its status, or nil.
+// Condition returns the first condition of that kind, whatever its status, or nil. A stripped request with a
+// certificate has no condition Approved: see ApprovedAt.
 func Condition(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 ) *certificatesv1.CertificateSigningRequestCondition {

@@ -32,17 +32,17 @@ func (l Limits) Strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 	if req, ok := l.Supersedable(obj); ok {
 		small.Spec.Request = []byte(NodeUserPrefix + Bounded(req.NodeName()))
 	}
-	for _, kind := range []certificatesv1.RequestConditionType{
-		certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
-	} {
-		if condition := Condition(obj, kind); condition != nil {
-			small.Status.Conditions = append(small.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-				Type: kind, Status: condition.Status, LastUpdateTime: condition.LastUpdateTime,
-			})
-		}
-	}
 	if len(obj.Status.Certificate) > 0 {
 		small.Status.Certificate = certificateRecord(obj)
+	}
+	for _, kind := range decisions {
+		condition := Condition(obj, kind)
+		if condition == nil || kind == certificatesv1.CertificateApproved && small.Status.Certificate != nil {
+			continue // the record of a certificate has the time of the approval
+		}
+		small.Status.Conditions = append(small.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: kind, Status: condition.Status, LastUpdateTime: condition.LastUpdateTime,
+		})
 	}
 	return small
 }
@@ -66,30 +66,65 @@ func CertificateDigest(obj *certificatesv1.CertificateSigningRequest) [sha256.Si
 	}
 }
 
-// noEnd stands for a certificate that cannot be parsed, so that its end is unknown.
-const noEnd = math.MinInt64
+// decisions are the conditions that decide about a request.
+var decisions = []certificatesv1.RequestConditionType{
+	certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
+}
 
-// certificateRecord returns what a stripped request holds in place of its certificate: the digest, and the end in
-// seconds since 1970.
+// A stripped request holds a record in place of its certificate: the digest, the end of the certificate, and the time
+// of the approval. The times are in seconds since 1970.
+const (
+	recordEnd      = sha256.Size
+	recordApproved = recordEnd + 8
+	recordSize     = recordApproved + 8
+	// unknown stands for no time: the certificate can't be parsed, or the request has no condition Approved. timeless
+	// stands for a condition without a time.
+	unknown, timeless = math.MinInt64, math.MinInt64 + 1
+)
+
+// certificateRecord returns the record of obj.
 func certificateRecord(obj *certificatesv1.CertificateSigningRequest) []byte {
-	digest := sha256.Sum256(obj.Status.Certificate)
-	end := int64(noEnd)
+	end, approved := int64(unknown), int64(unknown)
 	if notAfter := certificateEnd(obj); !notAfter.IsZero() {
 		end = notAfter.Unix()
 	}
-	return binary.BigEndian.AppendUint64(append(make([]byte, 0, sha256.Size+8), digest[:]...), uint64(end))
+	if condition := Condition(obj, certificatesv1.CertificateApproved); condition != nil {
+		if approved = timeless; !condition.LastUpdateTime.IsZero() {
+			approved = condition.LastUpdateTime.Unix()
+		}
+	}
+	digest := sha256.Sum256(obj.Status.Certificate)
+	record := append(make([]byte, 0, recordSize), digest[:]...)
+	record = binary.BigEndian.AppendUint64(record, uint64(end))
+	return binary.BigEndian.AppendUint64(record, uint64(approved))
 }
 
-// recordedEnd returns the end of the certificate of a stripped request, or zero.
-func recordedEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
+// recorded returns a time of the record of obj. ok is false if obj has no record or no such time.
+func recorded(obj *certificatesv1.CertificateSigningRequest, at int) (when time.Time, ok bool) {
 	if len(obj.Status.Certificate) == 0 {
-		return time.Time{}
+		return time.Time{}, false
 	}
-	end := int64(binary.BigEndian.Uint64(obj.Status.Certificate[sha256.Size:]))
-	if end == noEnd {
-		return time.Time{}
+	switch seconds := int64(binary.BigEndian.Uint64(obj.Status.Certificate[at:])); seconds {
+	case unknown:
+		return time.Time{}, false
+	case timeless:
+		return time.Time{}, true
+	default:
+		return time.Unix(seconds, 0), true
 	}
-	return time.Unix(end, 0)
+}
+
+// decidedAt returns the time of the first condition of that kind. ok is false if obj has none.
+func decidedAt(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
+) (at time.Time, ok bool) {
+	if condition := Condition(obj, kind); condition != nil {
+		return condition.LastUpdateTime.Time, true
+	}
+	if kind == certificatesv1.CertificateApproved && Stripped(obj) {
+		return recorded(obj, recordApproved)
+	}
+	return time.Time{}, false
 }
 
 // fromStripped returns what Supersedable reads of a stripped request.

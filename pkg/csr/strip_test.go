@@ -58,8 +58,20 @@ func TestStrip(t *testing.T) {
 			add("Failed")(obj)
 			obj.Status.Conditions[1].Status = "False"
 		},
-		"issued":          certificate(now.Add(time.Hour)),
-		"expired":         certificate(now.Add(2 * time.Minute)),
+		"issued":  certificate(now.Add(time.Hour)),
+		"expired": certificate(now.Add(2 * time.Minute)),
+		"issued, no time of approval": func(obj *certificatesv1.CertificateSigningRequest) {
+			certificate(now.Add(time.Hour))(obj)
+			obj.Status.Conditions[1].LastUpdateTime = metav1.Time{}
+		},
+		"issued, not approved": func(obj *certificatesv1.CertificateSigningRequest) {
+			certificate(now.Add(time.Hour))(obj)
+			obj.Status.Conditions = nil
+		},
+		"issued, then failed": func(obj *certificatesv1.CertificateSigningRequest) {
+			certificate(now.Add(time.Hour))(obj)
+			add("Failed")(obj)
+		},
 		"expired in 1970": certificate(time.Unix(0, 0)),
 		"not a certificate": func(obj *certificatesv1.CertificateSigningRequest) {
 			add("Approved")(obj)
