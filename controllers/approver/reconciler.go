@@ -132,7 +132,8 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if _, unsettled := r.written.Of(obj); !undecided && !unsettled {
 		return reconcile.Result{}, nil
 	}
-	obj, err := r.Requests.Whole(ctx, r.Live, obj)
+	cached := obj
+	obj, err := r.Requests.Whole(ctx, r.Live, cached)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -147,7 +148,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return r.apply(ctx, obj, req, decision)
+	result, err := r.apply(ctx, obj, req, decision)
+	result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
+	return result, err
 }
 
 // judge calls Decide and applies the Limit. The Decision is Pending while an answer is missing.

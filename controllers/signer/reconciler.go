@@ -126,9 +126,10 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	now := r.Clock.Now()
-	if r.reads(obj) {
+	cached := obj
+	if r.reads(cached) {
 		var err error
-		if obj, err = r.Requests.Whole(ctx, r.Live, obj); err != nil {
+		if obj, err = r.Requests.Whole(ctx, r.Live, cached); err != nil {
 			return reconcile.Result{}, err
 		}
 		if obj == nil {
@@ -155,7 +156,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), judged)
 	}
 	r.report(ctx, obj, judged)
-	return r.requeue(obj, judged), nil
+	result := r.requeue(obj, judged)
+	result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
+	return result, nil
 }
 
 // reads reports whether more than the state of obj will be read: it waits for a certificate, an earlier write to it is

@@ -161,3 +161,13 @@ func (c *Cache) Whole(
 	}
 	return whole, nil
 }
+
+// Pause returns the time until obj, as it is in the informer, is judged again if nothing wakes it. That is pause, but ten
+// minutes in place of a minute if each judgement reads obj from the API server: a flood of waiting requests must not
+// cause a flood of reads.
+func (c *Cache) Pause(obj *certificatesv1.CertificateSigningRequest, pause time.Duration) time.Duration {
+	if pause < time.Minute || !csr.Stripped(c.Held(obj)) {
+		return pause
+	}
+	return 10 * time.Minute
+}

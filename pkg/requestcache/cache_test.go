@@ -128,6 +128,27 @@ func TestWithoutCache(t *testing.T) {
 	}
 }
 
+func TestPause(t *testing.T) {
+	t.Parallel()
+	c := &Cache{}
+	c.Want(func(*request) bool { return true })
+	held, read := c.strip(t, object("a", "1", 10)), c.strip(t, object("b", "1", largest))
+	for _, test := range []struct {
+		obj         *request
+		pause, want time.Duration
+	}{
+		{held, time.Minute, time.Minute},
+		{read, time.Minute, 10 * time.Minute},
+		{read, 59 * time.Second, 59 * time.Second},
+		{read, 0, 0},
+		{object("c", "1", largest), time.Minute, time.Minute}, // not stripped
+	} {
+		if got := c.Pause(test.obj, test.pause); got != test.want {
+			t.Errorf("%s after a pause of %s: %s, want %s", test.obj.Name, test.pause, got, test.want)
+		}
+	}
+}
+
 // TestBudget checks that a flood of requests drops the oldest, and that nothing remains of those that are finished.
 func TestBudget(t *testing.T) {
 	t.Parallel()
