@@ -17,6 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/health"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/heap"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -37,6 +38,7 @@ func (p *program) managerCommand() *cobra.Command {
 
 // manage runs the manager until ctx is done or the manager fails.
 func manage(ctx context.Context, configuration *config.Configuration) error {
+	heap.Tune()
 	logger := NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", VersionOrBuild())
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
