@@ -6,6 +6,7 @@ package ascii
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -19,6 +20,9 @@ func Quote(text string) string { return quote(text, "") }
 
 // quote is Quote, but does not escape the characters of keep.
 func quote(text, keep string) string {
+	if plain(text) {
+		return text
+	}
 	var quoted strings.Builder
 	for len(text) > 0 {
 		char, size := utf8.DecodeRuneInString(text)
@@ -35,11 +39,25 @@ func quote(text, keep string) string {
 	return quoted.String()
 }
 
+// plain reports whether text is printable ASCII.
+func plain(text string) bool {
+	for i := range len(text) {
+		if text[i] < firstPrintable || text[i] > lastPrintable {
+			return false
+		}
+	}
+	return true
+}
+
 // Lines is Quote, but does not escape newlines and tabs.
 func Lines(text string) string { return quote(text, "\n\t") }
 
-// JSON escapes all characters of data, which must be JSON, other than ASCII. A reader of JSON gets the same text.
+// JSON escapes all characters of data, which must be JSON, other than ASCII. A reader of JSON gets the same text. If
+// there is nothing to escape, JSON returns data itself.
 func JSON(data []byte) []byte {
+	if !slices.ContainsFunc(data, func(char byte) bool { return char >= 0x7f }) {
+		return data
+	}
 	var escaped []byte
 	for rest := data; len(rest) > 0; {
 		char, size := utf8.DecodeRune(rest)
