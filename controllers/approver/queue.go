@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -30,12 +31,8 @@ func queueKey(name string) reconcile.Request {
 // them to be judged and logged. The others are judged within a minute.
 const mostWoken = 3
 
-const (
-	// rememberedKeys bounds the Keys whose newest request is cached. An entry outlives its request.
-	rememberedKeys = 50_000
-	// parsedRequests bounds the parsed requests in the cache, and parsedSize the size of their objects, in bytes.
-	parsedRequests, parsedSize = 256, 16 << 10
-)
+// rememberedKeys bounds the Keys whose newest request is cached. An entry outlives its request.
+const rememberedKeys = 50_000
 
 // requestInfo holds what the queue and wake-ups need of a request. A request's spec never changes, so it is read once.
 // requestInfo holds no text that a requester chose.
@@ -50,11 +47,11 @@ type pendingIndex struct {
 	// undecided holds the requests that may be woken, so a wake-up costs nothing for decided requests. For a node with
 	// thousands of requests it costs no more than for a node with ten.
 	undecided pending.Index
+	parsed    *parsed.Requests
 
 	mu       sync.Mutex
 	requests map[string]requestInfo
 	newest   *lru.Cache // pending.Key → creation of its newest request
-	parsed   *lru.Cache // UID → *csr.Request, so that a request is parsed once
 }
 
 // add adds obj. It reads the spec of obj unless the index already holds it.
@@ -67,7 +64,7 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 		if csr.Stripped(obj) {
 			req, _ = limits.Supersedable(obj)
 		} else {
-			req, _ = p.parse(obj, limits)
+			req, _ = p.parsed.Parse(obj, limits)
 		}
 		info = requestInfo{Request: pending.Of(obj, req)}
 		if req != nil {
@@ -92,35 +89,12 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 	}
 }
 
-// parse parses obj, and caches the result.
-func (p *pendingIndex) parse(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits) (*csr.Request, error) {
-	p.mu.Lock()
-	if p.parsed == nil {
-		p.parsed = lru.New(parsedRequests)
-	}
-	parsed := p.parsed
-	p.mu.Unlock()
-	if req, found := parsed.Get(obj.UID); found {
-		return req.(*csr.Request), nil
-	}
-	req, err := limits.Parse(obj)
-	if err == nil && obj.Size() <= parsedSize {
-		parsed.Add(obj.UID, req)
-	}
-	return req, err
-}
-
 // remove removes the named request, so that it is no longer woken.
 func (p *pendingIndex) remove(name string) {
 	p.undecided.Remove(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if info, found := p.requests[name]; found {
-		delete(p.requests, name)
-		if p.parsed != nil {
-			p.parsed.Remove(info.UID)
-		}
-	}
+	delete(p.requests, name)
 }
 
 // find returns what determines the request's position in the queue. It must not block, because the queue holds its

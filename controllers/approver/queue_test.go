@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -254,6 +255,8 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel, because it measu
 		r := holding(t)
 		r.DryRun, r.Reporter = dryRun, report.New(events.NewFakeRecorder(1000), clocktesting.NewFakePassiveClock(now))
 		r.limiter = newLimiter(Limit{Burst: 1}, clocktesting.NewFakePassiveClock(now))
+		r.Parsed = &parsed.Requests{}
+		r.index.parsed = r.Parsed
 		before := heap()
 		for i := range requests {
 			obj := object(t, named(fmt.Sprint("csr-", i)), user(strings.Repeat("u", long)+fmt.Sprint(i)))
@@ -275,7 +278,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel, because it measu
 			deleted.Delete(event.DeleteEvent{Object: object(t, named(fmt.Sprint("csr-", i)))})
 			r.opinions.countDeleted(fmt.Sprint("csr-", i))
 		}
-		if kept := len(r.index.requests) + r.index.undecided.Len() + r.index.parsed.Len() + r.opinions.last.Len(); kept > 0 {
+		if kept := len(r.index.requests) + r.index.undecided.Len() + r.Parsed.Len() + r.opinions.last.Len(); kept > 0 {
 			t.Errorf("%s: %d are kept of requests that are gone", name, kept)
 		}
 		runtime.KeepAlive(r)
@@ -318,34 +321,6 @@ func TestRequestInfo(t *testing.T) {
 	p.add(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...), csr.Limits{}, true)
 	if got := p.requests["a"]; got.Name == "" || len(got.sans) > 0 {
 		t.Errorf("%d names of a request that is too large are remembered", len(got.sans))
-	}
-}
-
-// TestARequestIsParsedOnce checks that a request is parsed once, unless it is too large for the cache.
-func TestARequestIsParsedOnce(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		change func(*request)
-		once   bool
-	}{
-		"usual": {func(*request) {}, true},
-		"large": {user(strings.Repeat("u", parsedSize)), false},
-	} {
-		p := newParts(t, object(t, test.change))
-		p.reconciler.queues(p.served)
-		queued, err := p.reconciler.index.parse(p.served, csr.Limits{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		judged, _, err := p.reconciler.Decide(t.Context(), p.served)
-		if err != nil || (judged == queued) != test.once {
-			t.Errorf("%s: parsed once: %t, error %v", name, judged == queued, err)
-		}
-		another := p.served.DeepCopy()
-		another.UID, another.Spec.Username = "uid-2", "somebody"
-		if req, err := p.reconciler.index.parse(another, csr.Limits{}); err != nil || req.Requester.Username != "somebody" {
-			t.Errorf("%s: another one of its name is %+v, error %v", name, req, err)
-		}
 	}
 }
 

@@ -102,14 +102,14 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 			if got := verdicts(t, file); got != test.want {
 				t.Errorf("recorded %q, want %q", got, test.want)
 			}
-			if _, within := p.reconciler.limiter.take(parsed(t, p.served)); within != (test.want == "") {
+			if _, within := p.reconciler.limiter.take(parse(t, p.served)); within != (test.want == "") {
 				t.Errorf("the requester may have another: %t", within)
 			}
 		})
 	}
 }
 
-func parsed(t *testing.T, obj *request) *csr.Request {
+func parse(t *testing.T, obj *request) *csr.Request {
 	t.Helper()
 	req, err := csr.Parse(obj)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -103,6 +104,9 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	}
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
+	}
+	if r.Parsed == nil {
+		r.Parsed = &parsed.Requests{}
 	}
 }
 
@@ -245,6 +249,7 @@ func (*Reconciler) Track(*certificatesv1.CertificateSigningRequest) {}
 func (r *Reconciler) Drop(obj client.Object) {
 	name := obj.GetName()
 	r.pending.Remove(name)
+	r.Parsed.Drop(obj.GetUID())
 	r.issued.Drop(name)
 	r.ended.Drop(name)
 	r.failures.Drop(name)
@@ -255,8 +260,12 @@ func (r *Reconciler) Drop(obj client.Object) {
 // queues reports whether to enqueue obj, and indexes its position in the queue. It parses each request once.
 func (r *Reconciler) queues(obj client.Object) bool {
 	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-	if !ok || !r.signable(request) && (!r.DryRun || !r.approved(request)) {
-		r.pending.Remove(obj.GetName())
+	if !ok {
+		return false
+	}
+	if !r.signable(request) && (!r.DryRun || !r.approved(request)) {
+		r.pending.Remove(request.Name)
+		r.Parsed.DropFinished(request)
 		return false
 	}
 	if known, found := r.pending.Get(request.Name); found && known.UID == request.UID {
@@ -264,7 +273,7 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	}
 	var req *csr.Request
 	if whole := r.Requests.Held(request); !csr.Stripped(whole) {
-		req, _ = r.RequestLimits.Parse(whole)
+		req, _ = r.Parsed.Parse(whole, r.RequestLimits)
 	}
 	r.pending.Put(pending.Of(request, req))
 	return true

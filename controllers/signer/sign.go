@@ -68,13 +68,13 @@ func (r *Reconciler) sign(
 		return err
 	}
 	if kept {
-		return r.store(ctx, obj.DeepCopy(), judged, issued)
+		return r.store(ctx, obj, judged, issued)
 	}
 	issued, err := r.issue(ctx, obj, judged, profile, now)
 	if err != nil {
 		return err
 	}
-	return r.store(ctx, obj.DeepCopy(), judged, issued)
+	return r.store(ctx, obj, judged, issued)
 }
 
 // issue issues a new certificate. If the finished certificate differs from the judged one, it reports that and returns
@@ -121,13 +121,13 @@ func (r *Reconciler) store(
 	if first {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Signed, issued.record)
 	}
-	before := obj.DeepCopy()
-	obj.Status.Certificate = issued.PEM
+	written := obj.DeepCopy()
+	written.Status.Certificate = issued.PEM
 	r.certificates.add(obj.Name, issued.PEM)
 	// A cancelled write would have an unknown outcome.
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
-	err := r.Client.Status().Update(writing, obj, client.FieldOwner(FieldManager))
+	err := r.Client.Status().Update(writing, written, client.FieldOwner(FieldManager))
 	if err == nil {
 		r.stored(ctx, obj, issued)
 		return nil
@@ -140,7 +140,7 @@ func (r *Reconciler) store(
 		return nil
 	case audit.Discarded:
 		r.discarded(ctx, obj, issued)
-		return r.afterDiscard(ctx, before, judged, err)
+		return r.afterDiscard(ctx, obj, judged, err)
 	}
 	if first {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Uncertain, issued.record)
@@ -150,7 +150,7 @@ func (r *Reconciler) store(
 	}
 	if issued.stores >= maxStores {
 		r.issued.Drop(obj.Name)
-		r.ended.Keep(obj, versionOf(before, judged))
+		r.ended.Keep(obj, versionOf(obj, judged))
 		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("NotStored",
 			"the API server has refused %d times to store the certificate: %v; a new request is needed",
 			issued.stores, err)})
@@ -166,7 +166,7 @@ func (r *Reconciler) afterDiscard(
 ) error {
 	switch {
 	case tooLarge(err):
-		return r.fail(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
+		return r.fail(ctx, obj.DeepCopy(), Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
 			"the request does not fit into an object with its certificate: the API server refused it as too large; "+
 				"make a request with fewer names, labels or annotations")})
 	case apierrors.IsInvalid(err):
