@@ -184,6 +184,9 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 		options := o.controller(workers, workers, r.NewQueue, early.signer(r, workers))
 		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr, options)))
 	}
+	if o.Approver != nil && o.Signer != nil && o.Approver.Approved == nil {
+		o.Approver.Approved = o.Signer.Handover
+	}
 	if r := o.Cleaner; r != nil {
 		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.RequestLimits = firstClock(r.Clock, o.Clock), cmp.Or(r.RequestLimits, o.RequestLimits)

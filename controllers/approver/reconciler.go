@@ -79,6 +79,9 @@ type Reconciler struct {
 	ServerTime *servertime.Clock
 	// Audit, if set, receives a record of each decision, beside the log.
 	Audit *audit.Log
+	// Approved, if set, is called after each approval, with the request as it was judged and as the API server returned
+	// it. It must only read them, and must not block.
+	Approved func(judged, approved *certificatesv1.CertificateSigningRequest)
 
 	// Answered, if set, is called with the name of each request for which a slow source or a review has an answer.
 	Answered func(request string)
@@ -254,15 +257,20 @@ func (r *Reconciler) apply(
 	default:
 		return r.refuse(ctx, obj, req, decision), nil
 	}
-	obj = obj.DeepCopy()
+	judged, obj := obj, obj.DeepCopy()
 	csr.AddCondition(obj, kind, decision.Reason, decision.Message, time.Time{})
 	about := outcome{req, decision, kind}
-	if err := r.Client.SubResource("approval").Update(ctx, obj); err != nil {
+	err := r.Client.SubResource("approval").Update(ctx, obj)
+	if err != nil {
 		if landed, unsettled := r.landed(ctx, obj, about, err); !landed {
 			return r.unwritten(ctx, obj, about, err, unsettled)
 		}
 	}
 	r.decided(ctx, obj, about)
+	if err == nil && kind == certificatesv1.CertificateApproved && r.Approved != nil {
+		obj.ManagedFields = nil // as in the cache
+		r.Approved(judged, obj)
+	}
 	return reconcile.Result{}, nil
 }
 

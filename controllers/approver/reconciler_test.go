@@ -10,6 +10,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -185,5 +187,35 @@ func TestARefusalIsToldOnce(t *testing.T) {
 	p.grants = []string{"nodeclient"} // RBAC that is granted late
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 		t.Errorf("%d writes, error %v", len(p.written), err)
+	}
+}
+
+// TestApprovedIsCalledAfterAnApproval checks that a signer gets the request as it was judged and as it was stored.
+func TestApprovedIsCalledAfterAnApproval(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change     func(*request)
+		writeFault error
+		want       int
+	}{
+		"approved":   {func(*request) {}, nil, 1},
+		"conflict":   {func(*request) {}, apierrors.NewConflict(requests, "csr-1", nil), 0},
+		"no answer":  {func(*request) {}, errors.New("no answer"), 0},
+		"denied":     {malformedRequest, nil, 0},
+		"no opinion": {with("Approved"), nil, 0},
+	} {
+		p := newParts(t, object(t, test.change))
+		p.grants, p.writeFault, p.reconciler.Denial = []string{"nodeclient"}, test.writeFault, DenialPermanent
+		calls := 0
+		p.reconciler.Approved = func(judged, approved *request) {
+			calls++
+			if judged.UID != p.served.UID || !csr.Undecided(judged) || csr.StateOf(approved) != csr.Approved {
+				t.Errorf("%s: judged %+v, approved %+v", name, judged.Status, approved.Status)
+			}
+		}
+		_, _ = p.reconcile(t)
+		if calls != test.want {
+			t.Errorf("%s: %d calls, want %d", name, calls, test.want)
+		}
 	}
 }

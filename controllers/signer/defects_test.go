@@ -172,7 +172,7 @@ func TestDefect30ABundleStopsSigning(t *testing.T) {
 		if got := state(p.pair, now); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
-		p.written = nil
+		p.written, p.served = nil, changed(p.served, name, nil)
 		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 			t.Errorf("%s: %d writes, error %v", name, len(p.written), err)
 		}

@@ -78,6 +78,7 @@ type Reconciler struct {
 	dryRunBegan  sync.Once
 	dryRunStart  time.Time // in whole seconds, like times in the API
 	certificates certificates
+	ahead        ahead // newer than the cache
 	trust        trustCache
 
 	issued   unanswered.Writes[*issuance] // issued certificates whose write had no certain answer
@@ -121,10 +122,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 
 func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// This is the cache's own object: judging only reads it, and writes use a copy.
+	// This is the cache's own object, or one that the approver shares. Judging only reads it, and writes use a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.ahead.drop(key.Name)
+		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	obj = r.ahead.of(obj)
 	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
@@ -254,6 +259,7 @@ func deny(why ca.Violation) verdict.Result {
 
 // fail marks obj as Failed, and reports why.
 func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {
+	before := obj.ResourceVersion
 	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.ServerTime.Now())
 	// The API server refuses to update a request that only etcd can hold, for example without PKCS#10. Such a request is
 	// reported, and the cleaner deletes it.
@@ -264,6 +270,7 @@ func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSi
 			return ignoreChanged(err)
 		}
 	}
+	r.wrote(ctx, before, obj)
 	r.failed(ctx, obj, judged)
 	return nil
 }

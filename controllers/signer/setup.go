@@ -51,6 +51,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queueEvents())).
 		WithOptions(options)
 	ctrl.WatchesRawSource(r.atElection())
+	ctrl.WatchesRawSource(r.ahead.source())
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
 		pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
@@ -249,6 +250,7 @@ func (*Reconciler) Track(*certificatesv1.CertificateSigningRequest) {}
 func (r *Reconciler) Drop(obj client.Object) {
 	name := obj.GetName()
 	r.pending.Remove(name)
+	r.ahead.drop(name)
 	r.Parsed.Drop(obj.GetUID())
 	r.issued.Drop(name)
 	r.ended.Drop(name)
@@ -263,18 +265,24 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	if !ok {
 		return false
 	}
+	request = r.ahead.observe(request)
 	if !r.signable(request) && (!r.DryRun || !r.approved(request)) {
 		r.pending.Remove(request.Name)
 		r.Parsed.DropFinished(request)
 		return false
 	}
+	r.index(request)
+	return true
+}
+
+// index records the position of request in the queue.
+func (r *Reconciler) index(request *certificatesv1.CertificateSigningRequest) {
 	if known, found := r.pending.Get(request.Name); found && known.UID == request.UID {
-		return true
+		return
 	}
 	var req *csr.Request
 	if whole := r.Requests.Held(request); !csr.Stripped(whole) {
 		req, _ = r.Parsed.Parse(whole, r.RequestLimits)
 	}
 	r.pending.Put(pending.Of(request, req))
-	return true
 }

@@ -129,6 +129,7 @@ func (r *Reconciler) store(
 	defer cancel()
 	err := r.Client.Status().Update(writing, written, client.FieldOwner(FieldManager))
 	if err == nil {
+		r.wrote(ctx, obj.ResourceVersion, written)
 		r.stored(ctx, obj, issued)
 		return nil
 	}
@@ -136,6 +137,7 @@ func (r *Reconciler) store(
 	outcome, counts := r.outcomeOf(ctx, obj, issued.PEM, err)
 	switch outcome {
 	case audit.Stored:
+		r.wrote(ctx, obj.ResourceVersion, written)
 		r.stored(ctx, obj, issued)
 		return nil
 	case audit.Discarded:

@@ -187,6 +187,7 @@ func TestWhatHasNoAnswerWaits(t *testing.T) {
 		t.Errorf("%v, %d writes, want it to fail", err, len(p.written))
 	}
 	p.note(probe.Refused)
+	p.served = changed(p.served, "8", nil)
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 2 || csr.StateOf(p.written[1]) != csr.Issued {
 		t.Errorf("%v, %d writes, want a certificate", err, len(p.written))
 	}
