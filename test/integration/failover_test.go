@@ -16,6 +16,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -74,6 +75,8 @@ type joining struct {
 func startJoining(t *testing.T) *joining {
 	t.Helper()
 	l := &joining{made: map[types.UID]time.Time{}, waits: map[types.UID]time.Duration{}, all: map[types.UID]*request{}}
+	label := client.MatchingLabels{"joins": "during-failover"}
+	t.Cleanup(func() { deleteRequests(t, label) })
 	ctx, stop := context.WithCancel(t.Context())
 	watch, err := admin(t).Watch(ctx, &certificatesv1.CertificateSigningRequestList{})
 	if err != nil {
@@ -104,7 +107,7 @@ func startJoining(t *testing.T) *joining {
 			case <-ticker.C:
 			}
 			obj := nodeRequest(t, fmt.Sprint("load-", i))
-			obj.Name, obj.GenerateName = fmt.Sprintf("%sload-%d", obj.GenerateName, i), ""
+			obj.Labels = label
 			start := time.Now()
 			if err := joiner.Create(ctx, obj); err != nil {
 				t.Error(err)
