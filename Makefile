@@ -129,14 +129,24 @@ fuzz: ## run each fuzz target in the tree for FUZZTIME (default 30s)
 
 # SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
 BENCH = $(CONTROL_PLANE) go run ./test/bench -revision "$(VERSION)" -scenario "$(SCENARIO)"
+BENCH_CHARTS = cd hack/docs && go run . charts ../../bin/bench/bench.json ../../bin/bench/charts
 
 .PHONY: bench
 bench: build ## measure the manager beside kube-controller-manager in every scenario, for hours; SCENARIO=burst selects one
 	$(BENCH) -form full $(BENCH_ARGS)
+	$(BENCH_CHARTS)
 
 .PHONY: bench-quick
 bench-quick: build ## run the quick form of every scenario, about ten minutes; SCENARIO=burst selects one
 	$(BENCH) -form quick $(BENCH_ARGS)
+	$(BENCH_CHARTS)
+
+# The revision that bench-compare compares with, such as main~10.
+BASE ?= main
+
+.PHONY: bench-compare
+bench-compare: ## compare the Go benchmarks and the quick scenarios with those of another revision; BASE=main~10 selects it
+	$(CONTROL_PLANE) hack/bench-compare.sh "$(BASE)" "$(SCENARIO)"
 
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change

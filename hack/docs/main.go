@@ -1,7 +1,8 @@
 // Command docs checks the documentation. "docs links" checks every relative link and every anchor; "docs diagrams"
 // renders every Mermaid diagram in a browser; "docs shots" writes pictures of the diagrams, of README and of the
 // commands' output.
-// It is a module of its own, so that the manager's module needs no Markdown parser.
+// "docs charts REPORT FOLDER" draws charts of a benchmark's report.
+// It is a module of its own, so that the manager's module needs no Markdown parser and no library for charts.
 package main
 
 import (
@@ -23,7 +24,7 @@ func main() {
 // run executes the command that args name.
 func run(root string, args []string) error {
 	if len(args) == 0 {
-		return errors.New(`no command: want "links", "diagrams" or "shots"`)
+		return errors.New(`no command: want "links", "diagrams" "shots" or "charts"`)
 	}
 	switch args[0] {
 	case "links":
@@ -32,6 +33,11 @@ func run(root string, args []string) error {
 		return diagrams(root)
 	case "shots":
 		return shots(root)
+	case "charts":
+		if len(args) != 3 {
+			return errors.New("charts needs the file of a report and a folder")
+		}
+		return charts(args[1], args[2])
 	default:
 		return fmt.Errorf("unknown command %q", args[0])
 	}

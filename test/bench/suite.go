@@ -87,7 +87,8 @@ func scenarioNames() []string {
 // measure runs the experiments of all chosen scenarios.
 func (s *settings) measure(ctx context.Context, chosen []scenario) (*report.Report, error) {
 	result := &report.Report{
-		Revision: s.revision, Base: s.baseRevision, Form: s.form, Started: time.Now(), Cases: []*report.Case{},
+		Revision: s.revision, Base: s.baseRevision, Form: s.form, Started: time.Now(),
+		Metrics: report.Metrics, Cases: []*report.Case{},
 	}
 	for _, one := range chosen {
 		experiments := one.quick

@@ -18,7 +18,9 @@ type Report struct {
 	// Form is quick or full.
 	Form    string    `json:"form"`
 	Started time.Time `json:"started"`
-	Cases   []*Case   `json:"cases"`
+	// Metrics describes the keys of Values.
+	Metrics []Metric `json:"metrics"`
+	Cases   []*Case  `json:"cases"`
 }
 
 // Machine describes where the benchmark ran.
