@@ -103,6 +103,7 @@ func (c *Cluster) prepare(tokens []Token) (err error) {
 
 // Stop ends the control plane and removes its files. The guard ends processes that do not end by themselves.
 func (c *Cluster) Stop() error {
+	etcdClient.CloseIdleConnections() // etcd waits for its clients
 	err := c.Env.Stop()
 	return errors.Join(err, c.guard.Stop(err == nil), os.RemoveAll(c.Dir))
 }
