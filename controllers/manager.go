@@ -120,17 +120,10 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := errors.Join(o.setupControllers(mgr, serverTime, early), early.setup(mgr)); err != nil {
 		return err
 	}
-	if err := o.setupSelfCheck(mgr); err != nil {
-		return err
-	}
-	if err := o.setupCaches(mgr); err != nil {
-		return err
-	}
-	if err := o.setupPublish(mgr); err != nil {
-		return err
-	}
-	if err := o.setupObserver(mgr); err != nil {
-		return err
+	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches, o.setupPublish, o.setupObserver} {
+		if err := setup(mgr); err != nil {
+			return err
+		}
 	}
 	return mgr.Add(&requestsSource{
 		cache: mgr.GetCache(), clock: serverTime, signers: o.signerNames(), log: mgr.GetLogger().WithName("metrics"),

@@ -213,16 +213,21 @@ func (s *standby) Start(ctx context.Context) error {
 		case <-s.woken:
 		case <-ticker.C:
 		}
-		state := led
-		if !s.leads() && events.HasSynced() && s.fresh() {
-			state = s.lease.vacant(ctx, s.log)
-		}
-		s.switchTo(state != led)
-		s.work(ctx, state)
-		if s.leads() && s.settled() {
+		if events.HasSynced() && s.step(ctx) {
 			return nil
 		}
 	}
+}
+
+// step begins or ends the early work, and works. It reports whether the replica leads and has nothing left to settle.
+func (s *standby) step(ctx context.Context) (done bool) {
+	state := led
+	if !s.leads() && s.fresh() {
+		state = s.lease.vacant(ctx, s.log)
+	}
+	s.switchTo(state != led)
+	s.work(ctx, state)
+	return s.leads() && s.settled()
 }
 
 // leads reports whether the replica was elected.

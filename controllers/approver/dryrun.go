@@ -55,8 +55,8 @@ func (r *Reconciler) judgeDryRun(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, decided bool,
 ) (opinion, error) {
 	asMade, err := r.Requests.Whole(ctx, r.Live, obj)
-	if asMade == nil {
-		return opinion{Decision: Decision{Pending: true}}, err
+	if err != nil {
+		return opinion{}, err
 	}
 	if decided {
 		asMade = asMade.DeepCopy()

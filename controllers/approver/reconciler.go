@@ -116,6 +116,9 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 // Reconcile decides about a request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
+	if errors.Is(err, requestcache.ErrChanged) {
+		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+	}
 	if err != nil {
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 	}
@@ -142,9 +145,6 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	obj, err := r.Requests.Whole(ctx, r.Live, cached)
 	if err != nil {
 		return reconcile.Result{}, err
-	}
-	if obj == nil {
-		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil // a decided request causes no event
 	}
 	if !undecided {
 		r.settle(ctx, obj)

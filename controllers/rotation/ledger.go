@@ -3,6 +3,7 @@ package rotation
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -146,11 +147,11 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	request, err := r.Requests.Whole(ctx, r.Live, request)
+	if errors.Is(err, requestcache.ErrChanged) {
+		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+	}
 	if err != nil {
 		return reconcile.Result{}, err
-	}
-	if request == nil {
-		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
 	}
 	r.record(request, authorities.Items)
 	return reconcile.Result{}, nil

@@ -114,6 +114,9 @@ func (j Judgement) Outcome() string {
 // Reconcile signs a request, marks it as Failed, or reports why it waits.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
+	if errors.Is(err, requestcache.ErrChanged) {
+		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+	}
 	if err != nil {
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 	}
@@ -139,9 +142,6 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		var err error
 		if obj, err = r.Requests.Whole(ctx, r.Live, cached); err != nil {
 			return reconcile.Result{}, err
-		}
-		if obj == nil {
-			return reconcile.Result{RequeueAfter: requestcache.Lag}, nil // an issued request causes no event
 		}
 	}
 	if r.DryRun {

@@ -54,15 +54,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	ctrl.WatchesRawSource(r.ahead.source())
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
-		pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
-		if r.DryRun {
-			pair.Create = nil
-		}
-		if shared := pair.SharesServing(); len(shared) > 0 {
-			report.Warn(mgr.GetLogger(), "Kubelet serving certificates and client certificates have the same CA: "+
-				"only their usages distinguish them", "logger", Name, "source", pair.Name(), "signers", shared)
-		}
-		if err := pair.SetupWithManager(mgr, r.Live); err != nil {
+		if err := r.setupPair(mgr, pair); err != nil {
 			return err
 		}
 		ctrl.WatchesRawSource(r.wakeAfter(pair))
@@ -87,6 +79,19 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	return ctrl.Complete(r)
+}
+
+// setupPair sets the fields of pair, and registers its source.
+func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error {
+	pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
+	if r.DryRun {
+		pair.Create = nil
+	}
+	if shared := pair.SharesServing(); len(shared) > 0 {
+		report.Warn(mgr.GetLogger(), "Kubelet serving certificates and client certificates have the same CA: "+
+			"only their usages distinguish them", "logger", Name, "source", pair.Name(), "signers", shared)
+	}
+	return pair.SetupWithManager(mgr, r.Live)
 }
 
 // fill sets nil fields.

@@ -15,9 +15,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// most bounds the requests in the cache, and MaxSize the size of the object of each, in bytes. A request of a kubelet
-// has less than 2 KiB. A larger request is parsed each time, so its requester cannot fill the memory.
-const most, MaxSize = 2048, 4 << 10
+// most bounds the requests in the cache.
+const most = 2048
+
+// MaxSize bounds the size of the object of each request in the cache, in bytes. A request of a kubelet has less than
+// 2 KiB. A larger request is parsed each time, so its requester cannot fill the memory.
+const MaxSize = 4 << 10
 
 // Requests is a cache of parsed requests. It holds the most recently used ones. A nil *Requests holds none. The zero
 // value is empty. Requests is safe for concurrent use.

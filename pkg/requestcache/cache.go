@@ -6,6 +6,7 @@ package requestcache
 import (
 	"container/list"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -27,7 +28,10 @@ const (
 	largest = 16 << 10
 )
 
-// Lag is when to try again if Whole finds that a request has changed. The watch brings most changes earlier.
+// ErrChanged reports that a request has changed since the informer has received it.
+var ErrChanged = errors.New("the request has changed: it is judged again when the watch has brought the change")
+
+// Lag is when to try again after ErrChanged. The watch brings most changes earlier, but not every change is enqueued.
 const Lag = 100 * time.Millisecond
 
 // Cache holds whole requests. The zero value is ready; a nil Cache holds nothing. It is safe for concurrent use.
@@ -141,25 +145,29 @@ func (c *Cache) Held(obj *certificatesv1.CertificateSigningRequest) *certificate
 }
 
 // Whole returns the whole object of obj, which may be stripped, in the same version. If c does not hold it, Whole reads
-// it from the API server. It returns nil if obj has changed since. The caller tries again after Lag, and must not change
-// the object.
+// it from the API server. If obj has changed since, it returns ErrChanged. The caller must not change the object.
 func (c *Cache) Whole(
 	ctx context.Context, live client.Reader, obj *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {
 	whole, changed := c.held(obj)
-	if whole != nil || changed {
+	switch {
+	case whole != nil:
 		return whole, nil
+	case changed:
+		return nil, ErrChanged
 	}
 	whole = &certificatesv1.CertificateSigningRequest{}
-	if err := live.Get(ctx, client.ObjectKeyFromObject(obj), whole); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
+	err := live.Get(ctx, client.ObjectKeyFromObject(obj), whole)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, ErrChanged
+	case err != nil:
 		return nil, fmt.Errorf("read request: %w", err)
+	case whole.UID != obj.UID || whole.ResourceVersion != obj.ResourceVersion:
+		return nil, ErrChanged
+	default:
+		return whole, nil
 	}
-	if whole.UID != obj.UID || whole.ResourceVersion != obj.ResourceVersion {
-		return nil, nil
-	}
-	return whole, nil
 }
 
 // Pause returns the time until obj, as it is in the informer, is judged again if nothing wakes it. That is pause, but ten

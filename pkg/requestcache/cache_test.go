@@ -103,7 +103,7 @@ func TestWhole(t *testing.T) {
 			if (got == nil) != test.none || got != nil && len(got.Spec.Request) != test.size || live.reads != test.reads {
 				t.Errorf("%+v after %d reads", got, live.reads)
 			}
-			if errors.Is(err, fault) != (test.fault == fault) || err != nil && test.fault != fault {
+			if errors.Is(err, fault) != errors.Is(test.fault, fault) || errors.Is(err, ErrChanged) != (test.none && !errors.Is(err, fault)) {
 				t.Errorf("error %v", err)
 			}
 		})

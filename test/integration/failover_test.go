@@ -314,26 +314,32 @@ func TestFailoverWithTwoActiveReplicas(t *testing.T) {
 	t.Logf("%d discarded certificates", discarded)
 }
 
-// TestStandbyIsQuietWhileTheLeaderRenews counts the calls of both replicas under a load.
+// TestStandbyIsQuietWhileTheLeaderRenews counts the calls of both replicas under a load. A leader that stalls for two
+// seconds, on a slow machine, ends an attempt.
 func TestStandbyIsQuietWhileTheLeaderRenews(t *testing.T) {
 	parallel(t)
 	p := startPair(t)
-	before, beforeLeader := len(p.standbyProxy.Calls()), len(p.leaderProxy.Calls())
-	l := startJoining(t)
-	time.Sleep(5 * time.Second)
-	l.longest(t)
-	calls, leader := p.standbyProxy.Calls()[before:], len(p.leaderProxy.Calls())-beforeLeader
-	if strings.Contains(p.standby.log(t), "No leader renews the Lease") {
-		t.Skip("this machine is too slow: the leader did not renew its Lease in time")
-	}
-	for _, call := range calls {
-		if call.Verb != "watch" && (call.Verb != "get" || call.Resource != "leases") {
-			t.Errorf("a call of the standby: %s %s %s", call.Verb, call.Resource, call.Path)
+	stalls := func() int { return strings.Count(p.standby.log(t), "No leader renews the Lease") }
+	for range 5 {
+		stalled, before, beforeLeader := stalls(), len(p.standbyProxy.Calls()), len(p.leaderProxy.Calls())
+		l := startJoining(t)
+		time.Sleep(5 * time.Second)
+		l.longest(t)
+		calls, leader := p.standbyProxy.Calls()[before:], len(p.leaderProxy.Calls())-beforeLeader
+		if stalls() > stalled {
+			continue
 		}
+		for _, call := range calls {
+			if call.Verb != "watch" && (call.Verb != "get" || call.Resource != "leases") {
+				t.Errorf("a call of the standby: %s %s %s", call.Verb, call.Resource, call.Path)
+			}
+		}
+		if len(calls)*10 > leader {
+			t.Errorf("%d calls of the standby and %d of the leader", len(calls), leader)
+		}
+		t.Logf("%d calls of the standby and %d of the leader", len(calls), leader)
+		p.checkRecords(t, l)
+		return
 	}
-	if len(calls)*10 > leader {
-		t.Errorf("%d calls of the standby and %d of the leader", len(calls), leader)
-	}
-	t.Logf("%d calls of the standby and %d of the leader", len(calls), leader)
-	p.checkRecords(t, l)
+	t.Error("the leader did not renew its Lease in time in any of five attempts")
 }

@@ -26,7 +26,7 @@ func (l *Lab) Machine() (report.Machine, error) {
 		return report.Machine{}, err
 	}
 	return report.Machine{
-		CPUs: runtime.NumCPU(), Model: processorModel(), MemoryMiB: int(uint64(info.Totalram) * uint64(info.Unit) / mebibyte),
+		CPUs: runtime.NumCPU(), Model: processorModel(), MemoryMiB: int(info.Totalram * uint64(info.Unit) / mebibyte),
 		Kernel: string(bytes.TrimSpace(kernel)), Go: runtime.Version(), Kubernetes: version.GitVersion,
 	}, nil
 }

@@ -20,7 +20,7 @@ func nodeAddress(i int) net.IP { return net.IPv4(100, 64, byte(i/250), byte(i%25
 
 // SeedNodes writes Nodes with an address each directly to etcd.
 func (l *Lab) SeedNodes(ctx context.Context, count int) error {
-	return inParallel(ctx, storers, count, func(ctx context.Context, i int) error {
+	return inParallel(ctx, count, func(ctx context.Context, i int) error {
 		return l.Store(ctx, "minions/", &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), CreationTimestamp: metav1.Now()},
 			Status: corev1.NodeStatus{
@@ -65,7 +65,7 @@ func (l *Lab) SeedMachines(ctx context.Context, count int) error {
 			return fmt.Errorf("the API server does not serve Machines: %w", err)
 		}
 	}
-	return inParallel(ctx, storers, count, func(ctx context.Context, i int) error {
+	return inParallel(ctx, count, func(ctx context.Context, i int) error {
 		value, err := json.Marshal(map[string]any{
 			"apiVersion": machineGroup + "/v1beta1", "kind": "Machine",
 			"metadata": metav1.ObjectMeta{

@@ -165,7 +165,7 @@ func (l *Lab) create(ctx context.Context, request Request) error {
 
 // Create creates requests as fast as Creators clients can.
 func (l *Lab) Create(ctx context.Context, requests []Request) error {
-	return inParallel(ctx, Creators, len(requests), func(ctx context.Context, i int) error {
+	return inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
 		return l.create(ctx, requests[i])
 	})
 }
@@ -211,13 +211,13 @@ func (l *Lab) Deleted(ctx context.Context, requests []Request) (map[string]time.
 	return l.wait(ctx, deleted, names(requests))
 }
 
-// inParallel calls do for each number below count, with the given number of workers. It stops at the first error.
-func inParallel(ctx context.Context, workers, count int, do func(ctx context.Context, i int) error) error {
+// inParallel calls do for each number below count, with as many workers as Creators. It stops at the first error.
+func inParallel(ctx context.Context, count int, do func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	queue := make(chan int)
 	var done sync.WaitGroup
-	for range workers {
+	for range Creators {
 		done.Go(func() {
 			for i := range queue {
 				if err := do(ctx, i); err != nil {

@@ -26,9 +26,6 @@ import (
 // requestsKey is the prefix of requests in etcd, below /registry.
 const requestsKey = "certificatesigningrequests/"
 
-// storers is the number of concurrent writers to etcd.
-const storers = 32
-
 // Store writes obj to etcd in the encoding of the API server. It sets what the API server would set.
 func (l *Lab) Store(ctx context.Context, key string, obj interface {
 	runtime.Object
@@ -109,7 +106,7 @@ func (l *Lab) SeedDue(ctx context.Context, count int, due func(i int) time.Time)
 // seed writes requests. The watch on requests is off meanwhile, so that it does not receive them all.
 func (l *Lab) seed(ctx context.Context, count int, obj func(i int) *certificatesv1.CertificateSigningRequest) error {
 	l.tracker.stop()
-	err := inParallel(ctx, storers, count, func(ctx context.Context, i int) error {
+	err := inParallel(ctx, count, func(ctx context.Context, i int) error {
 		obj := obj(i)
 		if obj.CreationTimestamp.IsZero() {
 			obj.CreationTimestamp = metav1.Now()
