@@ -138,11 +138,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	}
 	now := r.Clock.Now()
 	cached := obj
-	if r.reads(cached) {
-		var err error
-		if obj, err = r.Requests.Whole(ctx, r.Live, cached); err != nil {
-			return reconcile.Result{}, err
-		}
+	obj, err := r.whole(ctx, cached)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	if r.DryRun {
 		return r.dryRun(ctx, obj, now), nil
@@ -169,12 +167,17 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	return result, nil
 }
 
-// reads reports whether more than the state of obj will be read: it waits for a certificate, an earlier write to it is
-// not settled, or a dry run judges it.
-func (r *Reconciler) reads(obj *certificatesv1.CertificateSigningRequest) bool {
-	_, issued := r.issued.Of(obj)
-	_, failed := r.failures.Of(obj)
-	return issued || failed || r.signable(obj) || r.DryRun && r.approved(obj)
+// whole returns the whole object of cached if more than its state will be read: it waits for a certificate, an earlier
+// write to it is not settled, or a dry run judges it.
+func (r *Reconciler) whole(
+	ctx context.Context, cached *certificatesv1.CertificateSigningRequest,
+) (*certificatesv1.CertificateSigningRequest, error) {
+	_, issued := r.issued.Of(cached)
+	_, failed := r.failures.Of(cached)
+	if issued || failed || r.signable(cached) || r.DryRun && r.approved(cached) {
+		return r.Requests.Whole(ctx, r.Live, cached)
+	}
+	return cached, nil
 }
 
 // requeue returns when to judge obj again. A new CA wakes the request at once; the requeue is the safety net.
