@@ -187,7 +187,7 @@ func NewLogger(verbosity int, out io.Writer) logr.Logger {
 }
 
 func jsonLogger(verbosity int, out io.Writer) logr.Logger {
-	logger := logr.FromSlogHandler(slog.NewJSONHandler(ascii.JSONWriter(out), &slog.HandlerOptions{
+	return logr.FromSlogHandler(slog.NewJSONHandler(ascii.JSONWriter(out), &slog.HandlerOptions{
 		Level: slog.Level(-verbosity),
 		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
 			// slog calls verbosity 1 "DEBUG+3": say V1.
@@ -197,5 +197,4 @@ func jsonLogger(verbosity int, out io.Writer) logr.Logger {
 			return attr
 		},
 	}))
-	return logger.WithSink(lateValues{LogSink: logger.GetSink()})
 }
