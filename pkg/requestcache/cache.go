@@ -57,26 +57,26 @@ func (c *Cache) Want(wants func(*certificatesv1.CertificateSigningRequest) bool)
 }
 
 // CacheOptions returns the settings of a manager's cache that strips requests, and strips managed fields from other
-// objects. With a nil Cache requests stay whole.
+// objects. With a nil Cache requests stay whole. There are no settings for a kind, because a manager could not start
+// with them while discovery fails.
 func (c *Cache) CacheOptions() cache.Options {
-	options := cache.Options{DefaultTransform: cache.TransformStripManagedFields()}
-	if c != nil {
-		options.ByObject = map[client.Object]cache.ByObject{
-			&certificatesv1.CertificateSigningRequest{}: {Transform: c.transform},
+	other := cache.TransformStripManagedFields()
+	return cache.Options{DefaultTransform: func(in any) (any, error) {
+		if obj, ok := in.(*certificatesv1.CertificateSigningRequest); ok && c != nil {
+			return c.strip(obj), nil
 		}
-	}
-	return options
+		return other(in)
+	}}
 }
 
-// transform returns the stripped form of a request, and holds the request if a controller wants it. Other objects stay.
-func (c *Cache) transform(in any) (any, error) {
-	obj, ok := in.(*certificatesv1.CertificateSigningRequest)
-	if !ok || csr.Stripped(obj) { // a transformer may be called with its own result
-		return in, nil
+// strip returns the stripped form of obj, and holds obj if a controller wants it.
+func (c *Cache) strip(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	if csr.Stripped(obj) { // a transformer may be called with its own result
+		return obj
 	}
 	obj.ManagedFields = nil
 	c.hold(obj)
-	return c.Limits.Strip(obj), nil
+	return c.Limits.Strip(obj)
 }
 
 // hold holds obj in place of its earlier version, or drops that version if nobody wants obj.

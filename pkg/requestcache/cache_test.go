@@ -52,13 +52,15 @@ func (r *reader) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _
 	return nil
 }
 
-func (c *Cache) strip(t *testing.T, obj *request) *request {
+// received returns obj as the informer stores it.
+func received(t *testing.T, c *Cache, obj *request) *request {
 	t.Helper()
-	small, err := c.transform(obj)
+	transform := c.CacheOptions().DefaultTransform
+	small, err := transform(obj)
 	if err != nil || !csr.Stripped(small.(*request)) {
 		t.Fatalf("%v, error %v", small, err)
 	}
-	if again, err := c.transform(small); again != small || err != nil {
+	if again, err := transform(small); again != small || err != nil {
 		t.Fatalf("transform of its own result: %v, %v", again, err)
 	}
 	return small.(*request)
@@ -91,9 +93,9 @@ func TestWhole(t *testing.T) {
 			c := &Cache{}
 			c.Want(func(*request) bool { return !test.decided })
 			obj := object("a", "1", test.size)
-			small := c.strip(t, obj)
+			small := received(t, c, obj)
 			if test.later != nil {
-				c.strip(t, test.later)
+				received(t, c, test.later)
 			}
 			if test.live == nil {
 				test.live = obj
@@ -123,7 +125,7 @@ func TestWithoutCache(t *testing.T) {
 	if got, err := none.Whole(t.Context(), live, csr.Limits{}.Strip(obj)); got == nil || err != nil || live.reads != 1 {
 		t.Errorf("%+v, error %v", got, err)
 	}
-	if options := none.CacheOptions(); len(options.ByObject) > 0 {
+	if got, err := none.CacheOptions().DefaultTransform(obj); got != obj || csr.Stripped(obj) || err != nil {
 		t.Error("a nil Cache strips")
 	}
 }
@@ -132,7 +134,7 @@ func TestPause(t *testing.T) {
 	t.Parallel()
 	c := &Cache{}
 	c.Want(func(*request) bool { return true })
-	held, read := c.strip(t, object("a", "1", 10)), c.strip(t, object("b", "1", largest))
+	held, read := received(t, c, object("a", "1", 10)), received(t, c, object("b", "1", largest))
 	for _, test := range []struct {
 		obj         *request
 		pause, want time.Duration
@@ -157,7 +159,7 @@ func TestBudget(t *testing.T) {
 	var first, last *request
 	const size = largest / 2
 	for i := range 2 * budget / size {
-		last = c.strip(t, object(fmt.Sprint(i), "1", size))
+		last = received(t, c, object(fmt.Sprint(i), "1", size))
 		if first == nil {
 			first = last
 		}
@@ -168,7 +170,7 @@ func TestBudget(t *testing.T) {
 	for i := range 2 * budget / size {
 		issued := object(fmt.Sprint(i), "2", size)
 		issued.Status.Certificate = []byte("x")
-		c.strip(t, issued)
+		received(t, c, issued)
 	}
 	if c.bytes != 0 || len(c.byUID) != 0 || c.recent.Len() != 0 {
 		t.Errorf("%d bytes are held of finished requests", c.bytes)
@@ -205,7 +207,7 @@ func TestFinishedRequestsAreSmall(t *testing.T) { // not parallel, because it me
 		if err := received.Unmarshal(data); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Add(c.strip(t, received)); err != nil {
+		if err := store.Add(received(t, c, received)); err != nil {
 			t.Fatal(err)
 		}
 	}
