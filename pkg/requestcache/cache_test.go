@@ -52,8 +52,8 @@ func (r *reader) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _
 	return nil
 }
 
-// received returns obj as the informer stores it.
-func received(t *testing.T, c *Cache, obj *request) *request {
+// stored returns obj as the informer stores it.
+func stored(t *testing.T, c *Cache, obj *request) *request {
 	t.Helper()
 	transform := c.CacheOptions().DefaultTransform
 	small, err := transform(obj)
@@ -93,9 +93,9 @@ func TestWhole(t *testing.T) {
 			c := &Cache{}
 			c.Want(func(*request) bool { return !test.decided })
 			obj := object("a", "1", test.size)
-			small := received(t, c, obj)
+			small := stored(t, c, obj)
 			if test.later != nil {
-				received(t, c, test.later)
+				stored(t, c, test.later)
 			}
 			if test.live == nil {
 				test.live = obj
@@ -134,7 +134,7 @@ func TestPause(t *testing.T) {
 	t.Parallel()
 	c := &Cache{}
 	c.Want(func(*request) bool { return true })
-	held, read := received(t, c, object("a", "1", 10)), received(t, c, object("b", "1", largest))
+	held, read := stored(t, c, object("a", "1", 10)), stored(t, c, object("b", "1", largest))
 	for _, test := range []struct {
 		obj         *request
 		pause, want time.Duration
@@ -159,7 +159,7 @@ func TestBudget(t *testing.T) {
 	var first, last *request
 	const size = largest / 2
 	for i := range 2 * budget / size {
-		last = received(t, c, object(fmt.Sprint(i), "1", size))
+		last = stored(t, c, object(fmt.Sprint(i), "1", size))
 		if first == nil {
 			first = last
 		}
@@ -170,7 +170,7 @@ func TestBudget(t *testing.T) {
 	for i := range 2 * budget / size {
 		issued := object(fmt.Sprint(i), "2", size)
 		issued.Status.Certificate = []byte("x")
-		received(t, c, issued)
+		stored(t, c, issued)
 	}
 	if c.bytes != 0 || len(c.byUID) != 0 || c.recent.Len() != 0 {
 		t.Errorf("%d bytes are held of finished requests", c.bytes)
@@ -207,7 +207,7 @@ func TestFinishedRequestsAreSmall(t *testing.T) { // not parallel, because it me
 		if err := received.Unmarshal(data); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Add(received(t, c, received)); err != nil {
+		if err := store.Add(stored(t, c, received)); err != nil {
 			t.Fatal(err)
 		}
 	}
