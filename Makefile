@@ -45,15 +45,17 @@ run: build ## run the set-up of the demo until Ctrl-C, with a kubeconfig to use
 # The model of a rotation. With the race detector it tries far fewer steps.
 MODEL := go test -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation
 
+# The packages that start control planes. Their tests run alone, because they measure time and use both processors.
+HEAVY := '/(test|csrenv)(/|$$)'
+
 .PHONY: test
-test: ## run all tests, with the race detector, on a real control plane and against the real kube-controller-manager
+test: test-unit ## run all tests, with the race detector, on a real control plane and against the real kube-controller-manager
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
-	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -timeout 30m ./...
-	$(MODEL)
+	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -p 1 -timeout 40m $$(go list ./... | grep -E $(HEAVY))
 
 .PHONY: test-unit
 test-unit: ## run the tests that need no control plane, with the race detector
-	go test $(RACE) $$(go list ./... | grep -vE '/(test|csrenv)(/|$$)')
+	go test $(RACE) $$(go list ./... | grep -vE $(HEAVY))
 	$(MODEL)
 
 .PHONY: fleet

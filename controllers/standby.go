@@ -28,8 +28,8 @@ import (
 
 // Standby makes a replica that is not the leader work early: if the leader does not renew its Lease, the replica
 // approves, signs and deletes before the Lease ends. All these writes are conditional on the resourceVersion that was
-// judged, so two replicas may work at the same time. Whatever is not conditional waits for the Lease: rotation, the
-// creation of a CA, the published configuration. A dry run does not work early.
+// judged, so two replicas may work at the same time. Rotation, the creation of a CA and the published configuration
+// are not conditional, so they wait for the Lease. A dry run does not work early.
 type Standby struct {
 	// Lease is the Lease of the manager's leader election.
 	Lease types.NamespacedName

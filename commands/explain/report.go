@@ -35,7 +35,7 @@ type Step struct {
 	Time *metav1.Time `json:"time,omitempty"`
 	// After is the time since the step before.
 	After string `json:"after,omitempty"`
-	// What names the step: created, approved, denied, failed, signed, event or deletion.
+	// What is the kind of the step: created, approved, denied, failed, signed, event or deletion.
 	What string `json:"what"`
 	Text string `json:"text"`
 }

@@ -79,7 +79,7 @@ func (c *Cache) strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 	return c.Limits.Strip(obj)
 }
 
-// hold holds obj in place of its earlier version, or drops that version if nobody wants obj.
+// hold drops the earlier version of obj. It keeps obj instead if a controller wants it and it is small enough.
 func (c *Cache) hold(obj *certificatesv1.CertificateSigningRequest) {
 	size := obj.Size() + overhead
 	c.mu.Lock()
@@ -170,9 +170,9 @@ func (c *Cache) Whole(
 	}
 }
 
-// Pause returns the time until obj, as it is in the informer, is judged again if nothing wakes it. That is pause, but ten
-// minutes in place of a minute if each judgement reads obj from the API server: a flood of waiting requests must not
-// cause a flood of reads.
+// Pause returns the time until obj, as it is in the informer, is judged again if nothing wakes it. That is pause, but
+// ten minutes in place of a minute if each judgement reads obj from the API server: a flood of waiting requests must
+// not cause a flood of reads.
 func (c *Cache) Pause(obj *certificatesv1.CertificateSigningRequest, pause time.Duration) time.Duration {
 	if pause < time.Minute || !csr.Stripped(c.Held(obj)) {
 		return pause

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -49,6 +50,7 @@ func TestMain(m *testing.M) {
 
 func runTests(m *testing.M) (code int, err error) {
 	log.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard()) // client-go's, which would hide what a failed test says
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}

@@ -68,8 +68,9 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 		}
 		return nil
 	})
-	// Requests that the worker takes out of the queue before the other requesters are in it go first.
-	const early = 30
+	// Requests that the worker takes out of the queue before the other requesters are in it go first. On a busy machine
+	// these are some dozens. In the order of creation, the other requesters would be the last.
+	const early = many / 3
 	for at, name := range signedNames(t, records) {
 		if honest[name] && at >= early {
 			t.Errorf("%s is the %dth that is signed", name, at+1)

@@ -45,7 +45,7 @@ func (e *env) writeCAs() error {
 	if err != nil {
 		return err
 	}
-	soon := time.Now().Add(4 * time.Minute).Truncate(time.Second)
+	soon := time.Now().Add(50 * time.Minute).Truncate(time.Second)
 	e.ends = []time.Time{soon}
 	e.byStart[oneCA] = []string{"--controllers=csrsigning,csrapproving,csrcleaner", "--cluster-signing-duration=24h",
 		"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
@@ -57,7 +57,7 @@ func (e *env) writeCAs() error {
 	if err != nil {
 		return err
 	}
-	e.byStart[ownCAs] = append(own, "--controllers=csrsigning,csrapproving", "--cluster-signing-duration=5m")
+	e.byStart[ownCAs] = append(own, "--controllers=csrsigning,csrapproving", "--cluster-signing-duration=1h")
 	unfit, err := e.flags(
 		signerCA{"kubelet-client", "P-256", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.IsCA = false }},
 		signerCA{"kubelet-serving", "P-384", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.NotBefore = soon.Add(time.Hour) }},

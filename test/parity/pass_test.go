@@ -17,7 +17,7 @@ import (
 
 const (
 	// patience is generous, because only a failing test waits for it.
-	patience     = 15 * time.Second
+	patience     = 30 * time.Second
 	pollInterval = 100 * time.Millisecond
 	// tries bounds how often a program is started until its cleaner has seen the old requests.
 	tries = 8
@@ -156,7 +156,7 @@ func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcom
 	objs = p.list(t)
 	for key, r := range rows {
 		into[key] = p.read(t, r, key, objs[p.names[key]])
-		if log := p.running.text(t); p.ours && !strings.Contains(log, r.log) {
+		if p.ours && !p.logs(t, r.log) {
 			t.Errorf("%q is not in our log for %q", r.log, key)
 		}
 	}
@@ -189,6 +189,15 @@ func (p *pass) afterDue(t *testing.T, rows map[string]row) {
 		due := p.from[key].Add(dueIn + 2*time.Second)
 		_ = wait.PollUntilContextCancel(t.Context(), pollInterval, true, func(context.Context) (bool, error) { return time.Now().After(due), nil })
 	}
+}
+
+// logs reports whether the program logs text within p.patience. A request that stays untouched is in its wanted state
+// before the program has said why.
+func (p *pass) logs(t *testing.T, text string) bool {
+	t.Helper()
+	return wait.PollUntilContextTimeout(t.Context(), pollInterval, p.patience, true, func(context.Context) (bool, error) {
+		return strings.Contains(p.running.text(t), text), nil
+	}) == nil
 }
 
 func (p *pass) wanted(rows map[string]row, which func(row) bool) map[string]string {

@@ -57,9 +57,9 @@ func (l *Lab) Seed(ctx context.Context, requests []Request) error {
 	})
 }
 
-// SeedOld writes count requests of all states directly to etcd, as a cluster has them after a long time: half are
-// issued, a quarter are pending requests of a signer that no subject serves, and the rest are denied or failed. None
-// is due for deletion within its retention from now.
+// SeedOld writes count requests directly to etcd. The mixture resembles an old cluster: half of the requests are
+// issued, a quarter are pending for a signer that no subject serves, and the rest are denied or failed. Their
+// retention begins now.
 func (l *Lab) SeedOld(ctx context.Context, count int) error {
 	template, err := l.issuedTemplate(time.Now())
 	if err != nil {
