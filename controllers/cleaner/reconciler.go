@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -83,16 +84,22 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.Funcs{
+			CreateFunc: func(made event.CreateEvent) bool { return r.soon(made.Object) },
+			UpdateFunc: func(changed event.UpdateEvent) bool { return r.soon(changed.ObjectNew) },
 			DeleteFunc: func(gone event.DeleteEvent) bool {
 				r.Reporter.Forget(gone.Object)
 				return false // there is nothing left to delete
 			},
 		})).
+		WatchesRawSource(source.Func(func(ctx context.Context, queue controllerQueue) error {
+			go r.search(ctx, mgr.GetCache(), mgr.GetLogger().WithName(Name), queue)
+			return nil
+		})).
 		WithOptions(options).
 		Complete(r)
 }
 
-// Reconcile deletes a request, or requeues it until it is due.
+// Reconcile deletes a request that is due, or requeues it if it becomes due soon. Until then the search finds it.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
 	if err != nil {
@@ -118,9 +125,12 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err != nil || next.at.IsZero() {
 		return reconcile.Result{}, err
 	}
-	if left := next.at.Sub(now); left >= 0 {
+	switch left := next.at.Sub(now); {
+	case left > horizon:
+		return reconcile.Result{}, nil
+	case left >= 0:
 		// A request is due after its deadline, not at it.
-		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestTimer)}, nil
+		return reconcile.Result{RequeueAfter: left + time.Millisecond}, nil
 	}
 	return reconcile.Result{}, r.delete(ctx, obj, next)
 }
@@ -137,9 +147,6 @@ func (r *Reconciler) Overdue(ctx context.Context, obj *certificatesv1.Certificat
 	}
 	return max(0, now.Sub(next.at))
 }
-
-// longestTimer bounds every requeue, because a deadline that was computed with a wrong clock must be computed again.
-const longestTimer = 10 * time.Minute
 
 func (r *Reconciler) serverTime() *servertime.Clock {
 	if r.ServerTime == nil {

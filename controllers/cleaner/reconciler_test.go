@@ -109,8 +109,10 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		again  time.Duration
 		gone   bool
 	}{
-		"pending":                       {again: longestTimer},
-		"pending for 23 hours":          {age: 23 * hour, again: longestTimer},
+		"pending":                       {},
+		"pending for 23 hours":          {age: 23 * hour},
+		"pending, in the horizon":       {age: day - horizon, again: horizon + time.Millisecond},
+		"pending, beyond the horizon":   {age: day - horizon - 1},
 		"pending, nearly due":           {age: day - time.Minute, again: time.Minute + time.Millisecond},
 		"pending, exactly due":          {age: day, again: time.Millisecond}, // "older" is strict, as in kube-controller-manager
 		"pending, a nanosecond overdue": {age: day + 1, gone: true},
@@ -119,10 +121,10 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		"approved, due":                 {change: []func(*request){with("Approved")}, age: hour + 1, gone: true},
 		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
 		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
-		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1, again: longestTimer},
+		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1},
 		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
 		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
-		"created in the future":         {age: -hour, again: longestTimer},
+		"created in the future":         {age: -hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -208,7 +210,7 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 		r, deleted, _ := newReconciler(object(with("Approved")), now.Add(test.machine), nil, nil)
 		r.ServerTime = servertime.Apart(r.Clock, clocktesting.NewFakePassiveClock(now.Add(test.server)))
 		again, problem := reconcileOnce(t, r)
-		if gone := len(*deleted) == 1; gone != test.gone || problem != "" || again > longestTimer {
+		if gone := len(*deleted) == 1; gone != test.gone || problem != "" || again > horizon+time.Millisecond {
 			t.Errorf("%s: deleted %t, again after %s, error %q", name, gone, again, problem)
 		}
 	}

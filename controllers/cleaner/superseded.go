@@ -24,22 +24,22 @@ import (
 func (r *Reconciler) superseded(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (time.Time, error) {
-	if r.SupersededAfter <= 0 {
+	if r.SupersededAfter <= 0 || csr.StateOf(obj) != csr.Pending {
 		return time.Time{}, nil
 	}
 	created := obj.CreationTimestamp.Time
-	if first := created.Add(r.SupersededAfter); !now.After(first) && csr.StateOf(obj) == csr.Pending {
+	if first := created.Add(r.SupersededAfter); !now.After(first) {
 		return first, nil
-	}
-	req, ok := r.RequestLimits.Supersedable(obj)
-	if !ok {
-		return time.Time{}, nil
 	}
 	soon := now.Add(time.Second)
 	if !r.pending.complete.Load() {
 		return soon, nil
 	}
-	newer, found := r.pending.Next(pending.KeyOf(req), created)
+	known, found := r.pending.Get(obj.Name)
+	if !found || known.UID != obj.UID { // it is no node's request
+		return time.Time{}, nil
+	}
+	newer, found := r.pending.Next(known.Key, created)
 	if !found {
 		return now.Add(r.SupersededAfter), nil
 	}

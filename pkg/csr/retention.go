@@ -56,14 +56,17 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 	keep = keep.withDefaults()
 	var deadline deadline
 	decided := false
-	for kind, age := range map[certificatesv1.RequestConditionType]time.Duration{
-		certificatesv1.CertificateApproved: keep.Approved,
-		certificatesv1.CertificateDenied:   keep.Denied,
-		certificatesv1.CertificateFailed:   keep.Failed,
+	for _, rule := range [...]struct {
+		kind certificatesv1.RequestConditionType
+		age  time.Duration
+	}{
+		{certificatesv1.CertificateApproved, keep.Approved},
+		{certificatesv1.CertificateDenied, keep.Denied},
+		{certificatesv1.CertificateFailed, keep.Failed},
 	} {
-		if at, found := decidedAt(obj, kind); found {
+		if at, found := decidedAt(obj, rule.kind); found {
 			decided = true
-			deadline.add(at, age)
+			deadline.add(at, rule.age)
 		}
 	}
 	if !decided {

@@ -32,8 +32,8 @@ const (
 	roundRetry  = time.Second
 	// perRound is the number of new connections per measurement. A load balancer spreads them over the API servers.
 	perRound = 5
-	// rounds is the number of measurements that count. The earliest reading of all rounds counts, so an API server
-	// still counts if it did not answer in the last round.
+	// rounds is the number of measurements that count. The earliest of their readings counts, so an API server still
+	// counts if it did not answer in the last round.
 	rounds = 5
 	// maxStep is the largest accepted difference between the wall clock and the monotonic clock. Beyond it, readings
 	// are useless: the clock was set, or the machine was suspended.
@@ -64,10 +64,12 @@ type Clock struct {
 	log            logr.Logger
 	again          chan struct{} // requests a measurement at once
 
+	// spread is the pause between the requests of a round.
+	spread time.Duration
+
 	mu       sync.Mutex
-	round    int
-	readings []reading
-	err      error // why the last measurement failed
+	readings []reading // of the last rounds
+	err      error     // why the last measurement failed
 }
 
 // instant is one moment by the wall clock and by the monotonic clock of the machine.
@@ -76,11 +78,11 @@ type instant struct {
 	mono time.Duration
 }
 
-// reading is a lower bound of an API server's clock at an instant.
+// reading is the time in a response of an API server, which has cut off the fraction of a second. The clock of the
+// server was at server or later when the response arrived, and before latest when the request was sent.
 type reading struct {
-	server time.Time
-	at     instant
-	round  int
+	server, latest time.Time
+	at, sent       instant
 }
 
 // errUnknown is the error before the first measurement.
@@ -101,7 +103,7 @@ func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
 	real := clock.RealClock{}
 	start := real.Now()
 	return &Clock{
-		ask: ask, log: log, again: make(chan struct{}, 1),
+		ask: ask, log: log, again: make(chan struct{}, 1), spread: time.Second / perRound,
 		now: func() instant { return instant{real.Now().Round(0), real.Since(start)} },
 	}, nil
 }
@@ -231,28 +233,66 @@ func (c *Clock) report(skew time.Duration, err error) {
 	}
 }
 
-// measure takes the readings of one round.
+// measure makes the reading of one round. Its requests are spread over a second, because a request just after a tick
+// of the server's clock is the most exact. The first round begins with requests at once.
 func (c *Clock) measure(ctx context.Context) {
-	var fresh []reading
+	c.mu.Lock()
+	first := len(c.readings) == 0
+	c.mu.Unlock()
+	var taken []reading
 	var lastErr error
-	for range perRound {
+	ask := func() {
+		sent := c.now()
 		server, err := c.ask(ctx)
 		if err != nil {
 			lastErr = err
-			continue
+			return
 		}
-		// The API server wrote this time before the response arrived, and cut off the fraction of a second.
-		fresh = append(fresh, reading{server: server, at: c.now(), round: c.round + 1})
+		taken = append(taken, reading{server: server, at: c.now(), latest: server.Add(time.Second), sent: sent})
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err = lastErr
-	if len(fresh) == 0 {
-		return // earlier readings still hold
+	keep := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.err = lastErr
+		if len(taken) == 0 {
+			return // earlier readings still hold
+		}
+		if first {
+			c.readings = nil
+		}
+		earlier := c.readings[max(0, len(c.readings)-rounds+1):]
+		c.readings = append(slices.Clone(earlier), combine(taken))
 	}
-	c.round++
-	c.readings = append(slices.DeleteFunc(c.readings, func(one reading) bool { return one.round <= c.round-rounds }),
-		fresh...)
+	if first {
+		for range perRound {
+			ask()
+		}
+		keep()
+	}
+	for range perRound {
+		select {
+		case <-ctx.Done():
+		case <-time.After(c.spread):
+		}
+		ask()
+	}
+	keep()
+}
+
+// combine returns the most exact of the readings of one round, if all can be of the same clock. If API servers differ,
+// it returns the earliest.
+func combine(taken []reading) reading {
+	now := taken[len(taken)-1].at.mono
+	lower := func(one reading) time.Time { return one.server.Add(now - one.at.mono) }
+	upper := func(one reading) time.Time { return one.latest.Add(now - one.sent.mono) }
+	byLower := func(a, b reading) int { return lower(a).Compare(lower(b)) }
+	earliest, latest := slices.MinFunc(taken, byLower), slices.MaxFunc(taken, byLower)
+	for _, one := range taken {
+		if lower(latest).After(upper(one)) {
+			return earliest
+		}
+	}
+	return latest
 }
 
 // askTimeout bounds one request. A slow response only makes ages too low.

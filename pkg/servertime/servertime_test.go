@@ -74,6 +74,25 @@ func TestClockFollowsTheAPIServers(t *testing.T) {
 	}
 }
 
+// TestClockIsExact checks that a round finds the fraction of a second that the API server cuts off.
+func TestClockIsExact(t *testing.T) {
+	t.Parallel()
+	const spread, took = time.Second / perRound, 10 * time.Millisecond
+	for offset := time.Duration(0); offset < time.Second; offset += 70 * time.Millisecond {
+		m := newMachine(noon.Add(offset), offset)
+		ask := m.ask
+		m.ask = func(ctx context.Context) (time.Time, error) {
+			m.pass(spread - took)
+			defer m.pass(took)
+			return ask(ctx)
+		}
+		m.measure(t.Context())
+		if behind, err := m.Skew(); err != nil || behind < 0 || behind > spread+took {
+			t.Errorf("with a fraction of %s the time is %s late, error %v", offset, behind, err)
+		}
+	}
+}
+
 // A reading of an API server that a later round misses counts for a while, and not for ever.
 func TestClockForgetsReadings(t *testing.T) {
 	t.Parallel()

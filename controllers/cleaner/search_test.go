@@ -1,0 +1,74 @@
+package cleaner
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// filled is a cache with an informer that has synced.
+type filled struct {
+	cache.Informers
+	toolscache.SharedIndexInformer
+	store toolscache.Store
+}
+
+func (f *filled) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return f, nil
+}
+func (f *filled) AddIndexers(toolscache.Indexers) error { return nil }
+func (f *filled) HasSynced() bool                       { return true }
+func (f *filled) GetStore() toolscache.Store            { return f.store }
+
+// TestSearchFindsDueRequests checks that a request enters the queue once requests can be judged, and before it is due.
+func TestSearchFindsDueRequests(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		requests := &filled{store: toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)}
+		for i, age := range []time.Duration{0, 20 * time.Hour, 24*time.Hour - horizon, 30 * time.Hour} {
+			obj := object(func(obj *request) {
+				obj.Name, obj.CreationTimestamp = fmt.Sprint("csr-", i), metav1.NewTime(start.Add(-age))
+			})
+			if err := requests.store.Add(obj); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r := &Reconciler{
+			Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Clock: clock.RealClock{}, SupersededAfter: 48 * time.Hour,
+		}
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer queue.ShutDown()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go r.search(ctx, requests, logr.Discard(), queue)
+		found := func(after time.Duration, want int) {
+			t.Helper()
+			time.Sleep(time.Until(start.Add(after)))
+			synctest.Wait()
+			if got := queue.Len(); got != want {
+				t.Errorf("after %s the queue holds %d requests, want %d", after, got, want)
+			}
+		}
+		found(time.Minute, 0) // the index is not complete
+		r.pending.complete.Store(true)
+		found(time.Minute+time.Second, 2)
+		found(3*time.Hour, 2)
+		found(4*time.Hour, 3)
+		found(23*time.Hour, 3)
+		found(24*time.Hour, 4)
+	})
+}
