@@ -47,12 +47,12 @@ var approverMutations = []mutation{
 // preconditions of a deletion, which need a race. The pure and the in-line tests cover them.
 var cleanerMutations = []mutation{
 	{"cleaner: deviation, approved unissued", "pkg/csr/retention.go", "Approved: time.Hour,", "Approved: 24 * time.Hour,", ""},
-	{"cleaner: approved", "pkg/csr/retention.go", "certificatesv1.CertificateApproved: keep.Approved,", "certificatesv1.CertificateApproved: -1,", ""},
+	{"cleaner: approved", "pkg/csr/retention.go", "{certificatesv1.CertificateApproved, keep.Approved},", "certificatesv1.CertificateApproved: -1,", ""},
 	{"cleaner: approved, not before", "pkg/csr/retention.go", "Approved: time.Hour,", "Approved: 45 * time.Minute,", ""},
-	{"cleaner: denied", "pkg/csr/retention.go", "\t\tcertificatesv1.CertificateDenied:   keep.Denied,\n", "", ""},
+	{"cleaner: denied", "pkg/csr/retention.go", "\t\t{certificatesv1.CertificateDenied, keep.Denied},\n", "", ""},
 	{"cleaner: denied, not before", "pkg/csr/retention.go", "Denied: time.Hour,", "Denied: 45 * time.Minute,", ""},
 	{"cleaner: denied, not later", "pkg/csr/retention.go", "Denied: time.Hour,", "Denied: 2 * time.Hour,", ""},
-	{"cleaner: failed", "pkg/csr/retention.go", "\t\tcertificatesv1.CertificateFailed:   keep.Failed,\n", "", ""},
+	{"cleaner: failed", "pkg/csr/retention.go", "\t\t{certificatesv1.CertificateFailed, keep.Failed},\n", "", ""},
 	{"cleaner: failed, not before", "pkg/csr/retention.go", "Failed: time.Hour,", "Failed: 45 * time.Minute,", ""},
 	{"cleaner: failed, not later", "pkg/csr/retention.go", "Failed: time.Hour,", "Failed: 2 * time.Hour,", ""},
 	{"cleaner: pending", "pkg/csr/retention.go", "deadline.add(obj.CreationTimestamp.Time, keep.Pending)", "deadline.add(obj.CreationTimestamp.Time, -1)", ""},
@@ -65,8 +65,8 @@ var cleanerMutations = []mutation{
 	{"cleaner: ended certificates, approved only", "pkg/csr/retention.go", "if _, approved := decidedAt(obj, certificatesv1.CertificateApproved); approved {", "if true {", ""},
 	{"cleaner: ended certificates, first block only", "pkg/csr/retention.go", "block, _ := pem.Decode(obj.Status.Certificate)", "block, rest := pem.Decode(obj.Status.Certificate)\n\tif next, _ := pem.Decode(rest); next != nil {\n\t\tblock = next\n\t}", ""},
 	{"cleaner: earliest rule", "pkg/csr/retention.go", "at.Before(d.at)", "at.After(d.at)", ""},
-	{"cleaner: time of the condition", "pkg/csr/retention.go", "deadline.add(at, age)", "at = obj.CreationTimestamp.Time\n\t\t\tdeadline.add(at, age)", ""},
+	{"cleaner: time of the condition", "pkg/csr/retention.go", "deadline.add(at, rule.age)", "at = obj.CreationTimestamp.Time\n\t\t\tdeadline.add(at, rule.age)", ""},
 	{"cleaner: foreign signers", "controllers/cleaner/reconciler.go", "if obj.DeletionTimestamp != nil {", "if obj.Spec.SignerName == \"example.com/client\" {", ""},
-	{"cleaner: not before due", "controllers/cleaner/reconciler.go", "left >= 0 {", "left >= time.Hour {", ""},
-	{"cleaner: deviation, on time", "controllers/cleaner/reconciler.go", "RequeueAfter: min(left+time.Millisecond, longestTimer)", "RequeueAfter: left + time.Hour", ""},
+	{"cleaner: not before due", "controllers/cleaner/reconciler.go", "first.at, _ = r.Retention.Deadline(obj)\n", "first.at, _ = r.Retention.Deadline(obj)\n\tfirst.at = first.at.Add(-time.Hour)\n", ""},
+	{"cleaner: deviation, on time", "controllers/cleaner/reconciler.go", "RequeueAfter: left + time.Millisecond", "RequeueAfter: left + time.Hour", ""},
 }
