@@ -27,7 +27,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
@@ -151,7 +150,6 @@ func (o Options) setupObserver(mgr manager.Manager) error {
 // setupControllers sets up the block list and the controllers, and returns all errors together.
 func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Clock, early *standby) error {
 	var errs []error
-	shared := &parsed.Requests{}
 	if o.BlockList != nil {
 		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
 	}
@@ -161,7 +159,7 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	if r := o.Approver; r != nil {
 		r.Requests = cmp.Or(r.Requests, o.Requests)
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
-		r.ServerTime, r.Parsed = timeOf(r.Clock, r.ServerTime, serverTime), cmp.Or(r.Parsed, shared)
+		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		workers := cmp.Or(o.Concurrency.Approver, DefaultConcurrency.Approver)
 		r.ReviewsAtOnce = cmp.Or(r.ReviewsAtOnce, max(1, workers/2))
@@ -171,7 +169,7 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	if r := o.Signer; r != nil {
 		r.Requests = cmp.Or(r.Requests, o.Requests)
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
-		r.ServerTime, r.Parsed = timeOf(r.Clock, r.ServerTime, serverTime), cmp.Or(r.Parsed, shared)
+		r.ServerTime = timeOf(r.Clock, r.ServerTime, serverTime)
 		r.Clock, r.Audit = firstClock(r.Clock, o.Clock), cmp.Or(r.Audit, o.Audit)
 		workers := cmp.Or(o.Concurrency.Signer, DefaultConcurrency.Signer)
 		options := o.controller(workers, workers, r.NewQueue, early.signer(r, workers))

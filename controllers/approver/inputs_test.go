@@ -279,8 +279,8 @@ func TestInput18TheSameRequestAgain(t *testing.T) {
 		t.Errorf("%+v and %+v do not replace each other", one, two)
 	}
 	var seen pendingIndex
-	seen.add(first, csr.Limits{}, true)
-	seen.add(again, csr.Limits{}, true)
+	seen.add(first, nil, csr.Limits{}, true)
+	seen.add(again, nil, csr.Limits{}, true)
 	if !seen.superseded(first.Name) || seen.superseded(again.Name) {
 		t.Errorf("superseded: the first %t, the newest %t", seen.superseded(first.Name), seen.superseded(again.Name))
 	}

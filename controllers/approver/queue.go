@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -47,7 +47,6 @@ type pendingIndex struct {
 	// undecided holds the requests that may be woken, so a wake-up costs nothing for decided requests. For a node with
 	// thousands of requests it costs no more than for a node with ten.
 	undecided pending.Index
-	parsed    *parsed.Requests
 
 	mu       sync.Mutex
 	requests map[string]requestInfo
@@ -55,7 +54,9 @@ type pendingIndex struct {
 }
 
 // add adds obj. It reads the spec of obj unless the index already holds it.
-func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits csr.Limits, undecided bool) {
+func (p *pendingIndex) add(
+	obj *certificatesv1.CertificateSigningRequest, requests *requestcache.Cache, limits csr.Limits, undecided bool,
+) {
 	p.mu.Lock()
 	info, known := p.requests[obj.Name]
 	p.mu.Unlock()
@@ -64,7 +65,7 @@ func (p *pendingIndex) add(obj *certificatesv1.CertificateSigningRequest, limits
 		if csr.Stripped(obj) {
 			req, _ = limits.Supersedable(obj)
 		} else {
-			req, _ = p.parsed.Parse(obj, limits)
+			req, _ = requests.Parse(obj, limits)
 		}
 		info = requestInfo{Request: pending.Of(obj, req)}
 		if req != nil {

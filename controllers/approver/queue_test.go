@@ -21,10 +21,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -255,8 +255,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel, because it measu
 		r := holding(t)
 		r.DryRun, r.Reporter = dryRun, report.New(events.NewFakeRecorder(1000), clocktesting.NewFakePassiveClock(now))
 		r.limiter = newLimiter(Limit{Burst: 1}, clocktesting.NewFakePassiveClock(now))
-		r.Parsed = &parsed.Requests{}
-		r.index.parsed = r.Parsed
+		r.Requests = &requestcache.Cache{}
 		before := heap()
 		for i := range requests {
 			obj := object(t, named(fmt.Sprint("csr-", i)), user(strings.Repeat("u", long)+fmt.Sprint(i)))
@@ -278,7 +277,7 @@ func TestNamesOutliveNoRequest(t *testing.T) { // not parallel, because it measu
 			deleted.Delete(event.DeleteEvent{Object: object(t, named(fmt.Sprint("csr-", i)))})
 			r.opinions.countDeleted(fmt.Sprint("csr-", i))
 		}
-		if kept := len(r.index.requests) + r.index.undecided.Len() + r.Parsed.Len() + r.opinions.last.Len(); kept > 0 {
+		if kept := len(r.index.requests) + r.index.undecided.Len() + r.Requests.Parsed() + r.opinions.last.Len(); kept > 0 {
 			t.Errorf("%s: %d are kept of requests that are gone", name, kept)
 		}
 		runtime.KeepAlive(r)
@@ -310,7 +309,7 @@ func TestRequestInfo(t *testing.T) {
 	} {
 		test.obj.Name, test.obj.UID = "csr-1", types.UID(name)
 		for range 2 {
-			p.add(test.obj, csr.Limits{}, true)
+			p.add(test.obj, nil, csr.Limits{}, true)
 			key := pending.Key{Signer: test.obj.Spec.SignerName, Requester: pending.DigestOf(test.requester), Node: pending.DigestOf(test.node)}
 			want := pending.Request{Name: "csr-1", UID: test.obj.UID, Key: key, Created: now}
 			if found, _ := p.find("csr-1"); found != want {
@@ -318,7 +317,7 @@ func TestRequestInfo(t *testing.T) {
 			}
 		}
 	}
-	p.add(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...), csr.Limits{}, true)
+	p.add(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...), nil, csr.Limits{}, true)
 	if got := p.requests["a"]; got.Name == "" || len(got.sans) > 0 {
 		t.Errorf("%d names of a request that is too large are remembered", len(got.sans))
 	}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/unanswered"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -56,8 +55,6 @@ type Reconciler struct {
 
 	// RequestLimits bounds what is read of a request. A larger request is ignored, or denied with DenialPermanent.
 	RequestLimits csr.Limits
-	// Parsed holds parsed requests, and may be shared with a signer. SetupWithManager creates it if it is nil.
-	Parsed *parsed.Requests
 
 	// DryRun writes to no request. It reports each decision and compares it with another approver's.
 	DryRun bool
@@ -88,7 +85,7 @@ type Reconciler struct {
 
 	// Live reads past the cache. After a write without a certain answer, it shows whether the write was stored.
 	Live client.Reader
-	// Requests holds whole requests if the cache of Client strips them.
+	// Requests holds parsed requests, and whole requests if the cache of Client strips them.
 	Requests *requestcache.Cache
 
 	index    pendingIndex
@@ -224,7 +221,7 @@ func (r *Reconciler) decide(
 	if rule == nil {
 		return nil, Decision{}, nil
 	}
-	req, err := r.index.parsed.Parse(obj, r.RequestLimits)
+	req, err := r.Requests.Parse(obj, r.RequestLimits)
 	if err != nil {
 		return nil, unread(err), nil
 	}

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -89,10 +88,6 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Denial == "" {
 		r.Denial = DenialNever
 	}
-	if r.Parsed == nil {
-		r.Parsed = &parsed.Requests{}
-	}
-	r.index.parsed = r.Parsed
 }
 
 // setupReviews adds a pool of reviews for each permission to mgr. Renewals have a permission of their own, so they do
@@ -144,7 +139,7 @@ func (r *Reconciler) queued() predicate.Predicate {
 		// The watch skipped a deletion: this is another request of the same name.
 		if old := changed.ObjectOld; old != nil && old.GetUID() != changed.ObjectNew.GetUID() {
 			r.forget(old.GetUID())
-			r.index.parsed.Drop(old.GetUID())
+			r.Requests.Drop(old.GetUID())
 		}
 		return r.queues(changed.ObjectNew)
 	}
@@ -167,7 +162,7 @@ func (r *Reconciler) Track(obj *certificatesv1.CertificateSigningRequest) { r.qu
 // Drop forgets obj, which was deleted or needs no Reconcile any more.
 func (r *Reconciler) Drop(obj client.Object) {
 	r.index.remove(obj.GetName())
-	r.index.parsed.Drop(obj.GetUID())
+	r.Requests.Drop(obj.GetUID())
 	r.forget(obj.GetUID())
 	r.Reporter.Forget(obj)
 	r.written.Drop(obj.GetName())
@@ -183,11 +178,10 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	undecided := r.rule(request) != nil
 	if !undecided && (!r.DryRun || !r.ours(request)) {
 		r.index.remove(request.Name)
-		r.index.parsed.DropFinished(request)
 		r.forget(request.UID)
 		return false
 	}
-	r.index.add(r.Requests.Held(request), r.RequestLimits, undecided)
+	r.index.add(r.Requests.Held(request), r.Requests, r.RequestLimits, undecided)
 	return true
 }
 

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/unanswered"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -49,8 +48,6 @@ type Reconciler struct {
 	Retention csr.RetentionPolicy
 	// RequestLimits bounds what is read of a request. A larger request is marked as Failed.
 	RequestLimits csr.Limits
-	// Parsed holds parsed requests, and may be shared with an approver. SetupWithManager creates it if it is nil.
-	Parsed *parsed.Requests
 	// DryRun signs nothing and writes to no request. It reports the outcome that each request would have.
 	DryRun bool
 	// BlockList, if set, names the nodes for which nothing is signed, even if a request is approved. The caller runs it.
@@ -59,7 +56,7 @@ type Reconciler struct {
 	Client client.Client
 	// Live reads past the cache. After a write without an answer, it shows whether the write was stored.
 	Live client.Reader
-	// Requests holds whole requests if the cache of Client strips them.
+	// Requests holds parsed requests, and whole requests if the cache of Client strips them.
 	Requests *requestcache.Cache
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
@@ -203,7 +200,7 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
 			at.UTC().Format(time.RFC3339))}
 	}
-	req, err := r.Parsed.Parse(obj, r.RequestLimits)
+	req, err := r.Requests.Parse(obj, r.RequestLimits)
 	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
 		return Judgement{Result: verdict.Result{Verdict: verdict.Deny, Reason: refused.Reason, Message: refused.Message}}
 	} else if err != nil {

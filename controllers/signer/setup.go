@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/parsed"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -110,9 +109,6 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	}
 	if r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
-	if r.Parsed == nil {
-		r.Parsed = &parsed.Requests{}
 	}
 }
 
@@ -256,7 +252,7 @@ func (r *Reconciler) Drop(obj client.Object) {
 	name := obj.GetName()
 	r.pending.Remove(name)
 	r.ahead.drop(name)
-	r.Parsed.Drop(obj.GetUID())
+	r.Requests.Drop(obj.GetUID())
 	r.issued.Drop(name)
 	r.ended.Drop(name)
 	r.failures.Drop(name)
@@ -273,7 +269,6 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	request = r.ahead.observe(request)
 	if !r.signable(request) && (!r.DryRun || !r.approved(request)) {
 		r.pending.Remove(request.Name)
-		r.Parsed.DropFinished(request)
 		return false
 	}
 	r.index(request)
@@ -287,7 +282,7 @@ func (r *Reconciler) index(request *certificatesv1.CertificateSigningRequest) {
 	}
 	var req *csr.Request
 	if whole := r.Requests.Held(request); !csr.Stripped(whole) {
-		req, _ = r.Parsed.Parse(whole, r.RequestLimits)
+		req, _ = r.Requests.Parse(whole, r.RequestLimits)
 	}
 	r.pending.Put(pending.Of(request, req))
 }

@@ -105,6 +105,13 @@ const MinSupersededAfter = 15 * time.Minute
 // qualify, because users of other signers may have reasons to ask twice. Of a stripped request, req holds only what
 // identifies it, its requester and its node.
 func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req *Request, ok bool) {
+	return supersedable(obj, l.Parse)
+}
+
+func supersedable(
+	obj *certificatesv1.CertificateSigningRequest,
+	parse func(*certificatesv1.CertificateSigningRequest) (*Request, error),
+) (req *Request, ok bool) {
 	switch obj.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
 	default:
@@ -116,7 +123,7 @@ func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req
 	if Stripped(obj) {
 		return fromStripped(obj), len(obj.Spec.Request) > 0
 	}
-	req, err := l.Parse(obj)
+	req, err := parse(obj)
 	if err != nil || req.NodeName() == "" {
 		return nil, false
 	}

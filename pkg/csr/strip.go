@@ -18,8 +18,12 @@ var stripped = []metav1.ManagedFieldsEntry{{Manager: "stripped"}}
 
 // Strip returns a small object in place of obj, for a cache. It holds the identity of obj, its signer, its requester's
 // name, its state, and what Deadline and Supersedable read. It never holds more than a few hundred bytes that a
-// requester chose. It must not be the body of an Update, because that would erase the rest. Strip does not change obj.
-func (l Limits) Strip(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+// requester chose. It must not be the body of an Update, because that would erase the rest. parse is the Parse of some
+// Limits, or returns the same. Strip does not change obj.
+func Strip(
+	obj *certificatesv1.CertificateSigningRequest,
+	parse func(*certificatesv1.CertificateSigningRequest) (*Request, error),
+) *certificatesv1.CertificateSigningRequest {
 	if Stripped(obj) {
 		return obj
 	}
@@ -29,7 +33,7 @@ func (l Limits) Strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 	}}
 	small.Spec.SignerName = shared(obj.Spec.SignerName)
 	small.Spec.Username = shared(Bounded(obj.Spec.Username))
-	if req, ok := l.Supersedable(obj); ok {
+	if req, ok := supersedable(obj, parse); ok {
 		small.Spec.Request = []byte(NodeUserPrefix + Bounded(req.NodeName()))
 	}
 	if len(obj.Status.Certificate) > 0 {

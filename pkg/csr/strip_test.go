@@ -85,8 +85,8 @@ func TestStrip(t *testing.T) {
 			obj := whole(t, "system:node:a")
 			change(obj)
 			before := obj.DeepCopy()
-			small := csr.Limits{}.Strip(obj)
-			if !csr.Stripped(small) || csr.Stripped(obj) || csr.Stripped(before) || (csr.Limits{}).Strip(small) != small {
+			small := csr.Strip(obj, csr.Parse)
+			if !csr.Stripped(small) || csr.Stripped(obj) || csr.Stripped(before) || csr.Strip(small, csr.Parse) != small {
 				t.Fatal("not marked as stripped, or the whole request is")
 			}
 			if size := small.Size(); size > 700 {

@@ -1,6 +1,6 @@
 // Package requestcache keeps a manager's copies of CertificateSigningRequests small. The informer holds stripped
-// requests only (csr.Limits.Strip). A Cache beside it holds the whole objects that controllers will read soon, within a
-// byte budget. So neither old requests nor a requester with many or large ones decide how much memory a manager needs.
+// requests only (csr.Strip). A Cache beside it holds the whole objects that controllers will read soon, within a byte
+// budget, and parsed requests. So neither old requests nor a requester with many or large ones decide how much memory a manager needs.
 package requestcache
 
 import (
@@ -14,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -44,6 +45,7 @@ type Cache struct {
 	byUID  map[types.UID]*list.Element
 	recent list.List // of *certificatesv1.CertificateSigningRequest, the last used first
 	bytes  int
+	parsed *lru.Cache // UID → *parsedRequest
 }
 
 // Want makes c hold the requests for which wants returns true. It has an effect only on requests that arrive later.
@@ -76,7 +78,12 @@ func (c *Cache) strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 	}
 	obj.ManagedFields = nil
 	c.hold(obj)
-	return c.Limits.Strip(obj)
+	if state := csr.StateOf(obj); state != csr.Pending && state != csr.Approved {
+		c.Drop(obj.UID)
+	}
+	return csr.Strip(obj, func(obj *certificatesv1.CertificateSigningRequest) (*csr.Request, error) {
+		return c.Parse(obj, c.Limits)
+	})
 }
 
 // hold drops the earlier version of obj. It keeps obj instead if a controller wants it and it is small enough.

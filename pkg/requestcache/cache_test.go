@@ -122,7 +122,7 @@ func TestWithoutCache(t *testing.T) {
 		t.Errorf("%+v, error %v", got, err)
 	}
 	live.stored = obj
-	if got, err := none.Whole(t.Context(), live, csr.Limits{}.Strip(obj)); got == nil || err != nil || live.reads != 1 {
+	if got, err := none.Whole(t.Context(), live, csr.Strip(obj, csr.Parse)); got == nil || err != nil || live.reads != 1 {
 		t.Errorf("%+v, error %v", got, err)
 	}
 	if got, err := none.CacheOptions().DefaultTransform(obj); got != obj || csr.Stripped(obj) || err != nil {

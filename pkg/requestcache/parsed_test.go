@@ -1,4 +1,4 @@
-package parsed
+package requestcache
 
 import (
 	"crypto/ecdsa"
@@ -17,10 +17,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-type request = certificatesv1.CertificateSigningRequest
-
-// object returns a request for a certificate with that common name.
-func object(t testing.TB, commonName string) *request {
+// parsable returns a request for a certificate with that common name.
+func parsable(t testing.TB, commonName string) *request {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -42,7 +40,7 @@ func object(t testing.TB, commonName string) *request {
 // TestParse checks that a request is parsed once, and that no other content gets its result.
 func TestParse(t *testing.T) {
 	t.Parallel()
-	other := object(t, "b").Spec.Request
+	other := parsable(t, "b").Spec.Request
 	seconds := int32(600)
 	for name, test := range map[string]struct {
 		change func(*request)
@@ -63,8 +61,8 @@ func TestParse(t *testing.T) {
 		"other extra":          {change: func(obj *request) { obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"a": {"b"}} }},
 		"a lower but wide cap": {change: func(*request) {}, limits: csr.Limits{Names: 10}},
 	} {
-		requests := &Requests{}
-		first := object(t, "a")
+		requests := &Cache{}
+		first := parsable(t, "a")
 		want, err := requests.Parse(first, csr.Limits{})
 		if err != nil {
 			t.Fatal(err)
@@ -84,34 +82,34 @@ func TestParse(t *testing.T) {
 // TestBounds checks that requesters cannot fill the cache.
 func TestBounds(t *testing.T) {
 	t.Parallel()
-	requests := &Requests{}
-	large := object(t, "a")
-	large.Spec.Username = strings.Repeat("u", MaxSize)
-	malformed := object(t, "a")
+	requests := &Cache{}
+	large := parsable(t, "a")
+	large.Spec.Username = strings.Repeat("u", MaxParsedSize)
+	malformed := parsable(t, "a")
 	malformed.UID, malformed.Spec.Request = "uid-2", []byte("nonsense")
 	for _, obj := range []*request{large, malformed} {
 		if _, err := requests.Parse(obj, csr.Limits{}); (err != nil) != (obj == malformed) {
 			t.Error(err)
 		}
 	}
-	if got := requests.Len(); got != 0 {
+	if got := requests.Parsed(); got != 0 {
 		t.Errorf("%d requests are kept, want none", got)
 	}
-	obj := object(t, "a")
-	for i := range most + 1 {
+	obj := parsable(t, "a")
+	for i := range mostParsed + 1 {
 		obj = obj.DeepCopy()
 		obj.UID = types.UID(fmt.Sprint(i))
 		if _, err := requests.Parse(obj, csr.Limits{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := requests.Len(); got != most {
-		t.Errorf("%d requests are kept, want %d", got, most)
+	if got := requests.Parsed(); got != mostParsed {
+		t.Errorf("%d requests are kept, want %d", got, mostParsed)
 	}
 }
 
-// TestDropFinished checks that a request is kept until it needs no certificate any more.
-func TestDropFinished(t *testing.T) {
+// TestParsedUntilFinished checks that a request is kept until it needs no certificate any more.
+func TestParsedUntilFinished(t *testing.T) {
 	t.Parallel()
 	has := func(kind certificatesv1.RequestConditionType) func(*request) {
 		return func(obj *request) {
@@ -128,27 +126,26 @@ func TestDropFinished(t *testing.T) {
 		"failed":   {has("Failed"), 0},
 		"issued":   {func(obj *request) { obj.Status.Certificate = []byte("x") }, 0},
 	} {
-		requests := &Requests{}
-		obj := object(t, "a")
+		requests := &Cache{}
+		obj := parsable(t, "a")
 		if _, err := requests.Parse(obj, csr.Limits{}); err != nil {
 			t.Fatal(err)
 		}
 		test.change(obj)
-		requests.DropFinished(obj)
-		if got := requests.Len(); got != test.want {
+		requests.strip(obj)
+		if got := requests.Parsed(); got != test.want {
 			t.Errorf("%s: %d requests are kept, want %d", name, got, test.want)
 		}
 	}
 }
 
-// TestNil checks that a nil *Requests parses and keeps nothing.
-func TestNil(t *testing.T) {
+// TestNilParses checks that a nil *Cache parses and keeps nothing.
+func TestNilParses(t *testing.T) {
 	t.Parallel()
-	var requests *Requests
-	obj := object(t, "a")
+	var requests *Cache
+	obj := parsable(t, "a")
 	if req, err := requests.Parse(obj, csr.Limits{}); err != nil || req.Cert.Subject.CommonName != "a" {
 		t.Errorf("%+v, error %v", req, err)
 	}
-	requests.DropFinished(obj)
 	requests.Drop(obj.UID)
 }
