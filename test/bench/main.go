@@ -24,6 +24,7 @@ import (
 type settings struct {
 	lab.Options
 	form, scenario, subjects string
+	experiment               string
 	rounds                   int
 	out                      string
 	revision, baseRevision   string
@@ -51,6 +52,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&s.form, "form", quick, "quick or full")
 	flag.StringVar(&s.scenario, "scenario", "",
 		"comma-separated names of scenarios (default all): "+strings.Join(scenarioNames(), ", "))
+	flag.StringVar(&s.experiment, "experiment", "", "measure only experiments whose name contains this, such as 500000")
 	flag.StringVar(&s.subjects, "subjects", "",
 		"comma-separated names of subjects to measure, such as ours,base (default all)")
 	flag.IntVar(&s.rounds, "rounds", 0, "rounds of each experiment (default is the experiment's own number)")

@@ -97,7 +97,7 @@ func (s *settings) measure(ctx context.Context, chosen []scenario) (*report.Repo
 		}
 		begun := time.Now()
 		for _, e := range experiments {
-			if e.entries = s.measured(e.entries); len(e.entries) == 0 {
+			if e.entries = s.measured(e.entries); len(e.entries) == 0 || !strings.Contains(e.name, s.experiment) {
 				continue
 			}
 			c, err := s.perform(ctx, e, result)
