@@ -2,7 +2,7 @@ package csr
 
 import (
 	"cmp"
-	"crypto/x509"
+	"encoding/asn1"
 	"encoding/pem"
 	"time"
 
@@ -90,7 +90,8 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 }
 
 // certificateEnd returns NotAfter of the first PEM block in status, or zero if the block holds no certificate. It
-// ignores the rest, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired).
+// ignores the rest, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired). It
+// reads nothing else of the certificate (RFC 5280 section 4.1), because every request of a cluster is read at a start.
 func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
 	if Stripped(obj) {
 		end, _ := recorded(obj, recordEnd)
@@ -100,9 +101,29 @@ func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
 	if block == nil {
 		return time.Time{}
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	contents, err := inside(inside(block.Bytes, nil))
+	var field asn1.RawValue
+	for before := 3; before > 0 && err == nil; before-- { // the serial number, the algorithm and the issuer
+		contents, err = asn1.Unmarshal(contents, &field)
+		if field.Class == asn1.ClassContextSpecific { // the version
+			before++
+		}
+	}
+	var validity struct{ NotBefore, NotAfter time.Time }
+	if err == nil {
+		_, err = asn1.Unmarshal(contents, &validity)
+	}
 	if err != nil {
 		return time.Time{}
 	}
-	return cert.NotAfter
+	return validity.NotAfter
+}
+
+// inside returns the content of the first ASN.1 element in der. If err is set, it returns that.
+func inside(der []byte, err error) ([]byte, error) {
+	var element asn1.RawValue
+	if err == nil {
+		_, err = asn1.Unmarshal(der, &element)
+	}
+	return element.Bytes, err
 }

@@ -53,8 +53,11 @@ var (
 	Floor = Subject{Name: "floor", command: floor}
 )
 
-// alone returns the command of ours without leader election, which kube-controller-manager does without here too.
-func alone(binary string) []string { return []string{binary, "--leader-elect=false"} }
+// alone returns the command of ours without leader election, which kube-controller-manager does without here too. The
+// memory limit is the one that the manager sets in a container with the limit of the manifests.
+func alone(binary string) []string {
+	return []string{"env", "GOMEMLIMIT=691MiB", binary, "--leader-elect=false"}
+}
 
 func kcm(*Lab) ([]string, error) {
 	path := os.Getenv("KUBE_CONTROLLER_MANAGER")
