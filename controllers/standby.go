@@ -500,7 +500,7 @@ func (s *standby) cleanDue(ctx, until context.Context, requests cache.Informer) 
 	for until.Err() == nil {
 		began, due := s.clock.Now(), []*csrObject(nil)
 		if s.isActive() {
-			due = s.due(ctx, stored.GetStore())
+			due = s.due(stored.GetStore())
 		}
 		pause := max(cleanPause, cleanShare*s.clock.Since(began))
 		for _, obj := range due {
@@ -518,10 +518,10 @@ func (s *standby) cleanDue(ctx, until context.Context, requests cache.Informer) 
 }
 
 // due returns the requests that have been due for longer than a leader needs to delete them.
-func (s *standby) due(ctx context.Context, store toolscache.Store) []*csrObject {
+func (s *standby) due(store toolscache.Store) []*csrObject {
 	var due []*csrObject
 	for _, each := range store.List() {
-		if obj, ok := each.(*csrObject); ok && s.cleaner.Overdue(ctx, obj) >= earlyAge {
+		if obj, ok := each.(*csrObject); ok && s.cleaner.Overdue(obj) >= earlyAge {
 			due = append(due, obj)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -121,9 +122,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
 	now := r.serverTime().Now()
-	next, err := r.next(ctx, obj, now)
-	if err != nil || next.at.IsZero() {
-		return reconcile.Result{}, err
+	next := r.next(obj, now)
+	if next.at.IsZero() {
+		return reconcile.Result{}, nil
 	}
 	switch left := next.at.Sub(now); {
 	case left > horizon:
@@ -132,17 +133,23 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		// A request is due after its deadline, not at it.
 		return reconcile.Result{RequeueAfter: left + time.Millisecond}, nil
 	}
+	if next.reason == reasonSuperseded {
+		// The cache may be newer than the index.
+		if current, err := r.stillPending(ctx, next.newer); err != nil || !current {
+			return reconcile.Result{RequeueAfter: time.Second}, err
+		}
+	}
 	return reconcile.Result{}, r.delete(ctx, obj, next)
 }
 
 // Overdue returns how long obj has been due for deletion. It returns zero if obj is not due, or if that is unknown.
-func (r *Reconciler) Overdue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) time.Duration {
+func (r *Reconciler) Overdue(obj *certificatesv1.CertificateSigningRequest) time.Duration {
 	if _, err := r.serverTime().Skew(); err != nil || obj.DeletionTimestamp != nil {
 		return 0
 	}
 	now := r.serverTime().Now()
-	next, err := r.next(ctx, obj, now)
-	if err != nil || next.at.IsZero() {
+	next := r.next(obj, now)
+	if next.at.IsZero() {
 		return 0
 	}
 	return max(0, now.Sub(next.at))
@@ -159,6 +166,7 @@ func (r *Reconciler) serverTime() *servertime.Clock {
 type step struct {
 	at     time.Time
 	reason string
+	newer  pending.Request // which supersedes the request
 }
 
 // The reasons for a deletion.
@@ -168,19 +176,14 @@ const (
 )
 
 // next returns the earliest step. If its instant has passed, the step is a deletion.
-func (r *Reconciler) next(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
-) (step, error) {
+func (r *Reconciler) next(obj *certificatesv1.CertificateSigningRequest, now time.Time) step {
 	first := step{reason: reasonDue}
 	first.at, _ = r.Retention.Deadline(obj)
-	at, err := r.superseded(ctx, obj, now)
-	if err != nil {
-		return step{}, err
-	}
+	at, newer := r.superseded(obj, now)
 	if !at.IsZero() && (first.at.IsZero() || at.Before(first.at)) {
-		first = step{at: at, reason: reasonSuperseded}
+		first = step{at: at, reason: reasonSuperseded, newer: newer}
 	}
-	return first, nil
+	return first
 }
 
 // delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change,

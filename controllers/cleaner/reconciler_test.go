@@ -246,7 +246,7 @@ func TestOverdue(t *testing.T) {
 		}
 		r, _, _ := newReconciler(object(), now.Add(test.age), nil, nil)
 		r.ServerTime = test.clock
-		if got := r.Overdue(t.Context(), obj); got != test.want {
+		if got := r.Overdue(obj); got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}

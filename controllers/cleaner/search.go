@@ -41,8 +41,8 @@ func (r *Reconciler) soon(obj client.Object) bool {
 		return false
 	}
 	now := r.serverTime().Now()
-	next, err := r.next(context.Background(), request, now)
-	return err != nil || !next.at.IsZero() && next.at.Sub(now) <= horizon
+	next := r.next(request, now)
+	return !next.at.IsZero() && next.at.Sub(now) <= horizon
 }
 
 // search puts the requests that are due within horizon into the queue, every searchEvery until ctx ends, and when
@@ -61,16 +61,20 @@ func (r *Reconciler) search(ctx context.Context, cached cache.Informers, log log
 			last = time.Time{}
 		} else if last.IsZero() || r.Clock.Since(last) >= searchEvery {
 			last = r.Clock.Now()
-			for _, obj := range stored.GetStore().List() {
-				if request, ok := obj.(*certificatesv1.CertificateSigningRequest); ok && r.soon(request) {
-					queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: request.Name}})
-				}
-			}
+			r.enqueueDue(stored.GetStore(), queue)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+		}
+	}
+}
+
+func (r *Reconciler) enqueueDue(store toolscache.Store, queue controllerQueue) {
+	for _, obj := range store.List() {
+		if request, ok := obj.(*certificatesv1.CertificateSigningRequest); ok && r.soon(request) {
+			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: request.Name}})
 		}
 	}
 }

@@ -18,40 +18,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// superseded returns when obj becomes due because a newer request supersedes it. If there is no newer request, it
-// returns when to check again. For a request that cannot be superseded it returns zero. A newer request that is made
-// later makes obj due only after another SupersededAfter, so it need not wake obj.
+// superseded returns when obj becomes due because a newer request supersedes it, and the newer request. If there is no
+// newer request, it returns when to check again. For a request that cannot be superseded it returns zero. A newer
+// request that is made later makes obj due only after another SupersededAfter, so it need not wake obj.
 func (r *Reconciler) superseded(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
-) (time.Time, error) {
+	obj *certificatesv1.CertificateSigningRequest, now time.Time,
+) (at time.Time, newer pending.Request) {
 	if r.SupersededAfter <= 0 || csr.StateOf(obj) != csr.Pending {
-		return time.Time{}, nil
+		return time.Time{}, newer
 	}
 	created := obj.CreationTimestamp.Time
 	if first := created.Add(r.SupersededAfter); !now.After(first) {
-		return first, nil
+		return first, newer
 	}
-	soon := now.Add(time.Second)
 	if !r.pending.complete.Load() {
-		return soon, nil
+		return now.Add(time.Second), newer
 	}
 	known, found := r.pending.Get(obj.Name)
 	if !found || known.UID != obj.UID { // it is no node's request
-		return time.Time{}, nil
+		return time.Time{}, newer
 	}
-	newer, found := r.pending.Next(known.Key, created)
-	if !found {
-		return now.Add(r.SupersededAfter), nil
+	if newer, found = r.pending.Next(known.Key, created); !found {
+		return now.Add(r.SupersededAfter), newer
 	}
-	due := newer.Created.Add(r.SupersededAfter)
-	if !now.After(due) {
-		return due, nil
-	}
-	// The cache may be newer than the index.
-	if current, err := r.stillPending(ctx, newer); err != nil || !current {
-		return soon, err
-	}
-	return due, nil
+	return newer.Created.Add(r.SupersededAfter), newer
 }
 
 // stillPending reports whether the cache still holds the pending request that the index returned as newer.

@@ -161,7 +161,7 @@ func TestSupersededByNothingAnyMore(t *testing.T) {
 					return nil
 				},
 			})
-			if again, problem := reconcileOnce(t, r); again != time.Second+time.Millisecond || problem != "" || len(*deleted) != 0 {
+			if again, problem := reconcileOnce(t, r); again != time.Second || problem != "" || len(*deleted) != 0 {
 				t.Errorf("again after %s, %d deletions, error %q", again, len(*deleted), problem)
 			}
 		})
