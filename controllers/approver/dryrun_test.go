@@ -44,13 +44,16 @@ func counted(t *testing.T, signer string) map[string]int {
 	return found
 }
 
-// signers numbers the signers of dryRunParts.
+// signers numbers the signers of newSigner.
 var signers atomic.Int64
+
+// newSigner returns a signer name that was not used before, so its counters are zero.
+func newSigner() string { return fmt.Sprintf("example.com/counted-%d", signers.Add(1)) }
 
 // dryRunParts returns parts of a dry run for a signer of its own, so that no other test changes its counts.
 func dryRunParts(t *testing.T, change ...func(*request)) (*parts, string) {
 	t.Helper()
-	signer := fmt.Sprintf("example.com/dry-run-%d", signers.Add(1))
+	signer := newSigner()
 	rule := NodeClient()
 	rule.SignerName = signer
 	rule.Shape = func(req *csr.Request) error {

@@ -122,7 +122,7 @@ func TestALookupThatTakesLongIsTold(t *testing.T) {
 	for _, dryRun := range []bool{false, true} {
 		p := newParts(t, object(t))
 		var err error = &inventory.Unavailable{Source: "webhook", Cause: &pending.Waiting{Since: now}}
-		signer := fmt.Sprintf("example.com/pending-%t", dryRun)
+		signer := newSigner()
 		p.served.Spec.SignerName, p.reconciler.DryRun = signer, dryRun
 		p.reconciler.Rules = []Rule{{SignerName: signer, Judge: func(context.Context, *csr.Request) (Decision, error) {
 			if err != nil {

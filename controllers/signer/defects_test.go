@@ -6,7 +6,9 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -104,14 +106,18 @@ func TestDefect24TheRequesterChooses(t *testing.T) {
 	workers.Wait()
 }
 
-// partsOf returns parts with a signer name of their own, so that no other test changes its counters, and an approved
-// request.
-func partsOf(t *testing.T, signer string) *parts {
+// signers numbers the signers of partsOf.
+var signers atomic.Int64
+
+// partsOf returns parts with an approved request for a new signer, and the signer's name. So neither another test nor
+// an earlier run of the same test has changed the signer's counters.
+func partsOf(t *testing.T) (*parts, string) {
 	t.Helper()
+	signer := fmt.Sprintf("example.com/counted-%d", signers.Add(1))
 	// The subject must not be forbidden on a CA that API servers trust: such a request would wait.
 	p := newParts(t, object(t, signerName(signer), template(t, func(r *x509.CertificateRequest) { r.Subject = pkix.Name{CommonName: "a"} })))
 	p.reconciler.Signers[signer] = Signer{Profile: profile(t, ca.ProfileConfig{}), Usages: p.served.Spec.Usages, KeyPair: p.pair}
-	return p
+	return p, signer
 }
 
 // countOf returns the value of a counter.
@@ -129,8 +135,7 @@ func countOf(t *testing.T, counter prometheus.Counter) float64 {
 // Defect 27: no failure is reported as a success, neither by an Event nor by a metric.
 func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
 	t.Parallel()
-	const signer = "example.com/defect-27"
-	p := partsOf(t, signer)
+	p, signer := partsOf(t)
 	root := newRoot(t, time.Hour) // a success would report the short lifetime
 	p.pair.Load(root.cert, root.key)
 	taken(p.recorder)

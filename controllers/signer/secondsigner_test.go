@@ -104,8 +104,7 @@ func TestSecondSignerIsNotOurselves(t *testing.T) {
 	} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
-			name := "example.com/ourselves: " + text
-			p := partsOf(t, name)
+			p, name := partsOf(t)
 			root := newRoot(t, 365*24*time.Hour)
 			p.pair.Load(root.cert, root.key)
 			r := p.reconciler

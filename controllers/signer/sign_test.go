@@ -319,8 +319,7 @@ func TestEndOfACertificate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			signer := "example.com/end: " + name
-			p := partsOf(t, signer)
+			p, signer := partsOf(t)
 			root := newRoot(t, 365*24*3600e9)
 			p.pair.Load(root.cert, root.key)
 			file := filepath.Join(t.TempDir(), "audit.log")
