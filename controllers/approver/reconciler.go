@@ -92,6 +92,7 @@ type Reconciler struct {
 	queue    *pending.Queue // the controller's queue
 	reviews  map[authorizationv1.ResourceAttributes]*pending.Calls[bool]
 	written  unanswered.Writes[outcome]
+	stored   decidedVersions
 	opinions opinions
 	limiter  *limiter
 }
@@ -108,6 +109,11 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 		}
 	}
 	return nil
+}
+
+// undecided reports whether r must judge obj. The cache may not show a stored decision yet.
+func (r *Reconciler) undecided(obj *certificatesv1.CertificateSigningRequest) bool {
+	return r.rule(obj) != nil && !r.stored.has(obj)
 }
 
 // Reconcile decides about a request and writes at most one condition.
@@ -134,7 +140,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if r.DryRun && r.ours(obj) {
 		return r.reconcileDryRun(ctx, obj)
 	}
-	undecided := r.rule(obj) != nil
+	undecided := r.undecided(obj)
 	if _, unsettled := r.written.Of(obj); !undecided && !unsettled {
 		return reconcile.Result{}, nil
 	}
@@ -263,6 +269,7 @@ func (r *Reconciler) apply(
 			return r.unwritten(ctx, obj, about, err, unsettled)
 		}
 	}
+	r.stored.add(judged)
 	r.decided(ctx, obj, about)
 	if err == nil && kind == certificatesv1.CertificateApproved && r.Approved != nil {
 		obj.ManagedFields = nil // as in the cache

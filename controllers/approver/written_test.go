@@ -109,6 +109,48 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 	}
 }
 
+// TestAStaleCacheDecidesOnce reconciles a request again before the cache shows the decision. The decision is recorded
+// once, and counts once for the limit. A request with the same name is another one.
+func TestAStaleCacheDecidesOnce(t *testing.T) {
+	t.Parallel()
+	conflict := apierrors.NewConflict(requests, "csr-1", errors.New("changed"))
+	for name, first := range map[string]error{"stored": nil, "stored by another replica": conflict} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(t, object(t))
+			p.grants, p.writeFault = []string{"nodeclient"}, first
+			p.reconciler.limiter = newLimiter(Limit{Burst: 3, PerHour: 1}, p.clock)
+			p.reconciler.Live = liveFunc(func(now *request) error {
+				*now = *p.written[0].DeepCopy()
+				now.ResourceVersion = "8"
+				return nil
+			})
+			file := filepath.Join(t.TempDir(), "audit.log")
+			opened, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.reconciler.Audit = opened
+			for range 3 {
+				if result, err := p.reconcile(t); err != nil || result.RequeueAfter > 0 {
+					t.Errorf("result %+v, error %v", result, err)
+				}
+				p.writeFault = conflict
+			}
+			if got := verdicts(t, file); got != "Approve" || len(p.written) != 1 {
+				t.Errorf("recorded %q after %d writes", got, len(p.written))
+			}
+			if _, within := p.reconciler.limiter.take(parse(t, p.served)); !within {
+				t.Error("the approval counts twice")
+			}
+			p.served.UID, p.writeFault = "another", nil
+			if _, err := p.reconcile(t); err != nil || len(p.written) != 2 {
+				t.Errorf("%d writes, error %v", len(p.written), err)
+			}
+		})
+	}
+}
+
 func parse(t *testing.T, obj *request) *csr.Request {
 	t.Helper()
 	req, err := csr.Parse(obj)
