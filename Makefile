@@ -89,6 +89,10 @@ test-upgrade: ## roll the Deployment of the previous release out to this one, wi
 	  git archive "$(RELEASE_BEFORE)" | tar -x -C "$$before"; (cd "$$before" && CGO_ENABLED=0 go build -o csr-controller-manager .); \
 	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests
 
+.PHONY: test-standby
+test-standby: ## let a leader and a standby work on the same requests for a minute
+	$(CONTROL_PLANE) BOTH_ACTIVE_FOR=1m go test $(RACE) -count=1 -timeout 10m -v -run '^TestFailoverWithTwoActiveReplicas$$' ./test/integration
+
 .PHONY: parity
 parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
@@ -152,7 +156,7 @@ bench-compare: ## compare the Go benchmarks and the quick scenarios with those o
 
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change
-	$(MAKE) test-matrix test-upgrade parity-mutants rule-mutants bench e2e-nightly
+	$(MAKE) test-matrix test-upgrade test-standby parity-mutants rule-mutants bench e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

@@ -1,0 +1,300 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+// leadsFor returns flags for a Lease that does not end within that time. Neither does the leader give up.
+func leadsFor(long time.Duration) []string {
+	return []string{"--leader-elect-renew-deadline", long.String(), "--leader-elect-lease-duration", (2 * long).String()}
+}
+
+// configure writes a configuration file and returns its flag.
+func configure(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+text))
+	return "--config=" + file
+}
+
+// refusal is a request that must not get a certificate.
+type refusal struct {
+	*request
+	want string // conditions, and all recorded verdicts
+}
+
+// refuse creates four requests a second that must not get a certificate, until the returned function is called. One
+// kind is denied, one waits for a permission, and one is approved by a person and can't be signed.
+func (l *joining) refuse(t *testing.T) func() {
+	t.Helper()
+	grant(t, "stranger", mayCreate)
+	joiner, stranger, ended, done := as(t, "joiner"), as(t, "stranger"), make(chan struct{}), make(chan struct{})
+	wrongUsage := func(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth) }
+	kinds := []func(*request) (string, error){
+		func(obj *request) (string, error) {
+			wrongUsage(obj)
+			return "Denied ShapeMismatch; Decided Deny", joiner.Create(t.Context(), obj)
+		},
+		func(obj *request) (string, error) {
+			return "; Decided Wait", stranger.Create(t.Context(), obj)
+		},
+		func(obj *request) (string, error) {
+			wrongUsage(obj)
+			obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+			if err := admin(t).Create(t.Context(), obj); err != nil {
+				return "", err
+			}
+			csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
+			return "Approved ByHand, Failed SignerValidationFailure; NotSigned Failed", admin(t).SubResource("approval").Update(t.Context(), obj)
+		},
+	}
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(time.Second / 4)
+		defer ticker.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-ended:
+				return
+			case <-ticker.C:
+			}
+			obj := nodeRequest(t, fmt.Sprint("refused-", i))
+			obj.Labels = joins
+			want, err := kinds[i%len(kinds)](obj)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			l.mu.Lock()
+			l.wrong[obj.UID] = &refusal{obj, want}
+			l.mu.Unlock()
+		}
+	}()
+	stop := sync.OnceFunc(func() { close(ended); <-done })
+	t.Cleanup(stop)
+	return stop
+}
+
+// checkRefused checks the condition of each refused request, and all verdicts about it in the audit logs.
+func (p *pair) checkRefused(t *testing.T, l *joining) {
+	t.Helper()
+	eventually(t, "the requests are refused", func(ctx context.Context) error {
+		verdicts := map[types.UID][]string{}
+		for _, file := range p.audits {
+			for _, record := range readAudit(t, file) {
+				verdicts[record.UID] = append(verdicts[record.UID], strings.TrimSpace(fmt.Sprint(record.Event, " ", record.Verdict)))
+			}
+		}
+		list := &certificatesv1.CertificateSigningRequestList{}
+		if err := admin(t).List(ctx, list, joins); err != nil {
+			return err
+		}
+		found := 0
+		for _, obj := range list.Items {
+			one := l.wrong[obj.UID]
+			if one == nil {
+				continue
+			}
+			found++
+			var conditions []string
+			for _, condition := range obj.Status.Conditions {
+				conditions = append(conditions, fmt.Sprint(condition.Type, " ", condition.Reason))
+			}
+			slices.Sort(verdicts[obj.UID])
+			got := strings.Join(conditions, ", ") + "; " + strings.Join(slices.Compact(verdicts[obj.UID]), ", ")
+			if got != one.want || len(obj.Status.Certificate) > 0 {
+				return fmt.Errorf("%s: %q, want %q", obj.Name, got, one.want)
+			}
+		}
+		if found != len(l.wrong) || found == 0 {
+			return fmt.Errorf("%d of %d exist", found, len(l.wrong))
+		}
+		return nil
+	})
+	t.Logf("%d requests were refused", len(l.wrong))
+}
+
+// bothActiveFor is how long both replicas work in TestFailoverWithTwoActiveReplicas.
+func bothActiveFor(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("BOTH_ACTIVE_FOR")
+	if text == "" {
+		return 12 * time.Second
+	}
+	long, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return long
+}
+
+// TestFailoverWithTwoActiveReplicas fails the leader's renewals, while the leader continues to work. It delays a part
+// of the leader's writes, so both replicas work on the same requests. Some answers to both replicas are lost.
+func TestFailoverWithTwoActiveReplicas(t *testing.T) {
+	parallel(t)
+	long := bothActiveFor(t)
+	p := startPair(t, append(leadsFor(long+5*time.Minute), configure(t, "approval: {denial: Permanent}\n"))...)
+	outcomes := func(share float64, do faults.Action) faults.Rule {
+		return faults.Rule{
+			Verbs: []string{"update"}, Resources: []string{"certificatesigningrequests/approval", "certificatesigningrequests/status"},
+			Share: share, Do: do,
+		}
+	}
+	lost := faults.Answer(http.StatusInternalServerError).Landed()
+	p.leaderProxy.Use(
+		faults.Rule{Verbs: []string{"update"}, Resources: []string{"leases"}, Do: faults.Answer(http.StatusInternalServerError)},
+		outcomes(0.3, faults.Delay(2*time.Second)), // about when the standby writes
+		outcomes(0.2, faults.Delay(2500*time.Millisecond)),
+		outcomes(0.1, lost),
+	)
+	p.standbyProxy.Use(outcomes(0.1, lost))
+	l := startJoining(t)
+	stop := l.refuse(t)
+	p.works(t, true)
+	time.Sleep(long)
+	p.works(t, true)
+	stop()
+	l.longest(t)
+	if p.leader.Ended() != nil || strings.Contains(p.standby.log(t), "successfully acquired lease") {
+		t.Error("the leader has changed")
+	}
+	p.leaderProxy.Use()
+	p.standbyProxy.Use()
+	p.works(t, false)
+	stored, discarded := p.checkRecords(t, l)
+	p.checkRefused(t, l)
+	if least := len(l.made) / 20; stored[0] < least || stored[1] < least || discarded[0]+discarded[1] == 0 {
+		t.Errorf("leader and standby stored %v certificates and discarded %v: both were not active all the time", stored, discarded)
+	}
+}
+
+// TestStandbyCleansEarly suspends the leader, and then cuts it off from the API server. Each time the standby deletes
+// what is due, and nothing else. Afterwards the leader deletes.
+func TestStandbyCleansEarly(t *testing.T) {
+	parallel(t)
+	const keep = time.Second
+	p := startPair(t, append(leadsFor(5*time.Minute),
+		configure(t, "cleaning: {signers: [{name: example.com/foreign, retention: {pending: 1s}}]}\n"))...)
+	made := func(signer string) []*request {
+		var all []*request
+		for i := range 3 {
+			all = append(all, createRequest(t, admin(t), nodeRequest(t, fmt.Sprint("foreign-", i), func(obj *request) { obj.Spec.SignerName = signer })))
+		}
+		return all
+	}
+	kept := made("example.com/kept")
+	for name, interruption := range map[string]struct{ begin, end func() error }{
+		"suspended": {
+			func() error { return syscall.Kill(p.leader.Pid(), syscall.SIGSTOP) },
+			func() error { return syscall.Kill(p.leader.Pid(), syscall.SIGCONT) },
+		},
+		"cut off": {p.leaderProxy.Down, p.leaderProxy.Up},
+	} {
+		if err := interruption.begin(); err != nil {
+			t.Fatal(err)
+		}
+		due := made("example.com/foreign")
+		deletedBy(t, p.standbyProxy, due, keep)
+		if err := interruption.end(); err != nil {
+			t.Fatal(err)
+		}
+		p.works(t, false)
+		t.Logf("%s: the standby has deleted %d requests", name, len(due))
+		before := len(p.standbyProxy.Calls())
+		deletedBy(t, p.leaderProxy, made("example.com/foreign"), keep)
+		for _, call := range p.standbyProxy.Calls()[before:] {
+			if call.Verb == "delete" {
+				t.Errorf("the standby deletes %s although the leader renews its Lease", call.Name)
+			}
+		}
+	}
+	for _, obj := range kept {
+		reload(t, obj)
+	}
+	if strings.Contains(p.standby.log(t), "successfully acquired lease") {
+		t.Error("the leader has changed")
+	}
+}
+
+// deletedBy waits until all requests are deleted. The process behind the proxy must have deleted each, and not before
+// it was kept for long enough.
+func deletedBy(t *testing.T, proxy *faults.Proxy, all []*request, keep time.Duration) {
+	t.Helper()
+	for _, obj := range all {
+		eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
+			if err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("it exists, or %w", err)
+			}
+			return nil
+		})
+		calls := slices.DeleteFunc(proxy.Calls(), func(call faults.Call) bool { return call.Verb != "delete" || call.Name != obj.Name })
+		if len(calls) == 0 || calls[0].Start.Sub(obj.CreationTimestamp.Time) < keep {
+			t.Errorf("deletions of %s, which was created at %s: %+v", obj.Name, obj.CreationTimestamp, calls)
+		}
+	}
+}
+
+// TestStandbyIsQuietWhileTheLeaderRenews counts the calls for each request of a load, first with one replica and then
+// with two. A leader that stalls for two seconds, on a slow machine, ends an attempt.
+func TestStandbyIsQuietWhileTheLeaderRenews(t *testing.T) {
+	parallel(t)
+	p := startLeader(t)
+	single, _ := p.callsForEach(t)
+	p.startStandby(t)
+	stalls := func() int { return strings.Count(p.standby.log(t), "No leader renews the Lease") }
+	for range 5 {
+		stalled, before := stalls(), len(p.standbyProxy.Calls())
+		both, l := p.callsForEach(t)
+		if stalls() > stalled {
+			continue
+		}
+		// A standby also measures the time of the API servers.
+		for _, call := range p.standbyProxy.Calls()[before:] {
+			if call.Verb != "watch" && (call.Verb != "get" || call.Resource != "leases") && call.Path != "/version" {
+				t.Errorf("a call of the standby: %s %s %s", call.Verb, call.Resource, call.Path)
+			}
+		}
+		t.Logf("for each request %.2f calls of one replica and %.2f of two", single, both)
+		if both > 1.1*single {
+			t.Errorf("for each request %.2f calls of one replica and %.2f of two", single, both)
+		}
+		p.checkRecords(t, l)
+		return
+	}
+	t.Error("the leader did not renew its Lease in time in any of five attempts")
+}
+
+// callsForEach runs a load for five seconds. It returns the number of calls of all replicas, divided by the number of
+// requests.
+func (p *pair) callsForEach(t *testing.T) (float64, *joining) {
+	t.Helper()
+	count := func() int {
+		if p.standbyProxy == nil {
+			return len(p.leaderProxy.Calls())
+		}
+		return len(p.leaderProxy.Calls()) + len(p.standbyProxy.Calls())
+	}
+	before := count()
+	l := startJoining(t)
+	time.Sleep(5 * time.Second)
+	l.longest(t)
+	return float64(count()-before) / float64(len(l.made)), l
+}
