@@ -12,7 +12,8 @@ import (
 const rememberedDecisions = 10_000
 
 // decidedVersions holds the version of each request that a stored decision is about. If the cache still has that
-// version, it does not show the decision yet, and the request must not be judged again. The zero value is empty. It is safe for concurrent use.
+// version, it does not show the decision yet, and the request must not be judged again. The zero value is empty. It is
+// safe for concurrent use.
 type decidedVersions struct {
 	mu       sync.Mutex
 	versions *lru.Cache // UID → resourceVersion

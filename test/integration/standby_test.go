@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -212,19 +213,24 @@ func TestStandbyCleansEarly(t *testing.T) {
 			t.Fatal(err)
 		}
 		due := made("example.com/foreign")
-		deletedBy(t, p.standbyProxy, due, keep)
+		if err := deletedBy(t, p.standbyProxy, due, keep); err != nil {
+			t.Error(err)
+		}
 		if err := interruption.end(); err != nil {
 			t.Fatal(err)
 		}
 		p.works(t, false)
 		t.Logf("%s: the standby has deleted %d requests", name, len(due))
-		before := len(p.standbyProxy.Calls())
-		deletedBy(t, p.leaderProxy, made("example.com/foreign"), keep)
-		for _, call := range p.standbyProxy.Calls()[before:] {
-			if call.Verb == "delete" {
-				t.Errorf("the standby deletes %s although the leader renews its Lease", call.Name)
+		p.whileLed(t, func() error {
+			before := len(p.standbyProxy.Calls())
+			err := deletedBy(t, p.leaderProxy, made("example.com/foreign"), keep)
+			for _, call := range p.standbyProxy.Calls()[before:] {
+				if call.Verb == "delete" {
+					err = errors.Join(err, fmt.Errorf("the standby deletes %s although the leader renews its Lease", call.Name))
+				}
 			}
-		}
+			return err
+		})
 	}
 	for _, obj := range kept {
 		reload(t, obj)
@@ -234,10 +240,30 @@ func TestStandbyCleansEarly(t *testing.T) {
 	}
 }
 
-// deletedBy waits until all requests are deleted. The process behind the proxy must have deleted each, and not before
-// it was kept for long enough.
-func deletedBy(t *testing.T, proxy *faults.Proxy, all []*request, keep time.Duration) {
+// whileLed calls check, which must succeed while the leader renews its Lease. A leader that stalls for two seconds, on a
+// slow machine, ends an attempt.
+func (p *pair) whileLed(t *testing.T, check func() error) {
 	t.Helper()
+	stalls := func() int { return strings.Count(p.standby.log(t), "No leader renews the Lease") }
+	for range 5 {
+		stalled := stalls()
+		err := check()
+		if stalls() > stalled {
+			continue
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	t.Error("the leader did not renew its Lease in time in any of five attempts")
+}
+
+// deletedBy waits until all requests are deleted. It returns an error if the process behind the proxy has not deleted
+// one, or has not kept it for long enough.
+func deletedBy(t *testing.T, proxy *faults.Proxy, all []*request, keep time.Duration) error {
+	t.Helper()
+	var errs []error
 	for _, obj := range all {
 		eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
 			if err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {
@@ -247,39 +273,37 @@ func deletedBy(t *testing.T, proxy *faults.Proxy, all []*request, keep time.Dura
 		})
 		calls := slices.DeleteFunc(proxy.Calls(), func(call faults.Call) bool { return call.Verb != "delete" || call.Name != obj.Name })
 		if len(calls) == 0 || calls[0].Start.Sub(obj.CreationTimestamp.Time) < keep {
-			t.Errorf("deletions of %s, which was created at %s: %+v", obj.Name, obj.CreationTimestamp, calls)
+			errs = append(errs, fmt.Errorf("deletions of %s, which was created at %s: %+v", obj.Name, obj.CreationTimestamp, calls))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // TestStandbyIsQuietWhileTheLeaderRenews counts the calls for each request of a load, first with one replica and then
-// with two. A leader that stalls for two seconds, on a slow machine, ends an attempt.
+// with two.
 func TestStandbyIsQuietWhileTheLeaderRenews(t *testing.T) {
 	parallel(t)
 	p := startLeader(t)
 	single, _ := p.callsForEach(t)
 	p.startStandby(t)
-	stalls := func() int { return strings.Count(p.standby.log(t), "No leader renews the Lease") }
-	for range 5 {
-		stalled, before := stalls(), len(p.standbyProxy.Calls())
-		both, l := p.callsForEach(t)
-		if stalls() > stalled {
-			continue
-		}
+	var l *joining
+	p.whileLed(t, func() (err error) {
+		before := len(p.standbyProxy.Calls())
+		var both float64
+		both, l = p.callsForEach(t)
 		// A standby also measures the time of the API servers.
 		for _, call := range p.standbyProxy.Calls()[before:] {
 			if call.Verb != "watch" && (call.Verb != "get" || call.Resource != "leases") && call.Path != "/version" {
-				t.Errorf("a call of the standby: %s %s %s", call.Verb, call.Resource, call.Path)
+				err = errors.Join(err, fmt.Errorf("a call of the standby: %s %s %s", call.Verb, call.Resource, call.Path))
 			}
 		}
 		t.Logf("for each request %.2f calls of one replica and %.2f of two", single, both)
 		if both > 1.1*single {
-			t.Errorf("for each request %.2f calls of one replica and %.2f of two", single, both)
+			err = errors.Join(err, errors.New("two replicas make more than 1.1 times the calls of one"))
 		}
-		p.checkRecords(t, l)
-		return
-	}
-	t.Error("the leader did not renew its Lease in time in any of five attempts")
+		return err
+	})
+	p.checkRecords(t, l)
 }
 
 // callsForEach runs a load for five seconds. It returns the number of calls of all replicas, divided by the number of
