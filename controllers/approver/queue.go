@@ -219,10 +219,12 @@ func (d *debouncer[K]) source(enqueue func(workQueue, map[K]bool)) source.Source
 					return
 				case <-d.changed:
 				}
-				select {
-				case <-ctx.Done():
-					return
-				case <-time.After(d.delay):
+				if d.delay > 0 { // even a timer of no delay costs time
+					select {
+					case <-ctx.Done():
+						return
+					case <-time.After(d.delay):
+					}
 				}
 				enqueue(queue, d.take())
 			}
