@@ -39,7 +39,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	for _, rule := range r.Rules { // a histogram needs to exist before its first event, for its rate
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
-	r.Requests.Want(func(obj *certificatesv1.CertificateSigningRequest) bool {
+	r.Requests.Want(r.RequestLimits, func(obj *certificatesv1.CertificateSigningRequest) bool {
 		return r.rule(obj) != nil || r.DryRun && r.ours(obj)
 	})
 	r.limiter = newLimiter(r.Limit, r.Clock)

@@ -30,6 +30,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -44,7 +45,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
-	r.Requests.Want(func(obj *certificatesv1.CertificateSigningRequest) bool { return holdsCertificate(obj) })
+	r.Requests.Want(csr.Limits{}, func(obj *certificatesv1.CertificateSigningRequest) bool {
+		return holdsCertificate(obj)
+	})
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).

@@ -42,7 +42,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 		return err
 	}
 	r.fill(mgr)
-	r.Requests.Want(func(obj *certificatesv1.CertificateSigningRequest) bool {
+	r.Requests.Want(r.RequestLimits, func(obj *certificatesv1.CertificateSigningRequest) bool {
 		return r.signable(obj) || r.DryRun && r.approved(obj)
 	})
 	ctrl := builder.ControllerManagedBy(mgr).

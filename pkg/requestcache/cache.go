@@ -4,6 +4,7 @@
 package requestcache
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -40,22 +41,35 @@ type Cache struct {
 	// Limits bounds what is read of a request.
 	Limits csr.Limits
 
-	mu     sync.Mutex
-	wants  []func(*certificatesv1.CertificateSigningRequest) bool
-	byUID  map[types.UID]*list.Element
-	recent list.List // of *certificatesv1.CertificateSigningRequest, the last used first
-	bytes  int
-	parsed *lru.Cache // UID → *parsedRequest
+	mu       sync.Mutex
+	wants    []func(*certificatesv1.CertificateSigningRequest) bool
+	most     int    // the largest spec.request that is read, in bytes
+	tooLarge []byte // stands for a larger one
+	byUID    map[types.UID]*list.Element
+	recent   list.List // of heldRequest, the last used first
+	bytes    int
+	parsed   *lru.Cache // UID → *parsedRequest
+}
+
+type heldRequest struct {
+	*certificatesv1.CertificateSigningRequest
+	size int
 }
 
 // Want makes c hold the requests for which wants returns true. It has an effect only on requests that arrive later.
-func (c *Cache) Want(wants func(*certificatesv1.CertificateSigningRequest) bool) {
+//
+// limits are those with which the caller parses them. If spec.request is too large for all callers, c holds zeros of a
+// refused length in its place, and the rest of the object. So it is refused without a read. The API server ignores
+// spec.request in an update.
+func (c *Cache) Want(limits csr.Limits, wants func(*certificatesv1.CertificateSigningRequest) bool) {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wants = append(c.wants, wants)
+	c.most = max(c.most, cmp.Or(limits.RequestBytes, csr.DefaultLimits.RequestBytes))
+	c.tooLarge = make([]byte, c.most+1)
 }
 
 // CacheOptions returns the settings of a manager's cache that strips requests, and strips managed fields from other
@@ -88,7 +102,7 @@ func (c *Cache) strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 
 // hold drops the earlier version of obj. It keeps obj instead if a controller wants it and it is small enough.
 func (c *Cache) hold(obj *certificatesv1.CertificateSigningRequest) {
-	size := obj.Size() + overhead
+	held := heldRequest{obj, obj.Size() + overhead}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.drop(c.byUID[obj.UID])
@@ -96,14 +110,19 @@ func (c *Cache) hold(obj *certificatesv1.CertificateSigningRequest) {
 	for _, wants := range c.wants {
 		wanted = wanted || wants(obj)
 	}
-	if !wanted || size > largest {
+	if wanted && len(obj.Spec.Request) > c.most {
+		small := *obj
+		small.Spec.Request = c.tooLarge
+		held = heldRequest{&small, held.size - len(obj.Spec.Request)}
+	}
+	if !wanted || held.size > largest {
 		return
 	}
 	if c.byUID == nil {
 		c.byUID = map[types.UID]*list.Element{}
 	}
-	c.byUID[obj.UID] = c.recent.PushFront(obj)
-	for c.bytes += size; c.bytes > budget; {
+	c.byUID[obj.UID] = c.recent.PushFront(held)
+	for c.bytes += held.size; c.bytes > budget; {
 		c.drop(c.recent.Back())
 	}
 }
@@ -113,9 +132,9 @@ func (c *Cache) drop(element *list.Element) {
 	if element == nil {
 		return
 	}
-	obj := c.recent.Remove(element).(*certificatesv1.CertificateSigningRequest)
-	delete(c.byUID, obj.UID)
-	c.bytes -= obj.Size() + overhead
+	held := c.recent.Remove(element).(heldRequest)
+	delete(c.byUID, held.UID)
+	c.bytes -= held.size
 }
 
 // held returns the whole object of obj, which may be stripped, if c holds that version. changed reports that c holds
@@ -135,7 +154,7 @@ func (c *Cache) held(obj *certificatesv1.CertificateSigningRequest) (
 	if element == nil {
 		return nil, false
 	}
-	whole = element.Value.(*certificatesv1.CertificateSigningRequest)
+	whole = element.Value.(heldRequest).CertificateSigningRequest
 	if whole.ResourceVersion != obj.ResourceVersion {
 		return nil, true
 	}

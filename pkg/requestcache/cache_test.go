@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"reflect"
 	"runtime"
 	"testing"
 	"time"
@@ -72,6 +73,7 @@ func TestWhole(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{}, "a")
 	for name, test := range map[string]struct {
 		size    int
+		limits  csr.Limits
 		decided bool // nobody wants it
 		later   *request
 		live    *request
@@ -81,6 +83,8 @@ func TestWhole(t *testing.T) {
 	}{
 		"held":                         {size: 100},
 		"too large to be held":         {size: largest, reads: 1},
+		"too large to be read":         {size: csr.DefaultLimits.RequestBytes + 1},
+		"within larger limits":         {size: csr.DefaultLimits.RequestBytes + 1, limits: csr.Limits{RequestBytes: 1 << 20}, reads: 1},
 		"unwanted":                     {size: 100, decided: true, reads: 1},
 		"changed since, and held":      {size: 100, later: object("a", "2", 100), none: true},
 		"changed since, and too large": {size: 100, later: object("a", "2", largest), live: object("a", "2", largest), reads: 1, none: true},
@@ -91,7 +95,8 @@ func TestWhole(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := &Cache{}
-			c.Want(func(*request) bool { return !test.decided })
+			c.Want(csr.Limits{}, func(*request) bool { return false })
+			c.Want(test.limits, func(*request) bool { return !test.decided })
 			obj := object("a", "1", test.size)
 			small := stored(t, c, obj)
 			if test.later != nil {
@@ -116,7 +121,7 @@ func TestWhole(t *testing.T) {
 func TestWithoutCache(t *testing.T) {
 	t.Parallel()
 	var none *Cache
-	none.Want(func(*request) bool { return true })
+	none.Want(csr.Limits{}, func(*request) bool { return true })
 	obj, live := object("a", "1", 10), &reader{}
 	if got, err := none.Whole(t.Context(), live, obj); got != obj || err != nil || none.Held(obj) != obj || live.reads > 0 {
 		t.Errorf("%+v, error %v", got, err)
@@ -133,7 +138,7 @@ func TestWithoutCache(t *testing.T) {
 func TestPause(t *testing.T) {
 	t.Parallel()
 	c := &Cache{}
-	c.Want(func(*request) bool { return true })
+	c.Want(csr.Limits{}, func(*request) bool { return true })
 	held, read := stored(t, c, object("a", "1", 10)), stored(t, c, object("b", "1", largest))
 	for _, test := range []struct {
 		obj         *request
@@ -155,7 +160,7 @@ func TestPause(t *testing.T) {
 func TestBudget(t *testing.T) {
 	t.Parallel()
 	c := &Cache{}
-	c.Want(func(obj *request) bool { return csr.StateOf(obj) == csr.Pending })
+	c.Want(csr.Limits{}, func(obj *request) bool { return csr.StateOf(obj) == csr.Pending })
 	var first, last *request
 	const size = largest / 2
 	for i := range 2 * budget / size {
@@ -175,6 +180,36 @@ func TestBudget(t *testing.T) {
 	if c.bytes != 0 || len(c.byUID) != 0 || c.recent.Len() != 0 {
 		t.Errorf("%d bytes are held of finished requests", c.bytes)
 	}
+}
+
+// TestTooLargeToBeRead checks that a request above the limits is held without its payload. It is refused as the original
+// is, and keeps everything else.
+func TestTooLargeToBeRead(t *testing.T) { // not parallel, because it measures the whole heap
+	const requests, payload = 1000, 1_000_000
+	c := &Cache{}
+	c.Want(csr.Limits{}, func(*request) bool { return true })
+	before := heap()
+	for i := range requests {
+		obj := object(fmt.Sprint(i), "1", payload)
+		obj.Annotations, obj.Spec.Groups = map[string]string{"key": "value"}, []string{"group"}
+		whole, err := c.Whole(t.Context(), nil, stored(t, c, obj))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, refused := c.Parse(whole, csr.Limits{})
+		_, want := csr.Parse(obj)
+		if want == nil || fmt.Sprint(refused) != want.Error() {
+			t.Fatalf("error %v, want %v", refused, want)
+		}
+		obj.Spec.Request = whole.Spec.Request
+		if !reflect.DeepEqual(whole, obj) {
+			t.Fatalf("got %+v", whole)
+		}
+	}
+	if each := (heap() - before) / requests; each > 4<<10 {
+		t.Errorf("%d bytes for each request", each)
+	}
+	runtime.KeepAlive(c)
 }
 
 // TestFinishedRequestsAreSmall measures what a store needs for each issued request.
