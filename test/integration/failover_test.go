@@ -59,6 +59,7 @@ func startLeader(t *testing.T, args ...string) *pair {
 	grant(t, "joiner", mayJoin)
 	eventuallyAllowed(t, "joiner", true)
 	forgetLeader(t)
+	t.Cleanup(func() { forgetLeader(t) }) // the next test would wait for the end of the Lease
 	p := &pair{leaderProxy: throughFaults(t, serviceAccountConfig(t))}
 	p.leader = p.start(t, p.leaderProxy.Config, args)
 	leaderAfter(t, "")
