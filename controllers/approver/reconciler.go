@@ -111,11 +111,6 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 	return nil
 }
 
-// undecided reports whether r must judge obj. The cache may not show a stored decision yet.
-func (r *Reconciler) undecided(obj *certificatesv1.CertificateSigningRequest) bool {
-	return r.rule(obj) != nil && !r.stored.has(obj)
-}
-
 // Reconcile decides about a request and writes at most one condition.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	result, err := r.reconcile(ctx, key)
@@ -140,11 +135,20 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if r.DryRun && r.ours(obj) {
 		return r.reconcileDryRun(ctx, obj)
 	}
-	undecided := r.undecided(obj)
-	if _, unsettled := r.written.Of(obj); !undecided && !unsettled {
+	if wait := r.stored.wait(obj, r.Clock.Now()); wait > 0 { // the cache will show the decision before that
+		return reconcile.Result{RequeueAfter: wait}, nil
+	}
+	return r.reconcileCached(ctx, obj)
+}
+
+// reconcileCached decides about a request that the cache holds, or settles an earlier write to it.
+func (r *Reconciler) reconcileCached(
+	ctx context.Context, cached *certificatesv1.CertificateSigningRequest,
+) (reconcile.Result, error) {
+	undecided := r.rule(cached) != nil
+	if _, unsettled := r.written.Of(cached); !undecided && !unsettled {
 		return reconcile.Result{}, nil
 	}
-	cached := obj
 	obj, err := r.Requests.Whole(ctx, r.Live, cached)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -269,7 +273,7 @@ func (r *Reconciler) apply(
 			return r.unwritten(ctx, obj, about, err, unsettled)
 		}
 	}
-	r.stored.add(judged)
+	r.stored.add(judged, r.Clock.Now())
 	r.decided(ctx, obj, about)
 	if err == nil && kind == certificatesv1.CertificateApproved && r.Approved != nil {
 		obj.ManagedFields = nil // as in the cache

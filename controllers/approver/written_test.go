@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,15 +111,25 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 }
 
 // TestAStaleCacheDecidesOnce reconciles a request again before the cache shows the decision. The decision is recorded
-// once, and counts once for the limit. A request with the same name is another one.
+// once, and counts once for the limit. A request with the same name is another one. After a minute the cache is right,
+// because etcd was restored.
 func TestAStaleCacheDecidesOnce(t *testing.T) {
 	t.Parallel()
 	conflict := apierrors.NewConflict(requests, "csr-1", errors.New("changed"))
-	for name, first := range map[string]error{"stored": nil, "stored by another replica": conflict} {
+	for name, test := range map[string]struct {
+		obj   *request
+		first error
+		want  string
+	}{
+		"approved":                    {object(t), nil, "Approve"},
+		"approved by another replica": {object(t), conflict, "Approve"},
+		"denied":                      {object(t, usagesAre("server auth")), nil, "Deny"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newParts(t, object(t))
-			p.grants, p.writeFault = []string{"nodeclient"}, first
+			p := newParts(t, test.obj)
+			p.grants, p.writeFault = []string{"nodeclient"}, test.first
+			p.reconciler.Denial = DenialPermanent
 			p.reconciler.limiter = newLimiter(Limit{Burst: 3, PerHour: 1}, p.clock)
 			p.reconciler.Live = liveFunc(func(now *request) error {
 				*now = *p.written[0].DeepCopy()
@@ -131,20 +142,25 @@ func TestAStaleCacheDecidesOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.reconciler.Audit = opened
-			for range 3 {
-				if result, err := p.reconcile(t); err != nil || result.RequeueAfter > 0 {
+			for _, again := range []time.Duration{0, decidedFor, decidedFor} {
+				if result, err := p.reconcile(t); err != nil || result.RequeueAfter != again {
 					t.Errorf("result %+v, error %v", result, err)
 				}
 				p.writeFault = conflict
 			}
-			if got := verdicts(t, file); got != "Approve" || len(p.written) != 1 {
+			if got := verdicts(t, file); got != test.want || len(p.written) != 1 {
 				t.Errorf("recorded %q after %d writes", got, len(p.written))
 			}
 			if _, within := p.reconciler.limiter.take(parse(t, p.served)); !within {
 				t.Error("the approval counts twice")
 			}
-			p.served.UID, p.writeFault = "another", nil
+			p.writeFault, p.reconciler.limiter = nil, newLimiter(Limit{Burst: 3, PerHour: 1}, p.clock)
+			p.clock.SetTime(p.clock.Now().Add(decidedFor))
 			if _, err := p.reconcile(t); err != nil || len(p.written) != 2 {
+				t.Errorf("%d writes, error %v", len(p.written), err)
+			}
+			p.served.UID = "another"
+			if _, err := p.reconcile(t); err != nil || len(p.written) != 3 {
 				t.Errorf("%d writes, error %v", len(p.written), err)
 			}
 		})

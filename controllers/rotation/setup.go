@@ -45,7 +45,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
-	r.Requests.Want(csr.Limits{}, func(obj *certificatesv1.CertificateSigningRequest) bool {
+	// It reads nothing of spec.request.
+	r.Requests.Want(csr.Limits{RequestBytes: 1}, func(obj *certificatesv1.CertificateSigningRequest) bool {
 		return holdsCertificate(obj)
 	})
 	err := builder.ControllerManagedBy(mgr).

@@ -1,6 +1,7 @@
 // Package requestcache keeps a manager's copies of CertificateSigningRequests small. The informer holds stripped
 // requests only (csr.Strip). A Cache beside it holds the whole objects that controllers will read soon, within a byte
-// budget, and parsed requests. So neither old requests nor a requester with many or large ones decide how much memory a manager needs.
+// budget, and parsed requests. So neither old requests nor a requester with many or large ones decide how much memory a
+// manager needs.
 package requestcache
 
 import (
@@ -41,14 +42,14 @@ type Cache struct {
 	// Limits bounds what is read of a request.
 	Limits csr.Limits
 
-	mu       sync.Mutex
-	wants    []func(*certificatesv1.CertificateSigningRequest) bool
-	most     int    // the largest spec.request that is read, in bytes
-	tooLarge []byte // stands for a larger one
-	byUID    map[types.UID]*list.Element
-	recent   list.List // of heldRequest, the last used first
-	bytes    int
-	parsed   *lru.Cache // UID → *parsedRequest
+	mu              sync.Mutex
+	wants           []func(*certificatesv1.CertificateSigningRequest) bool
+	maxRequestBytes int    // of all callers of Want
+	oversized       []byte // one byte more, in place of a larger spec.request
+	byUID           map[types.UID]*list.Element
+	recent          list.List // of heldRequest, the last used first
+	bytes           int
+	parsed          *lru.Cache // UID → *parsedRequest
 }
 
 type heldRequest struct {
@@ -58,9 +59,9 @@ type heldRequest struct {
 
 // Want makes c hold the requests for which wants returns true. It has an effect only on requests that arrive later.
 //
-// limits are those with which the caller parses them. If spec.request is too large for all callers, c holds zeros of a
-// refused length in its place, and the rest of the object. So it is refused without a read. The API server ignores
-// spec.request in an update.
+// limits are the caller's limits for Parse. If spec.request is too large for all callers, c holds zeros of a refused length
+// in its place, and the rest of the object. So it is refused without a read. The API server ignores spec.request in an
+// update.
 func (c *Cache) Want(limits csr.Limits, wants func(*certificatesv1.CertificateSigningRequest) bool) {
 	if c == nil {
 		return
@@ -68,8 +69,8 @@ func (c *Cache) Want(limits csr.Limits, wants func(*certificatesv1.CertificateSi
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wants = append(c.wants, wants)
-	c.most = max(c.most, cmp.Or(limits.RequestBytes, csr.DefaultLimits.RequestBytes))
-	c.tooLarge = make([]byte, c.most+1)
+	c.maxRequestBytes = max(c.maxRequestBytes, cmp.Or(limits.RequestBytes, csr.DefaultLimits.RequestBytes))
+	c.oversized = nil
 }
 
 // CacheOptions returns the settings of a manager's cache that strips requests, and strips managed fields from other
@@ -110,9 +111,12 @@ func (c *Cache) hold(obj *certificatesv1.CertificateSigningRequest) {
 	for _, wants := range c.wants {
 		wanted = wanted || wants(obj)
 	}
-	if wanted && len(obj.Spec.Request) > c.most {
+	if wanted && len(obj.Spec.Request) > c.maxRequestBytes {
+		if c.oversized == nil { // not earlier, because the limit may be as large as an int
+			c.oversized = make([]byte, c.maxRequestBytes+1)
+		}
 		small := *obj
-		small.Spec.Request = c.tooLarge
+		small.Spec.Request = c.oversized
 		held = heldRequest{&small, held.size - len(obj.Spec.Request)}
 	}
 	if !wanted || held.size > largest {
