@@ -12,6 +12,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -88,13 +89,33 @@ type Reconciler struct {
 	// Requests holds parsed requests, and whole requests if the cache of Client strips them.
 	Requests *requestcache.Cache
 
-	index    pendingIndex
-	queue    *pending.Queue // the controller's queue
-	reviews  map[authorizationv1.ResourceAttributes]*pending.Calls[bool]
-	written  unanswered.Writes[outcome]
-	stored   decidedVersions
-	opinions opinions
-	limiter  *limiter
+	index           pendingIndex
+	queue           *pending.Queue // the controller's queue
+	reviews         map[authorizationv1.ResourceAttributes]*pending.Calls[bool]
+	written         unanswered.Writes[outcome]
+	decidedVersions *expiring.LRUExpireCache // keys are versions
+	opinions        opinions
+	limiter         *limiter
+}
+
+const (
+	// rememberedDecisions bounds the judged versions in a Reconciler. It is more than the API server stores in the seconds
+	// for which the cache may be behind.
+	rememberedDecisions = 10_000
+	// decidedFor is how long a judged version is not judged again. The cache is behind for seconds. After that time the
+	// version is really undecided: an earlier state of etcd was restored.
+	decidedFor = time.Minute
+)
+
+// version is a version of a request. While the cache has a version about which a decision is stored, the cache does not
+// show the decision yet, and the request must not be judged again.
+type version struct {
+	request         types.UID
+	resourceVersion string
+}
+
+func versionOf(obj *certificatesv1.CertificateSigningRequest) version {
+	return version{obj.UID, obj.ResourceVersion}
 }
 
 // rule returns the rule for obj, or nil if obj has no rule, is decided or is being deleted. A requester can keep a
@@ -135,8 +156,8 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if r.DryRun && r.ours(obj) {
 		return r.reconcileDryRun(ctx, obj)
 	}
-	if wait := r.stored.wait(obj, r.Clock.Now()); wait > 0 { // the cache will show the decision before that
-		return reconcile.Result{RequeueAfter: wait}, nil
+	if _, stored := r.decidedVersions.Get(versionOf(obj)); stored { // the cache will show the decision
+		return reconcile.Result{RequeueAfter: decidedFor}, nil
 	}
 	return r.reconcileCached(ctx, obj)
 }
@@ -273,7 +294,7 @@ func (r *Reconciler) apply(
 			return r.unwritten(ctx, obj, about, err, unsettled)
 		}
 	}
-	r.stored.add(judged, r.Clock.Now())
+	r.decidedVersions.Add(versionOf(judged), nil, decidedFor)
 	r.decided(ctx, obj, about)
 	if err == nil && kind == certificatesv1.CertificateApproved && r.Approved != nil {
 		obj.ManagedFields = nil // as in the cache

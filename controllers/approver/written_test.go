@@ -155,7 +155,7 @@ func TestAStaleCacheDecidesOnce(t *testing.T) {
 				t.Error("the approval counts twice")
 			}
 			p.writeFault, p.reconciler.limiter = nil, newLimiter(Limit{Burst: 3, PerHour: 1}, p.clock)
-			p.clock.SetTime(p.clock.Now().Add(decidedFor))
+			p.clock.SetTime(p.clock.Now().Add(decidedFor + 1))
 			if _, err := p.reconcile(t); err != nil || len(p.written) != 2 {
 				t.Errorf("%d writes, error %v", len(p.written), err)
 			}

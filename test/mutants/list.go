@@ -41,7 +41,7 @@ var approverMutations = []mutation{
 	{"approver: reason", "controllers/approver/rules.go", "Reason: \"AutoApproved\"", "Reason: \"Approved\"", ""},
 	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet", ""},
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
-	{"approver: decides once", "controllers/approver/reconciler.go", "wait > 0 { // the cache", "false { // the cache", approverTests},
+	{"approver: decides once", "controllers/approver/reconciler.go", "; stored { // the cache", "; stored && false { // the cache", approverTests},
 }
 
 // Rules of the cleaner. Left out: whether a request is deleted at the instant when it is due or right after, and the
