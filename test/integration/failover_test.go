@@ -119,10 +119,34 @@ func startJoining(t *testing.T) *joining {
 			l.mu.Unlock()
 		}
 	}()
-	var creating sync.WaitGroup
-	joiner, ended := as(t, "joiner"), make(chan struct{})
-	creating.Go(func() {
-		ticker := time.NewTicker(arrivals)
+	t.Cleanup(stop)
+	joiner := as(t, "joiner")
+	l.stop = every(t, arrivals, func(i int) error {
+		obj := nodeRequest(t, fmt.Sprint("load-", i))
+		obj.Labels = joins
+		start := time.Now()
+		if err := joiner.Create(ctx, obj); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.made[obj.UID] = start
+		if _, early := l.waits[obj.UID]; early { // the watch was faster than this goroutine
+			l.waits[obj.UID] = time.Since(start)
+		}
+		return nil
+	})
+	return l
+}
+
+// every calls do with 0, 1 and so on at that interval, until the returned function is called, the test ends or do
+// fails. The returned function waits for the last call.
+func every(t *testing.T, interval time.Duration, do func(i int) error) (stop func()) {
+	t.Helper()
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(interval)
 		defer ticker.Stop()
 		for i := 0; ; i++ {
 			select {
@@ -130,24 +154,15 @@ func startJoining(t *testing.T) *joining {
 				return
 			case <-ticker.C:
 			}
-			obj := nodeRequest(t, fmt.Sprint("load-", i))
-			obj.Labels = joins
-			start := time.Now()
-			if err := joiner.Create(ctx, obj); err != nil {
+			if err := do(i); err != nil {
 				t.Error(err)
 				return
 			}
-			l.mu.Lock()
-			l.made[obj.UID] = start
-			if _, early := l.waits[obj.UID]; early { // the watch was faster than this goroutine
-				l.waits[obj.UID] = time.Since(start)
-			}
-			l.mu.Unlock()
 		}
-	})
-	l.stop = func() { close(ended); creating.Wait() }
+	}()
+	stop = sync.OnceFunc(func() { close(ended); <-done })
 	t.Cleanup(stop)
-	return l
+	return stop
 }
 
 // longest ends the load, waits until each request has its certificate, and returns the longest wait.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -47,7 +46,7 @@ type refusal struct {
 func (l *joining) refuse(t *testing.T) func() {
 	t.Helper()
 	grant(t, "stranger", mayCreate)
-	joiner, stranger, ended, done := as(t, "joiner"), as(t, "stranger"), make(chan struct{}), make(chan struct{})
+	joiner, stranger := as(t, "joiner"), as(t, "stranger")
 	wrongUsage := func(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth) }
 	kinds := []func(*request) (string, error){
 		func(obj *request) (string, error) {
@@ -67,31 +66,18 @@ func (l *joining) refuse(t *testing.T) func() {
 			return "Approved ByHand, Failed SignerValidationFailure; NotSigned Failed", admin(t).SubResource("approval").Update(t.Context(), obj)
 		},
 	}
-	go func() {
-		defer close(done)
-		ticker := time.NewTicker(time.Second / 4)
-		defer ticker.Stop()
-		for i := 0; ; i++ {
-			select {
-			case <-ended:
-				return
-			case <-ticker.C:
-			}
-			obj := nodeRequest(t, fmt.Sprint("refused-", i))
-			obj.Labels = joins
-			want, err := kinds[i%len(kinds)](obj)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			l.mu.Lock()
-			l.wrong[obj.UID] = &refusal{obj, want}
-			l.mu.Unlock()
+	return every(t, time.Second/4, func(i int) error {
+		obj := nodeRequest(t, fmt.Sprint("refused-", i))
+		obj.Labels = joins
+		want, err := kinds[i%len(kinds)](obj)
+		if err != nil {
+			return err
 		}
-	}()
-	stop := sync.OnceFunc(func() { close(ended); <-done })
-	t.Cleanup(stop)
-	return stop
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.wrong[obj.UID] = &refusal{obj, want}
+		return nil
+	})
 }
 
 // checkRefused checks the condition of each refused request, and all verdicts about it in the audit logs.
