@@ -16,7 +16,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -105,8 +104,6 @@ func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *p
 		Authorizer: authz.Func(p.review),
 		Reporter:   report.New(p.recorder, p.clock),
 		Clock:      p.clock,
-
-		decidedVersions: expiring.NewLRUExpireCacheWithClock(rememberedDecisions, p.clock),
 	}
 	return p
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -93,7 +94,8 @@ type Reconciler struct {
 	queue           *pending.Queue // the controller's queue
 	reviews         map[authorizationv1.ResourceAttributes]*pending.Calls[bool]
 	written         unanswered.Writes[outcome]
-	decidedVersions *expiring.LRUExpireCache // keys are versions
+	makeDecided     sync.Once
+	decidedVersions *expiring.LRUExpireCache // keys are versions; see justDecided
 	opinions        opinions
 	limiter         *limiter
 }
@@ -116,6 +118,14 @@ type version struct {
 
 func versionOf(obj *certificatesv1.CertificateSigningRequest) version {
 	return version{obj.UID, obj.ResourceVersion}
+}
+
+// justDecided holds the versions about which a decision was stored in the last minute.
+func (r *Reconciler) justDecided() *expiring.LRUExpireCache {
+	r.makeDecided.Do(func() {
+		r.decidedVersions = expiring.NewLRUExpireCacheWithClock(rememberedDecisions, r.Clock)
+	})
+	return r.decidedVersions
 }
 
 // rule returns the rule for obj, or nil if obj has no rule, is decided or is being deleted. A requester can keep a
@@ -156,7 +166,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if r.DryRun && r.ours(obj) {
 		return r.reconcileDryRun(ctx, obj)
 	}
-	if _, stored := r.decidedVersions.Get(versionOf(obj)); stored { // the cache will show the decision
+	if _, stored := r.justDecided().Get(versionOf(obj)); stored { // the cache will show the decision
 		return reconcile.Result{RequeueAfter: decidedFor}, nil
 	}
 	return r.reconcileCached(ctx, obj)
@@ -294,7 +304,7 @@ func (r *Reconciler) apply(
 			return r.unwritten(ctx, obj, about, err, unsettled)
 		}
 	}
-	r.decidedVersions.Add(versionOf(judged), nil, decidedFor)
+	r.justDecided().Add(versionOf(judged), nil, decidedFor)
 	r.decided(ctx, obj, about)
 	if err == nil && kind == certificatesv1.CertificateApproved && r.Approved != nil {
 		obj.ManagedFields = nil // as in the cache

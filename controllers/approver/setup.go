@@ -8,7 +8,6 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -77,7 +76,6 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
 	}
-	r.decidedVersions = expiring.NewLRUExpireCacheWithClock(rememberedDecisions, r.Clock)
 	if r.ServerTime == nil {
 		r.ServerTime = servertime.Of(r.Clock)
 	}
