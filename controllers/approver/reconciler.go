@@ -98,6 +98,7 @@ type Reconciler struct {
 	decidedVersions *expiring.LRUExpireCache // keys are versions; see justDecided
 	opinions        opinions
 	limiter         *limiter
+	paces           paces
 }
 
 const (
@@ -180,6 +181,9 @@ func (r *Reconciler) reconcileCached(
 	if _, unsettled := r.written.Of(cached); !undecided && !unsettled {
 		return reconcile.Result{}, nil
 	}
+	if wait := r.pace(cached); undecided && wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil
+	}
 	obj, err := r.Requests.Whole(ctx, r.Live, cached)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -195,6 +199,14 @@ func (r *Reconciler) reconcileCached(
 	result, err := r.apply(ctx, obj, req, decision)
 	result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
 	return result, err
+}
+
+// pace returns how long obj waits because the last requests of its requester were all refused.
+func (r *Reconciler) pace(obj *certificatesv1.CertificateSigningRequest) time.Duration {
+	if r.serverTime().Since(obj.CreationTimestamp.Time) < pacedAfter {
+		return 0
+	}
+	return r.paces.wait(obj.Name, pending.DigestOf(obj.Spec.Username), r.Clock.Now())
 }
 
 // judge calls Decide and applies the Limit. The Decision is Pending while an answer is missing.
@@ -324,6 +336,9 @@ func (r *Reconciler) refuse(
 	}
 	if decision.Reason != "" && r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 		r.record(ctx, obj, req, decision)
+	}
+	if !decision.Pending {
+		r.paces.refused(obj.Name, pending.DigestOf(obj.Spec.Username))
 	}
 	if decision.Verdict != verdict.Wait {
 		return reconcile.Result{}
@@ -509,6 +524,9 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 // decided reports a stored decision.
 func (r *Reconciler) decided(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome) {
 	r.written.Drop(obj.Name)
+	if about.decision.Verdict == verdict.Approve {
+		r.paces.approved(obj.Name, pending.DigestOf(obj.Spec.Username))
+	}
 	if about.decision.Verdict == verdict.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", about.decision.Reason, about.decision.Message)
 	} else {

@@ -162,6 +162,7 @@ func (r *Reconciler) Track(obj *certificatesv1.CertificateSigningRequest) { r.qu
 // Drop forgets obj, which was deleted or needs no Reconcile any more.
 func (r *Reconciler) Drop(obj client.Object) {
 	r.index.remove(obj.GetName())
+	r.paces.forget(obj.GetName())
 	r.Requests.Drop(obj.GetUID())
 	r.forget(obj.GetUID())
 	r.Reporter.Forget(obj)
@@ -178,6 +179,7 @@ func (r *Reconciler) queues(obj client.Object) bool {
 	undecided := r.rule(request) != nil
 	if !undecided && (!r.DryRun || !r.ours(request)) {
 		r.index.remove(request.Name)
+		r.paces.forget(request.Name)
 		r.forget(request.UID)
 		return false
 	}

@@ -55,6 +55,9 @@ type Cache struct {
 type heldRequest struct {
 	*certificatesv1.CertificateSigningRequest
 	size int
+	// read reports that the object was read from the API server while a controller handled it. It is held until the
+	// controller is done with it (Pause).
+	read bool
 }
 
 // Want makes c hold the requests for which wants returns true. It has an effect only on requests that arrive later.
@@ -103,29 +106,43 @@ func (c *Cache) strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 
 // hold drops the earlier version of obj. It keeps obj instead if a controller wants it and it is small enough.
 func (c *Cache) hold(obj *certificatesv1.CertificateSigningRequest) {
-	held := heldRequest{obj, obj.Size() + overhead}
+	held := heldRequest{obj, obj.Size() + overhead, false}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.drop(c.byUID[obj.UID])
-	wanted := false
-	for _, wants := range c.wants {
-		wanted = wanted || wants(obj)
-	}
+	wanted := c.wanted(obj)
 	if wanted && len(obj.Spec.Request) > c.maxRequestBytes {
 		if c.oversized == nil { // not earlier, because the limit may be as large as an int
 			c.oversized = make([]byte, c.maxRequestBytes+1)
 		}
 		small := *obj
 		small.Spec.Request = c.oversized
-		held = heldRequest{&small, held.size - len(obj.Spec.Request)}
+		held = heldRequest{&small, held.size - len(obj.Spec.Request), false}
 	}
-	if !wanted || held.size > largest {
+	if wanted {
+		c.add(held)
+	}
+}
+
+// wanted reports whether a controller will read obj soon. The caller holds mu.
+func (c *Cache) wanted(obj *certificatesv1.CertificateSigningRequest) bool {
+	for _, wants := range c.wants {
+		if wants(obj) {
+			return true
+		}
+	}
+	return false
+}
+
+// add holds an object that c does not hold, if it is small enough. The caller holds mu.
+func (c *Cache) add(held heldRequest) {
+	if held.size > largest {
 		return
 	}
 	if c.byUID == nil {
 		c.byUID = map[types.UID]*list.Element{}
 	}
-	c.byUID[obj.UID] = c.recent.PushFront(held)
+	c.byUID[held.UID] = c.recent.PushFront(held)
 	for c.bytes += held.size; c.bytes > budget; {
 		c.drop(c.recent.Back())
 	}
@@ -158,12 +175,15 @@ func (c *Cache) held(obj *certificatesv1.CertificateSigningRequest) (
 	if element == nil {
 		return nil, false
 	}
-	whole = element.Value.(heldRequest).CertificateSigningRequest
-	if whole.ResourceVersion != obj.ResourceVersion {
-		return nil, true
+	held := element.Value.(heldRequest)
+	if held.ResourceVersion != obj.ResourceVersion {
+		if held.read { // the watch has brought another version meanwhile
+			c.drop(element)
+		}
+		return nil, !held.read
 	}
 	c.recent.MoveToFront(element)
-	return whole, false
+	return held.CertificateSigningRequest, false
 }
 
 // Held returns obj as a whole if c holds it or obj is not stripped, else obj itself. The caller must not change it.
@@ -175,7 +195,8 @@ func (c *Cache) Held(obj *certificatesv1.CertificateSigningRequest) *certificate
 }
 
 // Whole returns the whole object of obj, which may be stripped, in the same version. If c does not hold it, Whole reads
-// it from the API server. If obj has changed since, it returns ErrChanged. The caller must not change the object.
+// it from the API server, and c holds it until Pause if a controller wants it. If obj has changed since, it returns ErrChanged. The caller must
+// not change the object.
 func (c *Cache) Whole(
 	ctx context.Context, live client.Reader, obj *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {
@@ -195,16 +216,36 @@ func (c *Cache) Whole(
 		return nil, fmt.Errorf("read request: %w", err)
 	case whole.UID != obj.UID || whole.ResourceVersion != obj.ResourceVersion:
 		return nil, ErrChanged
-	default:
-		return whole, nil
 	}
+	if c != nil {
+		whole.ManagedFields = nil
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.byUID[whole.UID] == nil && c.wanted(whole) {
+			c.add(heldRequest{whole, whole.Size() + overhead, true})
+		}
+	}
+	return whole, nil
 }
 
 // Pause returns the time until obj, as it is in the informer, is judged again if nothing wakes it. That is pause, but
 // ten minutes in place of a minute if each judgement reads obj from the API server: a flood of waiting requests must
-// not cause a flood of reads.
+// not cause a flood of reads. If pause is not zero, c drops an object that was read.
 func (c *Cache) Pause(obj *certificatesv1.CertificateSigningRequest, pause time.Duration) time.Duration {
-	if pause < time.Minute || !csr.Stripped(c.Held(obj)) {
+	if pause == 0 || !csr.Stripped(obj) {
+		return pause
+	}
+	if c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if element := c.byUID[obj.UID]; element != nil {
+			if !element.Value.(heldRequest).read {
+				return pause
+			}
+			c.drop(element)
+		}
+	}
+	if pause < time.Minute {
 		return pause
 	}
 	return 10 * time.Minute

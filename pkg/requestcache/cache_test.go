@@ -117,6 +117,39 @@ func TestWhole(t *testing.T) {
 	}
 }
 
+// TestReadOnce checks that a request that is handled in several steps is read once, and is not held afterwards.
+func TestReadOnce(t *testing.T) {
+	t.Parallel()
+	c := &Cache{}
+	c.Want(csr.Limits{}, func(*request) bool { return true })
+	obj := object("a", "1", 100)
+	obj.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m"}}
+	live := &reader{stored: obj.DeepCopy()}
+	small := stored(t, c, obj)
+	c.drop(c.byUID[obj.UID]) // as if other requests had taken its place
+	for range 2 {
+		got, err := c.Whole(t.Context(), live, small)
+		if err != nil || live.reads != 1 || len(got.Spec.Request) != 100 || len(got.ManagedFields) > 0 {
+			t.Fatalf("%+v after %d reads, error %v", got, live.reads, err)
+		}
+	}
+	if c.Pause(small, 0); len(c.byUID) != 1 {
+		t.Error("a request that is handled again at once is not held")
+	}
+	if got := c.Pause(small, time.Minute); got != 10*time.Minute || len(c.byUID) != 0 || c.bytes != 0 {
+		t.Errorf("pause of %s, %d objects of %d bytes are held", got, len(c.byUID), c.bytes)
+	}
+	if _, err := c.Whole(t.Context(), live, small); err != nil || live.reads != 2 {
+		t.Errorf("%d reads, error %v", live.reads, err)
+	}
+	// A version that the watch brings meanwhile is read, not waited for.
+	live.stored.ResourceVersion = "2"
+	next := csr.Strip(live.stored.DeepCopy(), csr.Parse)
+	if got, err := c.Whole(t.Context(), live, next); err != nil || got.ResourceVersion != "2" || live.reads != 3 {
+		t.Errorf("%+v after %d reads, error %v", got, live.reads, err)
+	}
+}
+
 // TestWithoutCache checks that a nil Cache works with an informer that strips and with one that does not.
 func TestWithoutCache(t *testing.T) {
 	t.Parallel()

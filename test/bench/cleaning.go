@@ -45,39 +45,72 @@ func deleteWhenDue(rate int, duration time.Duration) func(lab.Subject) round {
 // the API server before and meanwhile.
 func deleteAtOnce(count int, most time.Duration) func(lab.Subject) round {
 	return func(s lab.Subject) round {
-		return func(ctx context.Context, l *lab.Lab) (round report.Round, err error) {
-			past := time.Now().Add(-time.Minute)
-			if _, err := l.SeedDue(ctx, count, func(int) time.Time { return past }); err != nil {
-				return report.Round{}, err
-			}
-			before, err := probeFor(ctx, l, func(ctx context.Context) error { return pause(ctx, 5*time.Second) })
-			if err != nil {
-				return report.Round{}, err
-			}
-			start := time.Now()
+		return amongDue(count, most, func(_ context.Context, l *lab.Lab, _ []lab.Request) (stop func() (float64, error), err error) {
 			r, err := l.Launch(s)
 			if err != nil {
-				return report.Round{}, err
+				return nil, err
 			}
-			defer func() { err = errors.Join(err, r.Stop(), l.Clear(ctx)) }()
-			meanwhile, err := probeFor(ctx, l, func(ctx context.Context) error {
-				for l.DeletedCount() < count && time.Since(start) < most {
-					if err := pause(ctx, 100*time.Millisecond); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				return report.Round{}, err
-			}
-			values := report.Values{
-				report.Deleted:       float64(l.DeletedCount()) / time.Since(start).Seconds(),
-				report.OthersIdleP99: before[report.P99], report.OthersP99: meanwhile[report.P99],
-			}
-			values[report.Peak], err = r.PeakMemory()
-			return report.Round{Values: values}, err
+			return func() (float64, error) {
+				peak, err := r.PeakMemory()
+				return peak, errors.Join(err, r.Stop())
+			}, nil
+		})
+	}
+}
+
+// deleteBare is deleteAtOnce with a loop of bare deletions in place of a subject, at the rate of the cleaner.
+func deleteBare(count int, most time.Duration) round {
+	return amongDue(count, most, func(ctx context.Context, l *lab.Lab, due []lab.Request) (func() (float64, error), error) {
+		stop := l.Delete(ctx, due, deletesPerSecond)
+		return func() (float64, error) { return 0, stop() }, nil
+	})
+}
+
+// deletesPerSecond is the default of the cleaner.
+const deletesPerSecond = 100
+
+// amongDue stores requests that are due, and measures how many are deleted after start.
+func amongDue(
+	count int, most time.Duration, start func(context.Context, *lab.Lab, []lab.Request) (stop func() (float64, error), err error),
+) round {
+	return func(ctx context.Context, l *lab.Lab) (round report.Round, err error) {
+		past := time.Now().Add(-time.Minute)
+		due, err := l.SeedDue(ctx, count, func(int) time.Time { return past })
+		if err != nil {
+			return report.Round{}, err
 		}
+		defer func() { err = errors.Join(err, l.Clear(ctx)) }()
+		// The API server reads what was stored.
+		if err := pause(ctx, 10*time.Second+time.Duration(count)*100*time.Microsecond); err != nil {
+			return report.Round{}, err
+		}
+		before, err := probeFor(ctx, l, func(ctx context.Context) error { return pause(ctx, 10*time.Second) })
+		if err != nil {
+			return report.Round{}, err
+		}
+		begin := time.Now()
+		stop, err := start(ctx, l, due)
+		if err != nil {
+			return report.Round{}, err
+		}
+		meanwhile, err := probeFor(ctx, l, func(ctx context.Context) error {
+			for l.DeletedCount() < count && time.Since(begin) < most {
+				if err := pause(ctx, 100*time.Millisecond); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		took := time.Since(begin)
+		peak, stopErr := stop()
+		values := report.Values{
+			report.Deleted:       float64(l.DeletedCount()) / took.Seconds(),
+			report.OthersIdleP99: before[report.P99], report.OthersP99: meanwhile[report.P99], report.Peak: peak,
+		}
+		if peak == 0 {
+			delete(values, report.Peak)
+		}
+		return report.Round{Values: values}, errors.Join(err, stopErr)
 	}
 }
 

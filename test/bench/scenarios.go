@@ -145,7 +145,9 @@ func cleaningScenario() scenario {
 	}
 	atOnce := func(rounds, due int, most time.Duration) experiment {
 		return experiment{
-			name: title("%d due at once", due), rounds: rounds, entries: each(deleteAtOnce(due, most), managers...),
+			name: title("%d due at once", due), rounds: rounds,
+			entries: append(each(deleteAtOnce(due, most), managers...),
+				entry{"bare deletions", lab.Floor, deleteBare(due, most)}),
 		}
 	}
 	return scenario{

@@ -211,6 +211,38 @@ func (l *Lab) Deleted(ctx context.Context, requests []Request) (map[string]time.
 	return l.wait(ctx, deleted, names(requests))
 }
 
+// Delete deletes requests at a rate per second, until all are deleted or stop is called. stop returns the errors.
+func (l *Lab) Delete(ctx context.Context, requests []Request, rate int) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var calls sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	calls.Go(func() {
+		ticker := time.NewTicker(time.Second / time.Duration(rate))
+		defer ticker.Stop()
+		for _, request := range requests {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+			calls.Go(func() {
+				err := l.Admin.CertificatesV1().CertificateSigningRequests().Delete(ctx, request.Name(), metav1.DeleteOptions{})
+				if err != nil && ctx.Err() == nil {
+					mu.Lock()
+					failed = fmt.Errorf("delete request: %w", err)
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	return func() error {
+		cancel()
+		calls.Wait()
+		return failed
+	}
+}
+
 // inParallel calls do for each number below count, with as many workers as Creators. It stops at the first error.
 func inParallel(ctx context.Context, count int, do func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)

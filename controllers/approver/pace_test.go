@@ -1,0 +1,65 @@
+package approver
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestARequesterWithoutApprovalsIsPaced judges requests of one user, none of which is approved. After a thousand of
+// them, twenty are judged each second. That holds for no other user and for no young request, and it ends with an
+// approval.
+func TestARequesterWithoutApprovalsIsPaced(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.served.CreationTimestamp.Time = now.Add(-2 * time.Minute)
+	judged := func() bool {
+		t.Helper()
+		before := len(p.reviews)
+		result, err := p.reconcile(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waits := len(p.reviews) == before; waits && (result.RequeueAfter < pacedAfter || result.RequeueAfter > 2*pacedAfter) {
+			t.Fatalf("it is not judged, and requeued after %s", result.RequeueAfter)
+		}
+		return len(p.reviews) > before
+	}
+	count := func(most int) (number int) {
+		t.Helper()
+		for number < most && judged() {
+			number++
+		}
+		return number
+	}
+	if got := count(10_000); got != refusedInARow+pacedPerSecond {
+		t.Errorf("%d requests are judged at once, want %d", got, refusedInARow+pacedPerSecond)
+	}
+	p.clock.SetTime(now.Add(time.Second))
+	if got := count(10_000); got != pacedPerSecond {
+		t.Errorf("%d requests are judged in a second, want %d", got, pacedPerSecond)
+	}
+
+	user, created := p.served.Spec.Username, p.served.CreationTimestamp
+	p.served.Spec.Username, p.served.UID = "somebody-else", "another"
+	if !judged() {
+		t.Error("the request of another user waits")
+	}
+	p.served.Spec.Username = user
+	p.served.CreationTimestamp.Time = p.clock.Now()
+	if !judged() {
+		t.Error("a young request waits")
+	}
+	p.served.CreationTimestamp = created
+
+	p.clock.SetTime(now.Add(2 * time.Second))
+	p.grants = []string{"nodeclient"}
+	if !judged() || len(p.written) != 1 {
+		t.Fatalf("%d approvals", len(p.written))
+	}
+	p.grants, p.served.UID = nil, types.UID("next")
+	if got := count(500); got != 500 {
+		t.Errorf("after an approval %d requests are judged at once", got)
+	}
+}
