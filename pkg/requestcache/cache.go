@@ -195,8 +195,8 @@ func (c *Cache) Held(obj *certificatesv1.CertificateSigningRequest) *certificate
 }
 
 // Whole returns the whole object of obj, which may be stripped, in the same version. If c does not hold it, Whole reads
-// it from the API server, and c holds it until Pause if a controller wants it. If obj has changed since, it returns ErrChanged. The caller must
-// not change the object.
+// it from the API server, and c holds it until Pause if a controller wants it. If obj has changed since, it returns
+// ErrChanged. The caller must not change the object.
 func (c *Cache) Whole(
 	ctx context.Context, live client.Reader, obj *certificatesv1.CertificateSigningRequest,
 ) (*certificatesv1.CertificateSigningRequest, error) {

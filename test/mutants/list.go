@@ -41,6 +41,9 @@ var approverMutations = []mutation{
 	{"approver: reason", "controllers/approver/rules.go", "Reason: \"AutoApproved\"", "Reason: \"Approved\"", ""},
 	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet", ""},
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
+	{"approver: paces who is refused", "controllers/approver/pace.go", "of.refused < refusedInARow", "of.refused >= 0", approverTests},
+	{"approver: paces no young request", "controllers/approver/reconciler.go", ".Time) < pacedAfter {", ".Time) < 0 {", approverTests},
+	{"approver: an approval ends the pace", "controllers/approver/pace.go", "p.requesters.Remove(requester)", "_ = requester", approverTests},
 	{"approver: decides once", "controllers/approver/reconciler.go", "; stored { // the cache", "; stored && false { // the cache", approverTests},
 }
 
