@@ -18,8 +18,10 @@ const (
 	// pacedPerSecond is how many requests of such a requester are judged in a second.
 	pacedPerSecond = 20
 	// pacedAfter is the age from which a request is paced. A younger one is judged at once: to make it costs the requester
-	// and the API server more than to judge it, and a kubelet that waits makes a new one every quarter of an hour.
-	pacedAfter = time.Minute
+	// and the API server more than to judge it, and it may be that of a node with the same bootstrap token.
+	pacedAfter = 10 * time.Second
+	// pacedPause is the shortest pause of a paced request, and half of the longest.
+	pacedPause = time.Minute
 	// pacedRequesters bounds the requesters whose refused requests are counted.
 	pacedRequesters = 1000
 )
@@ -49,7 +51,7 @@ func (p *paces) wait(name string, requester pending.Digest, now time.Time) time.
 		return 0
 	}
 	if !of.limiter.AllowN(now, 1) {
-		return wait.Jitter(pacedAfter, 1)
+		return wait.Jitter(pacedPause, 1)
 	}
 	if p.judged == nil {
 		p.judged = sets.New[string]()

@@ -21,7 +21,7 @@ func TestARequesterWithoutApprovalsIsPaced(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if waits := len(p.reviews) == before; waits && (result.RequeueAfter < pacedAfter || result.RequeueAfter > 2*pacedAfter) {
+		if waits := len(p.reviews) == before; waits && (result.RequeueAfter < pacedPause || result.RequeueAfter > 2*pacedPause) {
 			t.Fatalf("it is not judged, and requeued after %s", result.RequeueAfter)
 		}
 		return len(p.reviews) > before

@@ -41,77 +41,82 @@ func deleteWhenDue(rate int, duration time.Duration) func(lab.Subject) round {
 	}
 }
 
-// deleteAtOnce starts the subject when all requests are due, and watches it for most at the longest. Another user calls
-// the API server before and meanwhile.
+// deleteAtOnce runs the subject while many requests become due at once, and watches it for most at the longest. Another
+// user calls the API server before and meanwhile.
 func deleteAtOnce(count int, most time.Duration) func(lab.Subject) round {
 	return func(s lab.Subject) round {
-		return amongDue(count, most, func(_ context.Context, l *lab.Lab, _ []lab.Request) (stop func() (float64, error), err error) {
+		return func(ctx context.Context, l *lab.Lab) (round report.Round, err error) {
+			_, due, err := seedDueAtOnce(ctx, l, count)
+			if err != nil {
+				return report.Round{}, err
+			}
+			defer func() { err = errors.Join(err, l.Clear(ctx)) }()
 			r, err := l.Launch(s)
 			if err != nil {
-				return nil, err
+				return report.Round{}, err
 			}
-			return func() (float64, error) {
-				peak, err := r.PeakMemory()
-				return peak, errors.Join(err, r.Stop())
-			}, nil
-		})
+			defer func() { err = errors.Join(err, r.Stop()) }()
+			values, err := watchDue(ctx, l, count, due, most)
+			if err != nil {
+				return report.Round{}, err
+			}
+			values[report.Peak], err = r.PeakMemory()
+			return report.Round{Values: values}, err
+		}
 	}
-}
-
-// deleteBare is deleteAtOnce with a loop of bare deletions in place of a subject, at the rate of the cleaner.
-func deleteBare(count int, most time.Duration) round {
-	return amongDue(count, most, func(ctx context.Context, l *lab.Lab, due []lab.Request) (func() (float64, error), error) {
-		stop := l.Delete(ctx, due, deletesPerSecond)
-		return func() (float64, error) { return 0, stop() }, nil
-	})
 }
 
 // deletesPerSecond is the default of the cleaner.
 const deletesPerSecond = 100
 
-// amongDue stores requests that are due, and measures how many are deleted after start.
-func amongDue(
-	count int, most time.Duration, start func(context.Context, *lab.Lab, []lab.Request) (stop func() (float64, error), err error),
-) round {
+// deleteBare is deleteAtOnce with a loop of bare deletions in place of a subject, at the rate of the cleaner.
+func deleteBare(count int, most time.Duration) round {
 	return func(ctx context.Context, l *lab.Lab) (round report.Round, err error) {
-		past := time.Now().Add(-time.Minute)
-		due, err := l.SeedDue(ctx, count, func(int) time.Time { return past })
+		requests, due, err := seedDueAtOnce(ctx, l, count)
 		if err != nil {
 			return report.Round{}, err
 		}
 		defer func() { err = errors.Join(err, l.Clear(ctx)) }()
-		// The API server reads what was stored.
-		if err := pause(ctx, 10*time.Second+time.Duration(count)*100*time.Microsecond); err != nil {
-			return report.Round{}, err
-		}
-		before, err := probeFor(ctx, l, func(ctx context.Context) error { return pause(ctx, 10*time.Second) })
-		if err != nil {
-			return report.Round{}, err
-		}
-		begin := time.Now()
-		stop, err := start(ctx, l, due)
-		if err != nil {
-			return report.Round{}, err
-		}
-		meanwhile, err := probeFor(ctx, l, func(ctx context.Context) error {
-			for l.DeletedCount() < count && time.Since(begin) < most {
-				if err := pause(ctx, 100*time.Millisecond); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		took := time.Since(begin)
-		peak, stopErr := stop()
-		values := report.Values{
-			report.Deleted:       float64(l.DeletedCount()) / took.Seconds(),
-			report.OthersIdleP99: before[report.P99], report.OthersP99: meanwhile[report.P99], report.Peak: peak,
-		}
-		if peak == 0 {
-			delete(values, report.Peak)
-		}
-		return report.Round{Values: values}, errors.Join(err, stopErr)
+		stop := l.Delete(ctx, requests, due, deletesPerSecond)
+		defer func() { err = errors.Join(err, stop()) }()
+		values, err := watchDue(ctx, l, count, due, most)
+		return report.Round{Values: values}, err
 	}
+}
+
+// seedDueAtOnce stores requests that become due together, after enough time to store them and to start a subject.
+func seedDueAtOnce(ctx context.Context, l *lab.Lab, count int) ([]lab.Request, time.Time, error) {
+	due := time.Now().Add(30*time.Second + time.Duration(count)*600*time.Microsecond).Truncate(time.Second)
+	requests, err := l.SeedDue(ctx, count, func(int) time.Time { return due })
+	return requests, due, err
+}
+
+// watchDue measures how many requests are deleted from due on, and another user's calls ten seconds before and
+// meanwhile.
+func watchDue(ctx context.Context, l *lab.Lab, count int, due time.Time, most time.Duration) (report.Values, error) {
+	wait := time.Until(due.Add(-10 * time.Second))
+	if wait < 0 {
+		return nil, errors.New("the start took so long that requests are due already")
+	}
+	if err := pause(ctx, wait); err != nil {
+		return nil, err
+	}
+	before, err := probeFor(ctx, l, func(ctx context.Context) error { return pause(ctx, time.Until(due)) })
+	if err != nil {
+		return nil, err
+	}
+	meanwhile, err := probeFor(ctx, l, func(ctx context.Context) error {
+		for l.DeletedCount() < count && time.Since(due) < most {
+			if err := pause(ctx, 100*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return report.Values{
+		report.Deleted:       float64(l.DeletedCount()) / time.Since(due).Seconds(),
+		report.OthersIdleP99: before[report.P99], report.OthersP99: meanwhile[report.P99],
+	}, err
 }
 
 // probeFor calls the API server as another user during work.

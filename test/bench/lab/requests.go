@@ -211,13 +211,19 @@ func (l *Lab) Deleted(ctx context.Context, requests []Request) (map[string]time.
 	return l.wait(ctx, deleted, names(requests))
 }
 
-// Delete deletes requests at a rate per second, until all are deleted or stop is called. stop returns the errors.
-func (l *Lab) Delete(ctx context.Context, requests []Request, rate int) (stop func() error) {
+// Delete deletes requests from begin on, at a rate per second, until all are deleted or stop is called. stop returns the
+// errors.
+func (l *Lab) Delete(ctx context.Context, requests []Request, begin time.Time, rate int) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var calls sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
 	calls.Go(func() {
+		select {
+		case <-time.After(time.Until(begin)):
+		case <-ctx.Done():
+			return
+		}
 		ticker := time.NewTicker(time.Second / time.Duration(rate))
 		defer ticker.Stop()
 		for _, request := range requests {
