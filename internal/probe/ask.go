@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // Trust reports whether an API server accepts a Certificate. The zero value is Unknown.
@@ -40,11 +42,6 @@ type Answer struct {
 	Trust    Trust
 	Evidence string
 }
-
-// credentialID is the key in a user's extra that names the credential (k8s.io/apiserver/pkg/authentication/user,
-// CredentialIDKey). For a certificate, the value is X509SHA256= and the hex SHA-256 of its DER
-// (pkg/authentication/request/x509, CommonNameUserConversion).
-const credentialID = "authentication.kubernetes.io/credential-id"
 
 // anonymousUser is the user of a request without credentials (k8s.io/apiserver/pkg/authentication/user, Anonymous).
 // An API server that gets a certificate that it does not trust answers 401, even if it allows anonymous requests.
@@ -187,7 +184,7 @@ func refused(err error) bool {
 
 // judge returns what it proves that the API server identifies the holder of c as user.
 func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
-	ids := user.Extra[credentialID]
+	ids := user.Extra[csr.CredentialIDKey]
 	switch {
 	case user.Username == anonymousUser:
 		return Answer{Unknown, "the API server identifies the holder of a client certificate of this CA as anonymous: " +

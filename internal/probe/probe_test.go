@@ -157,7 +157,7 @@ func reviewFor(user string, ids ...string) any {
 	review := authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
 	review.Status.UserInfo.Username = user
 	if len(ids) > 0 {
-		review.Status.UserInfo.Extra = map[string]authenticationv1.ExtraValue{credentialID: ids}
+		review.Status.UserInfo.Extra = map[string]authenticationv1.ExtraValue{"authentication.kubernetes.io/credential-id": ids}
 	}
 	return review
 }

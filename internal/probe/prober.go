@@ -21,6 +21,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -165,7 +166,7 @@ const lifetime = 10*time.Minute - ca.Backdate
 type Certificate struct {
 	// Subject is the common name. No other certificate has it.
 	Subject string
-	// ID identifies the certificate in a user's extra, under credentialID.
+	// ID identifies the certificate in a user's extra, under csr.CredentialIDKey.
 	ID string
 	// NotBefore and NotAfter bound the validity.
 	NotBefore, NotAfter time.Time
@@ -230,7 +231,7 @@ func record(
 	fingerprint := sha256.Sum256(leaf.Raw)
 	return &Certificate{
 		Subject:   leaf.Subject.CommonName,
-		ID:        "X509SHA256=" + hex.EncodeToString(fingerprint[:]),
+		ID:        csr.CertificateIDPrefix + hex.EncodeToString(fingerprint[:]),
 		NotBefore: leaf.NotBefore,
 		NotAfter:  leaf.NotAfter,
 		certPEM:   issued.PEM,

@@ -104,13 +104,19 @@ type Requester struct {
 	Username string   `json:"username"`
 	UID      string   `json:"uid,omitempty"`
 	Groups   []string `json:"groups,omitempty"`
+	// CredentialIDs name the credential with which the request was made, as the API server recorded it. X509SHA256= and
+	// the CertificateSHA256 of an earlier record stand for that certificate.
+	CredentialIDs []string `json:"credentialIDs,omitempty"`
 }
 
 // Of returns a Record about obj. req is obj after parsing, or nil if obj can't be parsed.
 func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record {
 	record := Record{
 		Name: obj.Name, UID: obj.UID, Signer: obj.Spec.SignerName,
-		Requester: &Requester{Username: obj.Spec.Username, UID: obj.Spec.UID, Groups: obj.Spec.Groups},
+		Requester: &Requester{
+			Username: obj.Spec.Username, UID: obj.Spec.UID, Groups: obj.Spec.Groups,
+			CredentialIDs: obj.Spec.Extra[csr.CredentialIDKey],
+		},
 	}
 	for _, usage := range obj.Spec.Usages {
 		record.Usages = append(record.Usages, string(usage))
@@ -200,12 +206,12 @@ func (r Record) bounded(signed bool) Record {
 	return r
 }
 
-// bounded returns a shortened r: the operator of an authenticator may create names and groups of any length.
+// bounded returns a shortened r: the operator of an authenticator may create names, groups and IDs of any length.
 func (r *Requester) bounded() *Requester {
 	if r == nil {
 		return nil
 	}
-	return &Requester{csr.Shorten(r.Username), csr.Shorten(r.UID), few(r.Groups)}
+	return &Requester{csr.Shorten(r.Username), csr.Shorten(r.UID), few(r.Groups), few(r.CredentialIDs)}
 }
 
 // few returns the first texts of all, each shortened: at most 20, and at most 1 KiB together.
@@ -242,6 +248,7 @@ func (r Record) keysAndValues() []any {
 	}
 	if r.Requester != nil {
 		add("requester", r.Requester.Username)
+		add("credentialIDs", strings.Join(few(r.Requester.CredentialIDs), " "))
 	}
 	add("uid", string(r.UID))
 	add("signer", r.Signer)

@@ -26,6 +26,7 @@ func object() *certificatesv1.CertificateSigningRequest {
 	obj.Name, obj.UID = "csr-1", "uid-1"
 	obj.Spec.SignerName = "example.com/a"
 	obj.Spec.Username, obj.Spec.Groups = "user", []string{"g"}
+	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"other": {"x"}, "authentication.kubernetes.io/credential-id": {"X509SHA256=0a"}}
 	obj.Spec.Usages = []certificatesv1.KeyUsage{"client auth"}
 	return obj
 }
@@ -58,7 +59,7 @@ func TestWrite(t *testing.T) {
 	}
 	got := strings.Split(strings.TrimSuffix(string(written), "\n"), "\n")
 	want := []string{
-		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a","requester":{"username":"user","groups":["g"]},` +
+		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a","requester":{"username":"user","groups":["g"],"credentialIDs":["X509SHA256=0a"]},` +
 			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 1024-len("...")) + `..."}`,
 		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
 	}
@@ -66,7 +67,7 @@ func TestWrite(t *testing.T) {
 		t.Errorf("file (-want +got):\n%s", diff)
 	}
 	logged := strings.Split(lines.String(), "\n")
-	if !strings.HasPrefix(logged[0], `"level"=0 "msg"="Decided" "requester"="user" "uid"="uid-1" "signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(logged[0]) > 1500 {
+	if !strings.HasPrefix(logged[0], `"level"=0 "msg"="Decided" "requester"="user" "credentialIDs"="X509SHA256=0a" "uid"="uid-1" "signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(logged[0]) > 1500 {
 		t.Errorf("log: %s", logged[0])
 	}
 	if !strings.Contains(logged[1], `"msg"="Signed" "serial"="1f" "notBefore"=`) {
@@ -170,6 +171,7 @@ func TestChosenTextIsASCII(t *testing.T) {
 	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 1})
 	obj := object()
 	obj.Spec.Username, obj.Spec.Groups = chosen, []string{chosen}
+	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {chosen}}
 	record := audit.Of(obj, nil)
 	record.Subject, record.URIs, record.Message = chosen, []string{chosen}, chosen
 	for _, event := range []audit.Event{audit.Decided, audit.Signed} {
@@ -186,7 +188,7 @@ func TestChosenTextIsASCII(t *testing.T) {
 	}
 	line, _, _ := strings.Cut(string(written), "\n")
 	var read audit.Record
-	if err := json.Unmarshal([]byte(line), &read); err != nil || read.Subject != chosen || read.Requester.Username != chosen {
+	if err := json.Unmarshal([]byte(line), &read); err != nil || read.Subject != chosen || read.Requester.Username != chosen || read.Requester.CredentialIDs[0] != chosen {
 		t.Errorf("read %+v, error %v", read, err)
 	}
 }
@@ -194,15 +196,16 @@ func TestChosenTextIsASCII(t *testing.T) {
 // The requester is shortened in records of certificates too.
 func TestRequesterIsBounded(t *testing.T) {
 	t.Parallel()
-	opened, ctx, _, path := open(t, audit.Options{MaxSize: 10})
+	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 10})
 	obj := object()
 	obj.Spec.Username, obj.Spec.UID = strings.Repeat("u", 100_000), strings.Repeat("i", 100_000)
 	for range 1000 {
 		obj.Spec.Groups = append(obj.Spec.Groups, strings.Repeat("g", 1000))
+		obj.Spec.Extra["authentication.kubernetes.io/credential-id"] = append(obj.Spec.Extra["authentication.kubernetes.io/credential-id"], strings.Repeat("c", 1000))
 	}
 	opened.Write(ctx, now, audit.Signed, audit.Of(obj, nil))
-	if written, err := os.ReadFile(path); err != nil || len(written) > 10_000 {
-		t.Errorf("the record has %d bytes, error %v", len(written), err)
+	if written, err := os.ReadFile(path); err != nil || len(written) > 10_000 || lines.Len() > 2000 {
+		t.Errorf("the record has %d bytes, and %d in the log, error %v", len(written), lines.Len(), err)
 	}
 }
 
@@ -218,7 +221,7 @@ func TestRecordsOfRequestsAreSmall(t *testing.T) {
 	}
 	for _, text := range []string{"a", "\x01"} {
 		record := audit.Record{
-			Requester: &audit.Requester{Username: strings.Repeat(text, 1<<20), UID: strings.Repeat(text, 1<<20), Groups: many(text)},
+			Requester: &audit.Requester{Username: strings.Repeat(text, 1<<20), UID: strings.Repeat(text, 1<<20), Groups: many(text), CredentialIDs: many(text)},
 			Subject:   strings.Repeat(text, 1<<16), DNSNames: many(text), Addresses: many(text), Emails: many(text), URIs: many(text),
 			Usages: many(text), Message: strings.Repeat(text, 1<<20), CertificateSHA256: "0a",
 		}
@@ -238,7 +241,7 @@ func TestRecordsOfRequestsAreSmall(t *testing.T) {
 				t.Fatal(err)
 			}
 			if names > 0 {
-				if len(got.DNSNames) != names || len(got.URIs) != names || len(got.Subject) != 1<<16 || len(got.Requester.Groups) > 21 || len(got.Message) > 1024 {
+				if len(got.DNSNames) != names || len(got.URIs) != names || len(got.Subject) != 1<<16 || len(got.Requester.Groups) > 21 || len(got.Requester.CredentialIDs) > 21 || len(got.Message) > 1024 {
 					t.Errorf("%s has %d DNS names, %d groups", event, len(got.DNSNames), len(got.Requester.Groups))
 				}
 				continue
