@@ -230,7 +230,8 @@ type Findings struct {
 	now        time.Time
 	unreadable error // why Request is nil
 	events     []corev1.Event
-	unlisted   error // why events is incomplete
+	unlisted   error  // why events is incomplete
+	renewals   *links // nil if they were not read
 
 	signer signer.Signer
 	// authority is the present CA. If it is nil, unavailable or unread says why.
@@ -252,10 +253,10 @@ func (f *Findings) Refusal() *check.Statement {
 	return nil
 }
 
-// Report explains obj.
+// Report explains obj, and reads the requests before and after it in a chain of renewals.
 func (e *Explainer) Report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Report {
-	f := e.Judge(ctx, obj)
-	e.listEvents(ctx, f)
+	f := e.JudgeWithEvents(ctx, obj)
+	e.readRenewals(ctx, f)
 	return e.reportOf(f)
 }
 

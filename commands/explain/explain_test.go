@@ -143,6 +143,7 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"rate-limited": {obj: explainRequest(t), grants: []string{"nodeclient"}, stored: []client.Object{goodSecret(t), limitedEvent()}},
 		"hostile":      {obj: explainRequest(t, hostile(t)), grants: []string{}, stored: []client.Object{goodSecret(t), hostileEvent()}},
 	}
+	maps.Copy(all, renewalScenarios(t))
 	return all
 }
 
@@ -188,6 +189,7 @@ func hostile(t testing.TB) func(*request) {
 			URIs: []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/\u202e\n"}},
 		}, ed25519Key())
 		obj.Spec.Username, obj.Spec.Groups = nasty, []string{nasty, long}
+		madeWith("", nasty, long, "X509SHA256="+stolen)(obj)
 		for range 30 {
 			obj.Spec.Groups = append(obj.Spec.Groups, "system:bootstrappers")
 		}

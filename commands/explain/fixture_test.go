@@ -2,6 +2,7 @@ package explain
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -14,6 +15,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"io"
 	"math/big"
 	"slices"
 	"sync"
@@ -50,6 +52,14 @@ func explainKey(t testing.TB, name string) *ecdsa.PrivateKey {
 		t.Fatal(err)
 	}
 	return key
+}
+
+// repeatable signs the same content with the same signature, so that the SHA-256 of certificates stay the same.
+type repeatable struct{ *ecdsa.PrivateKey }
+
+// Sign implements crypto.Signer.
+func (k repeatable) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return k.PrivateKey.Sign(nil, digest, opts) // RFC 6979
 }
 
 // explainWeakKey is an RSA key of 1024 bits. Its primes are the first two after fixed numbers.
@@ -198,7 +208,7 @@ func withCertificate(t testing.TB, caEnd, end time.Time, key crypto.PublicKey) f
 			SerialNumber: big.NewInt(0x1234abcd), Subject: nodeName(), NotBefore: explainNow.Add(-6 * time.Minute), NotAfter: end,
 			KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, BasicConstraintsValid: true,
 		}
-		der, err := x509.CreateCertificate(rand.Reader, template, ca, key, explainKey(t, "CA"))
+		der, err := x509.CreateCertificate(rand.Reader, template, ca, key, repeatable{explainKey(t, "CA")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +224,7 @@ type scenario struct {
 	stored []client.Object
 	// grants are the subresources that a review allows.
 	grants []string
-	// forbidden lists the resources that the caller may not access.
+	// forbidden lists the resources that the caller may not access, or not list.
 	forbidden []string
 	// file makes explain read the request from a file, without an API server. noCA leaves out --signing-secret.
 	file, noCA bool
@@ -294,7 +304,7 @@ func (s scenario) client(t testing.TB) client.Client {
 				return c.Get(ctx, key, obj, opts...)
 			},
 			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-				if err := forbid(resource(list)); err != nil {
+				if err := cmp.Or(forbid(resource(list)), forbid("list "+resource(list))); err != nil {
 					return err
 				}
 				return c.List(ctx, list, opts...)

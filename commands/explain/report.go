@@ -114,6 +114,7 @@ func (e *Explainer) reportOf(f *Findings) *Report {
 	asked(p, f)
 	conditions(p, f)
 	certificate(p, f)
+	renewals(p, f)
 	e.approver(p, f)
 	e.signer(p, f)
 	e.cleaner(p, f)
@@ -122,7 +123,7 @@ func (e *Explainer) reportOf(f *Findings) *Report {
 	return r
 }
 
-// isDone reports whether nothing more is going to happen to the request of r but its deletion.
-func (r *Report) isDone() bool {
-	return r.State == csr.Issued || r.State == csr.Denied || r.State == csr.Failed
+// isDone reports whether nothing more is going to happen to a request in that state but its deletion.
+func isDone(state csr.State) bool {
+	return state == csr.Issued || state == csr.Denied || state == csr.Failed
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"fmt"
 	"time"
@@ -27,6 +28,9 @@ func asked(p *page, f *Findings) {
 	} else {
 		p.row("requester", quote(record.Requester.Username))
 		p.row("groups", quoteAll(record.Requester.Groups)...)
+		if ids := record.Requester.CredentialIDs; len(ids) > 0 {
+			p.row("credential", quoteAll(ids)...)
+		}
 	}
 	if f.Request == nil {
 		p.row("payload", "cannot be parsed: "+sentence(f.unreadable.Error()))
@@ -136,6 +140,7 @@ func certificate(p *page, f *Findings) {
 		return
 	}
 	p.row("serial", "0x"+cert.SerialNumber.Text(16))
+	p.row("SHA-256", fmt.Sprintf("%x", sha256.Sum256(cert.Raw)))
 	p.row("issuer", quote(cert.Issuer.String()))
 	p.row("subject", quote(cert.Subject.String()))
 	p.row("valid from", moment(cert.NotBefore, f.now))

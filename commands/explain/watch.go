@@ -33,10 +33,12 @@ func (e *Explainer) Watch(
 	}
 	told := ""
 	for {
-		report := e.Report(ctx, obj)
-		if report.isDone() {
-			return report, nil
+		f := e.JudgeWithEvents(ctx, obj)
+		if isDone(f.State) {
+			e.readRenewals(ctx, f) // once, because it reads all requests
+			return e.reportOf(f), nil
 		}
+		report := e.reportOf(f)
 		if text := report.waits(); text != told {
 			told = text
 			_, _ = fmt.Fprintf(progress, "%s: waits for %s, for at most %s (--timeout). %s\n",
