@@ -49,8 +49,8 @@ func NewApproveCommand(source Source) *cobra.Command {
 		Short: "Approve requests by hand, after the rules were checked",
 		Long: `approve checks a request against the same rules as the manager, prints what they say, and approves the
 request if they permit it. --override approves a request although a rule refuses it: name the reason of the refusal. The
-request is not approved if the signer would refuse it, if its node is blocked, or if the manager does not serve its
-signer. The exit code is 1 if a request was not approved.`,
+request is not approved if the signer would refuse it, if the block list names its node or the certificate of its
+requester, or if the manager does not serve its signer. The exit code is 1 if a request was not approved.`,
 		Args: MaxArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(args); err != nil {

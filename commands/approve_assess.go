@@ -15,9 +15,10 @@ import (
 )
 
 // neverOverridden are the reasons of the approver that no user can override: the signer would refuse the request too,
-// or the node is blocked.
+// or the node or the certificate of the requester is blocked.
 var neverOverridden = []string{
-	csr.ReasonMalformed, csr.ReasonTooLarge, csr.ReasonKeyNotPermitted, "NodeBlocked", "InternalError",
+	csr.ReasonMalformed, csr.ReasonTooLarge, csr.ReasonKeyNotPermitted, "NodeBlocked", "CertificateBlocked",
+	"InternalError",
 }
 
 // refusal is a rule that stands against a request.
@@ -109,7 +110,7 @@ func forbidden( //nolint:gocyclo // one case for each reason
 		return "the request cannot be parsed", "Delete the request."
 	case f.Blocked.Reason != "":
 		return fmt.Sprintf("%s: %s", f.Blocked.Reason, f.Blocked.Message),
-			"If the node should get a certificate, remove its name from the block list."
+			explain.NextStep(f.Blocked.Reason)
 	case f.Served && f.Judged.Verdict == verdict.Deny:
 		return fmt.Sprintf("the signer would refuse the request (%s): %s", f.Judged.Reason, f.Judged.Message),
 			"Make a new request that the signer can sign. " + explained

@@ -82,8 +82,12 @@ func TestAssessment(t *testing.T) {
 			found: approvable(refusing("Malformed", "no PEM"), func(f *explain.Findings) { f.Request = nil }),
 			never: "the signer would refuse the request (Malformed): no PEM",
 		},
-		"parser fails":  {found: approvable(func(f *explain.Findings) { f.Request = nil }), never: "the request cannot be parsed"},
-		"blocked node":  {found: approvable(func(f *explain.Findings) { f.Blocked = verdict.Wait.Because("NodeBlocked", "on the list") }), never: "NodeBlocked: on the list"},
+		"parser fails": {found: approvable(func(f *explain.Findings) { f.Request = nil }), never: "the request cannot be parsed"},
+		"blocked node": {found: approvable(func(f *explain.Findings) { f.Blocked = verdict.Wait.Because("NodeBlocked", "on the list") }), never: "NodeBlocked: on the list"},
+		"blocked certificate": {
+			found: approvable(func(f *explain.Findings) { f.Blocked = verdict.Wait.Because("CertificateBlocked", "on the list") }),
+			never: "CertificateBlocked: on the list",
+		},
 		"profile":       {found: approvable(func(f *explain.Findings) { f.Judged.Result = verdict.Deny.Because("KeyTooWeak", "1024 bits") }), never: "the signer would refuse the request (KeyTooWeak): 1024 bits"},
 		"CA is missing": {found: approvable(func(f *explain.Findings) { f.Judged.Result = verdict.Wait.Because("CAMissing", "none") }), want: assessment{node: "a", approves: "Auto approving."}},
 		"rules unknown": {found: approvable(func(f *explain.Findings) { f.Undecidable = errors.New("no right") }), never: "what the rules say is unknown: no right"},
@@ -178,6 +182,7 @@ func TestApproveRefusesBadArguments(t *testing.T) {
 		"dry run":        {[]string{"csr-1", "--dry-run=all"}, "--dry-run=all: use none, client or server"},
 		"unknown reason": {[]string{"csr-1", "--override=Nonsense"}, "--override Nonsense: unknown reason"},
 		"no override":    {[]string{"csr-1", "--override=NodeBlocked"}, "--override NodeBlocked: this reason cannot be overridden"},
+		"nor this":       {[]string{"csr-1", "--override=CertificateBlocked"}, "--override CertificateBlocked: this reason cannot be overridden"},
 		"unknown format": {[]string{"csr-1", "-o", "wide"}, "-o wide: unknown output format"},
 	} {
 		t.Run(name, func(t *testing.T) {

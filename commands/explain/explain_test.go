@@ -45,6 +45,7 @@ func approverScenarios(t testing.TB) map[string]scenario {
 		"RequestTooLarge":      {obj: explainRequest(t, tooManyUnits(t))},
 		"KeyNotPermitted":      {obj: explainRequest(t, ofP224(t))},
 		"NodeBlocked":          {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
+		"CertificateBlocked":   {obj: explainRequest(t, madeWith("X509SHA256="+stolen)), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t), blockedCertificate(stolen)}},
 		"InventoryUnavailable": {obj: explainRequest(t), grants: []string{"nodeclient"}, args: blocking, stored: []client.Object{goodSecret(t)}},
 	})
 	return all
@@ -55,6 +56,12 @@ var blocking = []string{"--node-block-list=ns/blocked"}
 
 func blockedNodes(names string) client.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": names}}
+}
+
+func blockedCertificate(sha256Hex string) client.Object {
+	obj := blockedNodes("").(*corev1.ConfigMap)
+	obj.Data["certificates"] = sha256Hex
+	return obj
 }
 
 // signerScenarios has a scenario for each reason of the signer. The key is the reason.
@@ -86,6 +93,7 @@ func signerScenarios(t testing.TB) map[string]scenario {
 			obj: explainRequest(t, autoApproved, withCertificate(t, soon, soon, explainKey(t, "node").Public()))},
 		"CALoaded":             {obj: explainRequest(t, autoApproved)},
 		"NodeBlocked":          {obj: explainRequest(t, autoApproved), args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("a")}},
+		"CertificateBlocked":   {obj: explainRequest(t, autoApproved, madeWith("X509SHA256="+stolen)), args: blocking, stored: []client.Object{goodSecret(t), blockedCertificate(stolen)}},
 		"InventoryUnavailable": {obj: explainRequest(t, autoApproved), args: blocking, stored: []client.Object{goodSecret(t)}},
 	}
 }

@@ -156,6 +156,11 @@ var approverReasons = map[string]advice{
 		todo: "If the node should stay blocked, do nothing. Otherwise remove its name from the block list: " +
 			"the manager checks the request again within a second.",
 	},
+	"CertificateBlocked": {
+		meaning: "The request was made with a client certificate that is on the block list.",
+		todo: "If the certificate should stay blocked, do nothing. Otherwise remove its SHA-256 from the block list: " +
+			"the manager checks the request again within a second.",
+	},
 	"RequestTooLarge": {
 		meaning: "The request exceeds a limit of `requestLimits`: its bytes, its subject attributes, its " +
 			"names, or its attributes and extensions. The Event names the limit, and nothing else of the request " +
@@ -265,9 +270,15 @@ var signerReasons = map[string]advice{
 		todo: "If the node should stay blocked, do nothing. Otherwise remove its name from the block list: " +
 			"the signer signs the request within a second.",
 	},
+	"CertificateBlocked": {
+		meaning: "The request was made with a client certificate that is on the block list. The signer does not " +
+			"sign it, whoever approved the request.",
+		todo: "If the certificate should stay blocked, do nothing. Otherwise remove its SHA-256 from the block list: " +
+			"the signer signs the request within a second.",
+	},
 	"InventoryUnavailable": {
 		meaning: "A block list is configured, and the manager has not read it since its start. So it is " +
-			"unknown whether the node is blocked.",
+			"unknown whether the node of the request, or the certificate with which it was made, is blocked.",
 		todo: "Create the ConfigMap with the key `nodes`, or grant `get`, `list` and `watch` on it, as the " +
 			"Event says.",
 	},

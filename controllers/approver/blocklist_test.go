@@ -1,8 +1,10 @@
 package approver
 
 import (
+	"strings"
 	"testing"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -11,18 +13,32 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
 
-// blockList returns a block list that has read a ConfigMap with text.
-func blockList(t *testing.T, text string) *blocklist.List {
+// stolen is the SHA-256 of a blocked certificate.
+const stolen = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// blockList returns a block list that has read a ConfigMap with nodes and certificates.
+func blockList(t *testing.T, nodes string, certificates ...string) *blocklist.List {
 	t.Helper()
 	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
-	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": text}}
+	obj := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"},
+		Data:       map[string]string{"nodes": nodes, "certificates": strings.Join(certificates, "\n")},
+	}
 	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
 		t.Fatal(err)
 	}
 	return list
 }
 
-// TestReconcileObeysTheBlockList checks that a blocked node's request waits, and that no review is sent for it.
+// madeWith changes a request to one that was made with a certificate.
+func madeWith(sha256Hex string) func(*request) {
+	return func(obj *request) {
+		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + sha256Hex}}
+	}
+}
+
+// TestReconcileObeysTheBlockList checks that the request of a blocked node or made with a blocked certificate waits, and
+// that no review is sent for it.
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
 	unread := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
@@ -38,10 +54,14 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		"requested by a blocked node": {list: blockList(t, "b"), change: user("system:node:b"), told: []string{`Warning NodeBlocked node "b" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`}},
 		"shape mismatch":              {list: blockList(t, "a"), change: serverAuth, told: []string{blocked}},
 		"another node":                {list: blockList(t, "b"), writes: 1},
-		"empty list":                  {list: blockList(t, ""), writes: 1},
-		"no list":                     {writes: 1},
+		"made with a blocked certificate": {list: blockList(t, "", stolen), change: madeWith(stolen), told: []string{
+			"Warning CertificateBlocked client certificate " + stolen + " is on the block list, ConfigMap ns/blocked: nothing is approved or signed for a request that was made with it until its SHA-256 is removed from the list",
+		}},
+		"made with another certificate": {list: blockList(t, "b", stolen), change: madeWith(stolen[1:] + "0"), writes: 1},
+		"empty list":                    {list: blockList(t, ""), writes: 1},
+		"no list":                       {writes: 1},
 		"not read yet": {list: unread, told: []string{
-			"Warning InventoryUnavailable the request waits because it is unknown whether its node is blocked: block list ConfigMap ns/blocked: not read yet",
+			"Warning InventoryUnavailable the request waits because it is unknown whether it is blocked: block list ConfigMap ns/blocked: not read yet",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

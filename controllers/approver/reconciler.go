@@ -63,7 +63,7 @@ type Reconciler struct {
 
 	// Inventory, if set, runs with the controller. Rules read it.
 	Inventory *Inventory
-	// BlockList, if set, names the nodes for which nothing is approved. The caller runs it.
+	// BlockList, if set, names the nodes and the certificates for which nothing is approved. The caller runs it.
 	BlockList *blocklist.List
 	// Limit bounds the approvals of each requester for each node.
 	Limit Limit
@@ -288,7 +288,8 @@ func (r *Reconciler) decide(
 	return req, decision, err
 }
 
-// blocked returns the Decision about a request for a blocked node, or from a blocked node.
+// blocked returns the Decision about a request for a blocked node, from a blocked node, or made with a blocked
+// certificate.
 func (r *Reconciler) blocked(req *csr.Request) (Decision, bool) {
 	reason, message := r.BlockList.Check(req)
 	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}, reason != ""

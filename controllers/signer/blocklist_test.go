@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,7 +20,8 @@ import (
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
 	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
-	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": "a\nb"}}
+	const stolen = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": "a\nb", "certificates": stolen}}
 	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
 		t.Fatal(err)
 	}
@@ -32,9 +34,16 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 	named := func(name string) func(*request) {
 		return template(t, func(asked *x509.CertificateRequest) { asked.Subject.CommonName = name })
 	}
+	madeWith := func(sha256Hex string) func(*request) {
+		return func(obj *request) {
+			obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + sha256Hex}}
+		}
+	}
 	const (
+		certificate = "Warning CertificateBlocked client certificate " + stolen + " is on the block list, ConfigMap ns/blocked: nothing is approved or signed for a request that was made with it until its SHA-256 is removed from the list"
+
 		blocked = `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`
-		unknown = "Warning InventoryUnavailable the request waits because it is unknown whether its node is blocked: block list ConfigMap ns/blocked: not read yet"
+		unknown = "Warning InventoryUnavailable the request waits because it is unknown whether it is blocked: block list ConfigMap ns/blocked: not read yet"
 	)
 	for name, test := range map[string]struct {
 		list   *blocklist.List
@@ -49,6 +58,10 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 		"requested by a blocked node":               {list: list, change: []func(*request){named("system:node:c"), func(obj *request) { obj.Spec.Username = "system:node:a" }}, told: blocked},
 		"another node":                              {list: list, change: []func(*request){named("system:node:c")}},
 		"another user with the name":                {list: list, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
+		"a renewal with a blocked certificate":      {list: list, change: []func(*request){named("system:node:c"), madeWith(stolen)}, told: certificate},
+		"a client with a blocked certificate":       {list: list, change: []func(*request){signerName("example.com/custom"), usages("client auth"), named("x"), madeWith(stolen)}, told: certificate},
+		"a renewal with another certificate":        {list: list, change: []func(*request){named("system:node:c"), madeWith(stolen[1:] + "0")}},
+		"not read yet, a client with a certificate": {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a"), madeWith(stolen)}, told: unknown},
 		"not read yet":                              {list: unread, told: unknown},
 		"not read yet, a client without a node":     {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client"), named("a")}},
 		"not read yet, a client with a node's name": {list: unread, change: []func(*request){signerName("kubernetes.io/kube-apiserver-client")}, told: unknown},

@@ -50,7 +50,8 @@ type Reconciler struct {
 	RequestLimits csr.Limits
 	// DryRun signs nothing and writes to no request. It reports the outcome that each request would have.
 	DryRun bool
-	// BlockList, if set, names the nodes for which nothing is signed, even if a request is approved. The caller runs it.
+	// BlockList, if set, names the nodes and the certificates for which nothing is signed, even if a request is approved.
+	// The caller runs it.
 	BlockList *blocklist.List
 
 	Client client.Client
@@ -207,7 +208,7 @@ func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now ti
 		return Judgement{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
-		// The request waits, because the node may be removed from the list.
+		// The request waits, because the node or the certificate may be removed from the list.
 		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
 	}
 	signer := r.Signers[obj.Spec.SignerName]

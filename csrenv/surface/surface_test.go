@@ -69,6 +69,7 @@ func TestImportRegistersMetrics(t *testing.T) {
 		"csr_cleaner_dry_run_total":                  {"state", "reason"},
 		"csr_approver_static_rows_refused":           nil,
 		"csr_block_list_nodes":                       nil,
+		"csr_block_list_certificates":                nil,
 		"csr_block_list_problems":                    nil,
 	} {
 		// The registry refuses a second metric with the same name and another help text. If the library had registered its

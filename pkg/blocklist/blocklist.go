@@ -1,9 +1,11 @@
-// Package blocklist reads the names of blocked nodes from a ConfigMap. For these nodes, nothing is approved and
-// nothing is signed.
+// Package blocklist reads the names of blocked nodes and the SHA-256 of blocked certificates from a ConfigMap. For
+// these nodes, and for requests that were made with these certificates, nothing is approved and nothing is signed.
 package blocklist
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -37,23 +39,35 @@ import (
 var (
 	blockedNodes = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_nodes",
-		Help: "Names in the block list of nodes that is in use.",
+		Help: "Names of nodes in the block list that is in use.",
+	})
+
+	blockedCertificates = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_block_list_certificates",
+		Help: "Certificates in the block list that is in use.",
 	})
 
 	blockListProblems = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_problems",
-		Help: "Invalid lines in the block list of nodes, which are ignored; " +
+		Help: "Invalid lines and unknown keys in the block list, which are ignored; " +
 			"1 when the list does not exist or can't be read.",
 	})
 )
 
-func init() { metrics.Registry.MustRegister(blockedNodes, blockListProblems) }
+func init() { metrics.Registry.MustRegister(blockedNodes, blockedCertificates, blockListProblems) }
 
-// namesKey is the key in the ConfigMap that holds the names.
-const namesKey = "nodes"
+// The keys in the ConfigMap. It must have nodesKey, and may have certificatesKey.
+const (
+	nodesKey        = "nodes"
+	certificatesKey = "certificates"
+)
 
-// List holds the names that were read last. They stay in use until another version is read: deleting the ConfigMap
-// unblocks no node. Until the first version is read, requests of all nodes wait. A nil List blocks no node.
+// entries are the names of the blocked nodes in lower case, and the SHA-256 of the blocked certificates in hex.
+type entries struct{ nodes, certificates map[string]bool }
+
+// List holds the entries that were read last. They stay in use until another version is read: deleting the ConfigMap
+// unblocks nothing. Until the first version is read, requests of all nodes wait, and requests that were made with any
+// certificate. A nil List blocks nothing.
 type List struct {
 	name      types.NamespacedName
 	configMap *informer.Informer[*corev1.ConfigMap]
@@ -63,11 +77,11 @@ type List struct {
 	loading sync.Mutex // held from reading a version until it is in use, so that no older version follows it
 
 	mu       sync.Mutex
-	names    map[string]bool // nil before the first version
-	problem  string          // with the newest version; empty if there is none
+	blocked  *entries // nil before the first version
+	problem  string   // with the newest version; empty if there is none
 	object   *corev1.ConfigMap
 	onChange []func()
-	settled  chan struct{} // closed once names or a problem are known
+	settled  chan struct{} // closed once entries or a problem are known
 }
 
 // New returns a List that has not been read yet. SetupWithManager keeps it up to date, and ReadOnce reads it.
@@ -78,28 +92,38 @@ func New(name types.NamespacedName) *List {
 	}
 }
 
-// Check returns why req must wait because of the node that it is for or comes from. The reason is NodeBlocked, or
-// InventoryUnavailable while no list was read. The reason is empty if req need not wait.
+// Check returns why req must wait because of the node that it is for or comes from, or because of the certificate with
+// which it was made. The reason is NodeBlocked, CertificateBlocked, or InventoryUnavailable while no list was read. The
+// reason is empty if req need not wait.
+//
+// Check blocks no certificate that was renewed from one on the list. Only stored requests connect the two, and the
+// cleaner deletes requests: the block would end with them. So the administrator lists each certificate, or the node.
 func (l *List) Check(req *csr.Request) (reason, message string) {
 	if l == nil {
 		return "", ""
 	}
-	nodes := nodesOf(req)
+	nodes, certificates := nodesOf(req), req.Requester.Certificates()
 	kubelet := req.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName ||
 		req.SignerName == certificatesv1.KubeletServingSignerName
-	if len(nodes) == 0 && !kubelet {
+	if len(nodes)+len(certificates) == 0 && !kubelet {
 		return "", ""
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.names == nil {
-		return "InventoryUnavailable", fmt.Sprintf("the request waits because it is unknown whether its node is blocked: "+
+	if l.blocked == nil {
+		return "InventoryUnavailable", fmt.Sprintf("the request waits because it is unknown whether it is blocked: "+
 			"block list ConfigMap %s: %s", l.name, l.problem)
 	}
 	for _, name := range nodes {
-		if l.names[name] {
+		if l.blocked.nodes[name] {
 			return "NodeBlocked", fmt.Sprintf("node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
 				"for it until its name is removed from the list", csr.Shorten(name), l.name)
+		}
+	}
+	for _, sum := range certificates {
+		if l.blocked.certificates[sum] {
+			return "CertificateBlocked", fmt.Sprintf("client certificate %s is on the block list, ConfigMap %s: nothing is "+
+				"approved or signed for a request that was made with it until its SHA-256 is removed from the list", sum, l.name)
 		}
 	}
 	return "", ""
@@ -121,7 +145,7 @@ func nodesOf(req *csr.Request) []string {
 func (l *List) ready() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.names == nil {
+	if l.blocked == nil {
 		return fmt.Errorf("block list ConfigMap %s: %s", l.name, l.problem)
 	}
 	return nil
@@ -138,12 +162,11 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 	l.mu.Lock()
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID}}
 	l.mu.Unlock()
-	text, found := obj.Data[namesKey]
-	if !found {
-		l.refuse("BlockListInvalid", fmt.Errorf("it has no key %s", namesKey))
+	if _, found := obj.Data[nodesKey]; !found {
+		l.refuse("BlockListInvalid", fmt.Errorf("it has no key %s", nodesKey))
 		return
 	}
-	if l.use(parse(text)) {
+	if l.use(parse(obj.Data)) {
 		l.mu.Lock()
 		callbacks := slices.Clone(l.onChange)
 		l.mu.Unlock()
@@ -153,27 +176,64 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 	}
 }
 
-// parse reads one name per line; # begins a comment. It skips an invalid line, and reports its number.
-func parse(text string) (names map[string]bool, problems []string) {
-	names = map[string]bool{}
-	for number, line := range strings.Split(text, "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		name := strings.ToLower(strings.TrimSpace(line))
-		switch {
-		case name == "":
-		case strings.HasPrefix(name, csr.NodeUserPrefix):
-			problems = append(problems, fmt.Sprintf("line %d: %q is a user name: remove the prefix %s",
-				number+1, csr.Shorten(name), csr.NodeUserPrefix))
-		case len(validation.IsDNS1123Subdomain(name)) > 0:
-			problems = append(problems, fmt.Sprintf("line %d: %q is not a node name", number+1, csr.Shorten(name)))
-		default:
-			names[name] = true
+// parse reads the data of a ConfigMap. It skips invalid lines and unknown keys, and reports them.
+func parse(data map[string]string) (*entries, []string) {
+	nodes, problems := parseLines(data[nodesKey], "line", parseNode)
+	certificates, more := parseLines(data[certificatesKey], certificatesKey+", line", parseCertificate)
+	problems = append(problems, more...)
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if key != nodesKey && key != certificatesKey {
+			problems = append(problems, fmt.Sprintf("key %q is unknown: the keys are %s and %s",
+				csr.Shorten(key), nodesKey, certificatesKey))
 		}
 	}
-	return names, problems
+	return &entries{nodes, certificates}, problems
 }
 
-// refuse reports why no version can be read. The names that were read last stay in use.
+// parseLines reads one entry per line; # begins a comment. It reports the number of an invalid line after label.
+func parseLines(
+	text, label string, parse func(line string) (entry, problem string),
+) (read map[string]bool, problems []string) {
+	read = map[string]bool{}
+	for number, line := range strings.Split(text, "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		line = strings.ToLower(strings.TrimSpace(line))
+		if line == "" {
+			continue
+		}
+		entry, problem := parse(line)
+		if problem != "" {
+			problems = append(problems, fmt.Sprintf("%s %d: %s", label, number+1, problem))
+			continue
+		}
+		read[entry] = true
+	}
+	return read, problems
+}
+
+// parseNode reads the name of a node.
+func parseNode(line string) (name, problem string) {
+	switch {
+	case strings.HasPrefix(line, csr.NodeUserPrefix):
+		return "", fmt.Sprintf("%q is a user name: remove the prefix %s", csr.Shorten(line), csr.NodeUserPrefix)
+	case len(validation.IsDNS1123Subdomain(line)) > 0:
+		return "", fmt.Sprintf("%q is not a node name", csr.Shorten(line))
+	}
+	return line, ""
+}
+
+// parseCertificate reads the SHA-256 of a certificate: hex digits as in the audit log, with the prefix as in a request,
+// or with colons as openssl prints it.
+func parseCertificate(line string) (sha256Hex, problem string) {
+	text := strings.TrimPrefix(line, strings.ToLower(csr.CertificateIDPrefix))
+	text = strings.ReplaceAll(strings.TrimPrefix(text, "sha256 fingerprint="), ":", "")
+	if sum, err := hex.DecodeString(text); err != nil || len(sum) != sha256.Size {
+		return "", fmt.Sprintf("%q is not the SHA-256 of a certificate: write its 64 hex digits", csr.Shorten(line))
+	}
+	return text, ""
+}
+
+// refuse reports why no version can be read. The entries that were read last stay in use.
 func (l *List) refuse(reason string, problem error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,25 +243,27 @@ func (l *List) refuse(reason string, problem error) {
 	}
 	l.problem = problem.Error()
 	blockListProblems.Set(1)
-	message := fmt.Sprintf("the block list of nodes can't be read: %s; nothing is approved or signed for any node",
-		problem)
-	if l.names != nil {
-		message = fmt.Sprintf("the block list of nodes can't be read: %s; the last version stays in use: %s",
-			problem, describe(l.names))
+	message := fmt.Sprintf("the block list can't be read: %s; nothing is approved or signed for any node, or for a "+
+		"request that was made with a certificate", problem)
+	if l.blocked != nil {
+		message = fmt.Sprintf("the block list can't be read: %s; the last version stays in use: %s",
+			problem, l.blocked.describe())
 	}
 	l.log.Error(nil, "No block list", "reason", reason, "message", message)
 	l.event(corev1.EventTypeWarning, reason, message)
 }
 
-// use applies names, and reports whether requests may have waited for this.
-func (l *List) use(names map[string]bool, problems []string) bool {
+// use applies read, and reports whether requests may have waited for this.
+func (l *List) use(read *entries, problems []string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.settle()
 	problem, last := strings.Join(problems, "; "), l.problem
-	same := l.names != nil && maps.Equal(names, l.names)
-	l.names, l.problem = names, problem
-	blockedNodes.Set(float64(len(names)))
+	same := l.blocked != nil && maps.Equal(read.nodes, l.blocked.nodes) &&
+		maps.Equal(read.certificates, l.blocked.certificates)
+	l.blocked, l.problem = read, problem
+	blockedNodes.Set(float64(len(read.nodes)))
+	blockedCertificates.Set(float64(len(read.certificates)))
 	blockListProblems.Set(float64(len(problems)))
 	if problem != "" && problem != last {
 		message := "invalid lines are ignored, and the other lines apply: " + few(problems)
@@ -211,12 +273,13 @@ func (l *List) use(names map[string]bool, problems []string) bool {
 	if same && (problem != "" || last == "") {
 		return false
 	}
-	l.log.Info("Read block list", "nodes", slices.Sorted(maps.Keys(names)))
-	l.event(corev1.EventTypeNormal, "BlockListRead", describe(names))
+	l.log.Info("Read block list", "nodes", slices.Sorted(maps.Keys(read.nodes)),
+		"certificates", slices.Sorted(maps.Keys(read.certificates)))
+	l.event(corev1.EventTypeNormal, "BlockListRead", read.describe())
 	return true
 }
 
-// settle records that names or a problem are known. The caller holds mu.
+// settle records that entries or a problem are known. The caller holds mu.
 func (l *List) settle() {
 	select {
 	case <-l.settled:
@@ -231,12 +294,24 @@ func (l *List) event(eventType, reason, message string) {
 	}
 }
 
-// describe lists the blocked nodes, for a message.
-func describe(names map[string]bool) string {
-	if len(names) == 0 {
-		return "no node is blocked"
+// describe lists what is blocked, for a message. It shortens the SHA-256 of certificates to 16 digits.
+func (e *entries) describe() string {
+	var parts []string
+	if len(e.nodes) > 0 {
+		parts = append(parts, few(slices.Sorted(maps.Keys(e.nodes))))
 	}
-	return "blocked: " + few(slices.Sorted(maps.Keys(names)))
+	if len(e.certificates) > 0 {
+		var sums []string
+		for sum := range e.certificates {
+			sums = append(sums, sum[:16])
+		}
+		slices.Sort(sums)
+		parts = append(parts, "certificates "+few(sums))
+	}
+	if len(parts) == 0 {
+		return "no node and no certificate is blocked"
+	}
+	return "blocked: " + strings.Join(parts, "; ")
 }
 
 // few shortens a list for a message.

@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
@@ -35,29 +37,57 @@ import (
 
 func TestParse(t *testing.T) {
 	t.Parallel()
+	sum, another := strings.Repeat("0a", 32), strings.Repeat("f9", 32)
 	for name, test := range map[string]struct {
-		text     string
-		names    []string
-		problems []string
+		text         string
+		certificates string
+		others       map[string]string // by key
+		nodes        []string
+		sums         []string
+		problems     []string
 	}{
 		"nothing":                {},
-		"comments and gaps":      {text: "# all\n\n  \n\t# is well\n"},
-		"names":                  {text: "a\nb.example.com\n10-0-0-1\n", names: []string{"10-0-0-1", "a", "b.example.com"}},
-		"without a last newline": {text: "a\nb", names: []string{"a", "b"}},
-		"CRLF line ends":         {text: "a\r\nb\r\n", names: []string{"a", "b"}},
-		"space and comments":     {text: "  a # taken over on Monday\n\tb#\n", names: []string{"a", "b"}},
-		"in capitals":            {text: "Worker-A\nWORKER-A\n", names: []string{"worker-a"}},
+		"comments and gaps":      {text: "# all\n\n  \n\t# is well\n", certificates: "# all\n\n"},
+		"names":                  {text: "a\nb.example.com\n10-0-0-1\n", nodes: []string{"10-0-0-1", "a", "b.example.com"}},
+		"without a last newline": {text: "a\nb", nodes: []string{"a", "b"}},
+		"CRLF line ends":         {text: "a\r\nb\r\n", certificates: sum + "\r\n", nodes: []string{"a", "b"}, sums: []string{sum}},
+		"space and comments":     {text: "  a # taken over on Monday\n\tb#\n", certificates: " " + sum + " # stolen\n", nodes: []string{"a", "b"}, sums: []string{sum}},
+		"in capitals":            {text: "Worker-A\nWORKER-A\n", certificates: strings.ToUpper(another), nodes: []string{"worker-a"}, sums: []string{another}},
 		"bad lines among good": {
-			text: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", names: []string{"a", "h"},
+			text: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", nodes: []string{"a", "h"},
 			problems: []string{
 				`line 2: "b c" is not a node name`, `line 3: "system:node:d" is a user name: remove the prefix system:node:`,
 				`line 4: "- e" is not a node name`, `line 5: "f_g" is not a node name`, `line 6: "*" is not a node name`,
 			},
 		},
+		"certificates as in a request":   {certificates: "X509SHA256=" + sum, sums: []string{sum}},
+		"certificates as openssl prints": {certificates: "sha256 Fingerprint=" + strings.TrimSuffix(strings.Repeat("F9:", 32), ":"), sums: []string{another}},
+		"certificates, bad lines among good": {
+			text: "a", certificates: strings.Join([]string{sum, "abc", sum + "00", sum[:62] + "0g", "JTI=" + sum, "worker-7", another}, "\n"),
+			nodes: []string{"a"}, sums: []string{sum, another},
+			problems: []string{
+				`certificates, line 2: "abc" is not the SHA-256 of a certificate: write its 64 hex digits`,
+				`certificates, line 3: "` + sum + `00" is not the SHA-256 of a certificate: write its 64 hex digits`,
+				`certificates, line 4: "` + sum[:62] + `0g" is not the SHA-256 of a certificate: write its 64 hex digits`,
+				`certificates, line 5: "jti=` + sum + `" is not the SHA-256 of a certificate: write its 64 hex digits`,
+				`certificates, line 6: "worker-7" is not the SHA-256 of a certificate: write its 64 hex digits`,
+			},
+		},
+		"unknown keys": {
+			text: "a", others: map[string]string{"certificate": sum, "README": ""}, nodes: []string{"a"},
+			problems: []string{`key "README" is unknown: the keys are nodes and certificates`, `key "certificate" is unknown: the keys are nodes and certificates`},
+		},
 	} {
-		names, problems := parse(test.text)
-		if diff := cmp.Diff(append([]string{}, test.names...), append([]string{}, slices.Sorted(maps.Keys(names))...)); diff != "" {
-			t.Errorf("%s: names (-want +got):\n%s", name, diff)
+		data := map[string]string{"nodes": test.text, "certificates": test.certificates}
+		maps.Copy(data, test.others)
+		read, problems := parse(data)
+		for what, each := range map[string]struct {
+			want []string
+			got  map[string]bool
+		}{"nodes": {test.nodes, read.nodes}, "certificates": {test.sums, read.certificates}} {
+			if diff := cmp.Diff(append([]string{}, each.want...), append([]string{}, slices.Sorted(maps.Keys(each.got))...)); diff != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", name, what, diff)
+			}
 		}
 		if diff := cmp.Diff(test.problems, problems); diff != "" {
 			t.Errorf("%s: problems (-want +got):\n%s", name, diff)
@@ -65,9 +95,37 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// FuzzParse checks that no text causes a panic, and that every entry is a name or a SHA-256.
+func FuzzParse(f *testing.F) {
+	f.Add("a\nWorker-B # taken over\n", "X509SHA256="+strings.Repeat("0a", 32), "more")
+	f.Add("system:node:a\n\x00", "sha256 Fingerprint=AA:BB", "")
+	f.Fuzz(func(t *testing.T, nodes, certificates, key string) {
+		read, problems := parse(map[string]string{key: "", "nodes": nodes, "certificates": certificates})
+		for name := range read.nodes {
+			if len(validation.IsDNS1123Subdomain(name)) > 0 {
+				t.Errorf("node %q", name)
+			}
+		}
+		for sum := range read.certificates {
+			if len(sum) != 64 || strings.Trim(sum, "0123456789abcdef") != "" {
+				t.Errorf("certificate %q", sum)
+			}
+		}
+		if unknown := key != "nodes" && key != "certificates"; unknown && len(problems) == 0 {
+			t.Errorf("key %q is not reported", key)
+		}
+	})
+}
+
 // asked returns a request of user for common name cn.
 func asked(signer, user, cn string) *csr.Request {
 	return &csr.Request{SignerName: signer, Requester: csr.Requester{Username: user}, Cert: ca.Request{Subject: pkix.Name{CommonName: cn}}}
+}
+
+// with returns req as made with the credentials called ids.
+func with(req *csr.Request, ids ...string) *csr.Request {
+	req.Requester.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": ids}
+	return req
 }
 
 func listed(text string) *corev1.ConfigMap {
@@ -87,13 +145,16 @@ func TestCheck(t *testing.T) {
 		own                      = "example.com/own"
 		bootstrap                = "system:bootstrap:abcdef"
 	)
+	stolen, fine := strings.Repeat("0a", 32), strings.Repeat("0b", 32)
 	list, _ := newList()
 	unread, _ := newList()
-	list.offer(listed("bad\nalso.bad.example.com\n"))
+	both := listed("bad\nalso.bad.example.com\n")
+	both.Data["certificates"] = strings.ToUpper(stolen)
+	list.offer(both)
 	for name, test := range map[string]struct {
 		req     *csr.Request
-		blocked string
-		ofNode  bool // so it waits while no list was read
+		blocked string // the node or the certificate
+		waits   bool   // while no list was read
 	}{
 		"a bootstrap":                          {asked(kubelet, bootstrap, "system:node:bad"), "bad", true},
 		"a renewal":                            {asked(kubelet, "system:node:bad", "system:node:bad"), "bad", true},
@@ -111,17 +172,31 @@ func TestCheck(t *testing.T) {
 		"a user":                               {asked(client, "admin", "bad"), "", false},
 		"a user of the name, asked by itself":  {asked(own, "bad", "bad"), "", false},
 		"the user with the prefix in capitals": {asked(client, "admin", "System:Node:bad"), "", false},
+
+		"with the certificate":                      {with(asked(kubelet, "system:node:good", "system:node:good"), "X509SHA256="+stolen), stolen, true},
+		"of a user, with the certificate":           {with(asked(own, "admin", "anything"), "X509SHA256="+stolen), stolen, true},
+		"with it among others":                      {with(asked(client, "admin", "a"), "JTI=1", "X509SHA256="+fine, "X509SHA256="+stolen), stolen, true},
+		"with the certificate, from a blocked node": {with(asked(kubelet, "system:node:bad", "system:node:bad"), "X509SHA256="+stolen), "bad", true},
+		"with another certificate":                  {with(asked(client, "admin", "a"), "X509SHA256="+fine), "", true},
+		"with a token":                              {with(asked(client, "admin", "a"), "JTI="+stolen), "", false},
+		"with an ID in capitals":                    {with(asked(client, "admin", "a"), "X509SHA256="+strings.ToUpper(stolen)), "", false},
 	} {
 		reason, message := list.Check(test.req)
-		want := ""
-		if test.blocked != "" {
+		wantReason, want := "", ""
+		switch test.blocked {
+		case "":
+		case stolen:
+			wantReason = "CertificateBlocked"
+			want = "client certificate " + stolen + " is on the block list, ConfigMap ns/blocked: nothing is approved or signed for a request that was made with it until its SHA-256 is removed from the list"
+		default:
+			wantReason = "NodeBlocked"
 			want = `node "` + test.blocked + `" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`
 		}
-		if (reason == "NodeBlocked") != (test.blocked != "") || message != want {
+		if reason != wantReason || message != want {
 			t.Errorf("%s: %s %q", name, reason, message)
 		}
 		reason, message = unread.Check(test.req)
-		if (reason == "InventoryUnavailable") != test.ofNode || test.ofNode != strings.Contains(message, "ns/blocked: not read yet") {
+		if (reason == "InventoryUnavailable") != test.waits || test.waits != strings.Contains(message, "ns/blocked: not read yet") {
 			t.Errorf("%s, while nothing is read: %s %q", name, reason, message)
 		}
 		if reason, _ := (*List)(nil).Check(test.req); reason != "" {
@@ -142,6 +217,12 @@ func TestChanges(t *testing.T) {
 	}
 	noKey := listed("")
 	noKey.Data = map[string]string{"node": "b"}
+	stolen := strings.Repeat("0a", 32)
+	certificate := func(nodes, certificates string) *corev1.ConfigMap {
+		obj := listed(nodes)
+		obj.Data["certificates"] = certificates
+		return obj
+	}
 	for i, step := range []struct {
 		what    func()
 		a, b    string // the reasons for nodes a and b
@@ -150,20 +231,26 @@ func TestChanges(t *testing.T) {
 		wakes   bool
 	}{
 		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: "not read yet"},
-		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing the block list of nodes can't be read: " + gone + "; nothing is approved or signed for any node"}, false},
+		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing the block list can't be read: " + gone + "; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
 		{what: func() { list.offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
-		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes", []string{"Warning BlockListInvalid the block list of nodes can't be read: it has no key nodes; nothing is approved or signed for any node"}, false},
+		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
 		{func() { list.offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked: a"}, true},
 		{what: func() { list.offer(listed("a # still")) }, a: "NodeBlocked"},
 		{func() { list.offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
-		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing the block list of nodes can't be read: " + gone + "; the last version stays in use: blocked: a, b"}, false},
-		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing the block list of nodes can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
+		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing the block list can't be read: " + gone + "; the last version stays in use: blocked: a, b"}, false},
+		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing the block list can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
-		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid the block list of nodes can't be read: it has no key nodes; the last version stays in use: blocked: a, b"}, false},
+		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is not a node name`, []string{
 			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: line 2: "x y" is not a node name`, "Normal BlockListRead blocked: b",
 		}, true},
-		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead no node is blocked"}, true},
+		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead no node and no certificate is blocked"}, true},
+		{func() { list.offer(certificate("", stolen)) }, "", "", "", []string{"Normal BlockListRead blocked: certificates 0a0a0a0a0a0a0a0a"}, true},
+		{what: func() { list.offer(certificate("", "X509SHA256="+stolen+" # still")) }},
+		{func() { list.offer(certificate("a", stolen+"\n"+strings.Repeat("0b", 32))) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked: a; certificates 0a0a0a0a0a0a0a0a, 0b0b0b0b0b0b0b0b"}, true},
+		{func() { list.offer(certificate("a", "x")) }, "NodeBlocked", "", `certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, []string{
+			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, "Normal BlockListRead blocked: a",
+		}, true},
 	} {
 		step.what()
 		a, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:a"))
@@ -248,7 +335,7 @@ func TestListMayBeReadAgain(t *testing.T) {
 			list.mu.Lock()
 			defer list.mu.Unlock()
 			problem = list.problem
-			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.names["a"] && broken.Load() != nil, nil
+			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.blocked != nil && list.blocked.nodes["a"] && broken.Load() != nil, nil
 		})
 		if err != nil {
 			t.Fatalf("problem %q, want %q", problem, want)

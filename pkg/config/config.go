@@ -65,8 +65,9 @@ type Configuration struct {
 	RequestLimits RequestLimits `json:"requestLimits"`
 	// Approval configures the approver.
 	Approval Approval `json:"approval"`
-	// NodeBlockList is the `namespace/name` of a ConfigMap with names of nodes. Nothing is approved or signed for these
-	// nodes: see [Block a node](../how-to/block-a-node.md).
+	// NodeBlockList is the `namespace/name` of a ConfigMap with names of nodes and the SHA-256 of client certificates.
+	// Nothing is approved or signed for these nodes, or for requests that were made with these certificates: see
+	// [Block a node or a certificate](../how-to/block-a-node.md).
 	NodeBlockList string `json:"nodeBlockList,omitempty"`
 	// Signing configures the signer.
 	Signing Signing `json:"signing"`

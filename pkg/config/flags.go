@@ -117,7 +117,7 @@ func (f *Flags) generic(c *Configuration) {
 	f.define(list(&c.DryRun), "dry-run", "dryRun",
 		"comma-separated `list` of controllers that only report what they would do, and write to no request")
 	f.define(&c.NodeBlockList, "node-block-list", "nodeBlockList",
-		"`namespace/name` of a ConfigMap with names of nodes; nothing is approved or signed for them")
+		"`namespace/name` of a ConfigMap with nodes and client certificates; nothing is approved or signed for them")
 	f.define(&c.Kubeconfig, "kubeconfig", "kubeconfig",
 		"kubeconfig `file`; without it the manager tries KUBECONFIG, then ~/.kube/config, then the Pod's ServiceAccount")
 	f.define(&c.KubeAPIQPS, "kube-api-qps", "kubeAPIQPS",

@@ -12,6 +12,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -66,10 +67,16 @@ func block(t *testing.T, obj *corev1.ConfigMap, text string) {
 	}
 }
 
-// approvedClient returns a request for a client certificate of user that another user has approved.
+// approvedClient returns a request for a client certificate of user. The administrator has made and approved it.
 func approvedClient(t *testing.T, user string) *request {
 	t.Helper()
-	obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
+	return approvedClientOf(t, admin(t), user)
+}
+
+// approvedClientOf is approvedClient, but c makes the request.
+func approvedClientOf(t *testing.T, c client.Client, user string) *request {
+	t.Helper()
+	obj := createRequest(t, c, nodeRequest(t, "", func(obj *request) {
 		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
 		obj.Spec.Request = payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: user}})
 	}))
@@ -136,10 +143,13 @@ func TestBlockListIsMissing(t *testing.T) {
 	byHand := createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-b"))
 	approve(t, byHand)
 	hasEvent(t, byHand, "InventoryUnavailable", "ConfigMap "+blockListName+": it does not exist")
-	reaches(t, approvedClient(t, "missing-user"), csr.Issued) // not for a node
+	byCertificate := approvedClient(t, "missing-user") // the administrator has a client certificate
+	hasEvent(t, byCertificate, "InventoryUnavailable", "ConfigMap "+blockListName+": it does not exist")
+	reaches(t, approvedClientOf(t, as(t, "joiner"), "missing-user"), csr.Issued) // by a token, and not for a node
 
 	list := blockList(t, "missing-a")
 	reaches(t, byHand, csr.Issued)
+	reaches(t, byCertificate, csr.Issued)
 	hasEvent(t, held, "NodeBlocked", `node "missing-a"`)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 

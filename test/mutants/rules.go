@@ -8,6 +8,7 @@ const (
 	sanTests      = "./pkg/san"
 	sourceTests   = "./pkg/inventory"
 	identityTests = "./pkg/nodeidentity"
+	blockTests    = "./pkg/blocklist"
 )
 
 // Rules for kubelet serving certificates.
@@ -64,6 +65,9 @@ var identityMutations = []mutation{
 	{"identity: a certificate that has ended", "controllers/approver/bootstrap.go", "req.Created.Sub(renewed) > p.CertificateLifetime+skew", "req.Created.Sub(renewed) > p.CertificateLifetime-skew", approverTests},
 	{"identity: dead after a minute", "pkg/nodeidentity/liveness.go", "max(standstill, lease.Lasts)", "quiet", identityTests},
 	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "\tif len(p.leases) <= 2 {\n\t\tothers = p.one\n\t}\n", "\tothers = p.one\n", identityTests},
+	{"identity: a blocked node", "pkg/blocklist/blocklist.go", "if l.blocked.nodes[name] {", "if false {", blockTests},
+	{"identity: a blocked certificate", "pkg/blocklist/blocklist.go", "if l.blocked.certificates[sum] {", "if false {", blockTests},
+	{"identity: a certificate while no list was read", "pkg/blocklist/blocklist.go", "len(nodes)+len(certificates) == 0 && !kubelet", "len(nodes) == 0 && !kubelet", blockTests},
 	{"identity: a digest in the API server's form", "pkg/csr/credential.go", "found && isSHA256(text)", "found", "./pkg/csr"},
 	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "if silence := at.Sub(others.to); silence > quiet || silence < 0 {", "if false {", identityTests},
 }

@@ -1,0 +1,148 @@
+package integration
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// credentialID is the key under which the API server records the credential of a requester.
+const credentialID = "authentication.kubernetes.io/credential-id"
+
+// holder is a client with a certificate of node a.
+type holder struct {
+	client.Client
+	obj    *request // with the certificate
+	sha256 string   // of the certificate, in hex
+}
+
+// renewedBy requests a certificate of node a with c. The request names another credential, which the API server ignores.
+func renewedBy(t *testing.T, c client.Client) holder {
+	t.Helper()
+	key := newKey(t)
+	obj := createRequest(t, c, nodeRequest(t, "a", func(obj *request) {
+		obj.Spec.Request = keyPayload(t, key)
+		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialID: {"X509SHA256=0a"}}
+	}))
+	reaches(t, obj, csr.Issued)
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
+	cfg.CertData, cfg.KeyData, cfg.QPS = obj.Status.Certificate, keyPEM, -1
+	renewed, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: admin(t).RESTMapper()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return holder{renewed, obj, fmt.Sprintf("%x", sha256.Sum256(leaf(t, obj).Raw))}
+}
+
+// id returns the credential ID of h.
+func (h holder) id() string { return "X509SHA256=" + h.sha256 }
+
+// TestRenewalsAreBoundToTheirCertificates renews a certificate twice. The API server records in each request the
+// certificate with which it was made. The audit log names it, explain follows the chain, and the block list blocks it,
+// but not the certificates before and after it.
+func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
+	parallel(t)
+	list, records := blockList(t, ""), filepath.Join(t.TempDir(), "audit.log")
+	p := startBlockListManager(t, "--audit-log-path", records)
+	first := renewedBy(t, as(t, "joiner"))
+	second := renewedBy(t, first)
+	third := renewedBy(t, second)
+	for name, test := range map[string]struct {
+		obj  *request
+		want certificatesv1.ExtraValue
+	}{"first": {first.obj, nil}, "second": {second.obj, certificatesv1.ExtraValue{first.id()}}, "third": {third.obj, certificatesv1.ExtraValue{second.id()}}} {
+		if diff := cmp.Diff(test.want, test.obj.Spec.Extra[credentialID]); diff != "" {
+			t.Errorf("credential of the %s request (-want +got):\n%s", name, diff)
+		}
+	}
+	args := []string{"--kubeconfig", adminKubeconfig(t), "--signing-secret", systemNamespace + "/csr-signer", "--node-block-list", blockListName}
+	out := exits(t, 0, fmt.Sprintf(`made with %q certificate of request %q, created `, first.sha256, first.obj.Name), append(args, second.obj.Name)...)
+	if part := fmt.Sprintf(`later %q certificate of request %q, created `, third.sha256, third.obj.Name); !explains(out, part) {
+		t.Errorf("%q is not in:\n%s", part, out)
+	}
+
+	list.Data["certificates"] = second.sha256 + " # stolen\n"
+	block(t, list, "")
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_block_list_certificates 1", "csr_block_list_nodes 0", "csr_block_list_problems 0")
+	pending, byHand := createRequest(t, second, nodeRequest(t, "a")), createRequest(t, second, nodeRequest(t, "a"))
+	approve(t, byHand)
+	for controller, obj := range map[string]*request{"csr-approver": pending, "csr-signer": byHand} {
+		hasEventBy(t, obj, controller, "CertificateBlocked")
+		hasEvent(t, obj, "CertificateBlocked", "client certificate "+second.sha256+" is on the block list, ConfigMap "+blockListName)
+	}
+	exits(t, 0, "(CertificateBlocked): client certificate "+second.sha256, append(args, pending.Name)...)
+	renewedBy(t, first)
+	renewedBy(t, third)
+	renewedBy(t, as(t, "joiner"))
+	if states := csr.StateOf(reload(t, pending)) + csr.StateOf(reload(t, byHand)); states != csr.Pending+csr.Approved {
+		t.Errorf("the blocked requests are %s", states)
+	}
+
+	backdate(t, pending)
+	list.Data["certificates"] = ""
+	block(t, list, "")
+	reaches(t, pending, csr.Issued)
+	reaches(t, byHand, csr.Issued)
+	checkStop(t, p)
+	checkCredentials(t, auditRecords(t, records), []holder{first, second, third})
+}
+
+// hasEventBy waits for an Event of a controller about obj.
+func hasEventBy(t *testing.T, obj *request, controller, reason string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("Event %s of %s", reason, controller), func(ctx context.Context) error {
+		for _, event := range eventsOf(ctx, t, obj) {
+			if event.Reason == reason && event.ReportingController == controller && event.Type == corev1.EventTypeWarning {
+				return nil
+			}
+		}
+		return fmt.Errorf("not among %+v", eventsOf(ctx, t, obj))
+	})
+}
+
+// checkCredentials checks that the records of each request name the certificate before it, by the SHA-256 that the
+// record of that certificate has.
+func checkCredentials(t *testing.T, records []audit.Record, chain []holder) {
+	t.Helper()
+	issued := ""
+	for i, each := range chain {
+		var want []string
+		if i > 0 {
+			want = []string{"X509SHA256=" + issued}
+		}
+		found := map[audit.Event]int{}
+		for _, record := range records {
+			if record.UID != each.obj.UID {
+				continue
+			}
+			found[record.Event]++
+			if diff := cmp.Diff(want, record.Requester.CredentialIDs); diff != "" {
+				t.Errorf("record %s of certificate %d (-want +got):\n%s", record.Event, i, diff)
+			}
+			if record.Event == audit.Signed {
+				issued = record.CertificateSHA256
+			}
+		}
+		if found[audit.Decided] == 0 || found[audit.Signed] != 1 {
+			t.Errorf("records of certificate %d: %v", i, found)
+		}
+	}
+}
