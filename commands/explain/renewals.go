@@ -22,7 +22,7 @@ const (
 	renewalsPage, maxRenewalsRead = 500, 20_000
 )
 
-// link is what a request says about a chain of renewals.
+// link has the part of a request that connects it with others in a chain of renewals.
 type link struct {
 	name, signer string
 	created      time.Time
@@ -31,7 +31,7 @@ type link struct {
 	issued       string   // the SHA-256 of its own certificate; empty if it has none
 }
 
-// links holds what the stored requests say.
+// links finds requests by the certificates that connect them.
 type links struct {
 	issued, with map[string][]link // by SHA-256, the oldest first
 	unread       error             // why they are not known
@@ -154,11 +154,11 @@ func renewals(p *page, f *Findings) {
 	switch {
 	case more:
 		p.row("later", fmt.Sprintf("more: only %d requests are shown", maxItems))
-	case len(later) == 0 && self.issued != "":
+	case len(later) == 0 && self.issued != "" && !l.incomplete:
 		p.row("later", "none: no stored request was made with this certificate")
 	}
 	if l.incomplete {
-		p.row("incomplete", fmt.Sprintf("there are more requests than the %d that were read", maxRenewalsRead))
+		p.row("unknown", fmt.Sprintf("there are more requests than the %d that were read", maxRenewalsRead))
 	}
 }
 
@@ -172,7 +172,11 @@ func (l *links) writeBefore(p *page, f *Findings, label string, of link) {
 			}
 			values = append(values, "certificate of "+from.text(f.now))
 		}
-		if len(values) == 1 {
+		switch {
+		case len(values) > 1:
+		case l.incomplete:
+			values = append(values, "unknown: not all requests were read")
+		default:
 			values = append(values, "of no stored request: the request was deleted, or there was none")
 		}
 		p.row(label, values...)

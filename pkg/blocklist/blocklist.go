@@ -23,6 +23,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,6 +76,8 @@ type List struct {
 	configMap *informer.Informer[*corev1.ConfigMap]
 	log       logr.Logger
 	reporter  *report.Reporter // may be nil
+	// server returns the version of the API server. It may be nil.
+	server func() (*version.Info, error)
 
 	loading sync.Mutex // held from reading a version until it is in use, so that no older version follows it
 
@@ -163,10 +168,14 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID}}
 	l.mu.Unlock()
 	if _, found := obj.Data[nodesKey]; !found {
-		l.refuse("BlockListInvalid", fmt.Errorf("it has no key %s", nodesKey))
+		l.refuse("BlockListInvalid", fmt.Errorf("it has no key %s: add it, with an empty value if no node is blocked", nodesKey))
 		return
 	}
-	if l.use(parse(obj.Data)) {
+	read, problems := parse(obj.Data)
+	if problem := l.unrecorded(); problem != "" && len(read.certificates) > 0 {
+		problems = append(problems, problem)
+	}
+	if l.use(read, problems) {
 		l.mu.Lock()
 		callbacks := slices.Clone(l.onChange)
 		l.mu.Unlock()
@@ -174,6 +183,25 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 			call()
 		}
 	}
+}
+
+// recordsSince is the first version whose API server records the certificates of requesters.
+var recordsSince = utilversion.MustParseGeneric("1.32")
+
+// unrecorded returns why the certificates in the list may have no effect. It is empty if they have.
+func (l *List) unrecorded() string {
+	if l.server == nil {
+		return ""
+	}
+	info, err := l.server()
+	if err != nil {
+		return fmt.Sprintf("it is unknown whether the API server records the certificates of requesters: %s", err)
+	}
+	if found, err := utilversion.ParseGeneric(info.GitVersion); err != nil || found.LessThan(recordsSince) {
+		return fmt.Sprintf("the certificates have no effect: the API server %s records no certificate of a requester, "+
+			"which needs Kubernetes %s", csr.Shorten(info.GitVersion), recordsSince)
+	}
+	return ""
 }
 
 // parse reads the data of a ConfigMap. It skips invalid lines and unknown keys, and reports them.
@@ -266,7 +294,7 @@ func (l *List) use(read *entries, problems []string) bool {
 	blockedCertificates.Set(float64(len(read.certificates)))
 	blockListProblems.Set(float64(len(problems)))
 	if problem != "" && problem != last {
-		message := "invalid lines are ignored, and the other lines apply: " + few(problems)
+		message := "what is invalid is ignored, and the rest applies: " + few(problems)
 		l.log.Error(nil, "Bad block list", "message", message)
 		l.event(corev1.EventTypeWarning, "BlockListInvalid", message)
 	}
@@ -336,6 +364,11 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return err
 	}
+	discovered, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("read the version of the API server: %w", err)
+	}
+	l.server = discovered.ServerVersion
 	l.watch(configMaps)
 	if err := mgr.AddReadyzCheck("block-list", func(*http.Request) error { return l.ready() }); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apimachinery/pkg/watch"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -138,6 +139,34 @@ func newList() (*List, *events.FakeRecorder) {
 	return list, recorder
 }
 
+// TestOldAPIServers reports a list of certificates that has no effect, because the API server records none.
+func TestOldAPIServers(t *testing.T) {
+	t.Parallel()
+	for server, want := range map[string]string{
+		"v1.32.0": "", "v1.37.1-rc.0": "", "v1.40.2+k3s1": "",
+		"v1.31.9": "the certificates have no effect: the API server v1.31.9 records no certificate of a requester, which needs Kubernetes 1.32",
+		"":        "it is unknown whether the API server records the certificates of requesters: no answer",
+	} {
+		list, _ := newList()
+		list.server = func() (*version.Info, error) {
+			if server == "" {
+				return nil, errors.New("no answer")
+			}
+			return &version.Info{GitVersion: server}, nil
+		}
+		obj := listed("bad")
+		list.offer(obj)
+		if list.problem != "" {
+			t.Errorf("%s, without certificates: %s", server, list.problem)
+		}
+		obj.Data["certificates"] = strings.Repeat("0a", 32)
+		list.offer(obj)
+		if list.problem != want || len(list.blocked.certificates) != 1 {
+			t.Errorf("%s: %q, want %q; %d certificates", server, list.problem, want, len(list.blocked.certificates))
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const (
@@ -179,7 +208,7 @@ func TestCheck(t *testing.T) {
 		"with the certificate, from a blocked node": {with(asked(kubelet, "system:node:bad", "system:node:bad"), "X509SHA256="+stolen), "bad", true},
 		"with another certificate":                  {with(asked(client, "admin", "a"), "X509SHA256="+fine), "", true},
 		"with a token":                              {with(asked(client, "admin", "a"), "JTI="+stolen), "", false},
-		"with an ID in capitals":                    {with(asked(client, "admin", "a"), "X509SHA256="+strings.ToUpper(stolen)), "", false},
+		"with an ID in capitals":                    {with(asked(client, "admin", "a"), "X509SHA256="+strings.ToUpper(stolen)), stolen, true},
 	} {
 		reason, message := list.Check(test.req)
 		wantReason, want := "", ""
@@ -233,23 +262,23 @@ func TestChanges(t *testing.T) {
 		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: "not read yet"},
 		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing the block list can't be read: " + gone + "; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
 		{what: func() { list.offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
-		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
+		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes: add it, with an empty value if no node is blocked; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
 		{func() { list.offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked: a"}, true},
 		{what: func() { list.offer(listed("a # still")) }, a: "NodeBlocked"},
 		{func() { list.offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
 		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing the block list can't be read: " + gone + "; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing the block list can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
-		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes; the last version stays in use: blocked: a, b"}, false},
+		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes: add it, with an empty value if no node is blocked; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is not a node name`, []string{
-			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: line 2: "x y" is not a node name`, "Normal BlockListRead blocked: b",
+			`Warning BlockListInvalid what is invalid is ignored, and the rest applies: line 2: "x y" is not a node name`, "Normal BlockListRead blocked: b",
 		}, true},
 		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead no node and no certificate is blocked"}, true},
 		{func() { list.offer(certificate("", stolen)) }, "", "", "", []string{"Normal BlockListRead blocked: certificates 0a0a0a0a0a0a0a0a"}, true},
 		{what: func() { list.offer(certificate("", "X509SHA256="+stolen+" # still")) }},
 		{func() { list.offer(certificate("a", stolen+"\n"+strings.Repeat("0b", 32))) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked: a; certificates 0a0a0a0a0a0a0a0a, 0b0b0b0b0b0b0b0b"}, true},
 		{func() { list.offer(certificate("a", "x")) }, "NodeBlocked", "", `certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, []string{
-			`Warning BlockListInvalid invalid lines are ignored, and the other lines apply: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, "Normal BlockListRead blocked: a",
+			`Warning BlockListInvalid what is invalid is ignored, and the rest applies: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, "Normal BlockListRead blocked: a",
 		}, true},
 	} {
 		step.what()
