@@ -5,12 +5,13 @@ package audit
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,11 @@ const maxMessage = 1024
 
 // maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
 const maxSubject = 2 * 64 << 10
+
+// patience is how long Write waits for the audit log's disk. While a write to it hangs, others do not wait at all.
+const patience = 2 * time.Second
+
+var errHangs = errors.New("an earlier write to it hangs")
 
 // errorsTotal counts records that could not be written to the audit log.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
@@ -137,9 +143,13 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 
 // Log is the audit log. A nil Log writes to the logger only. It is safe for concurrent use.
 type Log struct {
-	mu  sync.Mutex
-	out io.Writer
+	out  io.Writer
+	turn chan struct{} // full during a write
+	// hangs reports that the current write takes longer than patience.
+	hangs atomic.Bool
 }
+
+func newLog(out io.Writer) *Log { return &Log{out: out, turn: make(chan struct{}, 1)} }
 
 // Options set the file of the audit log and its rotation, see config.Audit.
 type Options struct {
@@ -153,7 +163,7 @@ func Open(options Options) (*Log, error) {
 	case "":
 		return nil, nil
 	case "-":
-		return &Log{out: os.Stdout}, nil
+		return newLog(os.Stdout), nil
 	}
 	// The Logger below renames a path that it can't open, even a folder. Fail here instead.
 	file, err := os.OpenFile(options.Path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
@@ -163,13 +173,14 @@ func Open(options Options) (*Log, error) {
 	if err := file.Close(); err != nil {
 		return nil, fmt.Errorf("open audit log: %w", err)
 	}
-	return &Log{out: &lumberjack.Logger{
+	return newLog(&lumberjack.Logger{
 		Filename: options.Path, MaxSize: options.MaxSize, MaxBackups: options.MaxBackups, MaxAge: options.MaxAge,
-	}}, nil
+	}), nil
 }
 
 // Write writes record at now: a short line to ctx's logger, and the complete record as a JSON line. If the file can't
-// be written, Write logs and counts the error: a full disk must not leave nodes without certificates.
+// be written within two seconds, Write logs and counts the error: a full disk or one that hangs must not leave nodes
+// without certificates.
 func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
 	record.Time, record.Event = now.UTC(), event
 	record.NotBefore, record.NotAfter = utc(record.NotBefore), utc(record.NotAfter)
@@ -182,13 +193,52 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	record = record.bounded(event == Signed)
 	line, err := json.Marshal(record)
 	if err == nil {
-		l.mu.Lock()
-		_, err = l.out.Write(append(ascii.JSON(line), '\n'))
-		l.mu.Unlock()
+		err = l.write(append(ascii.JSON(line), '\n'))
 	}
 	if err != nil {
 		errorsTotal.Inc()
 		logger.Error(err, "Can't write this record to the audit log")
+	}
+}
+
+// write writes line. It returns after patience at the latest; the write may then be complete later.
+func (l *Log) write(line []byte) error {
+	wait := time.NewTimer(patience)
+	defer wait.Stop()
+	if !l.begin(wait.C) {
+		return errHangs
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.out.Write(line)
+		<-l.turn
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-wait.C:
+		l.hangs.Store(true)
+		return fmt.Errorf("the write takes longer than %s", patience)
+	}
+}
+
+// begin takes the turn. It waits for it until giveUp, but not at all if the current write hangs.
+func (l *Log) begin(giveUp <-chan time.Time) bool {
+	select {
+	case l.turn <- struct{}{}:
+		l.hangs.Store(false)
+		return true
+	default:
+	}
+	if l.hangs.Load() {
+		return false
+	}
+	select {
+	case l.turn <- struct{}{}:
+		return true
+	case <-giveUp:
+		return false
 	}
 }
 
