@@ -39,6 +39,9 @@ func (p *program) managerCommand() *cobra.Command {
 // manage runs the manager until ctx is done or the manager fails.
 func manage(ctx context.Context, configuration *config.Configuration) error {
 	heap.Tune()
+	if err := heap.KeepOffDisk(); err != nil {
+		return err
+	}
 	logger := NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", VersionOrBuild())
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {

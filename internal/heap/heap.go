@@ -1,4 +1,5 @@
-// Package heap sets how often the garbage collector of this process runs.
+// Package heap takes care of the memory of this process: how often the garbage collector runs, and that no core dump
+// holds it.
 //
 // Go collects when the heap has doubled. A manager holds little memory, so a burst of requests would cause a
 // collection every few megabytes, and a quarter of its CPU time would go there.
