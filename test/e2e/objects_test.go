@@ -3,59 +3,24 @@
 package e2e
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/metadata"
+
+	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// objects returns the names of all objects of all kinds in the API server.
+// objects returns all objects of all kinds in the API server.
 func (c *cluster) objects(t *testing.T) sets.Set[string] {
 	t.Helper()
-	kinds, err := discovery.NewDiscoveryClientForConfigOrDie(c.config).ServerPreferredResources()
+	found, err := testcluster.Objects(t.Context(), c.config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lister := metadata.NewForConfigOrDie(c.config)
-	found := sets.New[string]()
-	for _, group := range kinds {
-		version, err := schema.ParseGroupVersion(group.GroupVersion)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, kind := range group.APIResources {
-			if !slices.Contains(kind.Verbs, "list") {
-				continue
-			}
-			list, err := lister.Resource(version.WithResource(kind.Name)).List(t.Context(), metav1.ListOptions{})
-			if apierrors.IsMethodNotSupported(err) {
-				continue
-			}
-			if err != nil {
-				t.Fatalf("list %s: %v", kind.Name, err)
-			}
-			for _, obj := range list.Items {
-				found.Insert(fmt.Sprintf("%s.%s %s/%s %s", kind.Name, version.Group, obj.Namespace, obj.Name, labelsOf(obj)))
-			}
-		}
-	}
 	return found
-}
-
-// labelsOf returns our labels of obj.
-func labelsOf(obj metav1.PartialObjectMetadata) string {
-	if name := obj.Labels["app.kubernetes.io/name"]; name != "" {
-		return "app.kubernetes.io/name=" + name
-	}
-	return ""
 }
 
 // others are kinds of which nodes, tests and the control plane also create objects. Names show which objects are
