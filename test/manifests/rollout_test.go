@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,14 +67,16 @@ func TestRollout(t *testing.T) {
 // release is an annotation that changes with each rollout.
 const release = "release"
 
-func startDeploymentController(t *testing.T, c *cluster.Cluster) {
+// startDeploymentController starts kube-controller-manager with its controllers of Deployments, and with more.
+func startDeploymentController(t *testing.T, c *cluster.Cluster, more ...string) {
 	t.Helper()
+	controllers := append([]string{"deployment-controller", "replicaset-controller"}, more...)
 	kubeconfig, err := c.WriteKubeconfig("rollout", c.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, err := c.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
-		"--controllers=deployment-controller,replicaset-controller", "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
+		"--controllers="+strings.Join(controllers, ","), "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
 	if err != nil {
 		t.Fatal(err)
 	}

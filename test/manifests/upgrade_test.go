@@ -115,7 +115,8 @@ type pod struct {
 	ending bool
 }
 
-func startUpgrade(t *testing.T, replicas int32) *upgrade {
+// startUpgrade starts a cluster with the Deployment controller, and more controllers of kube-controller-manager.
+func startUpgrade(t *testing.T, replicas int32, more ...string) *upgrade {
 	t.Helper()
 	c, err := cluster.Start()
 	if err != nil {
@@ -141,7 +142,7 @@ func startUpgrade(t *testing.T, replicas int32) *upgrade {
 		t.Fatal(err)
 	}
 	u.current = source{root: root, binary: binary}
-	startDeploymentController(t, c)
+	startDeploymentController(t, c, more...)
 	u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
 	u.make(t, u.secret())
 	return u
@@ -263,8 +264,8 @@ func applyOrder(obj *unstructured.Unstructured) int {
 	}
 }
 
-// signs waits until an approved request has its certificate.
-func (u *upgrade) signs(t *testing.T, what string) {
+// signs waits until an approved request has its certificate, and returns that.
+func (u *upgrade) signs(t *testing.T, what string) *x509.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -297,6 +298,12 @@ func (u *upgrade) signs(t *testing.T, what string) {
 		}
 		return nil
 	})
+	block, _ := pem.Decode(obj.Status.Certificate)
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
 }
 
 // within runs the pods until check returns nil.
@@ -307,8 +314,11 @@ func (u *upgrade) within(t *testing.T, what string, check func(context.Context) 
 		if err := u.work(ctx); err != nil {
 			return false, err
 		}
-		last = check(ctx)
-		return last == nil, nil
+		err := check(ctx)
+		if ctx.Err() == nil { // otherwise it only says that the time is over
+			last = err
+		}
+		return err == nil, nil
 	})
 	if err != nil {
 		t.Fatalf("%s: %v (%v)", what, last, err)
