@@ -4,7 +4,8 @@
 #   hack/controlplane/get.sh [BINARY…]
 #
 # BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager,
-# apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler; without BINARY, all but the last two.
+# apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler, kubeadm (of the default version); without
+# BINARY, all but the last three.
 # K8S_VERSION selects the version (default 1.37.1). The first three come from KUBEBUILDER_ASSETS if it is set, else from an
 # earlier call, else from a prebuilt download if the network permits it, else from a build of the modules that this folder
 # pins. Programs that Kubernetes does not publish as a prebuilt download for tests are always built.
@@ -30,7 +31,7 @@ package() {
   case $1 in
     etcd) echo go.etcd.io/etcd/server/v3 ;;
     apiextensions-apiserver) echo k8s.io/apiextensions-apiserver ;;
-    kube-apiserver | kube-controller-manager | kubectl | kubelet | kube-scheduler) echo "k8s.io/kubernetes/cmd/$1" ;;
+    kube-apiserver | kube-controller-manager | kubectl | kubelet | kube-scheduler | kubeadm) echo "k8s.io/kubernetes/cmd/$1" ;;
     *) say "no such binary: $1"; exit 2 ;;
   esac
 }
