@@ -109,6 +109,9 @@ rule-mutants: ## do the same for rules of serving, identity and rotation, and fo
 # Real nodes need all programs of the control plane.
 NODES := place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a;
 
+# TestKubeadm needs kubeadm, too.
+NODES_AND_KUBEADM := $(subst kube-scheduler,kube-scheduler kubeadm,$(NODES))
+
 .PHONY: e2e-root
 e2e-root:
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
@@ -118,10 +121,14 @@ e2e: e2e-root image ## as root: test that real kubelets join, renew and resume t
 	$(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 .PHONY: e2e-nightly
-e2e-nightly: e2e-root image ## run make e2e, kubelets of every pinned version, static pods, and a test of six minutes
+e2e-nightly: e2e-root image ## run make e2e, e2e-kubeadm, kubelets of every pinned version, static pods, and a test of six minutes
 	OLD_KUBELETS=$$(for version in $(OLDER); do KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh kubelet | \
 	  sed -n 's|^CONTROLPLANE=\(.*\)|\1/kubelet|p'; done); export OLD_KUBELETS; \
-	  $(NODES) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
+	  $(NODES_AND_KUBEADM) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
+
+.PHONY: e2e-kubeadm
+e2e-kubeadm: e2e-root image ## as root: test kubeadm init and kubeadm join with the manager in the place of kube-controller-manager
+	$(NODES_AND_KUBEADM) go test -tags e2e $(RACE) -count=1 -timeout 20m -v -run '^TestKubeadm$$' ./test/e2e
 
 .PHONY: e2e-kind
 e2e-kind: image ## run the steps that work on a kind cluster, which it creates and deletes; needs kind and docker

@@ -77,15 +77,20 @@ func newCluster(t *testing.T, plane *controlPlane) *cluster {
 			t.Error(err)
 		}
 	})
-	scheme := runtime.NewScheme()
-	err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c.admin, err = client.NewWithWatch(plane.config, client.Options{Scheme: scheme}); err != nil {
+	var err error
+	if c.admin, err = newAdmin(plane.config); err != nil {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// newAdmin returns a client for all kinds that the tests use.
+func newAdmin(config *rest.Config) (client.WithWatch, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }
 
 func (c *cluster) stopAll() error {

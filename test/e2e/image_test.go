@@ -75,7 +75,7 @@ func writeArchive(path, name, program string) error {
 	}
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": []string{"/" + filepath.Base(program)}},
+		"config": map[string]any{"Entrypoint": []string{"/" + filepath.Base(program)}, "Env": []string{"PATH=/"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	if err != nil {
