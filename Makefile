@@ -93,6 +93,10 @@ test-upgrade: ## roll the Deployment of the previous release out to this one, wi
 test-standby: ## let a leader and a standby work on the same requests for a minute
 	$(CONTROL_PLANE) BOTH_ACTIVE_FOR=1m go test $(RACE) -count=1 -timeout 10m -v -run '^TestFailoverWithTwoActiveReplicas$$' ./test/integration
 
+.PHONY: test-privilege
+test-privilege: ## take each verb of each shipped role from a running manager, one after the other
+	$(CONTROL_PLANE) EVERY_VERB=1 go test $(RACE) -count=1 -timeout 40m -v -run '^TestLostRightsAreNamed$$' ./test/integration
+
 .PHONY: parity
 parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
@@ -163,7 +167,7 @@ bench-compare: ## compare the Go benchmarks and the quick scenarios with those o
 
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change
-	$(MAKE) test-matrix test-upgrade test-standby parity-mutants rule-mutants bench e2e-nightly
+	$(MAKE) test-matrix test-upgrade test-standby test-privilege parity-mutants rule-mutants bench e2e-nightly
 	$(MAKE) fuzz FUZZTIME=5m
 
 .PHONY: lint

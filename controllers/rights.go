@@ -38,7 +38,7 @@ func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, erro
 		}
 	}
 	if c.Enabled(config.CleanerController) {
-		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch", "delete")
+		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "list", "watch", "delete")
 	}
 	if c.Enabled(config.RotationController) {
 		var err error
@@ -206,7 +206,6 @@ func (r *rights) leaderElection(namespace, name string) {
 	r.add(need, coordinationv1.GroupName, "leases", namespace, "", "create")
 	r.add(need, coordinationv1.GroupName, "leases", namespace, name, "get", "update")
 	r.optional("fail-over within seconds", coordinationv1.GroupName, "leases", namespace, name, "list", "watch")
-	r.events(need, namespace)
 	r.optional(need, "", "events", namespace, "", "create", "patch")
 }
 
@@ -222,9 +221,9 @@ func (r *rights) inventory(c config.Approval) {
 	const need = "inventory"
 	if c.KubeletServing.Enabled {
 		r.granted("config/kubelet-serving", func() {
-			r.add(need, "", "nodes", "", "", "get", "list", "watch")
-			r.add(need, "", "services", "", "", "get", "list", "watch")
-			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "get", "list", "watch")
+			r.add(need, "", "nodes", "", "", "list", "watch")
+			r.add(need, "", "services", "", "", "list", "watch")
+			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list", "watch")
 			r.optional(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "list", "watch")
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -27,7 +28,8 @@ import (
 
 // SelfCheck configures the checks that the manager repeats while it runs, see docs/reference/check.md.
 type SelfCheck struct {
-	// Interval is the time between two checks. A check that did not pass is repeated within a minute.
+	// Interval is the time between two checks. A check that did not pass is repeated within a minute. The manager's own
+	// rights are checked every 30 seconds, or at Interval if that is shorter.
 	Interval time.Duration
 	// Rights are the rights that the manager needs.
 	Rights []check.Right
@@ -39,6 +41,9 @@ type SelfCheck struct {
 const (
 	// checkRetry is the pause before a check that did not pass is repeated. It also bounds how late a new CA is noticed.
 	checkRetry = time.Minute
+	// rightsInterval is the longest time between two checks of the manager's own rights. A right that is lost while
+	// nothing uses it must be reported within a minute. After a refused call, the next check is up to half of it later.
+	rightsInterval = 30 * time.Second
 	// refusalPause is the minimum time between two checks of the manager's own rights that refused calls cause.
 	refusalPause = 5 * time.Second
 	// checkPatience bounds one check. If an API server does not answer in that time, the result is unknown.
@@ -53,20 +58,26 @@ var (
 		Help: "Result of each self-check: 1 for the current result, 0 for the other results.",
 	}, []string{"check", "result"})
 
+	missingRights = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_check_missing_rights",
+		Help: "Rights that the API server denies to the manager, by verb and resource: the number of objects, " +
+			"namespaces or signers for which it lacks the right.",
+	}, []string{"verb", "resource"})
+
 	checkLastRun = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_check_last_run_timestamp_seconds",
 		Help: "Time of the last self-check, in seconds since 1970.",
 	})
 )
 
-func init() { metrics.Registry.MustRegister(checkResult, checkLastRun) }
+func init() { metrics.Registry.MustRegister(checkResult, missingRights, checkLastRun) }
 
 // selfCheck is a Runnable of the leader and the standbys, because each replica has rights of its own.
 type selfCheck struct {
 	interval time.Duration
 	tasks    []*checkTask
 	elected  <-chan struct{}
-	refused  <-chan struct{} // receives when an API server has refused a call
+	refused  <-chan struct{} // receives when an API server has refused a call, which makes all tasks due
 	clock    clock.WithTicker
 	log      logr.Logger
 
@@ -97,20 +108,9 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if o.SelfCheck == nil {
 		return nil
 	}
-	s := &selfCheck{
-		interval: o.SelfCheck.Interval, elected: mgr.Elected(), refused: o.Observer.Refused(), clock: o.Clock,
-		log: mgr.GetLogger().WithName("self-check"),
-	}
-	if s.clock == nil {
-		s.clock = clock.RealClock{}
-	}
-	needed, optional := split(o.SelfCheck.Rights)
-	s.tasks = append(s.tasks, &checkTask{name: check.OwnRights, run: s.ownRights(mgr.GetClient(), needed)})
-	if len(optional) > 0 {
-		s.tasks = append(s.tasks, &checkTask{name: check.OptionalRights, run: func(ctx context.Context) []check.Result {
-			return check.Rights(ctx, mgr.GetClient(), optional)
-		}})
-	}
+	rights, s := o.newSelfCheck(mgr, min(o.SelfCheck.Interval, rightsInterval)), o.newSelfCheck(mgr, o.SelfCheck.Interval)
+	rights.refused = o.Observer.Refused()
+	rights.tasks = []*checkTask{{name: check.OwnRights, run: rights.ownRights(mgr.GetClient(), o.SelfCheck.Rights)}}
 	if o.Approver != nil {
 		s.tasks = append(s.tasks, &checkTask{name: check.KubeletRights, run: func(ctx context.Context) []check.Result {
 			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
@@ -126,10 +126,22 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 				return trust.CAs(ctx, authorities(), s.clock.Now())
 			}})
 	}
-	if err := mgr.AddReadyzCheck(check.OwnRights, s.ready); err != nil {
+	if err := mgr.AddReadyzCheck(check.OwnRights, rights.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	return mgr.Add(s)
+	// The checks of the rights are a Runnable of their own, because the others may wait for the CA.
+	return errors.Join(mgr.Add(rights), mgr.Add(s))
+}
+
+// newSelfCheck returns a selfCheck without tasks.
+func (o Options) newSelfCheck(mgr manager.Manager, interval time.Duration) *selfCheck {
+	s := &selfCheck{
+		interval: interval, elected: mgr.Elected(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check"),
+	}
+	if s.clock == nil {
+		s.clock = clock.RealClock{}
+	}
+	return s
 }
 
 // awaitCA waits until every CA is read, for caPatience at most.
@@ -168,19 +180,12 @@ func (s *selfCheck) Start(ctx context.Context) error {
 			elected, leads = nil, true
 		case <-refused: // refused calls must not cause as many reviews
 			refused, listenAgain = nil, time.After(refusalPause)
-			s.rightsAreDue()
+			for _, task := range s.tasks {
+				task.due = time.Time{}
+			}
 		case <-listenAgain:
 			refused, listenAgain = s.refused, nil
 		case <-ticker.C():
-		}
-	}
-}
-
-// rightsAreDue marks the checks of the manager's own rights as due.
-func (s *selfCheck) rightsAreDue() {
-	for _, task := range s.tasks {
-		if task.name == check.OwnRights || task.name == check.OptionalRights {
-			task.due = time.Time{}
 		}
 	}
 }
@@ -213,22 +218,38 @@ func (s *selfCheck) runIfDue(ctx context.Context, task *checkTask) {
 		pause = s.pause()
 	}
 	task.key, task.due = key, now.Add(pause-s.pause()/2) // due at the nearest tick
-	for _, status := range check.Statuses() {
-		value := 0.0
-		if status == worst {
-			value = 1
-		}
-		checkResult.WithLabelValues(task.name, string(status)).Set(value)
-	}
+	s.report(task, results)
 	checkLastRun.Set(float64(now.Unix()))
-	s.logChanges(task, worst, results)
 }
 
-// logChanges logs results that changed since the last run. The first run logs every result that is not OK.
-func (s *selfCheck) logChanges(task *checkTask, worst check.Status, results []check.Result) {
-	if task.last == nil {
-		s.log.Info("Self-check completed", "check", task.name, "result", worst, "questions", len(results))
+// report updates the metrics of each check in results, and logs the results that changed since the last run. The first
+// run logs every result that is not OK.
+func (s *selfCheck) report(task *checkTask, results []check.Result) {
+	checks := map[string][]check.Result{}
+	if len(results) == 0 {
+		checks[task.name] = nil
 	}
+	for _, result := range results {
+		checks[result.Check] = append(checks[result.Check], result)
+	}
+	for _, name := range slices.Sorted(maps.Keys(checks)) {
+		worst := check.Worst(checks[name])
+		for _, status := range check.Statuses() {
+			value := 0.0
+			if status == worst {
+				value = 1
+			}
+			checkResult.WithLabelValues(name, string(status)).Set(value)
+		}
+		if task.last == nil {
+			s.log.Info("Self-check completed", "check", name, "result", worst, "questions", len(checks[name]))
+		}
+	}
+	s.logChanges(task, results)
+}
+
+// logChanges logs the results that changed since the last run.
+func (s *selfCheck) logChanges(task *checkTask, results []check.Result) {
 	last := make(map[string]check.Status, len(results))
 	for _, result := range results {
 		last[result.Subject] = result.Status
@@ -252,32 +273,30 @@ func (s *selfCheck) logChanges(task *checkTask, worst check.Status, results []ch
 	task.last = last
 }
 
-// split separates the rights that the controllers need from the optional rights.
-func split(rights []check.Right) (needed, optional []check.Right) {
-	for _, right := range rights {
-		if right.Optional {
-			optional = append(optional, right)
-		} else {
-			needed = append(needed, right)
-		}
-	}
-	return needed, optional
-}
-
-// ownRights returns a check of rights. It records for ready which rights are denied, and ignores results that are
-// unknown.
+// ownRights returns a check of rights. It records which of them are denied, in the metrics and, if the controllers need
+// them, for ready. It ignores results that are unknown.
 func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
 	return func(ctx context.Context) []check.Result {
-		results := check.Rights(ctx, c, rights)
+		results := check.RightsByRules(ctx, c, rights)
+		var names []string
+		missing := map[[2]string]float64{}
+		for i, right := range rights {
+			label := [2]string{right.Verb, right.GroupResource()}
+			missing[label] += 0 // a series for each right
+			if results[i].Status != check.Failed {
+				continue
+			}
+			missing[label]++
+			if !right.Optional {
+				names = append(names, right.String())
+			}
+		}
+		for label, count := range missing {
+			missingRights.WithLabelValues(label[:]...).Set(count)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.asked, s.missing = true, nil
-		var names []string
-		for _, result := range results {
-			if result.Status == check.Failed {
-				names = append(names, result.Subject)
-			}
-		}
 		if len(names) > 0 {
 			s.missing = errors.New("missing rights: " + strings.Join(names, ", "))
 		}

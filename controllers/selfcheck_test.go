@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -175,15 +176,19 @@ func TestSelfCheckTells(t *testing.T) {
 	}
 }
 
-// reviewer answers SelfSubjectAccessReviews by resource.
+// reviewer answers SelfSubjectAccessReviews by resource. It does not know all rules, as an authorizer webhook.
 type reviewer struct {
 	client.Client
 	answer func(resource string) (allowed bool, err error)
 }
 
 func (r reviewer) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) (err error) {
-	review := obj.(*authorizationv1.SelfSubjectAccessReview)
-	review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
+	switch review := obj.(type) {
+	case *authorizationv1.SelfSubjectRulesReview:
+		review.Status.Incomplete = true
+	case *authorizationv1.SelfSubjectAccessReview:
+		review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
+	}
 	return err
 }
 
@@ -215,20 +220,42 @@ func TestReadyFollowsRights(t *testing.T) {
 	}
 }
 
-// TestOptionalRightsAreApart checks that optional rights have a check of their own. A missing right to write Events
-// must not page anyone.
-func TestOptionalRightsAreApart(t *testing.T) {
-	t.Parallel()
-	needed, optional := split([]check.Right{{Resource: "a"}, {Resource: "b", Optional: true}, {Resource: "c"}})
-	if len(needed) != 2 || len(optional) != 1 || optional[0].Resource != "b" {
-		t.Errorf("needed %v, optional %v", needed, optional)
+// TestMissingRightsAreNamed checks the metrics of each verb and resource. It also checks that optional rights have a
+// check of their own, because a missing right to write Events must not page anyone.
+func TestMissingRightsAreNamed(t *testing.T) {
+	rights := []check.Right{
+		{Verb: "test", Group: "example.com", Resource: "a/status"},
+		{Verb: "test", Resource: "b", Name: "one"}, {Verb: "test", Resource: "b", Name: "two"},
+		{Verb: "test", Resource: "c", Optional: true},
 	}
-	nothing := reviewer{answer: func(string) (bool, error) { return false, nil }}
-	for want, rights := range map[string][]check.Right{"own-rights": needed, "optional-rights": optional} {
-		for _, result := range check.Rights(t.Context(), nothing, rights) {
-			if result.Check != want || result.Status != check.Failed {
-				t.Errorf("%+v, want %s to fail", result, want)
+	denied := ""
+	s := &selfCheck{log: logr.Discard(), clock: clocktesting.NewFakeClock(time.Now())}
+	task := &checkTask{name: "own-rights", run: s.ownRights(reviewer{answer: func(resource string) (bool, error) { return resource != denied, nil }}, rights)}
+	for _, test := range []struct {
+		denied string
+		want   map[string]float64
+		failed string
+	}{
+		{"", nil, ""},
+		{"a", map[string]float64{"a/status.example.com": 1}, "own-rights"},
+		{"b", map[string]float64{"b": 2}, "own-rights"},
+		{"c", map[string]float64{"c": 1}, "optional-rights"},
+		{"", nil, ""},
+	} {
+		denied, task.due = test.denied, time.Time{}
+		s.runIfDue(t.Context(), task)
+		for _, resource := range []string{"a/status.example.com", "b", "c"} {
+			if got := gauge(t, "csr_check_missing_rights", resource, "test"); got != test.want[resource] {
+				t.Errorf("without %q: %v of %s are missing, want %v", test.denied, got, resource, test.want[resource])
 			}
+		}
+		for _, name := range []string{"own-rights", "optional-rights"} {
+			if got := gauge(t, "csr_check_result", name, "failed") == 1; got != (name == test.failed) {
+				t.Errorf("without %q: %s has failed: %t", test.denied, name, got)
+			}
+		}
+		if err := s.ready(nil); (err != nil) != (test.failed == "own-rights") {
+			t.Errorf("without %q: ready says %v", test.denied, err)
 		}
 	}
 }

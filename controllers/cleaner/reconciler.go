@@ -58,7 +58,7 @@ type Reconciler struct {
 	pending supersedable
 }
 
-// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch;delete
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=list;watch;delete
 
 // SetupWithManager sets nil fields and registers the controller.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {

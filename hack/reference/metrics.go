@@ -98,6 +98,8 @@ func labelValues() map[string]string {
 		"csr_signer_ca_reloads_total result": "`accepted`, `rejected`",
 		"csr_check_result result":            values(check.Statuses()),
 		"check":                              quoted(names),
+		"verb":                               "a verb of RBAC, such as `update`",
+		"resource":                           "a resource with its API group, such as `certificatesigningrequests/approval.certificates.k8s.io`",
 	}
 }
 

@@ -71,12 +71,17 @@ type Right struct {
 	Optional bool
 }
 
+// GroupResource returns the resource and its API group, as in `kubectl auth can-i`.
+func (r Right) GroupResource() string {
+	if r.Group == "" {
+		return r.Resource
+	}
+	return r.Resource + "." + r.Group
+}
+
 // String returns the Right as in `kubectl auth can-i`.
 func (r Right) String() string {
-	text := r.Verb + " " + r.Resource
-	if r.Group != "" {
-		text += "." + r.Group
-	}
+	text := r.Verb + " " + r.GroupResource()
 	if r.Name != "" {
 		text += " " + r.Name
 	}
@@ -90,12 +95,17 @@ func (r Right) String() string {
 func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
 	results := make([]Result, len(rights))
 	for i, right := range rights {
-		review := &authorizationv1.SelfSubjectAccessReview{}
-		review.Spec.ResourceAttributes = right.attributes()
-		err := c.Create(ctx, review)
-		results[i] = right.result(answerOf(review.Status, err), "this user")
+		results[i] = right.review(ctx, c)
 	}
 	return results
+}
+
+// review asks for r by a SelfSubjectAccessReview.
+func (r Right) review(ctx context.Context, c client.Client) Result {
+	review := &authorizationv1.SelfSubjectAccessReview{}
+	review.Spec.ResourceAttributes = r.attributes()
+	err := c.Create(ctx, review)
+	return r.result(answerOf(review.Status, err), "this user")
 }
 
 // User is a user of the API server.

@@ -93,10 +93,14 @@ func TestRightsByName(t *testing.T) {
 
 // reviewer is an API server that shows note each review.
 func reviewer(note func(client.Object)) client.Client {
+	return failing(func(obj client.Object) error { note(obj); return nil })
+}
+
+// failing is an API server that answers each review as answer does.
+func failing(answer func(client.Object) error) client.Client {
 	return fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 		Create: func(_ context.Context, _ client.WithWatch, obj client.Object, _ ...client.CreateOption) error {
-			note(obj)
-			return nil
+			return answer(obj)
 		},
 	}).Build()
 }

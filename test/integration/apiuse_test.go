@@ -52,15 +52,15 @@ func TestAnAPIServerThatIsGoneShowsAtOnce(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_api_server_reachable 1")
 }
 
-// TestALostRightShowsAtItsFirstUse removes the right to approve from a manager that checks its rights only once an
-// hour.
+// TestALostRightShowsAtItsFirstUse removes all rights of the approver from a manager, and restores them. A request that
+// waited meanwhile is then approved.
 func TestALostRightShowsAtItsFirstUse(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
-	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1h")
+	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	const healthy, lost = `csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 1`
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, healthy)

@@ -235,7 +235,7 @@ func (l *ledger) onlyTold(t *testing.T) {
 	events, reviews := 0, 0
 	for what, times := range l.writes {
 		switch {
-		case strings.HasPrefix(what, "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"), strings.HasPrefix(what, "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"):
+		case strings.HasPrefix(what, "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"), strings.HasPrefix(what, "POST /apis/authorization.k8s.io/v1/selfsubject"):
 			reviews += times
 		case strings.HasPrefix(what, "POST /apis/events.k8s.io/v1/namespaces/"), strings.HasPrefix(what, "PATCH /apis/events.k8s.io/v1/namespaces/"):
 			events += times

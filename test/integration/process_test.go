@@ -101,11 +101,16 @@ type process struct {
 // startManager runs the real binary as cfg's user, and stops it at the end of the test.
 func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 	t.Helper()
+	return startNamed(t, strings.ReplaceAll(t.Name(), "/", "-"), cfg, args...)
+}
+
+// startNamed is startManager for tests with several users. Each needs a name of its own.
+func startNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *process {
+	t.Helper()
 	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := strings.ReplaceAll(t.Name(), "/", "-")
 	kubeconfig, err := controlPlane(t).WriteKubeconfig(name, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -32,8 +32,8 @@ import (
 
 // The role is for an approver of serving certificates.
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kubelet-serving,verbs=approve
-// +kubebuilder:rbac:groups="",resources=nodes;services,verbs=get;list;watch
-// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=nodes;services,verbs=list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list;watch
 
 // bySAN is the index of Nodes, Services and the API server's endpoints by the names and addresses that they have.
 const bySAN = "san"

@@ -1,0 +1,492 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+)
+
+// The promises: how long after its first refused use a lost right is reported, and how long after its loss if nothing
+// uses it.
+const (
+	afterUse  = 10 * time.Second
+	afterLoss = time.Minute
+)
+
+// privilegeConfig switches on every controller and every source that a shipped role is for.
+const privilegeConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+signing: {createIfMissing: true}
+approval:
+  kubeletServing: {enabled: true, clusterDomain: cluster.test}
+  nodeClient: {inventory: cluster-api, clusterName: lab}
+nodeBlockList: ` + blockListName + `
+rotation: {enabled: true}
+cleaning: {retention: {denied: 1s}}
+`
+
+// unasked are the rights that the self-check does not ask for. Only a SigningAuthority names the ConfigMap of the
+// trust, and its condition Published reports what is missing. The others are for secure metrics, which are off here.
+var unasked = regexp.MustCompile(`^(get|update) configmaps csr-trust in |^create tokenreviews|^create subjectaccessreviews`)
+
+// ofAllAccounts are the rights that Kubernetes grants to every ServiceAccount, by system:cluster-trust-bundle-discovery.
+var ofAllAccounts = []check.Right{
+	{Verb: "get", Group: certificatesv1.GroupName, Resource: "clustertrustbundles"},
+	{Verb: "list", Group: certificatesv1.GroupName, Resource: "clustertrustbundles"},
+}
+
+// use is a right that a manager uses while the test waits, with the call that makes the manager use it.
+type use struct {
+	right string
+	make  func(*testing.T)
+}
+
+// TestLostRightsAreNamed runs the four managers of config/overlays/split with every role that they can have. It takes
+// each verb of each rule from the running manager. Metrics, readiness and check must name exactly what is missing: ten
+// seconds after the first use that an API server refuses, and a minute after the loss of a right that nothing uses.
+// The rights that are in use are taken one after the other. The others are taken together, because the manager asks for
+// each, or one after the other if EVERY_VERB is set.
+func TestLostRightsAreNamed(t *testing.T) {
+	parallel(t)
+	r := startRotating(t)
+	(&plane{r.Cluster, r.admin}).use(t)
+	holders := giveEveryRole(t)
+	r.bring(t, "csr-signer", r.CA)
+	blockList(t, "")
+	installKind(t, clusterAPI)
+	grant(t, "joiner", mayCreate)
+	grantNodes(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(privilegeConfig))
+	for _, h := range holders {
+		h.start(t, file)
+	}
+	r.authority(t, "cluster", "csr-signer", func(spec *v1alpha1.SigningAuthoritySpec) {
+		spec.Trust.ConfigMaps = []v1alpha1.ConfigMapKey{{Namespace: signingNamespace, Name: "csr-trust"}}
+	})
+	r.reaches(t, "cluster", v1alpha1.Completed, nil)
+	for _, h := range holders {
+		h.answers(t, h.probes, "/readyz", http.StatusOK)
+	}
+	uses := usesOf(t, r)
+	for _, h := range holders {
+		t.Run(h.name, func(t *testing.T) {
+			t.Parallel()
+			h.loses(t, uses[h.name])
+		})
+	}
+}
+
+// usesOf returns the rights that each manager uses at once, in the order in which they are taken.
+func usesOf(t *testing.T, r *rotating) map[string][]use {
+	t.Helper()
+	newNode(t, "serves", "192.0.2.1")
+	_, joins := account(t, "privilege", "bootstrapper")
+	renews := func(t *testing.T) { createRequest(t, kubeletOf(t, "renews"), nodeRequest(t, "renews")) }
+	serves := func(t *testing.T) { createRequest(t, kubeletOf(t, "serves"), servingRequest(t, "serves", "192.0.2.1")) }
+	nodes := 0
+	bootstraps := func(t *testing.T) {
+		nodes++
+		node := fmt.Sprintf("joins-%d", nodes)
+		expect(t, node)
+		createRequest(t, joins, nodeRequest(t, node))
+	}
+	isRefused := func(t *testing.T) { createRequest(t, as(t, "joiner"), nodeRequest(t, "refused")) }
+	signs := func(t *testing.T) { approvedClient(t, "privilege-user") }
+	denies := func(t *testing.T) {
+		decide(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "denied")), certificatesv1.CertificateDenied)
+	}
+	asks := func(t *testing.T) { r.ask(t, "cluster", v1alpha1.AdoptionAttested) }
+	lease := func(name string) use {
+		return use{"update leases.coordination.k8s.io " + name + " in " + systemNamespace, func(*testing.T) {}}
+	}
+	return map[string][]use{
+		"csr-approver": {
+			{"create subjectaccessreviews.authorization.k8s.io", renews},
+			{"update certificatesigningrequests/approval.certificates.k8s.io", renews},
+			{"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet", renews},
+			{"approve signers.certificates.k8s.io kubernetes.io/kubelet-serving", serves},
+			{"get nodes", bootstraps},
+			{"get leases.coordination.k8s.io in kube-node-lease", bootstraps},
+			{"get serviceaccounts", bootstraps},
+			{"create events.events.k8s.io in default", isRefused},
+			lease("csr-approver"),
+		},
+		"csr-signer": {
+			{"update certificatesigningrequests/status.certificates.k8s.io", signs},
+			{"sign signers.certificates.k8s.io kubernetes.io/kube-apiserver-client", signs},
+			{"update configmaps csr-signer-ledger in " + systemNamespace, signs},
+			lease("csr-signer"),
+		},
+		"csr-cleaner": {
+			{"delete certificatesigningrequests.certificates.k8s.io", denies},
+			lease("csr-cleaner"),
+		},
+		"csr-rotation": {
+			{"get signingauthorities.csr-controller-manager.io", asks},
+			{"update signingauthorities/status.csr-controller-manager.io", asks},
+			{"patch signingauthorities.csr-controller-manager.io", asks},
+			lease("csr-rotation"),
+		},
+	}
+}
+
+// roleHolder is an identity of config/overlays/split, and its running manager.
+type roleHolder struct {
+	*process
+	name string
+	// given are the rights that the shipped roles grant, one for each verb, resource and name of each rule.
+	given []check.Right
+	// asked are the rights that the self-check asks for.
+	asked []check.Right
+	cfg   *rest.Config
+	args  []string
+}
+
+// giveEveryRole installs all roles, and returns the identities. Each gets roles of its own with the same rules, so
+// that the test can take a right from one identity alone.
+func giveEveryRole(t *testing.T) []*roleHolder {
+	t.Helper()
+	var holders []*roleHolder
+	all := rendered(t, "../test/integration/testdata/every-role")
+	given := shippedRights(t, all)
+	for _, obj := range all {
+		switch obj.GetKind() {
+		case "Namespace", "ConfigMap", "ServiceAccount":
+			if err := admin(t).Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
+				t.Fatal(err)
+			}
+		}
+	}
+	newNamespace(t, "kube-node-lease")
+	for _, name := range []string{"csr-approver", "csr-signer", "csr-cleaner", "csr-rotation"} {
+		h := &roleHolder{name: name, given: given[name]}
+		if len(h.given) < 10 {
+			t.Fatalf("%s has only %v", name, h.given)
+		}
+		subject := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: name}}
+		for namespace, rules := range h.without(nil) {
+			role, binding := roleOf(name, namespace, rules)
+			create(t, admin(t), role)
+			switch binding := binding.(type) {
+			case *rbacv1.RoleBinding:
+				binding.Subjects = subject
+			case *rbacv1.ClusterRoleBinding:
+				binding.Subjects = subject
+			}
+			create(t, admin(t), binding)
+		}
+		holders = append(holders, h)
+	}
+	return holders
+}
+
+// roleOf returns a role in namespace, or a ClusterRole if namespace is empty, and its binding.
+func roleOf(name, namespace string, rules []rbacv1.PolicyRule) (role, binding client.Object) {
+	meta := metav1.ObjectMeta{Name: "every-role-" + name, Namespace: namespace}
+	ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}
+	if namespace != "" {
+		return &rbacv1.Role{ObjectMeta: meta, Rules: rules}, &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref}
+	}
+	ref.Kind = "ClusterRole"
+	return &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref}
+}
+
+// shippedRights returns the rights that the roles in all grant, by ServiceAccount.
+func shippedRights(t *testing.T, all []*unstructured.Unstructured) map[string][]check.Right {
+	t.Helper()
+	key := func(kind, namespace, name string) string { return kind + "/" + namespace + "/" + name }
+	rules := map[string][]rbacv1.PolicyRule{
+		// A Role of Kubernetes. The manager needs only this of it.
+		key("Role", metav1.NamespaceSystem, "extension-apiserver-authentication-reader"): {{
+			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"extension-apiserver-authentication"}, Verbs: []string{"get"},
+		}},
+	}
+	for _, obj := range all {
+		if role := (rbacv1.ClusterRole{}); strings.HasSuffix(obj.GetKind(), "Role") {
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &role); err != nil {
+				t.Fatal(err)
+			}
+			rules[key(obj.GetKind(), obj.GetNamespace(), obj.GetName())] = role.Rules
+		}
+	}
+	rights := map[string][]check.Right{}
+	for _, obj := range all {
+		binding := rbacv1.ClusterRoleBinding{}
+		if !strings.HasSuffix(obj.GetKind(), "RoleBinding") {
+			continue
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &binding); err != nil {
+			t.Fatal(err)
+		}
+		granted, found := rules[key(binding.RoleRef.Kind, obj.GetNamespace(), binding.RoleRef.Name)]
+		if !found {
+			t.Errorf("%s %s is bound and not shipped", binding.RoleRef.Kind, binding.RoleRef.Name)
+		}
+		for _, subject := range binding.Subjects {
+			rights[subject.Name] = append(rights[subject.Name], single(granted, obj.GetNamespace())...)
+		}
+	}
+	return rights
+}
+
+// single returns a right for each verb, resource and name of rules.
+func single(rules []rbacv1.PolicyRule, namespace string) (rights []check.Right) {
+	for _, rule := range rules {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, name := range names {
+					for _, verb := range rule.Verbs {
+						rights = append(rights, check.Right{Verb: verb, Group: group, Resource: resource, Namespace: namespace, Name: name})
+					}
+				}
+			}
+		}
+	}
+	return rights
+}
+
+// without returns the rules of h without the rights in taken, by namespace.
+func (h *roleHolder) without(taken []check.Right) map[string][]rbacv1.PolicyRule {
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, right := range h.given {
+		rule := rbacv1.PolicyRule{Verbs: []string{right.Verb}, APIGroups: []string{right.Group}, Resources: []string{right.Resource}}
+		if right.Name != "" {
+			rule.ResourceNames = []string{right.Name}
+		}
+		rules[right.Namespace] = append(rules[right.Namespace], rule)
+		if slices.Contains(taken, right) {
+			rules[right.Namespace] = slices.Delete(rules[right.Namespace], len(rules[right.Namespace])-1, len(rules[right.Namespace]))
+		}
+	}
+	return rules
+}
+
+// missing returns the rights that the manager asks for and that h lacks without the rights in taken.
+func (h *roleHolder) missing(taken []check.Right) (lost []check.Right) {
+	for _, asked := range h.asked {
+		granted := func(right check.Right) bool { return !slices.Contains(taken, right) && covers(right, asked) }
+		if !slices.ContainsFunc(h.given, granted) && !slices.ContainsFunc(ofAllAccounts, func(right check.Right) bool { return covers(right, asked) }) {
+			lost = append(lost, asked)
+		}
+	}
+	return lost
+}
+
+// covers reports whether a rule for right grants asked.
+func covers(right, asked check.Right) bool {
+	return right.Verb == asked.Verb && right.Group == asked.Group && right.Resource == asked.Resource &&
+		(right.Namespace == "" || right.Namespace == asked.Namespace) && (right.Name == "" || right.Name == asked.Name)
+}
+
+// start runs the manager.
+func (h *roleHolder) start(t *testing.T, file string) {
+	t.Helper()
+	h.args = []string{
+		"--config", file, "--controllers", strings.TrimPrefix(h.name, "csr-"), "--leader-elect-resource-name", h.name,
+		// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
+		"--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s",
+	}
+	c, _, err := config.Load(append([]string{"--signing-secret", systemNamespace + "/csr-signer"}, h.args...), nil)
+	if err == nil {
+		h.asked, err = controllers.Rights(c, systemNamespace)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, right := range h.given {
+		if !slices.ContainsFunc(h.asked, func(asked check.Right) bool { return covers(right, asked) }) && !unasked.MatchString(right.String()) {
+			t.Errorf("%s has the right to %s, which it never asks for", h.name, right)
+		}
+	}
+	h.cfg = tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: h.name}})
+	h.process = startNamed(t, "every-role-"+h.name, h.cfg, h.args...)
+}
+
+// loses takes each right from the manager.
+func (h *roleHolder) loses(t *testing.T, uses []use) {
+	h.names(t, "everything is there", nil, nil)
+	if count, err := h.refusals(t.Context()); err != nil || count > 0 {
+		t.Errorf("%v calls were refused with all roles: error %v", count, err)
+	}
+	var used []string
+	for _, each := range uses {
+		used = append(used, each.right)
+		taken := h.find(func(right string) bool { return right == each.right })
+		if len(taken) == 0 {
+			t.Errorf("no role grants %s", each.right)
+		}
+		h.names(t, each.right, taken, each.make)
+	}
+	// Calls that were refused until now must not cause the check that shows the loss of the other rights.
+	h.names(t, "what is in use is back", nil, nil)
+	rest := map[string][]check.Right{}
+	lists := regexp.MustCompile(`-nodes-0[0-9a-f]`) // the sixteen lists of nodes
+	for _, right := range h.find(func(right string) bool { return !slices.Contains(used, right) && !unasked.MatchString(right) }) {
+		name := "the rights that are not in use"
+		if os.Getenv("EVERY_VERB") != "" {
+			name = lists.ReplaceAllString(right.String(), "-nodes-*")
+		}
+		rest[name] = append(rest[name], right)
+	}
+	for name, taken := range rest {
+		h.names(t, name, taken, nil)
+	}
+	h.names(t, "everything is back", nil, nil)
+}
+
+func (h *roleHolder) find(is func(right string) bool) (found []check.Right) {
+	for _, right := range h.given {
+		if is(right.String()) {
+			found = append(found, right)
+		}
+	}
+	return found
+}
+
+// names takes rights, gives all others back, and waits until the manager names exactly what it lacks. If use is set,
+// the manager must also try to use the right.
+func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use func(*testing.T)) {
+	t.Helper()
+	before, err := h.refusals(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for namespace, rules := range h.without(taken) {
+		role, _ := roleOf(h.name, namespace, rules)
+		if err := admin(t).Update(t.Context(), role); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loss, lost := time.Now(), h.missing(taken)
+	if use != nil {
+		use(t)
+	}
+	var first, shown time.Duration
+	var last error
+	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, afterLoss, true, func(ctx context.Context) (bool, error) {
+		count, err := h.refusals(ctx)
+		if err == nil && first == 0 && count > before {
+			first = time.Since(loss)
+		}
+		if last = errors.Join(err, h.shows(ctx, lost)); shown == 0 && last == nil {
+			shown = time.Since(loss)
+		}
+		if len(lost) > 0 && first > 0 && shown == 0 && time.Since(loss) > first+afterUse {
+			return false, fmt.Errorf("%s after the first refused use", time.Since(loss)-first)
+		}
+		return shown > 0 && (use == nil || first > 0), nil
+	})
+	if err != nil {
+		t.Fatalf("%s, without %v: %v (shown after %s, the first use was refused after %s): %v", what, taken, last, shown, first, err)
+	}
+	t.Logf("%s: refused after %s, shown after %s", what, first.Round(10*time.Millisecond), shown.Round(10*time.Millisecond))
+	if got := h.checked(t); !slices.Equal(got, texts(lost)) {
+		t.Errorf("%s: check names %q, want %q", what, got, texts(lost))
+	}
+}
+
+// refusals returns how many calls of the manager were refused.
+func (h *roleHolder) refusals(ctx context.Context) (float64, error) {
+	_, page := get(ctx, h.metrics, "/metrics")
+	_, rest, found := strings.Cut(page, "\ncsr_api_refused_total ")
+	if !found {
+		return 0, errors.New("no metric csr_api_refused_total")
+	}
+	value, _, _ := strings.Cut(rest, "\n")
+	return strconv.ParseFloat(value, 64)
+}
+
+// shows returns an error unless metrics and readiness name exactly the lost rights.
+func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
+	want, needed, failed := map[string]int{}, []string(nil), map[string]bool{"own-rights": false, "optional-rights": false}
+	for _, right := range lost {
+		want[fmt.Sprintf("csr_check_missing_rights{resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
+		if failed["optional-rights"] = failed["optional-rights"] || right.Optional; !right.Optional {
+			failed["own-rights"], needed = true, append(needed, right.String())
+		}
+	}
+	_, page := get(ctx, h.metrics, "/metrics")
+	for line := range strings.Lines(page) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(name, "csr_check_missing_rights{") {
+			if strconv.Itoa(want[name]) != value {
+				return fmt.Errorf("%s is %s, want %d", name, value, want[name])
+			}
+			delete(want, name)
+		}
+	}
+	if len(want) > 0 {
+		return fmt.Errorf("not in the metrics: %v", want)
+	}
+	for name, want := range failed {
+		if is := strings.Contains(page, fmt.Sprintf("csr_check_result{check=%q,result=\"failed\"} 1", name)); is != want {
+			return fmt.Errorf("%s failed: %t, want %t", name, is, want)
+		}
+	}
+	status, text := get(ctx, h.probes, "/readyz/own-rights")
+	switch names := "missing rights: " + strings.Join(needed, ", "); {
+	case len(needed) == 0 && status != http.StatusOK:
+		return fmt.Errorf("not ready: %s", text)
+	case len(needed) > 0 && !strings.Contains(text, names[:min(len(names), 512)]): // a probe's reason is at most that long
+		return fmt.Errorf("%q is not in: %s", names, text)
+	}
+	return nil
+}
+
+// checked returns the rights that the command check names as missing, in the order of controllers.Rights.
+func (h *roleHolder) checked(t *testing.T) (missing []string) {
+	t.Helper()
+	out, _ := runCheck(t, h.cfg, append([]string{
+		"-o", "json", "--signing-secret", systemNamespace + "/csr-signer", "--leader-elect-resource-namespace", systemNamespace,
+	}, h.args...)...)
+	var report struct {
+		Results []struct{ Check, Subject, Status string } `json:"results"`
+	}
+	if err := json.NewDecoder(strings.NewReader(out[max(0, strings.Index(out, "{")):])).Decode(&report); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	for _, result := range report.Results {
+		if result.Status == "failed" && strings.HasSuffix(result.Check, "-rights") && result.Check != "kubelet-rights" {
+			missing = append(missing, result.Subject)
+		}
+	}
+	return missing
+}
+
+func texts(rights []check.Right) (all []string) {
+	for _, right := range rights {
+		all = append(all, right.String())
+	}
+	return all
+}
