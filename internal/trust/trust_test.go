@@ -16,7 +16,7 @@ import (
 
 var now = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
-func newCert(t *testing.T, name string, lifetime time.Duration) (*x509.Certificate, string) {
+func newCert(t testing.TB, name string, lifetime time.Duration) (*x509.Certificate, string) {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: lifetime}, now)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // issued returns a CA of that name for key in PEM, issued by parent or self-signed.
-func issued(t *testing.T, name string, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) ([]byte, *x509.Certificate) {
+func issued(t testing.TB, name string, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) ([]byte, *x509.Certificate) {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true, IsCA: true,
@@ -37,7 +37,7 @@ func issued(t *testing.T, name string, key *ecdsa.PrivateKey, parent *x509.Certi
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), cert
 }
 
-func newKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
+func newKey(t testing.TB) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

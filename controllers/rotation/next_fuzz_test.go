@@ -1,0 +1,224 @@
+package rotation
+
+import (
+	"encoding/json"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+)
+
+// bits hands out decisions from fuzzed bytes. After the last byte, all of them are zero.
+type bits []byte
+
+func (b *bits) below(n int) int {
+	if len(*b) == 0 {
+		return 0
+	}
+	value := int((*b)[0]) % n
+	*b = (*b)[1:]
+	return value
+}
+
+func (b *bits) yes() bool { return b.below(2) == 1 }
+
+// pick returns one of all, or the zero value.
+func pick[T any](b *bits, all ...T) T {
+	var zero T
+	return append([]T{zero}, all...)[b.below(len(all)+1)]
+}
+
+// instant returns a time around noon, or nil.
+func (b *bits) instant() *metav1.Time {
+	at := metav1.NewTime(noon)
+	before, after := metav1.NewTime(noon.Add(-2*time.Hour)), metav1.NewTime(noon.Add(9000*time.Hour))
+	return pick(b, &at, &before, &after)
+}
+
+var fuzzedSigners = []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeletServingSignerName, "example.com/a"}
+
+func (b *bits) signers() []string {
+	var names []string
+	for _, name := range fuzzedSigners {
+		if b.yes() {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// ca returns a CA as a status describes it.
+func (b *bits) ca(name string) *v1alpha1.CAStatus {
+	authority := fact(name)
+	if b.yes() {
+		authority.NotAfter = metav1.NewTime(noon.Add(-time.Minute))
+	}
+	authority.Generation, authority.Signers = int64(b.below(3)), b.signers()
+	authority.SignsSince, authority.AdoptedAt, authority.AttestedAt = b.instant(), b.instant(), b.instant()
+	authority.TrustConfirmedAt, authority.OutstandingAcceptedAt = b.instant(), b.instant()
+	return authority
+}
+
+// status returns a status that some sequence of steps could have stored: it has the CAs of its phase.
+func (b *bits) status() *v1alpha1.SigningAuthorityStatus {
+	s := &v1alpha1.SigningAuthorityStatus{Phase: pick(b, v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed, "Other")}
+	if s.Phase == v1alpha1.Prepared || s.Phase == v1alpha1.Completing || s.Phase == v1alpha1.Completed || s.Phase == v1alpha1.Preparing && b.yes() {
+		s.Signing = b.ca("old")
+	}
+	if s.Phase == v1alpha1.Preparing && b.yes() {
+		s.Candidate = b.ca("new")
+	}
+	if s.Phase == v1alpha1.Prepared || s.Phase == v1alpha1.Completing {
+		s.Retiring = b.ca("gone")
+	}
+	s.Intent = pick(b, string(SwapBack), string(DestroyRetiring), string(Publish), string(MakeCandidate), "Other")
+	s.TakenOperation = pick(b, v1alpha1.RotateStart, v1alpha1.RotateComplete)
+	if s.Phase == v1alpha1.Completing {
+		s.UnpublishedAt = b.instant()
+	}
+	s.LedgerClosedAt, s.PrunedAt = b.instant(), b.instant()
+	return s
+}
+
+func (b *bits) proof() Proof {
+	return Proof{Proven: b.yes(), Settling: b.yes(), Missing: pick(b, []string{"10.0.0.7:6443"}, slices.Repeat([]string{"a"}, 40))}
+}
+
+func (b *bits) facts(s *v1alpha1.SigningAuthorityStatus) Facts {
+	in := func() *v1alpha1.CAStatus { return pick(b, s.Signing, s.Candidate, s.Retiring, fact("else")).DeepCopy() }
+	f := Facts{
+		Now: noon.Add(time.Duration(b.below(3)) * 400 * time.Millisecond), Name: "cluster", Permitted: b.yes(), Published: b.yes(), SettleFor: time.Minute,
+		Operation: pick(b, v1alpha1.RotateStart, v1alpha1.RotateComplete, v1alpha1.RotateRollback, v1alpha1.TrustConfirmed,
+			v1alpha1.OutstandingAccepted, v1alpha1.AdoptionAttested, "other"),
+		Secret: SecretFacts{TLS: in(), Signing: in(), Candidate: in(), Retiring: in(), PermittedSigners: b.signers()},
+		From:   pick(b, fact("else")), Unpublished: pick(b, []string{"ConfigMap a/b is not up to date"}),
+		Sharing: pick(b, []string{"other"}), RetiringSigners: b.signers(), Sealed: b.yes(), RetiringOpen: b.yes(), TLSRetired: b.yes(),
+	}
+	f.Answers = Answers{
+		Candidate: b.proof(), Signing: b.proof(), RetiringTrusted: b.proof(), RetiringRefused: b.proof(),
+		Above: pick(b, []string{"root"}), Kept: b.yes(), Holding: pick(b, []string{"v1.example.com"}), Unclear: pick(b, []string{"v2.example.com"}),
+	}
+	f.SigningSealed = b.yes() && f.Secret.Signing != nil
+	f.CandidateRetired = b.yes() && f.Secret.Candidate != nil
+	f.SigningUnaccounted = b.yes() && sameCA(f.Secret.Signing, s.Signing)
+	f.CandidateUnaccounted = b.yes() && sameCA(f.Secret.Candidate, s.Candidate)
+	for range b.below(4) {
+		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{
+			Signer: pick(b, fuzzedSigners...), Count: int64(b.below(100)), Until: metav1.NewTime(noon.Add(time.Duration(b.below(4)-1) * time.Hour)),
+		})
+	}
+	return f
+}
+
+// FuzzNext decides about any status with any facts, also contradictory ones. Whatever they are, no CA may sign before
+// its verifiers trust it, no CA may leave the trust bundle while its certificates are in use, and no key may be
+// destroyed early. The status must survive its JSON form, and its texts must fit.
+func FuzzNext(f *testing.F) {
+	for phase := range byte(6) {
+		f.Add([]byte{phase}, uint8(1))
+		f.Add([]byte{phase, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 1, 2}, uint8(7))
+		f.Add([]byte{phase, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 1, 1, 1, 1, 2, 1, 1, 3, 3, 3, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, uint8(3))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, signers uint8) {
+		b := bits(data)
+		spec := &v1alpha1.SigningAuthoritySpec{}
+		for i, name := range fuzzedSigners {
+			if signers&(1<<i) != 0 {
+				spec.Signers = append(spec.Signers, name)
+			}
+		}
+		if signers&8 != 0 {
+			spec.RotateAfter = &metav1.Duration{Duration: 90 * time.Minute}
+		}
+		status := b.status()
+		facts := b.facts(status)
+		before := status.DeepCopy()
+		step := Next(spec, status, facts)
+		if !equality.Semantic.DeepEqual(before, status) {
+			t.Fatalf("Next has changed the status: %+v, was %+v", status, before)
+		}
+		if again := Next(spec, status, facts); !equality.Semantic.DeepEqual(step, again) {
+			t.Errorf("decides %+v, and then %+v", step, again)
+		}
+		checkSafe(t, spec, before, facts, step)
+		checkStored(t, spec, facts, step)
+	})
+}
+
+// checkSafe checks what no step may do.
+func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alpha1.SigningAuthorityStatus, f Facts, step Step) {
+	t.Helper()
+	s := &step.Status
+	if step.Action == Switch && (!f.Published || !f.Permitted || !sameCA(f.Secret.Candidate, before.Candidate) ||
+		AsksAPIServers(spec.Signers) && !f.Candidate.Proven || len(withoutTrust(signersToConfirm(spec.Signers), before.Candidate)) > 0) {
+		t.Errorf("signs with a CA that its verifiers do not trust: %+v", step)
+	}
+	if step.Action == SwapBack && AsksAPIServers(spec.Signers) && !f.RetiringTrusted.Proven {
+		t.Errorf("goes back to a CA that API servers do not trust: %+v", step)
+	}
+	if step.Action == DestroyRetiring && (before.Phase != v1alpha1.Completing || before.UnpublishedAt == nil || !f.Published || f.RetiringOpen) {
+		t.Errorf("destroys a key early: %+v", step)
+	}
+	provable := s.Retiring != nil && s.Retiring.NotAfter.After(f.Now) && len(f.Sharing) == 0 && askedToRefuse(spec.Signers, f)
+	if step.Action == DestroyRetiring && provable && f.Secret.Retiring != nil && (!f.RetiringRefused.Proven || f.Kept || len(f.Holding) > 0) {
+		t.Errorf("destroys the key of a CA that API servers accept: %+v", step)
+	}
+	if before.UnpublishedAt == nil && s.UnpublishedAt != nil {
+		late := s.LedgerClosedAt != nil && !s.LedgerClosedAt.Add(ledger.QuietAfter).After(f.Now)
+		inUse := Outstanding(spec, s.Retiring, f)
+		if !f.Sealed || len(inUse) > 0 && (s.Retiring.OutstandingAcceptedAt == nil || !late) {
+			t.Errorf("unpublishes a CA whose certificates are in use: %+v", step)
+		}
+	}
+	if s.Signing != nil && !slices.ContainsFunc(Trusted(s), func(one *v1alpha1.CAStatus) bool { return sameCA(one, s.Signing) }) {
+		t.Errorf("the signing CA is not in the trust bundle: %+v", step)
+	}
+	if step.Refused != "" && f.Operation != "" && !step.RemoveOperation && before.Phase != v1alpha1.Completing {
+		t.Errorf("refuses an operation and keeps it: %+v", step)
+	}
+}
+
+var reason = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`) // metav1.Condition
+
+// checkStored checks that an API server stores the status and returns it unchanged.
+func checkStored(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, f Facts, step Step) {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{Spec: *spec, Status: step.Status}
+	describe(obj, f)
+	data, err := json.Marshal(obj.Status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read v1alpha1.SigningAuthorityStatus
+	if err := json.Unmarshal(data, &read); err != nil {
+		t.Fatal(err)
+	}
+	for _, condition := range obj.Status.Conditions {
+		if len(condition.Message) > 32768 || len(condition.Reason) > 1024 || !reason.MatchString(condition.Reason) {
+			t.Errorf("condition %s: reason %q, message of %d bytes", condition.Type, condition.Reason, len(condition.Message))
+		}
+	}
+	// Conditions take the time of the facts, which a status cuts to seconds.
+	for _, conditions := range [][]metav1.Condition{obj.Status.Conditions, read.Conditions} {
+		for i := range conditions {
+			conditions[i].LastTransitionTime = metav1.Time{}
+		}
+	}
+	if !equality.Semantic.DeepEqual(obj.Status, read) {
+		t.Errorf("stored %+v, and read %+v", obj.Status, read)
+	}
+	total := int64(0)
+	for _, part := range obj.Status.Outstanding {
+		total += part.Count
+	}
+	if len(obj.Status.WaitingFor) > maxListed+1 || obj.Status.OutstandingOnRetiring != total {
+		t.Errorf("waits for %d things; %d outstanding, want %d", len(obj.Status.WaitingFor), obj.Status.OutstandingOnRetiring, total)
+	}
+}

@@ -1,0 +1,83 @@
+package config
+
+import (
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// FuzzParse checks that a file that a manager loads is published without credentials, that every command reads the
+// published form without a mistake, and that publishing it again changes nothing.
+func FuzzParse(f *testing.F) {
+	const header = "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"
+	for _, body := range []string{
+		"signing: {secret: ns/ca}\n",
+		"controllers: ['-csrcleaner', '*']\nsigning: {certFile: a, keyFile: b, apiServers: ['https://user:secret@10.0.0.1:6443', 'u:p@10.0.0.2:6443']}\n",
+		"signing: {secret: ns/ca, signers: [{name: example.com/a, duration: 1h, usages: [client auth], forbiddenSubjects: []}]}\ncleaning: {retention: {pending: -1s}}\n",
+		"signing: {secret: a/b}\napproval: {inventory: {sources: [{webhook: {url: 'https://inventory/nodes?token=secret', caFile: ca, timeout: 1s}}]}}\n",
+		"signing: {secret: a/b}\napproval: {kubeletServing: {enabled: true}, inventory: {sources: [{static: {rows: [{name: a, addresses: [10.0.0.1]}]}}, {node: {}}]}}\n",
+		"signing: {secret: a/b}\ndryRun: ['*']\nselfCheck: {interval: 0s}\nrotation: {enabled: true}\n",
+	} {
+		f.Add([]byte(header + body))
+	}
+	files, err := filepath.Glob("../../config/manager/config/*.yaml")
+	if err != nil || len(files) == 0 {
+		f.Fatalf("%d configuration files, error %v", len(files), err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c := Default()
+		if c.parse(data, yaml.UnmarshalStrict) != nil || len(c.validate(true)) > 0 {
+			return
+		}
+		published, err := c.Published("ns")
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkNoCredentials(t, published)
+		first := publish(t, c)
+		if diff := cmp.Diff(first, publish(t, first)); diff != "" {
+			t.Errorf("published twice (-once +twice):\n%s", diff)
+		}
+		for _, controller := range controllers {
+			if first.Enabled(controller) != c.Enabled(controller) || first.DryRuns(controller) != c.DryRuns(controller) {
+				t.Errorf("%s: enabled %t, dry run %t; published as %t, %t", controller,
+					c.Enabled(controller), c.DryRuns(controller), first.Enabled(controller), first.DryRuns(controller))
+			}
+		}
+	})
+}
+
+// checkNoCredentials checks that no URL in c has a user, a password or a query.
+func checkNoCredentials(t *testing.T, c *Configuration) {
+	t.Helper()
+	addresses := c.Signing.APIServers
+	for _, source := range c.Approval.Inventory.Sources {
+		if source.Webhook != nil {
+			addresses = append(addresses, source.Webhook.URL)
+		}
+	}
+	for _, address := range addresses {
+		if !strings.Contains(address, "://") {
+			if strings.Contains(address, "@") {
+				t.Errorf("%q has a user", address)
+			}
+			continue
+		}
+		u, err := url.Parse(address)
+		if err != nil || u.User != nil || u.RawQuery != "" && u.RawQuery != "REMOVED" {
+			t.Errorf("%q has a user or a query, error %v", address, err)
+		}
+	}
+}

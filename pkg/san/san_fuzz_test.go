@@ -1,0 +1,82 @@
+package san_test
+
+import (
+	"bytes"
+	"crypto/x509"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+// FuzzParse checks that two texts are compared as equal if and only if verifiers read the same name or address. The
+// independent readers are net.ParseIP, and crypto/x509 as the verifier.
+func FuzzParse(f *testing.F) {
+	for _, pair := range [][2]string{
+		{"node-1.example.com", "NODE-1.Example.COM."}, {"10.0.0.1", "::ffff:10.0.0.1"}, {"10.0.0.1.", "10.0.0.1"},
+		{"fd00::1", "FD00:0:0:0:0:0:0:1"}, {"fd00::1%eth0", "fd00::1"}, {"010.0.0.1", "10.0.0.1"}, {"\u212aubernetes", "kubernetes"},
+		{"kubernetes.default.svc", "KUBERNETES.DEFAULT.SVC."}, {"", "."}, {"a..", "a."}, {"*.a", "b.a"}, {"xn--a", "XN--A"},
+	} {
+		f.Add(pair[0], pair[1])
+	}
+	reserved := san.Reserved{
+		ClusterDomain: "cluster.local", Endpoints: []san.SAN{san.Parse("api.example.com"), san.Parse("192.0.2.10")},
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		one, other := san.Parse(a), san.Parse(b)
+		checkOne(t, a, one)
+		if one == other && one.Name != "" && !bytes.Equal(lower(a), lower(b)) {
+			t.Errorf("%q and %q are compared as equal", a, b)
+		}
+		if one != other && bytes.Equal(lower(a), lower(b)) {
+			t.Errorf("%q is %v and %q is %v", a, one, b, other)
+		}
+		if !strings.Contains(a, "*") && (&x509.Certificate{DNSNames: []string{a}}).VerifyHostname(b) == nil && one != other {
+			t.Errorf("a certificate for %q is accepted for %q, but they are compared as %v and %v", a, b, one, other)
+		}
+		if why := reserved.Why(one); why != reserved.Why(san.Parse(shout(a))) {
+			t.Errorf("%q is reserved as %q, but not in upper case", a, why)
+		}
+	})
+}
+
+// checkOne compares the SAN of text with the readings of net.ParseIP.
+func checkOne(t *testing.T, text string, got san.SAN) {
+	t.Helper()
+	if got.Name != "" && got.Address.IsValid() {
+		t.Errorf("%q is a name and an address: %+v", text, got)
+	}
+	ip := net.ParseIP(strings.TrimSuffix(text, "."))
+	if (ip != nil) != got.Address.IsValid() || ip != nil && got != san.FromIP(ip) {
+		t.Errorf("%q is %v, and the address is %v", text, got, ip)
+	}
+	if !strings.HasSuffix(text, "..") && got != san.Parse(got.String()) && got != (san.SAN{}) {
+		t.Errorf("%q is %v, which is %v", text, got, san.Parse(got.String()))
+	}
+}
+
+// lower returns name as RFC 4343 compares it, byte by byte.
+func lower(name string) []byte {
+	name = strings.TrimSuffix(name, ".")
+	folded := []byte(name)
+	for i, char := range folded {
+		if char >= 'A' && char <= 'Z' {
+			folded[i] += 'a' - 'A'
+		}
+	}
+	return folded
+}
+
+// shout returns name with ASCII letters in upper case.
+func shout(name string) string {
+	loud := []byte(name)
+	for i, char := range loud {
+		if char >= 'a' && char <= 'z' {
+			loud[i] -= 'a' - 'A'
+		}
+	}
+	return string(loud)
+}
