@@ -40,13 +40,20 @@ func Parse(text string) SAN {
 // CanonicalName returns the DNS name without a trailing dot and with ASCII letters in lower case, as DNS compares names
 // (RFC 4343).
 func CanonicalName(name string) string {
-	return strings.Map(func(char rune) rune {
-		if 'A' <= char && char <= 'Z' {
-			return char + 'a' - 'A'
+	name = strings.TrimSuffix(name, ".")
+	if !strings.ContainsFunc(name, isUpper) {
+		return name
+	}
+	lower := []byte(name) // strings.Map would make all bytes that are not UTF-8 equal
+	for i, char := range lower {
+		if isUpper(rune(char)) {
+			lower[i] += 'a' - 'A'
 		}
-		return char
-	}, strings.TrimSuffix(name, "."))
+	}
+	return string(lower)
 }
+
+func isUpper(char rune) bool { return 'A' <= char && char <= 'Z' }
 
 // FromIP returns ip as a SAN. If crypto/x509 would not have parsed ip, the SAN is the zero value, which no node owns.
 func FromIP(ip net.IP) SAN {

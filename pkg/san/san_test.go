@@ -33,6 +33,9 @@ func TestParseComparesByValue(t *testing.T) {
 	if got := san.Parse("\u212Aubernetes"); got == san.Parse("kubernetes") {
 		t.Error("a letter that is not ASCII is compared as one that is")
 	}
+	if san.Parse("a\xff") == san.Parse("a\xfe") || san.Parse("A\xff.") != san.Parse("a\xff") {
+		t.Error("bytes that are not UTF-8 are not compared as they are")
+	}
 	if san.Parse("010.0.0.1").Address.IsValid() {
 		t.Error("a number with a leading zero, which some read as octal, is an address")
 	}

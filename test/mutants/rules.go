@@ -36,8 +36,8 @@ var servingMutations = []mutation{
 	{"serving: one node does not block many", "pkg/inventory/claims.go", "} else if !collide {", "} else if !collide && false {", sourceTests},
 	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || value == san.Parse(other)", "out == nil", sourceTests},
 	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},
-	{"serving: case of names", "pkg/san/san.go", "return char + 'a' - 'A'", "return char", sanTests},
-	{"serving: the trailing dot", "pkg/san/san.go", "}, strings.TrimSuffix(name, \".\"))", "}, name)", sanTests},
+	{"serving: case of names", "pkg/san/san.go", "lower[i] += 'a' - 'A'", "lower[i] += 0", sanTests},
+	{"serving: the trailing dot", "pkg/san/san.go", "name = strings.TrimSuffix(name, \".\")", "name += \"\"", sanTests},
 	{"serving: zones", "pkg/san/san.go", " && address.Zone() == \"\"", "", sanTests},
 }
 
