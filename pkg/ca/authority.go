@@ -131,6 +131,10 @@ func maySign(cert *x509.Certificate) error {
 		return fmt.Errorf("certificate %q may not sign certificates "+
 			"(key usage keyCertSign missing, RFC 5280 section 4.2.1.3)", cert.Subject)
 	}
+	if unknown := cert.UnhandledCriticalExtensions; len(unknown) > 0 {
+		return fmt.Errorf("certificate %q has critical extensions that verifiers do not know: %s (RFC 5280 section 4.2)",
+			cert.Subject, strings.Join(texts(unknown), ", "))
+	}
 	return nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
@@ -35,6 +37,9 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 	noConstraints := with(func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = false, false })
 	noCertSign := with(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature })
 	noKeyUsage := with(func(c *x509.Certificate) { c.KeyUsage = 0 })
+	unknownExtension := with(func(c *x509.Certificate) {
+		c.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}}}
+	})
 	broken := block("CERTIFICATE", []byte("no DER"))
 
 	for name, test := range map[string]struct {
@@ -64,6 +69,7 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 		"of other keys":     {cert: [][]byte{foreign, foreign}, err: "the private key does not match any of the 2 certificate(s)"},
 		"no CA":             {cert: [][]byte{notCA}, err: `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`},
 		"no constraints":    {cert: [][]byte{noConstraints}, err: `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`},
+		"unknown extension": {cert: [][]byte{unknownExtension}, err: `certificate "CN=changed" has critical extensions that verifiers do not know: 1.2.3 (RFC 5280 section 4.2)`},
 		"may not sign":      {cert: [][]byte{noCertSign}, err: `certificate "CN=changed" may not sign certificates (key usage keyCertSign missing, RFC 5280 section 4.2.1.3)`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -151,7 +151,8 @@ func checkLoaded(t *testing.T, loaded *ca.Authority, given []byte) {
 	}
 }
 
-// checkAnchored checks that a verifier that trusts only the anchors accepts a leaf with its chain.
+// checkAnchored checks that a verifier that trusts only the anchors accepts a leaf with its chain. An anchor is a name and
+// a key (RFC 5280 section 6.1.1), so a certificate of the chain with the name and the key of an anchor is trusted too.
 func checkAnchored(t *testing.T, loaded *ca.Authority, anchors []*x509.Certificate) {
 	t.Helper()
 	chain, err := ca.ParseCertificates(issue(t, loaded).PEM)
@@ -162,8 +163,13 @@ func checkAnchored(t *testing.T, loaded *ca.Authority, anchors []*x509.Certifica
 	for _, one := range anchors {
 		roots.AddCert(one)
 	}
-	for _, one := range chain[1:] {
+	for _, one := range append(chain[1:], loaded.Certificate()) {
 		between.AddCert(one)
+		if slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
+			return bytes.Equal(anchor.RawSubject, one.RawSubject) && bytes.Equal(anchor.RawSubjectPublicKeyInfo, one.RawSubjectPublicKeyInfo)
+		}) {
+			roots.AddCert(one)
+		}
 	}
 	options := x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
 	if _, err := chain[0].Verify(options); err != nil {
