@@ -101,6 +101,14 @@ test-privilege: ## take each verb of each shipped role from a running manager, o
 parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
 
+# How long parity-fuzz runs. PARITY_SEED=7 repeats the round that printed "seed 7".
+PARITY_FUZZ_FOR ?= 10m
+
+.PHONY: parity-fuzz
+parity-fuzz: ## send random requests through both for PARITY_FUZZ_FOR (default 10m), and compare; PARITY_SEED repeats a round
+	$(CONTROL_PLANE) PARITY_FUZZ_FOR=$(PARITY_FUZZ_FOR) go test -tags parityfuzz -count=1 -timeout 24h -v \
+	  -run '^(TestRandomParity|TestTraitsAreListed)$$' ./test/parity
+
 .PHONY: parity-mutants
 parity-mutants: ## remove one rule at a time; parity must fail each time
 	$(CONTROL_PLANE) go run ./test/mutants
@@ -139,10 +147,20 @@ e2e-kind: image ## run the steps that work on a kind cluster, which it creates a
 	$(NODES) E2E_KIND=csr-e2e go test -tags e2e,kind -count=1 -timeout 30m -v -run '^TestKind$$' ./test/e2e
 
 .PHONY: fuzz
-fuzz: ## run each fuzz target in the tree for FUZZTIME (default 30s)
-	git grep -oE '^func Fuzz[A-Za-z]+' -- '*_test.go' | sed 's|/[^/]*:func | |' | while read -r package target; do \
-	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),30s) "./$$package" || exit 1; \
+fuzz: ## run each fuzz target in the tree for FUZZTIME (default 20m, so for hours); FUZZ=FuzzRules selects one
+	git grep -oE '^func $(or $(FUZZ),Fuzz[A-Za-z]+)\(' -- '*_test.go' | sed 's|/[^/]*:func | |; s|($$||' | while read -r package target; do \
+	  echo "== $$package $$target"; \
+	  go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),20m) "./$$package" || exit 1; \
 	done
+
+.PHONY: fuzz-corpus
+fuzz-corpus: ## add to testdata/fuzz what "make fuzz" has found and the corpus does not cover yet; FUZZ=FuzzRules selects one target
+	hack/fuzz-corpus.sh '$(or $(FUZZ),Fuzz[A-Za-z]+)'
+
+# MUTATION=pkg/csr,pkg/ca selects packages.
+.PHONY: mutation
+mutation: ## change one operator at a time in the packages that decide; unit tests must notice at least 97 % (hack/mutation)
+	go run ./hack/mutation -only '$(MUTATION)'
 
 # SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
 BENCH = $(CONTROL_PLANE) go run ./test/bench -revision "$(VERSION)" -scenario "$(SCENARIO)"
@@ -167,8 +185,9 @@ bench-compare: ## compare the Go benchmarks and the quick scenarios with those o
 
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change
-	$(MAKE) test-matrix test-upgrade test-standby test-privilege parity-mutants rule-mutants bench e2e-nightly
-	$(MAKE) fuzz FUZZTIME=5m
+	$(MAKE) test-matrix test-upgrade test-standby test-privilege parity-mutants parity-fuzz rule-mutants bench e2e-nightly
+	$(MAKE) fuzz FUZZTIME=20s
+	$(MAKE) mutation
 
 .PHONY: lint
 lint: ## run golangci-lint, also in the modules hack/image and hack/docs

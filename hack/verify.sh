@@ -11,7 +11,7 @@ done | tar --null -T - -cf - | tar -xf - -C "$copy"
   cd "$copy"
   make --no-print-directory generate >/dev/null
   go mod tidy
-  (cd hack && go mod verify -modfile=tools.mod >/dev/null && go mod verify -modfile=helm.mod >/dev/null)
+  (cd hack && go mod verify -modfile=tools.mod >/dev/null && go mod verify -modfile=helm.mod >/dev/null && go mod verify -modfile=gremlins.mod >/dev/null)
   for module in hack/image hack/docs; do (cd $module && go mod tidy && go mod verify >/dev/null); done
   gofmt -l -w . >/dev/null
 )

@@ -14,7 +14,8 @@ func TestCheckDNSName(t *testing.T) {
 	long := strings.Repeat("a234567890.", 22) + "a2345678901"
 	for name, ok := range map[string]bool{
 		"a": true, "A.Example.COM": true, "a.": true, "node_1.example.com": true, "_a": true, "a-": true, "1.2.3": true,
-		long: true, long + ".": true, "*.a": true, "*.a.": true,
+		"azAZ09": true,
+		long:     true, long + ".": true, "*.a": true, "*.a.": true,
 		"10.0.0.1": true, "fd00::1": true, "::1": true, "10.0.0.1.": true, "010.0.0.1": true,
 
 		"": false, ".": false, "a..": false, ".a": false, "a..b": false, "-a": false, "a.-b": false,

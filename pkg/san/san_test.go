@@ -14,6 +14,7 @@ func TestParseComparesByValue(t *testing.T) {
 	t.Parallel()
 	for name, same := range map[string][]string{
 		"case and dot":      {"node-1.example.com", "NODE-1.Example.COM", "node-1.example.com."},
+		"first and last":    {"az", "AZ", "Az."},
 		"IPv4":              {"10.0.0.1", "::ffff:10.0.0.1", "::FFFF:0a00:0001"},
 		"IPv6":              {"fd00::1", "FD00:0:0:0:0:0:0:1", "fd00:0000::0001"},
 		"like an address":   {"10.0.0.1", "10.0.0.1."},

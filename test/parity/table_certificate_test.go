@@ -45,17 +45,22 @@ var certificateRows = map[string]row{
 	"kubelet, unknown attributes": with(byHand, func(r *row) {
 		r.rawSubject = name(attribute{organization, "system:nodes"}, attribute{userID, "u"}, attribute{commonName, "system:node:n1"})
 	}),
-	"not ASCII":                  with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "Zoë", Organization: []string{"Größe"}} }),
-	"asks to be a CA":            with(client, func(r *row) { r.names.ExtraExtensions = askForCA }),
-	"asks for an extension":      with(client, func(r *row) { r.names.ExtraExtensions = custom }),
-	"asks for an otherName":      with(client, func(r *row) { r.names.ExtraExtensions = otherName }),
-	"names twice":                with(client, func(r *row) { r.names = sans("a.example.org", "a.example.org") }),
-	"key, RSA 2048":              with(client, func(r *row) { r.key = "RSA-2048" }),
-	"key, RSA 4096":              with(client, func(r *row) { r.key = "RSA-4096" }),
-	"key, P-224":                 unpermitted(client, approvedFailed),
-	"key, P-224, kubelet client": unpermitted(byHand, approvedFailed),
-	"too many subject attributes": tooLarge("the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)", func(r *row) {
-		r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 257)...)
+	"not ASCII":                            with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "Zoë", Organization: []string{"Größe"}} }),
+	"asks to be a CA":                      with(client, func(r *row) { r.names.ExtraExtensions = askForCA }),
+	"asks for an extension":                with(client, func(r *row) { r.names.ExtraExtensions = custom }),
+	"asks for an otherName":                with(client, func(r *row) { r.names.ExtraExtensions = otherName }),
+	"names twice":                          with(client, func(r *row) { r.names = sans("a.example.org", "a.example.org") }),
+	"key, RSA 2048":                        with(client, func(r *row) { r.key = "RSA-2048" }),
+	"key, RSA 4096":                        with(client, func(r *row) { r.key = "RSA-4096" }),
+	"key, P-224":                           unpermitted(client, approvedFailed),
+	"key, P-224, kubelet client":           unpermitted(byHand, approvedFailed),
+	"key, P-224, and any":                  otherReason(unpermitted(client, approvedFailed)),
+	"too many subject attributes":          manyAttributes,
+	"too many subject attributes, and any": otherReason(manyAttributes),
+	"too many subject attributes, undecided": with(node, func(r *row) {
+		many := slices.Repeat([]attribute{{userID, "u"}}, 255)
+		r.rawSubject = name(append(many, attribute{organization, "system:nodes"}, attribute{commonName, "system:node:n1"})...)
+		r.deviation, r.ours = "too-large", untouched
 	}),
 	"as many subject attributes as fit": with(client, func(r *row) { r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 256)...) }),
 	"name with two names in it":         badName("a, DNS:b", "is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -"),
@@ -150,6 +155,16 @@ func tooLarge(message string, change func(*row)) row {
 	return with(client, change, func(r *row) {
 		r.deviation, r.ours, r.message = "too-large", approvedFailed, "RequestTooLarge: "+message
 	})
+}
+
+var manyAttributes = tooLarge("the subject has more than 256 attributes (requestLimits.maxSubjectAttributes)", func(r *row) {
+	r.rawSubject = name(slices.Repeat([]attribute{{organization, "o"}}, 257)...)
+})
+
+// otherReason returns base with a usage that kube-controller-manager refuses. Ours fails it for another reason, which it
+// checks first.
+func otherReason(base row) row {
+	return with(base, func(r *row) { r.usages, r.want = usages("client auth", "any"), approvedFailed })
 }
 
 // masters returns base as an API server without the admission plugin CertificateSubjectRestriction would accept it.

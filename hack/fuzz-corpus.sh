@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Grows the committed corpus of fuzz targets, from the inputs that "make fuzz" keeps in Go's cache. It adds an input only
+# if it covers code that the seeds, the corpus and the inputs added before do not cover. The smallest inputs come first.
+# Usage: hack/fuzz-corpus.sh [PATTERN], where PATTERN is a regular expression for the names of the targets.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+pattern=${1:-Fuzz[A-Za-z]+}
+module=$(go list -m)
+cache=$(go env GOCACHE)/fuzz
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+most=200        # inputs to try for each target
+largest=4096    # bytes of an input
+
+# covered prints the blocks that the last run covered.
+covered() { sed -n 's/ [1-9][0-9]*$//p' "$work/profile" | grep -v '^mode:' | sort -u; }
+
+git grep -oE "^func ($pattern)\(" -- '*_test.go' | sed 's|/[^/]*:func | |; s|($||' | while read -r package target; do
+  found="$cache/$module/$package/$target"
+  [ -d "$found" ] || { echo "$package $target: nothing in the cache"; continue; }
+  corpus="$package/testdata/fuzz/$target"
+  mkdir -p "$corpus"
+  go test -c -cover -coverpkg="./$package" -o "$work/test" "./$package"
+  run() { (cd "$package" && "$work/test" -test.run "^$target\$$1" -test.coverprofile="$work/profile" >"$work/out" 2>&1); }
+  run "" || { cat "$work/out" >&2; exit 1; }
+  covered >"$work/known"
+  added=0
+  while read -r input; do
+    name=$(basename "$input")
+    [ -e "$corpus/$name" ] && continue
+    cp "$input" "$corpus/$name"
+    if run "/^$name\$" && covered | comm -13 "$work/known" - | grep -q .; then
+      covered | sort -u - "$work/known" -o "$work/known"
+      added=$((added + 1))
+    else
+      rm "$corpus/$name"
+    fi
+  done < <(find "$found" -type f -size "-${largest}c" -printf '%s %p\n' | sort -n | head -n "$most" | cut -d' ' -f2-)
+  rmdir --ignore-fail-on-non-empty "$corpus"
+  echo "$package $target: $added added"
+done
