@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"sigs.k8s.io/yaml"
 )
@@ -65,31 +64,16 @@ func (s score) String() string {
 		s.efficacy(), s.coverage(), s.killed, s.lived, s.accepted, s.notCovered, s.timedOut)
 }
 
-// judge counts the mutants. It returns an error that names the survivors if a threshold is missed, or if an accepted
+// judge counts the mutants, and prints the survivors. It returns an error if a threshold is missed, or if an accepted
 // mutant of these files did not survive.
 func judge(all []mutant, accepted []survivor) (score, error) {
 	var s score
-	var lived []string
-	used := map[survivor]bool{}
-	files := map[string]bool{}
+	used, files := map[survivor]bool{}, map[string]bool{}
 	for _, m := range all {
 		files[m.file] = true
-		switch m.status {
-		case "KILLED":
-			s.killed++
-		case "NOT COVERED":
-			s.notCovered++
-		case "TIMED OUT":
-			s.timedOut++
-		case "LIVED":
-			if entry, ok := m.in(accepted); ok {
-				s.accepted++
-				used[entry] = true
-				continue
-			}
-			s.lived++
-			lived = append(lived, fmt.Sprintf("survived: %s:%d:%d %s in %q", m.file, m.line, m.column, m.mutation, m.code))
-		}
+		entry, isAccepted := m.in(accepted)
+		s.count(m, isAccepted)
+		used[entry] = used[entry] || m.status == lived
 	}
 	var errs []error
 	if s.efficacy() < minEfficacy {
@@ -103,10 +87,27 @@ func judge(all []mutant, accepted []survivor) (score, error) {
 			errs = append(errs, fmt.Errorf("accepted.yaml: %s does not survive any more: remove the entry", entry))
 		}
 	}
-	if len(lived) > 0 {
-		fmt.Println(strings.Join(lived, "\n"))
-	}
 	return s, errors.Join(errs...)
+}
+
+// lived is gremlins' status of a survivor.
+const lived = "LIVED"
+
+// count adds m, and prints it if it survived without a reason.
+func (s *score) count(m mutant, isAccepted bool) {
+	switch {
+	case m.status == "KILLED":
+		s.killed++
+	case m.status == "NOT COVERED":
+		s.notCovered++
+	case m.status == "TIMED OUT":
+		s.timedOut++
+	case m.status == lived && isAccepted:
+		s.accepted++
+	case m.status == lived:
+		s.lived++
+		fmt.Printf("survived: %s:%d:%d %s in %q\n", m.file, m.line, m.column, m.mutation, m.code)
+	}
 }
 
 // in returns the entry of accepted for m, if there is one.

@@ -205,3 +205,33 @@ func TestOversizeKeysAreNotVerified(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestLimitsAreInclusive checks a request that is exactly as large as a limit, and one byte more.
+func TestLimitsAreInclusive(t *testing.T) {
+	t.Parallel()
+	der := der(t, nodeRequest())
+	pem := block("CERTIFICATE REQUEST", der)
+	for name, test := range map[string]struct {
+		limits csr.Limits
+		ok     bool
+	}{
+		"as many bytes":        {csr.Limits{RequestBytes: len(pem)}, true},
+		"one byte more":        {csr.Limits{RequestBytes: len(pem) - 1}, false},
+		"as many bytes of DER": {csr.Limits{DERBytes: len(der)}, true},
+		"one byte more of DER": {csr.Limits{DERBytes: len(der) - 1}, false},
+	} {
+		if _, err := test.limits.Parse(object(t, withRequest(der))); (err == nil) != test.ok {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+// TestTrailingDataIsMalformed checks that trailing data is found before anything of the request is counted.
+func TestTrailingDataIsMalformed(t *testing.T) {
+	t.Parallel()
+	_, err := csr.Limits{SubjectAttributes: 1}.Parse(object(t, withRequest(append(der(t, nodeRequest()), 0))))
+	var refused *csr.Refused
+	if !errors.As(err, &refused) || refused.Reason != "Malformed" {
+		t.Errorf("error %v, want Malformed", err)
+	}
+}

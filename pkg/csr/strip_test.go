@@ -77,8 +77,9 @@ func TestStrip(t *testing.T) {
 			add("Approved")(obj)
 			obj.Status.Certificate = []byte("x")
 		},
-		"another signer":  func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.SignerName = "example.com/a" },
-		"a long username": func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Username = strings.Repeat("u", 1<<20) },
+		"not a PKCS#10 request": func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Request = []byte("x") },
+		"another signer":        func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.SignerName = "example.com/a" },
+		"a long username":       func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Username = strings.Repeat("u", 1<<20) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

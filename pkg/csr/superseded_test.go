@@ -13,6 +13,9 @@ import (
 
 func TestSupersedable(t *testing.T) {
 	t.Parallel()
+	if csr.MinSupersededAfter != 15*time.Minute {
+		t.Errorf("a request is superseded after %s", csr.MinSupersededAfter)
+	}
 	const client, serving = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
 	condition := func(kind certificatesv1.RequestConditionType) func(*certificatesv1.CertificateSigningRequest) {
 		return func(obj *certificatesv1.CertificateSigningRequest) { csr.AddCondition(obj, kind, "", "", time.Time{}) }

@@ -83,11 +83,9 @@ func (c tally) count(t *testing.T, seed uint64, s sample, key string, theirs, ou
 		c["refused by the API server"]++
 		return
 	}
-	problem := ""
+	problem := s.judge(their, our)
 	if existed != exists {
 		problem = fmt.Sprintf("the API server accepted it for one program only: %t, %t", existed, exists)
-	} else {
-		problem = s.judge(their, our)
 	}
 	switch {
 	case problem != "":
