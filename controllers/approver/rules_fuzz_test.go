@@ -36,6 +36,7 @@ func FuzzRules(f *testing.F) {
 	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "bound", "system:bootstrappers:node:ca978112ca1bbdca", client)
 	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "bound", "system:bootstrappers:node:0123456789abcdef", client)
 	f.Add("system:node:a", "system:nodes", "", "a.example.com", []byte{10, 0, 0, 1}, "", "system:node:a", "system:nodes", serving)
+	f.Add("system:node:a", "system:nodes", "", "a.example.com", []byte{10, 0, 0, 1}, "", "system:node:a", "system:node", serving)
 	f.Add("system:node:a", "system:nodes", "", "A.example.com.,10.0.0.1", []byte{}, "", "system:node:a", "x,system:nodes", serving|4)
 	f.Add("system:node:a", "system:nodes", "ou", "b.example.com", []byte{10, 0, 0, 2}, "a@b", "system:node:b", "", serving)
 	f.Add("system:node:", "system:nodes,system:masters", "", "kubernetes.default.svc", []byte{10, 96, 0, 1}, "", "system:node:", "system:nodes", serving)

@@ -54,6 +54,13 @@ func FuzzRing(f *testing.F) {
 		if errBefore == nil && (errAfter != nil || !bytes.Equal(before.CertificatePEM(), after.CertificatePEM())) {
 			t.Errorf("a reader had %v, and has %v, %v", before.KeyID(), after, errAfter)
 		}
+		ring.TLS = Pair{other.cert, other.key}
+		if err := ring.WriteTo(written); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ca.Load(written["tls.crt"], written["tls.key"], written["ca.crt"]); err != nil {
+			t.Errorf("a reader refuses a new CA: %v", err)
+		}
 		ring.Candidate, ring.Retiring, ring.Signing, ring.Permit = Pair{}, Pair{}, Pair{}, Permit{}
 		if err := ring.WriteTo(written); err != nil {
 			t.Fatal(err)
