@@ -4,6 +4,7 @@ import (
 	"crypto/x509/pkix"
 	"net"
 	"net/url"
+	"strings"
 	"testing"
 )
 
@@ -55,5 +56,25 @@ func TestAllowedNames(t *testing.T) {
 		if _, err := NewAllowedNames([]string{bad}); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+// TestAllowedNamesOfEachKind checks that a list with entries of two kinds is not empty, and the longest name and label.
+func TestAllowedNamesOfEachKind(t *testing.T) {
+	t.Parallel()
+	label := strings.Repeat("a", 63)
+	longest := strings.Repeat(label+".", 3) + strings.Repeat("a", 61)
+	for _, entries := range [][]string{{"a", "10.0.0.1"}, {"10.0.0.1", "a@b"}, {"a", "a@b"}, {label}, {longest}} {
+		if names, err := NewAllowedNames(entries); err != nil || names.Empty() {
+			t.Errorf("%q: empty %t, error %v", entries, names.Empty(), err)
+		}
+	}
+	for _, bad := range []string{label + "a", longest + "a"} {
+		if _, err := NewAllowedNames([]string{bad}); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+	if names, err := NewAllowedNames(nil); err != nil || !names.Empty() {
+		t.Errorf("a list without entries: empty %t, error %v", names.Empty(), err)
 	}
 }

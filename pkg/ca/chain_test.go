@@ -226,3 +226,18 @@ func TestChainEnds(t *testing.T) {
 		})
 	}
 }
+
+// TestPathLengthCountsEachCA checks the path length of a root with two CAs below it.
+func TestPathLengthCountsEachCA(t *testing.T) {
+	t.Parallel()
+	for limit, ok := range map[int]bool{1: false, 2: true} {
+		var none *link
+		root := none.below(t, "root", "P-384", func(c *x509.Certificate) { c.MaxPathLen = limit })
+		middle := root.below(t, "middle", "Ed25519")
+		signing := middle.below(t, "signing", "P-256")
+		_, err := ca.Load(slices.Concat(signing.pem, middle.pem, root.pem), pkcs8(t, signing.key))
+		if (err == nil) != ok {
+			t.Errorf("path length %d: error %v", limit, err)
+		}
+	}
+}

@@ -88,6 +88,9 @@ func TestLintFindsEachDifference(t *testing.T) {
 		"a critical usage": {change: func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: []int{2, 5, 29, 37}, Critical: true, Value: []byte{0x30, 0}}}
 		}, want: "extKeyUsage is critical: true"},
+		"another authority key": {change: func(c *x509.Certificate) {
+			c.ExtraExtensions = []pkix.Extension{{Id: []int{2, 5, 29, 35}, Value: []byte{0x30, 3, 0x80, 1, 1}}}
+		}, want: "authority key identifier"},
 		"a key identifier": {change: func(c *x509.Certificate) { c.SubjectKeyId = []byte{1} }, want: "extension 2.5.29.14 is not permitted"},
 		"a policy":         {change: func(c *x509.Certificate) { c.Policies = []x509.OID{must(x509.OIDFromInts([]uint64{1, 2, 3}))} }, want: "extension 2.5.29.32 is not permitted"},
 		"another key":      {change: func(*x509.Certificate) {}, key: lintKey(t).Public(), want: "key is"},
@@ -186,5 +189,23 @@ func TestContentsBoundAProfile(t *testing.T) {
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v", want, err)
 		}
+	}
+}
+
+// TestContentsWithoutOtherAttributes checks a profile that permits only common name and organization.
+func TestContentsWithoutOtherAttributes(t *testing.T) {
+	t.Parallel()
+	signing, _, err := New(NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, lintNow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile := must(NewProfile(ProfileConfig{Contents: &Contents{}}))
+	req := Request{PublicKey: lintKey(t).Public(), Subject: pkix.Name{CommonName: "a", Organization: []string{"b"}}}
+	if _, err := signing.Issue(profile, req, lintNow); err != nil {
+		t.Errorf("common name and organization: %v", err)
+	}
+	req.Subject.Country = []string{"CH"}
+	if _, err := signing.Issue(profile, req, lintNow); err == nil || !strings.Contains(err.Error(), "country is not permitted") {
+		t.Errorf("a country: error %v", err)
 	}
 }

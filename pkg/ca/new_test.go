@@ -85,3 +85,10 @@ func TestNewRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestDefaultAuthorityLifetime(t *testing.T) {
+	t.Parallel()
+	if got := ca.DefaultAuthorityLifetime.String(); got != "87600h0m0s" {
+		t.Errorf("%s, want ten years", got)
+	}
+}

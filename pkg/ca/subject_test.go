@@ -50,3 +50,12 @@ func TestSubjectTextIsLinear(t *testing.T) {
 		t.Errorf("it takes %s", took)
 	}
 }
+
+// TestSubjectTextShowsThatMoreFollows has a first attribute that fills the room.
+func TestSubjectTextShowsThatMoreFollows(t *testing.T) {
+	t.Parallel()
+	name := pkix.Name{CommonName: "abc", Organization: []string{"x"}}
+	if got := ca.SubjectText(name, len("CN=abc")); got != "CN=..." {
+		t.Errorf("got %s", got)
+	}
+}
