@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -11,23 +10,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 )
 
 // Go has no coverage counter for the condition of a case, and none for a declaration outside of a function. Gremlins
-// therefore never mutates them (go-gremlins/gremlins#298). This program stands in front of the go command in gremlins'
-// PATH, and adds them to the coverage profile: a condition if a test reaches its case or a later one, and a declaration
-// if a test reaches anything of its file.
+// therefore never mutates them (go-gremlins/gremlins#298). This program adds them to the coverage profile: a condition if
+// a test reaches its case or a later case, and a declaration if a test reaches any code of its file.
 
-// realGo is the environment variable with the path of the go command.
-const realGo = "MUTATION_GO"
-
-// asGo runs the go command with args. If args ask for a coverage profile, it completes the profile.
-func asGo(args []string) error {
-	profile := profileOf(args)
-	if profile == "" {
-		return syscall.Exec(os.Getenv(realGo), append([]string{"go"}, args...), os.Environ())
-	}
+// cover runs the go command with args, and completes the coverage profile that it writes.
+func cover(args []string, profile string) error {
 	command := exec.Command(os.Getenv(realGo), args...)
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := command.Run(); err != nil {
@@ -38,7 +28,7 @@ func asGo(args []string) error {
 		return err
 	}
 	more, err := complete(string(data), func(name string) ([]byte, error) {
-		_, below, _ := strings.Cut(name, "/csr-controller-manager/csr-controller-manager/")
+		_, below, _ := strings.Cut(name, modulePath+"/")
 		return os.ReadFile(filepath.FromSlash(below))
 	})
 	if err != nil {
@@ -142,13 +132,4 @@ func (b block) within(other block) bool {
 	begins := b.fromLine > other.fromLine || b.fromLine == other.fromLine && b.fromColumn >= other.fromColumn
 	ends := b.toLine < other.toLine || b.toLine == other.toLine && b.toColumn <= other.toColumn
 	return begins && ends
-}
-
-// exitCode returns the code with which a command ended, so that gremlins sees it.
-func exitCode(err error) int {
-	var ended *exec.ExitError
-	if errors.As(err, &ended) {
-		return ended.ExitCode()
-	}
-	return 1
 }

@@ -2,38 +2,52 @@ package main
 
 import (
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 )
 
-// TestJudge checks the thresholds, and that an accepted mutant counts as covered and not as a survivor.
+// TestJudge checks the floors, and that an accepted mutant counts as covered and not as a survivor.
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	mutants := func(killed, lived, uncovered int) (all []mutant) {
-		for status, n := range map[string]int{"KILLED": killed, "LIVED": lived, "NOT COVERED": uncovered} {
+	mutants := func(counts map[string]int) (all []mutant) {
+		for status, n := range counts {
 			for range n {
 				all = append(all, mutant{file: "a.go", mutation: "M", status: status, line: 7, column: 3, code: "a < b"})
 			}
 		}
 		return all
 	}
-	entry := []survivor{{File: "a.go", Mutation: "M", Code: "a < b", Reason: "equivalent"}}
+	entry := func(count int) []survivor {
+		return []survivor{{File: "a.go", Mutation: "M", Code: "a < b", Reason: "equivalent", Count: count}}
+	}
 	for name, test := range map[string]struct {
-		all      []mutant
+		counts   map[string]int
 		accepted []survivor
 		want     string // part of the error
 	}{
-		"enough":                         {mutants(97, 3, 20), nil, ""},
-		"too many survivors":             {mutants(96, 4, 0), nil, "96.0 % of the covered mutants are killed, want 97 %"},
-		"survivors with a reason":        {mutants(96, 4, 0), entry, ""},
-		"not enough coverage":            {mutants(79, 0, 21), nil, "unit tests cover 79.0 % of the mutants, want 80 %"},
-		"accepted, but a test kills it":  {mutants(10, 0, 0), entry, "does not survive any more"},
-		"accepted in another file":       {mutants(10, 0, 0), []survivor{{File: "b.go", Mutation: "M", Code: "x", Reason: "y"}}, ""},
-		"accepted for another operator":  {mutants(10, 4, 0), []survivor{{File: "a.go", Mutation: "N", Code: "a < b", Reason: "y"}}, "are killed, want 97 %"},
-		"a mutant that timed out is out": {append(mutants(97, 3, 0), mutant{file: "a.go", status: "TIMED OUT"}), nil, ""},
+		"enough":                        {map[string]int{killed: 97, lived: 3, notCovered: 20}, nil, ""},
+		"too many survivors":            {map[string]int{killed: 96, lived: 4}, nil, "96.0 % of the covered mutants are killed, want 97 %"},
+		"survivors with a reason":       {map[string]int{killed: 96, lived: 4}, entry(4), ""},
+		"one survivor more":             {map[string]int{killed: 30, lived: 2}, entry(1), "96.8 % of the covered mutants are killed, want 97 %"},
+		"one survivor less":             {map[string]int{killed: 96, lived: 3}, entry(4), "3 survive, the entry has 4"},
+		"accepted, but a test kills it": {map[string]int{killed: 10}, entry(1), "0 survive, the entry has 1"},
+		"not enough coverage":           {map[string]int{killed: 79, notCovered: 21}, nil, "unit tests cover 79.0 % of the mutants, want 80 %"},
+		"accepted in another file":      {map[string]int{killed: 10}, []survivor{{File: "b.go", Mutation: "M", Code: "x", Reason: "y", Count: 1}}, ""},
+		"accepted for another operator": {
+			map[string]int{killed: 10, lived: 4}, []survivor{{File: "a.go", Mutation: "N", Code: "a < b", Reason: "y"}}, "are killed, want 97 %",
+		},
+		"timed out is not killed":         {map[string]int{killed: 96, timedOut: 4}, nil, "96.0 % of the covered mutants are killed"},
+		"timed out with a reason":         {map[string]int{killed: 96, timedOut: 4}, entry(4), ""},
+		"what does not build is no score": {map[string]int{killed: 80, notCovered: 20, doesNotBuild: 50}, nil, ""},
+		"another status":                  {map[string]int{killed: 80, "SKIPPED": 1}, nil, `unknown status "SKIPPED"`},
 	} {
-		if _, err := judge(test.all, test.accepted); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+		_, err := judge(target{MinKilled: 97, MinCovered: 80}, mutants(test.counts), test.accepted)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
 	}
@@ -52,7 +66,7 @@ func TestAccepted(t *testing.T) {
 			t.Errorf("%s: no such line, error %v", entry, err)
 		}
 	}
-	for _, wrong := range []string{"- {file: a, mutation: b, code: c}", "- {file: a, more: b}", "- &a {file: a, code: c, reason: d}\n- *a"} {
+	for _, wrong := range []string{"- {file: a, mutation: b, code: c}", "- {file: a, more: b}", "- {file: a, code: c, reason: d, count: -1}", "- &a {file: a, code: c, reason: d}\n- *a"} {
 		file := filepath.Join(t.TempDir(), "accepted.yaml")
 		if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
 			t.Fatal(err)
@@ -63,25 +77,78 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-func TestChoose(t *testing.T) {
+// TestTargets checks that the targets exist, and that the files of rotation are those that depguard keeps pure.
+func TestTargets(t *testing.T) {
 	t.Parallel()
-	if all, err := choose(""); err != nil || len(all) != len(targets) {
-		t.Errorf("%v, error %v", all, err)
-	}
-	if some, err := choose("pkg/san,pkg/csr"); err != nil || len(some) != 2 || some[0].dir != "pkg/san" {
-		t.Errorf("%v, error %v", some, err)
-	}
-	if _, err := choose("pkg/none"); err == nil {
-		t.Error("an unknown package is chosen")
+	targets, err := readTargets("targets.yaml")
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, each := range targets {
-		if info, err := os.Stat(filepath.Join("../..", each.dir)); err != nil || !info.IsDir() {
-			t.Errorf("%s: %v", each.dir, err)
+		if info, err := os.Stat(filepath.Join("../..", each.Dir)); err != nil || !info.IsDir() {
+			t.Errorf("%s: %v", each.Dir, err)
 		}
-		for _, file := range each.files {
-			if _, err := os.Stat(filepath.Join("../..", each.dir, file)); err != nil {
-				t.Error(err)
+		if each.Files == nil {
+			continue
+		}
+		var want []string
+		for _, file := range pureFiles(t) {
+			if dir, name := path.Split(file); dir == "**/"+each.Dir+"/" {
+				want = append(want, name)
 			}
 		}
+		if !slices.Equal(each.Files, want) {
+			t.Errorf("%s: mutates %q, and depguard keeps %q pure", each.Dir, each.Files, want)
+		}
+	}
+	for _, wrong := range []string{
+		"- {dir: a, minKilled: 97, minCovered: 79}", "- {dir: a, minKilled: 96, minCovered: 80}", "- {dir: a, minKilled: 97, minCovered: 80, left: b}",
+		"- {minKilled: 97, minCovered: 80}", "- {dir: a, more: b}",
+	} {
+		file := filepath.Join(t.TempDir(), "targets.yaml")
+		if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readTargets(file); err == nil {
+			t.Errorf("%q is accepted", wrong)
+		}
+	}
+}
+
+// pureFiles returns the files of depguard's rule "pure".
+func pureFiles(t *testing.T) []string {
+	t.Helper()
+	var configuration struct {
+		Linters struct {
+			Settings struct {
+				Depguard struct {
+					Rules map[string]struct {
+						Files []string `json:"files"`
+					} `json:"rules"`
+				} `json:"depguard"`
+			} `json:"settings"`
+		} `json:"linters"`
+	}
+	data, err := os.ReadFile("../../.golangci.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(data, &configuration); err != nil {
+		t.Fatal(err)
+	}
+	return configuration.Linters.Settings.Depguard.Rules["pure"].Files
+}
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	targets := []target{{Dir: "pkg/csr"}, {Dir: "pkg/ca"}, {Dir: "pkg/san"}}
+	if all, err := choose(targets, ""); err != nil || len(all) != len(targets) {
+		t.Errorf("%v, error %v", all, err)
+	}
+	if some, err := choose(targets, "pkg/san,pkg/csr"); err != nil || len(some) != 2 || some[0].Dir != "pkg/san" {
+		t.Errorf("%v, error %v", some, err)
+	}
+	if _, err := choose(targets, "pkg/none"); err == nil {
+		t.Error("an unknown package is chosen")
 	}
 }

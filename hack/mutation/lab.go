@@ -40,7 +40,7 @@ func newLab(workers int) (*lab, error) {
 	return l, nil
 }
 
-// replaceGo puts this program in front of the go command, see asGo.
+// replaceGo makes this program the go command in gremlins' PATH, see asGo.
 func (l *lab) replaceGo() error {
 	goCommand, err := exec.LookPath("go")
 	if err != nil {
@@ -103,20 +103,53 @@ type results struct {
 	} `json:"files"`
 }
 
+// buildTests builds the tests of t, because gremlins measures how long build and tests take, and computes its timeout.
+func (l *lab) buildTests(t target) error {
+	command := exec.Command("go", "test", "-cover", "-run", "^$", "./"+t.Dir+"/...")
+	command.Dir = l.tree
+	if text, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("build tests: %w\n%s", err, text)
+	}
+	return nil
+}
+
 // unleash mutates the package and returns every mutant.
 func (l *lab) unleash(t target) ([]mutant, error) {
+	if err := l.buildTests(t); err != nil {
+		return nil, err
+	}
 	output := filepath.Join(l.dir, "result.json")
-	args := []string{"unleash", "--silent", "--output", output, "--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "20"}
+	if err := os.Remove(output); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	args := []string{
+		"unleash", "--silent", "--output", output, "--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "10",
+		// The operators that gremlins does not change by default.
+		"--invert-logical", "--invert-loopctrl", "--invert-assignments", "--remove-self-assignments",
+		"--invert-bitwise", "--invert-bwassign",
+	}
 	for _, file := range l.excluded(t) {
 		args = append(args, "--exclude-files", "^"+regexp.QuoteMeta(file)+"$")
 	}
-	command := exec.Command(l.gremlins, append(args, "./"+t.dir)...)
+	command := exec.Command(l.gremlins, append(args, "./"+t.Dir)...)
 	command.Dir, command.Env = l.tree, l.env
-	var told bytes.Buffer
-	command.Stdout, command.Stderr = &told, &told
+	var text bytes.Buffer
+	command.Stdout, command.Stderr = &text, &text
 	if err := command.Run(); err != nil {
-		return nil, fmt.Errorf("gremlins: %w\n%s", err, told.String())
+		return nil, fmt.Errorf("gremlins: %w\n%s", err, text.String())
 	}
+	all, err := l.read(t, output)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("gremlins found nothing to mutate:\n%s", text.String())
+	}
+	return all, nil
+}
+
+// read returns the mutants of gremlins' JSON output.
+func (l *lab) read(t target, output string) ([]mutant, error) {
 	data, err := os.ReadFile(output)
 	if err != nil {
 		return nil, err
@@ -127,7 +160,7 @@ func (l *lab) unleash(t target) ([]mutant, error) {
 	}
 	var all []mutant
 	for _, file := range read.Files {
-		name := filepath.Join(t.dir, file.Name)
+		name := filepath.Join(t.Dir, file.Name)
 		source, err := os.ReadFile(filepath.Join(l.tree, name))
 		if err != nil {
 			return nil, err
@@ -138,23 +171,20 @@ func (l *lab) unleash(t target) ([]mutant, error) {
 			all = append(all, mutant{name, m.Type, m.Status, m.Line, m.Column, code})
 		}
 	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("gremlins found nothing to mutate:\n%s", told.String())
-	}
 	return all, nil
 }
 
 // excluded returns the files of t that are not to be mutated.
 func (l *lab) excluded(t target) []string {
-	if len(t.files) == 0 {
+	if len(t.Files) == 0 {
 		return nil
 	}
-	found, err := filepath.Glob(filepath.Join(l.tree, t.dir, "*.go"))
+	found, err := filepath.Glob(filepath.Join(l.tree, t.Dir, "*.go"))
 	if err != nil {
 		panic(err) // the pattern is malformed
 	}
 	for i := range found {
 		found[i] = filepath.Base(found[i])
 	}
-	return slices.DeleteFunc(found, func(name string) bool { return slices.Contains(t.files, name) })
+	return slices.DeleteFunc(found, func(name string) bool { return slices.Contains(t.Files, name) })
 }

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain makes the test binary the go command if it has this name, as main does.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "go" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// mutated returns the command that tests a module with this body of a function, as gremlins calls it.
+func mutated(t *testing.T, body string, timeout time.Duration) (command *exec.Cmd, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	goCommand, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(
+		os.Symlink(self, filepath.Join(dir, "go")),
+		os.Mkdir(filepath.Join(dir, "a"), 0o700),
+		os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module "+modulePath+"\n\ngo 1.26.0\n"), 0o600),
+		os.WriteFile(filepath.Join(dir, "a", "a.go"), []byte("package a\n\nfunc f(a, b string) string {"+body+"}\n"), 0o600),
+		os.WriteFile(filepath.Join(dir, "a", "a_test.go"), []byte(testOfMutant), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	command = exec.Command(filepath.Join(dir, "go"), "test", "-timeout", timeout.String(), "-failfast", modulePath+"/a")
+	command.Dir = filepath.Join(dir, "a")
+	command.Env = append(os.Environ(), realGo+"="+goCommand, "GOTMPDIR="+dir, "GOFLAGS=", "GOWORK=off")
+	return command, dir
+}
+
+// testOfMutant also has a mistake that only vet finds.
+const testOfMutant = `package a
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+func TestF(t *testing.T) {
+	if err := os.WriteFile("pid", fmt.Append(nil, os.Getpid()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f("a", "b") != "ab" {
+		t.Error("a mutant")
+	}
+	_ = fmt.Sprintf("%d", "a")
+}
+`
+
+// TestGoCommand checks that a mutant is killed only if a test fails.
+func TestGoCommand(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]int{
+		"return a + b": 0,
+		"return b + a": int(testsFailed),
+		"panic(a)":     int(testsFailed),
+		"return a - b": int(notViable),
+		"return a + b + string(make([]byte, 7<<30))": int(testsFailed),
+	} {
+		command, dir := mutated(t, body, time.Minute)
+		out, err := command.CombinedOutput()
+		var failed *exec.ExitError
+		if err != nil && !errors.As(err, &failed) || command.ProcessState.ExitCode() != want {
+			t.Errorf("%s: %v, want %d\n%s", body, err, want, out)
+		}
+		if left, err := filepath.Glob(filepath.Join(dir, "mutant-*")); err != nil || len(left) > 0 {
+			t.Errorf("%s: leaves %q, error %v", body, left, err)
+		}
+	}
+}
+
+// TestGoCommandTimeout checks that nothing of a test that hangs is left when gremlins' time has passed, and that the
+// command has not ended before.
+func TestGoCommandTimeout(t *testing.T) {
+	t.Parallel()
+	const timeout = 15 * time.Second
+	command, dir := mutated(t, "for {}", timeout)
+	began := time.Now()
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait(); close(ended) }()
+	gone := func() bool {
+		data, err := os.ReadFile(filepath.Join(dir, "a", "pid"))
+		if err != nil {
+			return false
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		return err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	}
+	for !gone() && time.Since(began) < 2*timeout {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if took := time.Since(began); !gone() || took > timeout-gremlinsMargin+ownMargin/2 {
+		t.Errorf("the test is gone: %t, after %s", gone(), took)
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the command has ended: %v", err)
+	default:
+	}
+	_ = command.Process.Kill()
+	<-ended
+}
