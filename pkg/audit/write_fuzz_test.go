@@ -28,7 +28,7 @@ func FuzzWrite(f *testing.F) {
 		const years = 1 << 35
 		at := time.Unix(seconds%years, 0)
 		record := Record{
-			Name: name, UID: types.UID(name), Signer: name, Requester: &Requester{user, user, slices.Repeat([]string{group}, int(count))},
+			Name: name, UID: types.UID(name), Signer: name, Requester: &Requester{Username: user, UID: user, Groups: slices.Repeat([]string{group}, int(count))},
 			Subject: subject, DNSNames: slices.Repeat([]string{text}, int(count)), URIs: []string{text}, Usages: []string{usage}, Message: message,
 			NotBefore: &at,
 		}
