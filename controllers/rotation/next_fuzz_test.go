@@ -135,19 +135,19 @@ func FuzzNext(f *testing.F) {
 		f.Add([]byte{phase, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 1, 2}, uint8(7))
 		f.Add([]byte{phase, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 1, 1, 1, 1, 2, 1, 1, 3, 3, 3, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, uint8(3))
 	}
-	f.Fuzz(func(t *testing.T, data []byte, signers uint8) { decide(t, data, signers) })
+	f.Fuzz(func(t *testing.T, data []byte, signers uint8) { decide(t, data, signers, tally{}) })
 }
 
 // TestNextIsSafe decides as FuzzNext about random states, and checks that each dangerous action is among the steps.
 func TestNextIsSafe(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	data, taken := make([]byte, 120), map[Action]int{}
+	data, taken, checked := make([]byte, 120), map[Action]int{}, tally{}
 	for range 20_000 / slower {
 		for i := range data {
 			data[i] = byte(random.Uint32())
 		}
-		if taken[decide(t, data, uint8(random.Uint32()))]++; t.Failed() {
+		if taken[decide(t, data, uint8(random.Uint32()), checked)]++; t.Failed() {
 			t.Fatalf("%v", data)
 		}
 	}
@@ -156,10 +156,18 @@ func TestNextIsSafe(t *testing.T) {
 			t.Errorf("never decides to %s: %v", action, taken)
 		}
 	}
+	for _, what := range []string{"switch", "swap back", "destroy", "destroy after proof", "unpublish", "unpublish in use"} {
+		if checked[what] == 0 {
+			t.Errorf("the check of %q never applies: %v", what, checked)
+		}
+	}
 }
 
+// tally counts how often each check applies.
+type tally map[string]int
+
 // decide makes one step from the state that data describes, checks it, and returns its action.
-func decide(t *testing.T, data []byte, signers uint8) Action {
+func decide(t *testing.T, data []byte, signers uint8, checked tally) Action {
 	t.Helper()
 	b := bits(data)
 	spec := &v1alpha1.SigningAuthoritySpec{}
@@ -181,39 +189,99 @@ func decide(t *testing.T, data []byte, signers uint8) Action {
 	if again := Next(spec, status, facts); !equality.Semantic.DeepEqual(step, again) {
 		t.Errorf("decides %+v, and then %+v", step, again)
 	}
-	checkSafe(t, spec, before, facts, step)
+	checkSafe(t, spec, before, facts, step, checked)
 	checkStored(t, spec, facts, step)
 	return step.Action
 }
 
-// checkSafe checks what no step may do.
-func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alpha1.SigningAuthorityStatus, f Facts, step Step) {
+// checkSafe checks what no step may do. It states the rules in its own words, without the functions of Next. checked
+// counts how often each rule applies.
+func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alpha1.SigningAuthorityStatus, f Facts, step Step, checked tally) {
 	t.Helper()
 	s := &step.Status
-	if step.Action == Switch && (!f.Published || !f.Permitted || !sameCA(f.Secret.Candidate, before.Candidate) ||
-		AsksAPIServers(spec.Signers) && !f.Candidate.Proven || len(withoutTrust(signersToConfirm(spec.Signers), before.Candidate)) > 0) {
-		t.Errorf("signs with a CA that its verifiers do not trust: %+v", step)
-	}
-	if step.Action == SwapBack && AsksAPIServers(spec.Signers) && !f.RetiringTrusted.Proven {
-		t.Errorf("goes back to a CA that API servers do not trust: %+v", step)
-	}
-	if step.Action == DestroyRetiring && (before.Phase != v1alpha1.Completing || before.UnpublishedAt == nil || !f.Published || f.RetiringOpen) {
-		t.Errorf("destroys a key early: %+v", step)
-	}
-	provable := s.Retiring != nil && s.Retiring.NotAfter.After(f.Now) && len(f.Sharing) == 0 && askedToRefuse(spec.Signers, f)
-	if step.Action == DestroyRetiring && provable && f.Secret.Retiring != nil && (!f.RetiringRefused.Proven || f.Kept || len(f.Holding) > 0) {
-		t.Errorf("destroys the key of a CA that API servers accept: %+v", step)
+	switch step.Action {
+	case Switch:
+		checked["switch"]++
+		if !f.Published || !f.Permitted || f.Secret.Candidate == nil || before.Candidate == nil || f.Secret.Candidate.Fingerprint != before.Candidate.Fingerprint ||
+			forAPIServers(spec.Signers) && !f.Candidate.Proven || unconfirmed(spec.Signers, before.Candidate) {
+			t.Errorf("signs with a CA that its verifiers do not trust: %+v", step)
+		}
+	case SwapBack:
+		checked["swap back"]++
+		if forAPIServers(spec.Signers) && !f.RetiringTrusted.Proven {
+			t.Errorf("goes back to a CA that API servers do not trust: %+v", step)
+		}
+	case DestroyRetiring:
+		checked["destroy"]++
+		if before.Phase != v1alpha1.Completing || before.UnpublishedAt == nil || !f.Published || f.RetiringOpen {
+			t.Errorf("destroys a key early: %+v", step)
+		}
+		provable := s.Retiring != nil && f.Now.Before(s.Retiring.NotAfter.Time) && len(f.Sharing) == 0 && (forAPIServers(spec.Signers) || forAPIServers(f.RetiringSigners))
+		if !provable || f.Secret.Retiring == nil {
+			break
+		}
+		if checked["destroy after proof"]++; !f.RetiringRefused.Proven || f.Kept || len(f.Holding) > 0 {
+			t.Errorf("destroys the key of a CA that API servers accept: %+v", step)
+		}
 	}
 	if before.UnpublishedAt == nil && s.UnpublishedAt != nil {
-		late := s.LedgerClosedAt != nil && !s.LedgerClosedAt.Add(ledger.QuietAfter).After(f.Now)
-		inUse := Outstanding(spec, s.Retiring, f)
-		if !f.Sealed || len(inUse) > 0 && (s.Retiring.OutstandingAcceptedAt == nil || !late) {
+		checked["unpublish"]++
+		quiet := s.LedgerClosedAt != nil && f.Now.Sub(s.LedgerClosedAt.Time) >= ledger.QuietAfter
+		inUse := certificatesInUse(spec, s.Retiring, f)
+		if inUse {
+			checked["unpublish in use"]++
+		}
+		if !f.Sealed || inUse && (s.Retiring.OutstandingAcceptedAt == nil || !quiet) {
 			t.Errorf("unpublishes a CA whose certificates are in use: %+v", step)
 		}
 	}
-	if s.Signing != nil && !slices.ContainsFunc(Trusted(s), func(one *v1alpha1.CAStatus) bool { return sameCA(one, s.Signing) }) {
-		t.Errorf("the signing CA is not in the trust bundle: %+v", step)
+	var bundle []string
+	for _, ca := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring} {
+		if ca != nil && (ca != s.Retiring || s.UnpublishedAt == nil) {
+			bundle = append(bundle, ca.Fingerprint)
+		}
 	}
+	if got := fingerprints(Trusted(s)); !slices.Equal(got, bundle) {
+		t.Errorf("the trust bundle has %q, want %q: %+v", got, bundle, step)
+	}
+}
+
+func fingerprints(all []*v1alpha1.CAStatus) (names []string) {
+	for _, ca := range all {
+		names = append(names, ca.Fingerprint)
+	}
+	return names
+}
+
+// forAPIServers reports whether API servers verify certificates of signers. Of the fuzzed signers, this is only the
+// client signer.
+func forAPIServers(signers []string) bool {
+	return slices.Contains(signers, certificatesv1.KubeAPIServerClientSignerName)
+}
+
+// unconfirmed reports whether the administrator has not confirmed the trust in ca for one of signers that no probe covers.
+func unconfirmed(signers []string, ca *v1alpha1.CAStatus) bool {
+	for _, name := range signers {
+		if name != certificatesv1.KubeAPIServerClientSignerName && !slices.Contains(ca.Signers, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// certificatesInUse reports whether a certificate of retiring may be valid: one in the ledger, or one that another program
+// has issued up to a year before the adoption.
+func certificatesInUse(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatus, f Facts) bool {
+	if !f.Now.Before(retiring.NotAfter.Time) {
+		return false
+	}
+	for _, part := range f.Outstanding {
+		if f.Now.Before(part.Until.Time) {
+			return true
+		}
+	}
+	const year = 8760 * time.Hour // no fuzzed spec sets another lifetime
+	return spec.Lifetimes.Adopted == nil && retiring.AdoptedAt != nil && retiring.AttestedAt == nil && f.Now.Sub(retiring.AdoptedAt.Time) < year
 }
 
 var reason = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`) // metav1.Condition
