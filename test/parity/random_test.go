@@ -18,6 +18,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -89,7 +90,7 @@ func (c tally) count(t *testing.T, seed uint64, s sample, key string, theirs, ou
 	}
 	switch {
 	case problem != "":
-		t.Errorf("seed %d, request %s: %s\n%s", seed, key, problem, s.told())
+		t.Errorf("seed %d, request %s: %s\n%s", seed, key, problem, s.description())
 	case gocmp.Equal(their, our):
 		c["the same"]++
 	default:
@@ -142,8 +143,8 @@ func (s sample) permitted(theirs string) []permittedOutcome {
 	return all
 }
 
-// told describes r, so that a finding can become a row of the table.
-func (r row) told() string {
+// description returns the content of r, so that a finding can become a row of the table.
+func (r row) description() string {
 	var kinds []string
 	for _, condition := range r.conditions {
 		kinds = append(kinds, string(condition.Type))
@@ -165,8 +166,11 @@ func (e *env) randomTurn(t *testing.T, p program, rows map[string]sample, theirs
 	accepted := map[string]sample{}
 	for _, key := range slices.Sorted(maps.Keys(rows)) {
 		turn.names[key], turn.from[key] = p.id+"-"+key, time.Now()
-		if err := turn.create(t.Context(), turn.names[key], rows[key].row); err == nil {
+		switch err := turn.create(t.Context(), turn.names[key], rows[key].row); {
+		case err == nil:
 			accepted[key] = rows[key]
+		case !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsBadRequest(err):
+			t.Fatalf("create request %s: %v\n%s", key, err, rows[key].description())
 		}
 	}
 	turn.run(t, e.byStart[oneCA]...)
