@@ -20,7 +20,9 @@ git grep -oE "^func ($pattern)\(" -- '*_test.go' | sed 's|/[^/]*:func | |; s|($|
   [ -d "$found" ] || { echo "$package $target: nothing in the cache"; continue; }
   corpus="$package/testdata/fuzz/$target"
   mkdir -p "$corpus"
-  go test -c -cover -coverpkg="./$package" -o "$work/test" "./$package"
+  # The packages of the module that the tests of this package reach, because a target often tests more than its own.
+  reached=$(go list -deps -test -f '{{if not .ForTest}}{{.ImportPath}}{{end}}' "./$package" | grep "^$module/" | grep -v '\.test$' | paste -sd,)
+  go test -c -cover -coverpkg="$reached" -o "$work/test" "./$package"
   run() { (cd "$package" && "$work/test" -test.run "^$target\$$1" -test.coverprofile="$work/profile" >"$work/out" 2>&1); }
   run "" || { cat "$work/out" >&2; exit 1; }
   covered >"$work/known"

@@ -33,7 +33,7 @@ func (l *link) below(t testing.TB, name, kind string, change ...func(*x509.Certi
 	if issuer == nil {
 		issuer = made
 	}
-	der, err := x509.CreateCertificate(rand.Reader, made.template, issuer.template, made.key.Public(), issuer.key)
+	der, err := x509.CreateCertificate(rand.Reader, made.template, issuer.template, made.key.Public(), repeatable{issuer.key})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,15 +1,18 @@
 package ca_test
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha512"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"io"
 	"math/big"
 	"sync"
 	"testing"
@@ -21,19 +24,31 @@ import (
 // now is the time of every test. Certificates hold whole seconds.
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// keys are generated once, because RSA keys take long.
+// keys are made once, because RSA keys take long. The others are computed from their names, so that the inputs of fuzz
+// targets mean the same in each run. They protect nothing.
 var keys = map[string]func() crypto.Signer{
 	"RSA-2048": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 2048)) }),
 	"RSA-1024": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 1024)) }),
-	"P-224":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader)) }),
-	"P-256":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }),
-	"P-384":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P384(), rand.Reader)) }),
-	"P-521":    sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader)) }),
-	"Ed25519": sync.OnceValue(func() crypto.Signer {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		return must(key, err)
-	}),
-	"leaf": sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }),
+	"P-224":    func() crypto.Signer { return fixedKey("P-224", elliptic.P224()) },
+	"P-256":    func() crypto.Signer { return fixedKey("P-256", elliptic.P256()) },
+	"P-384":    func() crypto.Signer { return fixedKey("P-384", elliptic.P384()) },
+	"P-521":    func() crypto.Signer { return fixedKey("P-521", elliptic.P521()) },
+	"Ed25519":  func() crypto.Signer { return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, ed25519.SeedSize)) },
+	"leaf":     func() crypto.Signer { return fixedKey("leaf", elliptic.P256()) },
+}
+
+func fixedKey(name string, curve elliptic.Curve) *ecdsa.PrivateKey {
+	number := make([]byte, (curve.Params().BitSize+7)/8)
+	seed := sha512.Sum512([]byte("csr-controller-manager " + name))
+	copy(number[max(0, len(number)-len(seed)):], seed[:])
+	return must(ecdsa.ParseRawPrivateKey(curve, number))
+}
+
+// repeatable signs without random bytes, as RFC 6979 does, so that a certificate is the same in each run.
+type repeatable struct{ crypto.Signer }
+
+func (r repeatable) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return r.Signer.Sign(nil, digest, opts)
 }
 
 func must[T any](value T, err error) T {
@@ -59,7 +74,7 @@ func caTemplate(name string) *x509.Certificate {
 // selfSigned returns the certificate of template and key in PEM.
 func selfSigned(t testing.TB, template *x509.Certificate, key crypto.Signer) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), repeatable{key})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,16 +14,18 @@ import (
 // leaves no byte, and that a reader without a guard accepts each pair that it accepted before. recipe selects the CA in
 // tls.crt, so that no corpus holds a key.
 func FuzzRing(f *testing.F) {
-	rootKey, _ := newKey(f)
+	rootKey, _ := newKey(f, "root")
 	root, rootCert := issued(f, "root", rootKey, nil, nil)
-	key, keyPEM := newKey(f)
+	key, keyPEM := newKey(f, "below")
 	below, _ := issued(f, "below", key, rootCert, rootKey)
 	self, _ := issued(f, "below", key, nil, nil)
-	other := newRoot(f, 100*365*day)
-	parts := [][]byte{below, keyPEM, root, self, other.cert, other.key, []byte("text"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1}})}
+	otherKey, otherKeyPEM := newKey(f, "other")
+	otherCert, _ := issued(f, "other", otherKey, nil, nil)
+	other := Pair{otherCert, otherKeyPEM}
+	parts := [][]byte{below, keyPEM, root, self, other.Cert, other.Key, []byte("text"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1}})}
 	cook := func(recipe []byte) (all []byte) {
-		for _, one := range recipe[:min(len(recipe), 8)] {
-			all = append(all, parts[int(one)%len(parts)]...)
+		for _, choice := range recipe[:min(len(recipe), 8)] {
+			all = append(all, parts[int(choice)%len(parts)]...)
 		}
 		return all
 	}
@@ -54,7 +56,7 @@ func FuzzRing(f *testing.F) {
 		if errBefore == nil && (errAfter != nil || !bytes.Equal(before.CertificatePEM(), after.CertificatePEM())) {
 			t.Errorf("a reader had %v, and has %v, %v", before.KeyID(), after, errAfter)
 		}
-		ring.TLS = Pair{other.cert, other.key}
+		ring.TLS = other
 		if err := ring.WriteTo(written); err != nil {
 			t.Fatal(err)
 		}

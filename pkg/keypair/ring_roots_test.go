@@ -2,12 +2,15 @@ package keypair
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"io"
 	"math/big"
 	"testing"
 	"time"
@@ -19,14 +22,14 @@ import (
 func issued(t testing.TB, name string, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) ([]byte, *x509.Certificate) {
 	t.Helper()
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true, IsCA: true,
-		KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true, IsCA: true,
+		KeyUsage: x509.KeyUsageCertSign, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour),
 	}
 	if parent == nil {
 		parent, parentKey = template, key
 		template.NotAfter = template.NotAfter.Add(time.Hour)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), repeatable{parentKey})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,9 +40,19 @@ func issued(t testing.TB, name string, key *ecdsa.PrivateKey, parent *x509.Certi
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), cert
 }
 
-func newKey(t testing.TB) (*ecdsa.PrivateKey, []byte) {
+// repeatable signs without random bytes, as RFC 6979 does, so that a certificate is the same in each run.
+type repeatable struct{ *ecdsa.PrivateKey }
+
+func (r repeatable) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return r.PrivateKey.Sign(nil, digest, opts)
+}
+
+// newKey returns a key that is computed from its name, so that the inputs of fuzz targets mean the same in each run. It
+// protects nothing.
+func newKey(t testing.TB, name string) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	seed := sha256.Sum256([]byte("csr-controller-manager " + name))
+	key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), seed[:])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,12 +66,12 @@ func newKey(t testing.TB) (*ecdsa.PrivateKey, []byte) {
 // TestRootsComeAlong checks that an intermediate CA is adopted with the root from ca.crt, and that no reader refuses
 // the written Secret.
 func TestRootsComeAlong(t *testing.T) {
-	rootKey, _ := newKey(t)
+	rootKey, _ := newKey(t, "root")
 	root, rootCert := issued(t, "root", rootKey, nil, nil)
-	key, keyPEM := newKey(t)
+	key, keyPEM := newKey(t, "below")
 	below, belowCert := issued(t, "below", key, rootCert, rootKey)
 	self, selfCert := issued(t, "below", key, nil, nil) // the same key and name, and expires later
-	otherKey, otherPEM := newKey(t)
+	otherKey, otherPEM := newKey(t, "other")
 	other, otherCert := issued(t, "other", otherKey, nil, nil)
 
 	for name, test := range map[string]struct {
