@@ -86,3 +86,29 @@ func TestAddCondition(t *testing.T) {
 		t.Errorf("conditions (-want +got):\n%s", diff)
 	}
 }
+
+// TestHasCondition changes one field after another of the only condition that is found.
+func TestHasCondition(t *testing.T) {
+	t.Parallel()
+	const kind, reason, message = certificatesv1.CertificateFailed, "KeyTooWeak", "text"
+	type condition = certificatesv1.CertificateSigningRequestCondition
+	for name, test := range map[string]struct {
+		has  condition
+		want bool
+	}{
+		"the same":       {condition{Type: kind, Status: "True", Reason: reason, Message: message}, true},
+		"another kind":   {condition{Type: "Denied", Status: "True", Reason: reason, Message: message}, false},
+		"another status": {condition{Type: kind, Status: "False", Reason: reason, Message: message}, false},
+		"another reason": {condition{Type: kind, Status: "True", Reason: "Malformed", Message: message}, false},
+		"another text":   {condition{Type: kind, Status: "True", Reason: reason, Message: "texts"}, false},
+	} {
+		obj := &certificatesv1.CertificateSigningRequest{}
+		if csr.HasCondition(obj, kind, reason, message) {
+			t.Error("found in a new request")
+		}
+		obj.Status.Conditions = []condition{test.has}
+		if got := csr.HasCondition(obj, kind, reason, message); got != test.want {
+			t.Errorf("%s: found %t", name, got)
+		}
+	}
+}
