@@ -41,40 +41,40 @@ func FuzzRules(f *testing.F) {
 	f.Add("system:node:a", "system:nodes", "ou", "b.example.com", []byte{10, 0, 0, 2}, "a@b", "system:node:b", "", serving)
 	f.Add("system:node:", "system:nodes,system:masters", "", "kubernetes.default.svc", []byte{10, 96, 0, 1}, "", "system:node:", "system:nodes", serving)
 	f.Add("system:node:a", "system:nodes", "", "::ffff:10.0.0.1,*.example.com,a\u3002b", []byte{127, 0, 0, 1}, "", "system:node:a", "system:nodes", uint8(15))
-	world := newKnown()
+	approver := newKnown()
 	f.Fuzz(func(t *testing.T, commonName, organizations, unit, dns string, ips []byte, email, user, groups string, usages uint8) {
-		said := asked{
+		content := asked{
 			commonName: commonName, unit: unit, email: email, user: user,
 			organizations: fields(organizations), dns: fields(dns), groups: fields(groups),
 		}
 		for len(ips) >= 4 {
-			said.addresses, ips = append(said.addresses, net.IP(ips[:4])), ips[4:]
+			content.addresses, ips = append(content.addresses, net.IP(ips[:4])), ips[4:]
 		}
 		for i, usage := range []certificatesv1.KeyUsage{"digital signature", "server auth", "client auth", "key encipherment"} {
 			if usages&(1<<i) != 0 {
-				said.usages = append(said.usages, usage)
+				content.usages = append(content.usages, usage)
 			}
 		}
-		req := said.request()
+		req := content.request()
 		if req == nil {
 			return
 		}
-		decision, err := world.judge(t.Context(), req)
-		again, againErr := world.judge(t.Context(), req)
+		decision, err := approver.judge(t.Context(), req)
+		again, againErr := approver.judge(t.Context(), req)
 		if err != nil || againErr != nil || again != decision {
 			t.Fatalf("%+v, error %v; again %+v, error %v", decision, err, again, againErr)
 		}
 		checkDecision(t, decision)
-		if got, want := decision.Verdict == verdict.Approve, said.strictServing(); got != want {
-			t.Errorf("serving: approved %t, want %t: %+v: %s", got, want, said, decision.Message)
+		if got, want := decision.Verdict == verdict.Approve, content.strictServing(); got != want {
+			t.Errorf("serving: approved %t, want %t: %+v: %s", got, want, content, decision.Message)
 		}
 		recognisers, refused := NodeClient().review(req)
 		var names []string
-		for _, one := range recognisers {
-			names = append(names, one.Name)
+		for _, recogniser := range recognisers {
+			names = append(names, recogniser.Name)
 		}
-		if want := said.strictClient(); !slices.Equal(names, want) {
-			t.Errorf("client: recognised as %q, want %q: %+v: %s", names, want, said, refused.Message)
+		if want := content.strictClient(); !slices.Equal(names, want) {
+			t.Errorf("client: recognised as %q, want %q: %+v: %s", names, want, content, refused.Message)
 		}
 		if len(recognisers) == 0 {
 			checkDecision(t, refused)

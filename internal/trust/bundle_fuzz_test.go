@@ -30,8 +30,8 @@ func FuzzBundle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, selected []byte, seconds int64) {
 		at := now.Add(time.Duration(seconds%100_000) * time.Second)
 		var given, want []*x509.Certificate
-		for _, one := range selected[:min(len(selected), 20)] {
-			cert := certs[int(one)%len(certs)]
+		for _, choice := range selected[:min(len(selected), 20)] {
+			cert := certs[int(choice)%len(certs)]
 			given = append(given, cert)
 			if at.Before(cert.NotAfter) && !slices.ContainsFunc(want, cert.Equal) {
 				want = append(want, cert)
@@ -73,8 +73,8 @@ func FuzzWithout(f *testing.F) {
 	f.Fuzz(func(t *testing.T, recipe []byte, text string) {
 		parts := append(slices.Clone(parts), text)
 		var data string
-		for _, one := range recipe[:min(len(recipe), 24)] {
-			data += parts[int(one)%len(parts)]
+		for _, choice := range recipe[:min(len(recipe), 24)] {
+			data += parts[int(choice)%len(parts)]
 		}
 		got, err := without([]byte(data), old)
 		before, parseErr := ca.ParseCertificates([]byte(data))

@@ -132,14 +132,14 @@ func checkLoaded(t *testing.T, loaded *ca.Authority, given []byte) {
 		t.Fatal(err)
 	}
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, one := range chain[1:] {
-		if bytes.Equal(one.RawSubject, one.RawIssuer) {
-			t.Errorf("the chain holds the self-signed %q", one.Subject)
+	for _, appended := range chain[1:] {
+		if bytes.Equal(appended.RawSubject, appended.RawIssuer) {
+			t.Errorf("the chain holds the self-signed %q", appended.Subject)
 		}
-		if !known[string(one.Raw)] {
-			t.Errorf("the chain holds %q, which was not given", one.Subject)
+		if !known[string(appended.Raw)] {
+			t.Errorf("the chain holds %q, which was not given", appended.Subject)
 		}
-		between.AddCert(one)
+		between.AddCert(appended)
 	}
 	if !known[string(cert.Raw)] {
 		t.Errorf("signs with %q, which was not given", cert.Subject)
@@ -160,15 +160,15 @@ func checkAnchored(t *testing.T, loaded *ca.Authority, anchors []*x509.Certifica
 		t.Fatal(err)
 	}
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, one := range anchors {
-		roots.AddCert(one)
+	for _, anchor := range anchors {
+		roots.AddCert(anchor)
 	}
-	for _, one := range append(chain[1:], loaded.Certificate()) {
-		between.AddCert(one)
+	for _, cert := range append(chain[1:], loaded.Certificate()) {
+		between.AddCert(cert)
 		if slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
-			return bytes.Equal(anchor.RawSubject, one.RawSubject) && bytes.Equal(anchor.RawSubjectPublicKeyInfo, one.RawSubjectPublicKeyInfo)
+			return bytes.Equal(anchor.RawSubject, cert.RawSubject) && bytes.Equal(anchor.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo)
 		}) {
-			roots.AddCert(one)
+			roots.AddCert(cert)
 		}
 	}
 	options := x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}

@@ -26,25 +26,25 @@ func FuzzParse(f *testing.F) {
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
-		one, other := san.Parse(a), san.Parse(b)
-		checkOne(t, a, one)
-		if one == other && one.Name != "" && !bytes.Equal(lower(a), lower(b)) {
+		first, second := san.Parse(a), san.Parse(b)
+		checkAddress(t, a, first)
+		if first == second && first.Name != "" && !bytes.Equal(lower(a), lower(b)) {
 			t.Errorf("%q and %q are compared as equal", a, b)
 		}
-		if one != other && bytes.Equal(lower(a), lower(b)) {
-			t.Errorf("%q is %v and %q is %v", a, one, b, other)
+		if first != second && bytes.Equal(lower(a), lower(b)) {
+			t.Errorf("%q is %v and %q is %v", a, first, b, second)
 		}
-		if !strings.Contains(a, "*") && (&x509.Certificate{DNSNames: []string{a}}).VerifyHostname(b) == nil && one != other {
-			t.Errorf("a certificate for %q is accepted for %q, but they are compared as %v and %v", a, b, one, other)
+		if !strings.Contains(a, "*") && (&x509.Certificate{DNSNames: []string{a}}).VerifyHostname(b) == nil && first != second {
+			t.Errorf("a certificate for %q is accepted for %q, but they are compared as %v and %v", a, b, first, second)
 		}
-		if why := reserved.Why(one); why != reserved.Why(san.Parse(shout(a))) {
+		if why := reserved.Why(first); why != reserved.Why(san.Parse(shout(a))) {
 			t.Errorf("%q is reserved as %q, but not in upper case", a, why)
 		}
 	})
 }
 
-// checkOne compares the SAN of text with the readings of net.ParseIP.
-func checkOne(t *testing.T, text string, got san.SAN) {
+// checkAddress compares the SAN of text with the readings of net.ParseIP.
+func checkAddress(t *testing.T, text string, got san.SAN) {
 	t.Helper()
 	if got.Name != "" && got.Address.IsValid() {
 		t.Errorf("%q is a name and an address: %+v", text, got)
