@@ -112,6 +112,23 @@ const (
 	doesNotBuild = "NOT VIABLE"
 )
 
+// covered returns the percentage of mutants that unit tests cover, from a dry run. A dry run does not know which mutants
+// compile: mostly those of arithmetic, such as "a" - "b", do not. low counts none of these, and high counts all.
+func covered(all []mutant) (low, high float64) {
+	var counted, additions, uncovered int
+	for _, m := range all {
+		switch {
+		case m.status == notCovered:
+			uncovered++
+		case m.mutation == "ARITHMETIC_BASE":
+			additions++
+		default:
+			counted++
+		}
+	}
+	return percent(counted, counted+uncovered), percent(counted+additions, counted+additions+uncovered)
+}
+
 // count adds m, and prints it if no test has killed it and no entry accepts it.
 func (s *score) count(m mutant, isAccepted bool) error {
 	switch {

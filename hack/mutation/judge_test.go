@@ -53,6 +53,18 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestCovered checks the bounds of a dry run, which does not know whether changed arithmetic compiles.
+func TestCovered(t *testing.T) {
+	t.Parallel()
+	all := []mutant{
+		{mutation: "INVERT_LOGICAL", status: "RUNNABLE"}, {mutation: "INVERT_LOGICAL", status: notCovered},
+		{mutation: "ARITHMETIC_BASE", status: "RUNNABLE"}, {mutation: "ARITHMETIC_BASE", status: "RUNNABLE"},
+	}
+	if low, high := covered(all); low != 50 || high != 75 {
+		t.Errorf("covers %g %% to %g %%, want 50 %% to 75 %%", low, high)
+	}
+}
+
 // TestAccepted checks that every entry has a reason, and names a line of code that exists.
 func TestAccepted(t *testing.T) {
 	t.Parallel()

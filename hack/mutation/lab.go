@@ -113,8 +113,9 @@ func (l *lab) buildTests(t target) error {
 	return nil
 }
 
-// unleash mutates the package and returns every mutant.
-func (l *lab) unleash(t target) ([]mutant, error) {
+// unleash mutates the package and returns every mutant. If dryRun is set, it only lists the mutants, and the status of
+// a covered mutant is runnable.
+func (l *lab) unleash(t target, dryRun bool) ([]mutant, error) {
 	if err := l.buildTests(t); err != nil {
 		return nil, err
 	}
@@ -124,9 +125,12 @@ func (l *lab) unleash(t target) ([]mutant, error) {
 	}
 	args := []string{
 		"unleash", "--silent", "--output", output, "--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "10",
-		// The operators that gremlins does not change by default.
-		"--invert-logical", "--invert-loopctrl", "--invert-assignments", "--remove-self-assignments",
-		"--invert-bitwise", "--invert-bwassign",
+		// The operators that gremlins does not change by default. --invert-bitwise is missing: gremlins also changes the &
+		// of an address, which never compiles.
+		"--invert-logical", "--invert-loopctrl", "--invert-assignments", "--remove-self-assignments", "--invert-bwassign",
+	}
+	if dryRun {
+		args = append(args, "--dry-run")
 	}
 	for _, file := range l.excluded(t) {
 		args = append(args, "--exclude-files", "^"+regexp.QuoteMeta(file)+"$")

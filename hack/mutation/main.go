@@ -60,15 +60,16 @@ func main() {
 	only := flag.String("only", "", "comma-separated `packages` to mutate, such as pkg/csr,pkg/ca; all without it")
 	workers := flag.Int("workers", 0, "mutants to test at a time; 0 is the number of processors")
 	uncovered := flag.Bool("uncovered", false, "print also the mutants that unit tests do not cover")
+	dryRun := flag.Bool("dry-run", false, "test no mutant; print how many mutants unit tests cover")
 	flag.Parse()
-	if err := run(*only, *workers, *uncovered); err != nil {
+	if err := run(*only, *workers, *uncovered, *dryRun); err != nil {
 		fmt.Fprintln(os.Stderr, "mutation:", err)
 		os.Exit(1)
 	}
 }
 
 // run mutates the packages and prints a line for each. Its error joins every package below a floor.
-func run(only string, workers int, uncovered bool) error {
+func run(only string, workers int, uncovered, dryRun bool) error {
 	targets, err := readTargets("hack/mutation/targets.yaml")
 	if err != nil {
 		return err
@@ -88,13 +89,18 @@ func run(only string, workers int, uncovered bool) error {
 	defer lab.remove()
 	var errs []error
 	for _, t := range chosen {
-		found, err := lab.unleash(t)
+		found, err := lab.unleash(t, dryRun)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", t.Dir, err))
 			continue
 		}
 		if uncovered {
 			printUncovered(found)
+		}
+		if dryRun {
+			low, high := covered(found)
+			fmt.Printf("%-22s covers %.1f %% to %.1f %% of %d mutants\n", t.Dir, low, high, len(found))
+			continue
 		}
 		score, err := judge(t, found, accepted)
 		if err != nil {
