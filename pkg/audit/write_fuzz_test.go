@@ -28,7 +28,7 @@ func FuzzWrite(f *testing.F) {
 		const years = 1 << 35
 		at := time.Unix(seconds%years, 0)
 		record := Record{
-			Name: name, UID: types.UID(name), Signer: name, Requester: &Requester{Username: user, UID: user, Groups: slices.Repeat([]string{group}, int(count))},
+			Name: name, UID: types.UID(name), Signer: name, Requester: &Requester{Username: user, UID: user, Groups: slices.Repeat([]string{group}, int(count)), CredentialIDs: []string{text}},
 			Subject: subject, DNSNames: slices.Repeat([]string{text}, int(count)), URIs: []string{text}, Usages: []string{usage}, Message: message,
 			NotBefore: &at,
 		}
@@ -66,6 +66,9 @@ func checkRead(t *testing.T, wrote, read Record, event Event, length int) {
 	}
 	if len(wrote.Requester.Username) <= 256 && read.Requester.Username != valid(wrote.Requester.Username) {
 		t.Errorf("user %q, want %q", read.Requester.Username, wrote.Requester.Username)
+	}
+	if ids := wrote.Requester.CredentialIDs; len(ids[0]) <= 256 && !slices.Equal(read.Requester.CredentialIDs, []string{valid(ids[0])}) {
+		t.Errorf("credential IDs %q, want %q", read.Requester.CredentialIDs, ids)
 	}
 	if event == Signed {
 		same := func(a, b string) bool { return valid(a) == b }
