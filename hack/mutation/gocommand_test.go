@@ -122,5 +122,6 @@ func TestGoCommandTimeout(t *testing.T) {
 	default:
 	}
 	_ = command.Process.Kill()
-	<-ended
+	for range ended { // until the command has ended
+	}
 }
