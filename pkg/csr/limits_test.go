@@ -82,6 +82,8 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 	}
 	p224 := must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))
 	other := generalName(0, true, must(asn1.Marshal("text")))
+	fourTexts := pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: must(asn1.Marshal([]string{"a", "b", "c", "d"}))}
+	fourNames := pkix.Extension{Id: oidSAN, Value: must(asn1.Marshal(slices.Repeat([]asn1.RawValue{other}, 4)))}
 
 	for name, test := range map[string]struct {
 		limits  csr.Limits
@@ -98,6 +100,12 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		"1001 names":                  {change: dnsNamesOf(1001), reason: "RequestTooLarge", message: "the request asks for more than 1000 names and addresses (requestLimits.maxNames)"},
 		"1001 names of another kind":  {change: names(slices.Repeat([]asn1.RawValue{other}, 1001)...), reason: "RequestTooLarge", message: "the request asks for more than 1000 names and addresses (requestLimits.maxNames)"},
 		"names of two attributes":     {limits: csr.Limits{Names: 3}, change: func(said *content) { dnsNamesOf(2)(said); dnsNamesOf(2)(said) }, reason: "RequestTooLarge", message: "the request asks for more than 3 names and addresses (requestLimits.maxNames)"},
+		"texts of another extension":  {limits: csr.Limits{Names: 3}, change: extensions(fourTexts)},
+		"names after an extension":    {limits: csr.Limits{Names: 3}, change: extensions(fourTexts, fourNames), reason: "RequestTooLarge", message: "the request asks for more than 3 names and addresses (requestLimits.maxNames)"},
+		"lists of another attribute": {limits: csr.Limits{Extensions: 3}, change: func(said *content) {
+			lists := raw([]asn1.RawValue{raw(slices.Repeat([]pkix.Extension{fourTexts}, 4))}, "set")
+			said.Attributes = append(said.Attributes, attribute(oidChallenge, lists))
+		}},
 		"99 extensions":               {change: unknownExtensions(99)},
 		"100 extensions":              {change: unknownExtensions(100), reason: "RequestTooLarge", message: "the request holds more than 100 attributes and extensions (requestLimits.maxExtensions)"},
 		"101 attributes":              {change: unknownAttributes(101), reason: "RequestTooLarge", message: "the request holds more than 100 attributes and extensions (requestLimits.maxExtensions)"},
