@@ -35,7 +35,7 @@ func FuzzWrite(f *testing.F) {
 		var out bytes.Buffer
 		var logged strings.Builder
 		logger := funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{})
-		(&Log{out: &out}).Write(log.IntoContext(t.Context(), logger), at, event, record)
+		newLog(&out).Write(log.IntoContext(t.Context(), logger), at, event, record)
 		line := strings.TrimSuffix(out.String(), "\n")
 		if i := strings.IndexFunc(line, unprintable); i >= 0 {
 			t.Fatalf("the line has %q", line[i:min(len(line), i+10)])
