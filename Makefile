@@ -24,6 +24,20 @@ build: ## build the manager and the kubectl plugin kubectl-csr; the image holds 
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o csr-controller-manager .
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o kubectl-csr ./cmd/kubectl-csr
 
+# The version of Go's cryptographic module (crypto/internal/fips140) that build-fips and test-fips use: the one with a FIPS 140-3
+# certificate. `go doc crypto/fips140` explains it.
+FIPS := v1.0.0
+
+.PHONY: fips-version
+fips-version:
+	@echo "$(FIPS)"
+
+.PHONY: build-fips
+build-fips: ## build the manager with the FIPS 140-3 module of Go, and check that it uses it
+	CGO_ENABLED=0 GOFIPS140=$(FIPS) go build -trimpath -ldflags "-X main.version=$(VERSION)-fips" -o csr-controller-manager-fips .
+	go version -m csr-controller-manager-fips | grep -F "GOFIPS140=$(FIPS)"
+	go version -m csr-controller-manager-fips | grep -F fips140=on
+
 .PHONY: image
 image: ## build the image, as an archive for containerd, kind and docker, and its SBOM; needs no engine and no registry
 	cd hack/image && SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)} \
@@ -57,6 +71,11 @@ test: test-unit ## run all tests, with the race detector, on a real control plan
 test-unit: ## run the tests that need no control plane, with the race detector
 	go test $(RACE) $$(go list ./... | grep -vE $(HEAVY))
 	$(MODEL)
+
+.PHONY: test-fips
+test-fips: build-fips ## run the tests that need no control plane with the FIPS 140-3 module of Go, and a takeover and a rotation on one
+	CGO_ENABLED=0 GOFIPS140=$(FIPS) go test -trimpath $$(go list ./... | grep -vE $(HEAVY))
+	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test $(RACE) -v -run '^(TestFIPS|TestTakeover|TestRotation|TestSecureMetrics)$$' ./test/integration
 
 .PHONY: fleet
 fleet: ## rotate a CA under 200 certificate managers of client-go, until none uses the old CA
@@ -185,13 +204,42 @@ BASE ?= main
 bench-compare: ## compare the Go benchmarks and the quick scenarios with those of another revision; BASE=main~10 selects it
 	$(CONTROL_PLANE) hack/bench-compare.sh "$(BASE)" "$(SCENARIO)"
 
+# The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml.
+NIGHTLY := test-upgrade test-standby test-privilege parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
+  release-dry-run fuzz mutation
+
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change
-	$(MAKE) test-matrix test-upgrade test-standby test-privilege parity-mutants parity-fuzz rule-mutants bench e2e-nightly
-	$(MAKE) --keep-going fuzz mutation FUZZTIME=20s
+	$(MAKE) --keep-going FUZZTIME=20s FRESH=1 test-matrix $(NIGHTLY)
+
+.PHONY: nightly-list
+nightly-list:
+	@list() { local IFS='|'; echo "$$1=[\"$${*:2}\"]" | sed 's/|/","/g'; }; list targets $(NIGHTLY); list versions $(VERSIONS)
+
+.PHONY: release-dry-run
+release-dry-run: ## run every step of a release here, with a registry on localhost and a new key, after two builds with one result
+	hack/release/dry-run.sh
+
+# The database of vulnerabilities, or file:// and a folder with a copy of it.
+VULNDB ?= https://vuln.go.dev
+
+.PHONY: vuln
+vuln: ## search the programs for known vulnerabilities that they reach; needs the database at VULNDB (default https://vuln.go.dev)
+	hack/vuln.sh "$(VULNDB)"
+
+# Licences that permit to distribute the programs in binary form.
+LICENSES := Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT
+
+.PHONY: licenses
+licenses: ## check the licences of the linked modules, and list them in docs/reference/licenses.md
+	hack/licenses.sh "$(LICENSES)"
+
+SHELLCHECK := $(shell command -v shellcheck)
 
 .PHONY: lint
-lint: ## run golangci-lint, also in the modules hack/image and hack/docs
+lint: ## run golangci-lint, also in the modules hack/image and hack/docs, actionlint, and shellcheck if it is installed
+	go tool -modfile=hack/actionlint.mod actionlint -shellcheck="$(SHELLCHECK)" -pyflakes=
+	$(if $(SHELLCHECK),shellcheck -x -P . $$(git ls-files '*.sh' .ci),@echo "no shellcheck: the scripts are not checked")
 	$(TOOL) golangci-lint run ./...
 	for module in hack/image hack/docs; do (cd $$module && go tool -modfile=../tools.mod golangci-lint run ./...); done
 

@@ -10,8 +10,9 @@ done | tar --null -T - -cf - | tar -xf - -C "$copy"
 (
   cd "$copy"
   make --no-print-directory generate >/dev/null
+  make --no-print-directory licenses >/dev/null
   go mod tidy
-  (cd hack && go mod verify -modfile=tools.mod >/dev/null && go mod verify -modfile=helm.mod >/dev/null && go mod verify -modfile=gremlins.mod >/dev/null)
+  (cd hack && for file in tools helm gremlins actionlint; do go mod verify -modfile=$file.mod >/dev/null; done)
   for module in hack/image hack/docs; do (cd $module && go mod tidy && go mod verify >/dev/null); done
   gofmt -l -w . >/dev/null
 )
@@ -20,8 +21,9 @@ for path in config/rbac config/crd config/kubelet-serving config/node-identity c
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done
-[ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
+[ $status -eq 0 ] || echo "verify: run 'make generate licenses', 'go mod tidy' and 'gofmt -w .'" >&2
 go run ./hack/api -verify || status=1
+hack/vuln.sh --control || status=1
 make --no-print-directory docs-check || status=1
 # The manager holds the CA key, so it links nothing of kubectl. The same search must find it in the plugin, or it proves
 # nothing.

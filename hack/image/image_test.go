@@ -316,6 +316,28 @@ func TestBill(t *testing.T) {
 	}
 }
 
+// TestBillOfAnotherProgram writes the bill of the go command, whose package has another path than its module.
+func TestBillOfAnotherProgram(t *testing.T) {
+	t.Parallel()
+	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, out := filepath.Join(strings.TrimSpace(string(root)), "bin", "go"), filepath.Join(t.TempDir(), "go.cdx.json")
+	if err := (settings{version: "v1.2.3", tags: []string{"v1.2.3"}, program: program, out: out}).run(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"pkg:golang/cmd/go@v1.2.3"`, `"name": "std"`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the bill has no %s: %.500s", want, text)
+		}
+	}
+}
+
 func TestSourceDate(t *testing.T) {
 	t.Parallel()
 	if _, err := sourceDate("yesterday"); err == nil {

@@ -1,6 +1,7 @@
 // Command image builds the manager's image without a container engine and without a registry. Each platform has a
 // static binary and nothing else. All platforms are in one archive, which is both an OCI layout and a docker archive.
 // Each platform also has a software bill of materials. The same input gives the same bytes. `make image` runs it.
+// With -sbom it only writes the bill of another program.
 package main
 
 import (
@@ -24,9 +25,9 @@ var platforms = []string{"amd64", "arm64"}
 
 // settings are the flags, and the time from the environment.
 type settings struct {
-	root, out, version, revision string
-	tags                         []string
-	created                      time.Time
+	root, out, version, revision, program string
+	tags                                  []string
+	created                               time.Time
 }
 
 func main() {
@@ -37,6 +38,7 @@ func main() {
 	flag.StringVar(&s.version, "version", "dev", "what the binary calls itself")
 	flag.StringVar(&s.revision, "revision", "", "commit, for the labels")
 	flag.StringVar(&tags, "tags", "", "more tags beside the version, separated by commas")
+	flag.StringVar(&s.program, "sbom", "", "Go program: write only its bill, to the file -out")
 	flag.Parse()
 	s.tags = []string{s.version}
 	for tag := range strings.SplitSeq(tags, ",") {
@@ -58,6 +60,9 @@ func (s settings) run() error {
 	}
 	if s.created, err = sourceDate(os.Getenv("SOURCE_DATE_EPOCH")); err != nil {
 		return err
+	}
+	if s.program != "" {
+		return s.bill(s.program, s.out)
 	}
 	work, err := os.MkdirTemp("", "image-")
 	if err != nil {

@@ -34,7 +34,7 @@ func (s settings) bill(binary, path string) error {
 }
 
 func (s settings) bom(info *buildinfo.BuildInfo, sum [sha256.Size]byte) *cyclonedx.BOM {
-	main := component(cyclonedx.ComponentTypeApplication, info.Main.Path, s.version)
+	main := component(cyclonedx.ComponentTypeApplication, info.Path, s.version)
 	main.Hashes = &[]cyclonedx.Hash{{Algorithm: cyclonedx.HashAlgoSHA256, Value: fmt.Sprintf("%x", sum)}}
 	main.Licenses = &cyclonedx.Licenses{{License: &cyclonedx.License{ID: "Apache-2.0"}}}
 	parts := []cyclonedx.Component{component(cyclonedx.ComponentTypeLibrary, "std",
@@ -69,7 +69,7 @@ func properties(info *buildinfo.BuildInfo) *[]cyclonedx.Property {
 	var found []cyclonedx.Property
 	for _, setting := range info.Settings {
 		switch setting.Key {
-		case "CGO_ENABLED", "GOARCH", "GOOS", "GOAMD64", "GOARM64":
+		case "CGO_ENABLED", "GOARCH", "GOOS", "GOAMD64", "GOARM64", "GOFIPS140":
 			found = append(found, cyclonedx.Property{Name: "go:" + setting.Key, Value: setting.Value})
 		}
 	}

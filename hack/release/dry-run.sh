@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Runs every step of a release on this machine: a registry on localhost takes the place of the public one, and a new key takes the place of
+# keyless signing. `make release-dry-run` calls it.
+#
+#   hack/release/dry-run.sh [VERSION]
+#
+# It builds HEAD twice, in two folders and with two umasks, and requires identical files. Both builds share Go's build cache, so they
+# compare only linking and packing. FRESH=1 gives the second build an empty cache, which makes it slow.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. hack/release/lib.sh
+version=${1:-v0.0.0-dry.run}
+out=$PWD/bin/release
+work=$(mktemp -d)
+registry_pid=
+cleanup() {
+  [ -z "$registry_pid" ] || { kill "$registry_pid" 2>/dev/null || true; wait "$registry_pid" 2>/dev/null || true; }
+  chmod -R u+w "$work" && rm -rf "$work"
+}
+trap cleanup EXIT
+checkVersion "$version"
+unset "${!GITHUB_@}" # so that provenance records a local build
+buildTools
+(cd hack && go mod verify -modfile=release.mod >/dev/null) # make verify checks the other modules
+
+crane registry serve --address localhost:0 2>"$work/registry.log" &
+registry_pid=$!
+for ((i = 0; i < 100; i++)); do
+  port=$(sed -n 's/.*serving on port \([0-9]*\).*/\1/p' "$work/registry.log" 2>/dev/null || true)
+  [ -z "$port" ] || break
+  kill -0 "$registry_pid" 2>/dev/null || { cat "$work/registry.log" >&2; die "the registry stopped"; }
+  sleep 0.1
+done
+[ -n "$port" ] || die "the registry did not start within 10 s"
+registry=localhost:$port
+
+hack/release/notes.sh "$version" >"$work/notes.md"
+
+say "first build"
+rm -rf "$out"
+hack/release/build.sh "$version" "$registry" "$out"
+say "second build"
+git clone --quiet --no-local . "$work/copy"
+(
+  umask 077
+  [ -z "${FRESH:-}" ] || export GOCACHE=$work/cache
+  "$work/copy/hack/release/build.sh" "$version" "$registry" "$work/second"
+)
+diff -r "$out" "$work/second" >&2 || die "two builds of the same commit differ"
+say "both builds are identical"
+
+# refused runs a step that must fail, and requires that it prints the text $2. $1 names the reason.
+refused() { # REASON TEXT COMMAND…
+  local reason=$1 text=$2
+  shift 2
+  if "$@" >"$work/refused.log" 2>&1; then die "accepted: $reason"; fi
+  grep -F -- "$text" "$work/refused.log" >"$work/reason" || { cat "$work/refused.log" >&2; die "refused for another reason than \"$text\": $reason"; }
+  say "refused, as it must be: $reason ($(head -n 1 "$work/reason"))"
+}
+image=$registry/csr-controller-manager chart=$registry/charts/csr-controller-manager:${version#v}
+
+refused "a registry that does not answer" "nothing was pushed" hack/release/publish.sh "$version" localhost:1 "$out"
+hack/release/publish.sh "$version" "$registry" "$out"
+cp "$out/references.txt" "$work/first.txt"
+hack/release/publish.sh "$version" "$registry" "$out" # a second attempt after a failure finds the same digests
+cmp "$work/first.txt" "$out/references.txt"
+
+digest() { sed -n "$1s/.*@//p" "$out/references.txt"; }
+crane copy "$image@$(digest 2)" "$image:$version" 2>"$work/log"
+refused "a tag with another image" "exists with digest" hack/release/publish.sh "$version" "$registry" "$out"
+crane copy "$image@$(digest 1)" "$image:$version" 2>"$work/log"
+crane copy "$image@$(digest 1)" "$chart" 2>"$work/log"
+refused "a tag with another chart" "holds another chart" hack/release/publish.sh "$version" "$registry" "$out"
+swapped=${chart%:*}@$(crane digest "$chart")
+crane copy "${chart%:*}@$(digest 3)" "$chart" 2>"$work/log"
+
+COSIGN_PASSWORD=$(head -c 32 /dev/urandom | sha256sum | cut -d' ' -f1)
+export COSIGN_PASSWORD
+for key in key other; do cosign generate-key-pair --output-key-prefix "$work/$key" 2>"$work/log"; done
+export COSIGN_KEY=$work/key.key COSIGN_PUBLIC_KEY=$work/key.pub
+hack/release/sign.sh "$version" "$out"
+hack/release/verify.sh "$version" "$registry" "$out"
+
+# The verification must fail where it has to, or it proves nothing.
+verify() { hack/release/verify.sh "$version" "$registry" "$1"; }
+echo '{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json"}' >"$work/services.json"
+signReferences() {
+  cosign sign-blob --yes --key "$COSIGN_KEY" --signing-config "$work/services.json" --bundle "$1/references.txt.sigstore.json" \
+    "$1/references.txt" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign sign-blob failed"; }
+}
+# changed makes a copy of the release with another references.txt, from standard input, and signs it with the right key.
+changed() {
+  rm -rf "$work/changed" && cp -r "$out" "$work/changed"
+  cat >"$work/changed/references.txt"
+  signReferences "$work/changed"
+}
+COSIGN_PUBLIC_KEY=$work/other.pub refused "a signature of another key" "verify-blob $out/checksums.txt failed" verify "$out"
+cp -r "$out" "$work/changed"
+echo >>"$work/changed/csr-controller-manager-${version#v}.tgz"
+refused "a changed file" ": FAILED" verify "$work/changed"
+(cd "$work/changed" && awk '{print $2}' checksums.txt | xargs sha256sum >new && mv new checksums.txt)
+refused "a changed file with its checksum" "verify-blob $work/changed/checksums.txt failed" verify "$work/changed"
+rm -rf "$work/changed" && cp -r "$out" "$work/changed"
+sed -i 2d "$work/changed/references.txt"
+refused "references.txt without a line" "verify-blob $work/changed/references.txt failed" verify "$work/changed"
+changed < <(sed 2d "$out/references.txt")
+refused "references.txt without a line, signed" "has 2 lines, not 3" verify "$work/changed"
+changed < <(sed "1s/@.*/@$(digest 2)/" "$out/references.txt")
+refused "another image" "references.txt, line 1" verify "$work/changed"
+changed < <(sed "3s|.*|$swapped|" "$out/references.txt")
+refused "another chart" "holds another chart" verify "$work/changed"
+hack/release/publish.sh "$version" "$registry" "$out" # nothing that was refused has moved a tag
+
+cp -r "$out" "$work/unsigned"
+hack/release/publish.sh "$version" "$registry/unsigned" "$work/unsigned"
+signReferences "$work/unsigned"
+refused "an image that nobody signed" "cosign verify $registry/unsigned/csr-controller-manager@$(digest 1) failed" \
+  hack/release/verify.sh "$version" "$registry/unsigned" "$work/unsigned"
+
+say "pull what a user pulls"
+helm pull "oci://${chart%:*}" --version "${version#v}" --plain-http --destination "$work" >/dev/null
+cmp "$work/csr-controller-manager-${version#v}.tgz" "$out/csr-controller-manager-${version#v}.tgz"
+helm template csr "$work/csr-controller-manager-${version#v}.tgz" >"$work/manifests.yaml"
+grep -xE ' *image: "?'"$image@$(digest 1)"'"?' "$work/manifests.yaml" >&2
+crane export --platform "linux/$(go env GOARCH)" "$image:$version-fips" "$work/image.tar"
+mkdir "$work/image" && tar -xf "$work/image.tar" -C "$work/image"
+"$work/image/csr-controller-manager" --version | grep -xF "csr-controller-manager $version-fips"
+go version -m "$work/image/csr-controller-manager" | grep -F fips140=on
+say "dry run of $version is complete: $out"

@@ -1,0 +1,55 @@
+# Functions for the scripts in this folder, which source it from the top folder of the repository.
+# shellcheck shell=bash disable=SC2034
+
+name=csr-controller-manager
+
+say() { echo "release: $*" >&2; }
+
+die() { say "$*"; exit 1; }
+
+# checkVersion exits if $1 is not a semantic version (semver.org) with the prefix v. A tag of an image can't contain "+", so build
+# metadata is refused. The suffix -fips belongs to the image with the FIPS 140-3 module.
+checkVersion() {
+  local number='(0|[1-9][0-9]*)'
+  [[ $1 =~ ^v$number\.$number\.$number(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$ && $1 != *-fips ]] ||
+    die "\"$1\" is not a semantic version such as v1.2.3 or v1.2.3-rc.1, or ends with -fips"
+}
+
+# buildTools builds the programs that hack/release.mod and hack/helm.mod pin, and puts them first in PATH. Scripts that the caller runs
+# use the same programs.
+buildTools() {
+  [ -z "${RELEASE_TOOLS:-}" ] || return 0
+  local tools=$PWD/bin/release-tools
+  mkdir -p "$tools"
+  CGO_ENABLED=0 go build -modfile=hack/release.mod -trimpath -ldflags '-s -w' -o "$tools/" \
+    github.com/sigstore/cosign/v3/cmd/cosign github.com/google/go-containerregistry/cmd/crane
+  go build -modfile=hack/helm.mod -o "$tools/" helm.sh/helm/v4/cmd/helm # with the flags that test/manifests uses
+  export RELEASE_TOOLS=$tools PATH=$tools:$PATH
+}
+
+# isLocal reports whether registry $1 is on this machine. Only then it is used without TLS.
+isLocal() { [[ $1 == localhost:* ]]; }
+
+# identity prints the only identity that may sign: the release workflow of this repository, at the released tag.
+identity() { echo "${GITHUB_SERVER_URL:?}/${GITHUB_REPOSITORY:?}/.github/workflows/release.yml@${GITHUB_REF:?}"; }
+
+issuer=https://token.actions.githubusercontent.com
+
+# imageDigest prints the digest of the image in archive $1. It is the only entry of the layout's index.
+imageDigest() {
+  local digest
+  digest=$(tar -xOf "$1" index.json | grep -oE '"digest": *"sha256:[0-9a-f]{64}"' | grep -oE 'sha256:[0-9a-f]{64}' || true)
+  [[ $digest =~ ^sha256:[0-9a-f]{64}$ ]] || die "$1: index.json has not exactly one digest"
+  echo "$digest"
+}
+
+# isMissing reports whether text $1 is crane's error for a tag or a repository that the registry does not have. All other errors,
+# such as a refused token or a registry that is down, say nothing about the tag.
+isMissing() { [[ $1 =~ :\ (MANIFEST_UNKNOWN|NAME_UNKNOWN):\  || $1 =~ :\ unexpected\ status\ code\ 404\ Not\ Found ]]; }
+
+# hasChart exits if the manifest in file $1, of reference $2, does not hold the chart in file $3.
+hasChart() {
+  local sum
+  sum=$(sha256sum <"$3")
+  grep -qF "\"sha256:${sum%% *}\"" "$1" || die "$2 holds another chart than $3"
+}

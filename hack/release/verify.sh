@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Verifies a release as its users do: signatures, checksums, references and provenance.
+#
+#   hack/release/verify.sh VERSION REGISTRY OUT
+#
+# OUT is the folder with all files of the release. Without COSIGN_PUBLIC_KEY, the signer must be the release workflow of GITHUB_REPOSITORY at
+# the tag GITHUB_REF.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. hack/release/lib.sh
+version=$1 registry=${2,,} out=$3
+checkVersion "$version"
+buildTools
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# check runs cosign, and prints what it says only if it fails: it warns about the missing transparency log of a key.
+check() { cosign "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign $1 ${*: -1} failed"; }; }
+
+if [ -n "${COSIGN_PUBLIC_KEY:-}" ]; then
+  who=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
+else
+  who=(--certificate-identity "$(identity)" --certificate-oidc-issuer "$issuer")
+fi
+
+for file in checksums.txt references.txt; do
+  check verify-blob "${who[@]}" --bundle "$out/$file.sigstore.json" "$out/$file"
+done
+(cd "$out" && sha256sum --quiet --strict -c checksums.txt)
+
+# The references are the three of this release, and hold the images and the chart in checksums.txt.
+mapfile -t references <"$out/references.txt"
+[ ${#references[@]} = 3 ] || die "references.txt has ${#references[@]} lines, not 3"
+image=$(imageDigest "$out/${name}_$version.tar")
+fips=$(imageDigest "$out/$name-fips_$version.tar")
+[ "${references[0]}" = "$registry/$name@$image" ] || die "references.txt, line 1: not $registry/$name@$image"
+[ "${references[1]}" = "$registry/$name@$fips" ] || die "references.txt, line 2: not $registry/$name@$fips"
+chart=${references[2]}
+[[ $chart =~ ^"$registry/charts/$name"@sha256:[0-9a-f]{64}$ ]] || die "references.txt, line 3: not a digest of $registry/charts/$name"
+crane manifest "$chart" >"$work/chart"
+hasChart "$work/chart" "$chart" "$out/$name-${version#v}.tgz"
+
+while read -r _ file; do
+  check verify-blob-attestation "${who[@]}" --type slsaprovenance1 --bundle "$out/provenance.sigstore.json" "$out/${file#\*}"
+done <"$out/checksums.txt"
+for reference in "${references[@]}"; do
+  check verify "${who[@]}" "$reference"
+  check verify-attestation "${who[@]}" --type slsaprovenance1 "$reference"
+done
+for reference in "${references[@]:0:2}"; do
+  for arch in amd64 arm64; do
+    platform=${reference%@*}@$(crane digest --platform "linux/$arch" "$reference")
+    check verify "${who[@]}" "$platform"
+    check verify-attestation "${who[@]}" --type cyclonedx "$platform"
+  done
+done
+say "verified $(wc -l <"$out/checksums.txt") files and ${#references[@]} references"

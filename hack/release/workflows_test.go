@@ -1,0 +1,303 @@
+// Package release tests the workflows and the scripts of a release. It contains no code of the manager.
+package release
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+const workflows = "../../.github/workflows"
+
+type workflow struct {
+	On          any               `json:"on"`
+	Permissions map[string]string `json:"permissions"`
+	Jobs        map[string]job    `json:"jobs"`
+}
+
+type job struct {
+	Permissions map[string]string `json:"permissions"`
+	Uses        string            `json:"uses"`
+	Timeout     int               `json:"timeout-minutes"`
+	Steps       []step            `json:"steps"`
+}
+
+type step struct {
+	Uses string            `json:"uses"`
+	Run  string            `json:"run"`
+	With map[string]any    `json:"with"`
+	Env  map[string]string `json:"env"`
+}
+
+// load returns each workflow by its file's name, with its text.
+func load(t *testing.T) (map[string]workflow, map[string]string) {
+	t.Helper()
+	paths, err := filepath.Glob(workflows + "/*.y*ml")
+	if err != nil || len(paths) < 3 {
+		t.Fatalf("workflows %q, error %v", paths, err)
+	}
+	parsed, texts := map[string]workflow{}, map[string]string{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var one workflow
+		// YAML 1.1 reads the key "on" as true.
+		if err := yaml.Unmarshal([]byte(strings.Replace(string(text), "\non:", "\n\"on\":", 1)), &one); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		parsed[filepath.Base(path)], texts[filepath.Base(path)] = one, string(text)
+	}
+	return parsed, texts
+}
+
+// TestActionsArePinned wants the digest of a commit for each action, and its version beside it.
+func TestActionsArePinned(t *testing.T) {
+	t.Parallel()
+	pinned := regexp.MustCompile(`^(\./\.github/workflows/[a-z]+\.yml|[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+)$`)
+	_, texts := load(t)
+	digests := map[string]string{}
+	for name, text := range texts {
+		for _, found := range regexp.MustCompile(`(?m)\buses:\s*(.*?)\s*$`).FindAllStringSubmatch(text, -1) {
+			if !pinned.MatchString(found[1]) {
+				t.Errorf("%s: %q is not pinned as OWNER/ACTION@COMMIT # vX.Y.Z", name, found[1])
+			}
+			action, rest, _ := strings.Cut(found[1], "@")
+			if before, ok := digests[action]; ok && before != rest {
+				t.Errorf("%s: %s is %s elsewhere", name, found[1], before)
+			}
+			digests[action] = rest
+		}
+	}
+}
+
+// TestGoVersion wants one version of Go in the workflows and in the Dockerfile, because another version builds other bytes.
+func TestGoVersion(t *testing.T) {
+	t.Parallel()
+	dockerfile, err := os.ReadFile("../../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`golang:(\d+\.\d+\.\d+)-`).FindStringSubmatch(string(dockerfile))
+	if want == nil {
+		t.Fatal("the Dockerfile has no version of Go")
+	}
+	parsed, _ := load(t)
+	for name, one := range parsed {
+		for id, each := range one.Jobs {
+			for _, action := range each.Steps {
+				if got := action.With["go-version"]; strings.HasPrefix(action.Uses, "actions/setup-go@") && got != want[1] {
+					t.Errorf("%s: job %s has Go %v, the Dockerfile %s", name, id, got, want[1])
+				}
+			}
+		}
+	}
+}
+
+// TestPermissions wants no permission for a whole workflow beyond reading the repository, and rights to write only in the release.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	parsed, _ := load(t)
+	allowed := map[string]map[string]string{
+		"publish": {"contents": "read", "packages": "write", "id-token": "write"},
+		"release": {"contents": "write"},
+	}
+	for name, one := range parsed {
+		if len(one.Permissions) != 1 || one.Permissions["contents"] != "read" {
+			t.Errorf("%s: permissions %v, want contents: read", name, one.Permissions)
+		}
+		for id, each := range one.Jobs {
+			for scope, access := range each.Permissions {
+				if name != "release.yml" || allowed[id][scope] != access {
+					t.Errorf("%s: job %s has %s: %s", name, id, scope, access)
+				}
+			}
+			if each.Uses == "" && each.Timeout == 0 {
+				t.Errorf("%s: job %s has no timeout-minutes", name, id)
+			}
+			for _, action := range each.Steps {
+				if strings.HasPrefix(action.Uses, "actions/checkout@") && action.With["persist-credentials"] != false {
+					t.Errorf("%s: job %s leaves its token in the checkout: set persist-credentials: false", name, id)
+				}
+			}
+		}
+	}
+}
+
+// TestNoInjection wants no expression in a script: a script gets each value from the environment, where a shell does not run it.
+func TestNoInjection(t *testing.T) {
+	t.Parallel()
+	parsed, texts := load(t)
+	for name, one := range parsed {
+		if strings.Contains(texts[name], "pull_request_target") || strings.Contains(texts[name], "workflow_run") {
+			t.Errorf("%s runs code of a pull request with rights", name)
+		}
+		for id, each := range one.Jobs {
+			for _, action := range each.Steps {
+				if strings.Contains(action.Run, "${{") {
+					t.Errorf("%s: job %s has an expression in a script: %s", name, id, action.Run)
+				}
+			}
+		}
+	}
+}
+
+// TestReleaseSignsWithoutBuilding wants the identity that signs in one job, which builds no part of the release: a build can't sign.
+func TestReleaseSignsWithoutBuilding(t *testing.T) {
+	t.Parallel()
+	parsed, texts := load(t)
+	if strings.Contains(texts["release.yml"], "secrets:") {
+		t.Error("release.yml passes secrets to a workflow")
+	}
+	var builders, signers []string
+	for id, each := range parsed["release.yml"].Jobs {
+		builds := runs(each, "build.sh")
+		if _, signs := each.Permissions["id-token"]; signs || runs(each, "sign.sh") {
+			signers = append(signers, id)
+		}
+		if builds {
+			builders = append(builders, id)
+		}
+		if builds && len(each.Permissions) > 0 {
+			t.Errorf("job %s builds with the permissions %v", id, each.Permissions)
+		}
+		for _, action := range each.Steps {
+			if strings.HasPrefix(action.Uses, "actions/setup-go@") && action.With["cache"] != false {
+				t.Errorf("job %s uses a cache that other workflows write", id)
+			}
+		}
+	}
+	if !slices.Equal(builders, []string{"build"}) || !slices.Equal(signers, []string{"publish"}) {
+		t.Errorf("jobs %v build, jobs %v sign", builders, signers)
+	}
+}
+
+// runs reports whether a step of each runs script.
+func runs(each job, script string) bool {
+	return slices.ContainsFunc(each.Steps, func(one step) bool { return strings.Contains(one.Run, script) })
+}
+
+// script runs a script of this folder, with changelog as the text of CHANGELOG.md.
+func script(t *testing.T, changelog, name string, args ...string) (string, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "CHANGELOG.md")
+	if err := os.WriteFile(path, []byte(changelog), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command := exec.CommandContext(t.Context(), "./"+name, args...)
+	command.Env = append(os.Environ(), "CHANGELOG="+path)
+	output, err := command.CombinedOutput()
+	return string(output), err
+}
+
+// TestVersions checks that a release has a semantic version, which is not the tag of an image with the FIPS 140-3 module.
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{
+		"", "1.2.3", "v1.2", "v01.2.3", "v1.2.3+build", "v1.2.3-", "v1.2.3-a..b", "v1.2.3 ", "v1.2.3\n", "dev", "v1.2.3;id",
+		"v1.2.3-fips", "v1.2.3-rc.1-fips",
+	} {
+		if output, err := script(t, "", "notes.sh", version); err == nil || !strings.Contains(output, "is not a semantic version") {
+			t.Errorf("%q: %s, error %v", version, output, err)
+		}
+	}
+}
+
+// TestNotes checks that a release gets its section of the changelog. A pre-release gets the changes since the newest release, or, just
+// after a release, those of that release.
+func TestNotes(t *testing.T) {
+	t.Parallel()
+	const (
+		before   = "# Changelog\n\nHead.\n\n## Unreleased\n\n### Changed\n\n- new\n"
+		released = "# Changelog\n\n## Unreleased\n\n## v1.10.0 (2026-11-23)\n\n- ten\n\n## v1.1.0\n\n- one\n"
+		both     = "# Changelog\n\n## Unreleased\n\n- new\n\n## v1.1.0\n\n- one\n"
+	)
+	for _, row := range []struct{ name, changelog, version, want string }{
+		{"pre-release before the first release", before, "v0.1.0-rc.1", "\n### Changed\n\n- new\n"},
+		{"release before its section is named", before, "v0.1.0", `no section "## v0.1.0"`},
+		{"release with a date", released, "v1.10.0", "\n- ten\n"},
+		{"older release with a name that begins like a newer one", released, "v1.1.0", "\n- one\n"},
+		{"pre-release just after a release", released, "v0.0.0-dry.run", "\n- ten\n"},
+		{"pre-release with newer changes", both, "v1.2.0-alpha.1-x", "\n- new\n"},
+		{"release without a section", both, "v99.0.0", `no section "## v99.0.0"`},
+		{"pre-release without any section", "# Changelog\n", "v1.0.0-rc.1", "no section"},
+	} {
+		output, err := script(t, row.changelog, "notes.sh", row.version)
+		if refused := strings.HasPrefix(row.want, "no section"); refused != (err != nil) ||
+			refused && !strings.Contains(output, row.want) || !refused && output != row.want {
+			t.Errorf("%s: %q, error %v", row.name, output, err)
+		}
+	}
+}
+
+// TestChartHasTheVersionOfTheChangelog wants the newest release in Chart.yaml, or the first one if there is none yet.
+func TestChartHasTheVersionOfTheChangelog(t *testing.T) {
+	t.Parallel()
+	var texts []string
+	for _, path := range []string{"../../CHANGELOG.md", "../../charts/csr-controller-manager/Chart.yaml"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, string(text))
+	}
+	want := "0.1.0"
+	if newest := regexp.MustCompile(`(?m)^## v(\S+)`).FindStringSubmatch(texts[0]); newest != nil {
+		want = newest[1]
+	}
+	if !strings.Contains(texts[1], "\nversion: "+want+"\n") {
+		t.Errorf("Chart.yaml has another version than the newest release in CHANGELOG.md, %s", want)
+	}
+}
+
+// TestOnlyAMissingTagIsFree checks crane's errors: only the registry's word that it has no such tag lets a release take the tag.
+func TestOnlyAMissingTagIsFree(t *testing.T) {
+	t.Parallel()
+	const get = "Error: fetching manifest ghcr.io/o/i:v1: GET https://ghcr.io/v2/o/i/manifests/v1: "
+	for text, want := range map[string]bool{
+		get + "MANIFEST_UNKNOWN: manifest unknown":                                                        true,
+		get + "NAME_UNKNOWN: Unknown name":                                                                true,
+		get + "unexpected status code 404 Not Found":                                                      true,
+		get + "UNAUTHORIZED: authentication required":                                                     false,
+		get + "DENIED: requested access to the resource is denied":                                        false,
+		get + "unexpected status code 401 Unauthorized":                                                   false,
+		get + "unexpected status code 503 Service Unavailable":                                            false,
+		get + "TOOMANYREQUESTS: retry later":                                                              false,
+		"Error: fetching manifest x: Get \"https://ghcr.io/v2/\": dial tcp: lookup ghcr.io: no such host": false,
+		"": false,
+	} {
+		command := exec.CommandContext(t.Context(), "bash", "-c", `. ./lib.sh; isMissing "$1"`, "bash", text)
+		if err := command.Run(); (err == nil) != want {
+			t.Errorf("%q: error %v, want free: %t", text, err, want)
+		}
+	}
+}
+
+// TestNightlyRunsEveryTarget checks that the workflow can read the lists of targets and versions.
+func TestNightlyRunsEveryTarget(t *testing.T) {
+	t.Parallel()
+	command := exec.CommandContext(t.Context(), "make", "--no-print-directory", "nightly-list")
+	command.Dir = "../.."
+	output, err := command.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(output)), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("%q", lines)
+	}
+	for i, prefix := range []string{`targets=["`, `versions=["`} {
+		list, found := strings.CutPrefix(lines[i], prefix)
+		items := strings.Split(strings.TrimSuffix(list, `"]`), `","`)
+		if !found || len(items) < 3 || slices.Contains(items, "") {
+			t.Errorf("%s", lines[i])
+		}
+	}
+}
