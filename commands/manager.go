@@ -39,11 +39,11 @@ func (p *program) managerCommand() *cobra.Command {
 // manage runs the manager until ctx is done or the manager fails.
 func manage(ctx context.Context, configuration *config.Configuration) error {
 	heap.Tune()
-	if err := heap.KeepOffDisk(); err != nil {
-		return err
-	}
 	logger := NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", VersionOrBuild())
+	if err := heap.ForbidCoreDumps(); err != nil { // a sandbox may not permit it
+		logger.Error(err, "The memory of this process, with the keys of CAs, may be written to disk if it crashes")
+	}
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
 		report.Warn(logger, warning)
 	}

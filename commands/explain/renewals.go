@@ -19,7 +19,7 @@ import (
 
 const (
 	// renewalsPage is how many requests are read at a time, and maxRenewalsRead bounds how many are read.
-	renewalsPage, maxRenewalsRead = 500, 20_000
+	renewalsPage, maxRenewalsRead = 50, 20_000
 )
 
 // link has the part of a request that connects it with others in a chain of renewals.

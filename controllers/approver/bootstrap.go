@@ -135,7 +135,7 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 		return decision
 	}
 	if facts.gone != "" {
-		return refuseBootstrap(verdict.Wait, "NotAuthorized",
+		return refuseBootstrap(verdict.Wait, reasonNotAuthorized,
 			"user %q, which requests node %q, no longer exists: %s", userOf(req), nodeOf(req), facts.gone)
 	}
 	return Decision{}
@@ -150,11 +150,11 @@ func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decis
 	case binding == boundToAnother:
 		return boundElsewhere(req)
 	case p.TokenBinding && binding != boundToNode:
-		return refuseBootstrap(verdict.Ignore, "NotAuthorized",
+		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
 			"user %q is not bound to node %q: approval.nodeClient.requireTokenBinding permits only a token "+
 				"with the group %s", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 	case len(p.Users) > 0 && !slices.Contains(p.Users, req.Requester.Username):
-		return refuseBootstrap(verdict.Ignore, "NotAuthorized",
+		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
 			"user %q may not bootstrap nodes: only users %q may", userOf(req), csr.ShortenAll(p.Users))
 	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
 		return refuseBootstrap(verdict.Ignore, "RequestTooOld",
@@ -225,7 +225,7 @@ func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
 // boundElsewhere returns the Decision about a token for another node. It is final, because neither the groups nor the
 // subject of a request change.
 func boundElsewhere(req *csr.Request) Decision {
-	return refuseBootstrap(verdict.Deny, "NotAuthorized",
+	return refuseBootstrap(verdict.Deny, reasonNotAuthorized,
 		"user %q is bound to another node than %q: only a token with the group %s may request this node",
 		userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"k8s.io/apimachinery/pkg/util/sets"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/lru"
 
@@ -13,26 +13,38 @@ import (
 )
 
 const (
-	// refusedInARow is how many requests of one requester are judged at full speed although none is approved.
+	// refusedInARow is how many judgements of one requester's requests are made at full speed although each finds that
+	// the requester lacks the permission.
 	refusedInARow = 1000
 	// pacedPerSecond is how many requests of such a requester are judged in a second.
 	pacedPerSecond = 20
 	// pacedAfter is the age from which a request is paced. A younger one is judged at once: to make it costs the requester
-	// and the API server more than to judge it, and it may be that of a node with the same bootstrap token.
+	// and the API server more than to judge it.
 	pacedAfter = 10 * time.Second
 	// pacedPause is the shortest pause of a paced request, and half of the longest.
 	pacedPause = time.Minute
-	// pacedRequesters bounds the requesters whose refused requests are counted.
-	pacedRequesters = 1000
+	// pacedRequesters bounds the requesters that are counted, and pacedRequests the requests that are being judged.
+	pacedRequesters, pacedRequests = 1000, 10_000
 )
 
-// paces bounds how often the requests of a requester are judged, if none of the last 1,000 was approved. Otherwise a
-// requester with 100,000 pending requests would keep the manager and the API server busy. The first approval ends it.
-// The zero value is ready. paces is safe for concurrent use.
+// paces bounds how often the requests of a requester are judged that lacks the permission. Otherwise a requester with
+// 100,000 pending requests would keep the manager and the API server busy. Only NotAuthorized counts: it is true of all
+// requests of that requester for one signer, so no other one of them waits for what this one would get. The first
+// approval ends the pace. The zero value is ready. paces is safe for concurrent use.
 type paces struct {
 	mu         sync.Mutex
-	requesters *lru.Cache       // pending.Digest → *pace
-	judged     sets.Set[string] // names of the requests that are being judged, until refused, approved or forget
+	requesters *lru.Cache // requester → *pace
+	judged     *lru.Cache // names of requests that are being judged, until refused, approved or forget
+}
+
+// requester is a user who makes requests for a signer.
+type requester struct {
+	signer string
+	user   pending.Digest
+}
+
+func requesterOf(obj *certificatesv1.CertificateSigningRequest) requester {
+	return requester{obj.Spec.SignerName, pending.DigestOf(obj.Spec.Username)}
 }
 
 // pace is that of one requester.
@@ -41,64 +53,64 @@ type pace struct {
 	limiter *rate.Limiter
 }
 
-// wait returns how long the request of that name waits until it may be judged; the result is jittered. Zero means now,
-// and any number of times until the judgement is complete.
-func (p *paces) wait(name string, requester pending.Digest, now time.Time) time.Duration {
+// wait returns how long a request of some age waits until it may be judged; the result is jittered. Zero means now, and
+// any number of times until the judgement is complete.
+func (p *paces) wait(obj *certificatesv1.CertificateSigningRequest, age time.Duration, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of := p.of(requester)
-	if of == nil || of.refused < refusedInARow || p.judged.Has(name) {
+	p.prepare()
+	of := p.of(requesterOf(obj))
+	if of == nil || of.refused < refusedInARow {
 		return 0
 	}
-	if !of.limiter.AllowN(now, 1) {
+	if _, begun := p.judged.Get(obj.Name); !begun && age >= pacedAfter && !of.limiter.AllowN(now, 1) {
 		return wait.Jitter(pacedPause, 1)
 	}
-	if p.judged == nil {
-		p.judged = sets.New[string]()
-	}
-	p.judged.Insert(name)
+	p.judged.Add(obj.Name, nil)
 	return 0
 }
 
-// refused counts a judgement that was not an approval.
-func (p *paces) refused(name string, requester pending.Digest) {
+// refused counts a judgement that found that the requester lacks the permission.
+func (p *paces) refused(obj *certificatesv1.CertificateSigningRequest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.judged.Delete(name)
-	of := p.of(requester)
+	p.prepare()
+	p.judged.Remove(obj.Name)
+	of := p.of(requesterOf(obj))
 	if of == nil {
 		of = &pace{limiter: rate.NewLimiter(pacedPerSecond, pacedPerSecond)}
-		if p.requesters == nil {
-			p.requesters = lru.New(pacedRequesters)
-		}
-		p.requesters.Add(requester, of)
+		p.requesters.Add(requesterOf(obj), of)
 	}
 	of.refused++
 }
 
 // approved ends the pace of a requester.
-func (p *paces) approved(name string, requester pending.Digest) {
+func (p *paces) approved(obj *certificatesv1.CertificateSigningRequest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.judged.Delete(name)
-	if p.requesters != nil {
-		p.requesters.Remove(requester)
-	}
+	p.prepare()
+	p.judged.Remove(obj.Name)
+	p.requesters.Remove(requesterOf(obj))
 }
 
-// forget drops the request of that name, which is no longer undecided.
+// forget drops the request of that name: its judgement is complete, or it needs none.
 func (p *paces) forget(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.judged.Delete(name)
+	p.prepare()
+	p.judged.Remove(name)
 }
 
-// of returns the pace of requester, or nil. The caller holds mu.
-func (p *paces) of(requester pending.Digest) *pace {
+// prepare makes the zero value ready. The caller holds mu.
+func (p *paces) prepare() {
 	if p.requesters == nil {
-		return nil
+		p.requesters, p.judged = lru.New(pacedRequesters), lru.New(pacedRequests)
 	}
-	if known, found := p.requesters.Get(requester); found {
+}
+
+// of returns the pace of a requester, or nil. The caller holds mu.
+func (p *paces) of(who requester) *pace {
+	if known, found := p.requesters.Get(who); found {
 		return known.(*pace)
 	}
 	return nil

@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestARequesterWithoutApprovalsIsPaced judges requests of one user, none of which is approved. After a thousand of
-// them, twenty are judged each second. That holds for no other user and for no young request, and it ends with an
-// approval.
+// TestARequesterWithoutApprovalsIsPaced judges requests of a user who lacks the permission. After a thousand judgements,
+// twenty requests are judged each second. That holds for no other user and signer and for no young request, and it ends
+// with an approval.
 func TestARequesterWithoutApprovalsIsPaced(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))

@@ -181,8 +181,11 @@ func (r *Reconciler) reconcileCached(
 	if _, unsettled := r.written.Of(cached); !undecided && !unsettled {
 		return reconcile.Result{}, nil
 	}
-	if wait := r.pace(cached); undecided && wait > 0 {
-		return reconcile.Result{RequeueAfter: wait}, nil
+	if undecided {
+		age := r.serverTime().Since(cached.CreationTimestamp.Time)
+		if wait := r.paces.wait(cached, age, r.Clock.Now()); wait > 0 {
+			return reconcile.Result{RequeueAfter: wait}, nil
+		}
 	}
 	obj, err := r.Requests.Whole(ctx, r.Live, cached)
 	if err != nil {
@@ -197,16 +200,10 @@ func (r *Reconciler) reconcileCached(
 		return reconcile.Result{}, err
 	}
 	result, err := r.apply(ctx, obj, req, decision)
-	result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
-	return result, err
-}
-
-// pace returns how long obj waits because the last requests of its requester were all refused.
-func (r *Reconciler) pace(obj *certificatesv1.CertificateSigningRequest) time.Duration {
-	if r.serverTime().Since(obj.CreationTimestamp.Time) < pacedAfter {
-		return 0
+	if !decision.Pending { // otherwise the answer needs the object that was read
+		result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
 	}
-	return r.paces.wait(obj.Name, pending.DigestOf(obj.Spec.Username), r.Clock.Now())
+	return result, err
 }
 
 // judge calls Decide and applies the Limit. The Decision is Pending while an answer is missing.
@@ -338,8 +335,11 @@ func (r *Reconciler) refuse(
 	if decision.Reason != "" && r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 		r.record(ctx, obj, req, decision)
 	}
-	if !decision.Pending {
-		r.paces.refused(obj.Name, pending.DigestOf(obj.Spec.Username))
+	switch {
+	case decision.Reason == reasonNotAuthorized && decision.Verdict == verdict.Wait:
+		r.paces.refused(obj)
+	case !decision.Pending:
+		r.paces.forget(obj.Name)
 	}
 	if decision.Verdict != verdict.Wait {
 		return reconcile.Result{}
@@ -526,7 +526,7 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 func (r *Reconciler) decided(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome) {
 	r.written.Drop(obj.Name)
 	if about.decision.Verdict == verdict.Approve {
-		r.paces.approved(obj.Name, pending.DigestOf(obj.Spec.Username))
+		r.paces.approved(obj)
 	}
 	if about.decision.Verdict == verdict.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", about.decision.Reason, about.decision.Message)

@@ -81,13 +81,16 @@ func approved(by Recogniser) Decision {
 	}
 }
 
+// reasonNotAuthorized is the reason of a requester that lacks a permission.
+const reasonNotAuthorized = "NotAuthorized"
+
 // notAuthorized returns the Decision about a request for which every review was denied.
 func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	wanted := make([]string, len(asked))
 	for i, recogniser := range asked {
 		wanted[i] = recogniser.Asks()
 	}
-	return Decision{Result: verdict.Wait.Because("NotAuthorized",
+	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
 		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
 			"bind a ClusterRole with this permission to it; the request is checked again within a minute",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKeepOffDisk makes this process one of which the kernel writes no core dump.
-func TestKeepOffDisk(t *testing.T) {
-	if err := KeepOffDisk(); err != nil {
+// TestForbidCoreDumps makes this process one of which the kernel writes no core dump.
+func TestForbidCoreDumps(t *testing.T) {
+	if err := ForbidCoreDumps(); err != nil {
 		t.Fatal(err)
 	}
 	var limit unix.Rlimit

@@ -2,5 +2,5 @@
 
 package heap
 
-// KeepOffDisk does nothing: the manager runs on Linux.
-func KeepOffDisk() error { return nil }
+// ForbidCoreDumps does nothing: the manager runs on Linux.
+func ForbidCoreDumps() error { return nil }

@@ -32,7 +32,8 @@ const maxMessage = 1024
 // maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
 const maxSubject = 2 * 64 << 10
 
-// patience is how long Write waits for the audit log's disk. While a write to it hangs, others do not wait at all.
+// patience is how long Write waits for its turn, and for the audit log's disk. While a write to it hangs, others do not
+// wait at all.
 const patience = 2 * time.Second
 
 var errHangs = errors.New("an earlier write to it hangs")
@@ -145,7 +146,7 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 type Log struct {
 	out  io.Writer
 	turn chan struct{} // full during a write
-	// hangs reports that the current write takes longer than patience.
+	// hangs reports that a write took longer than patience, and that none has been faster since.
 	hangs atomic.Bool
 }
 
@@ -179,8 +180,8 @@ func Open(options Options) (*Log, error) {
 }
 
 // Write writes record at now: a short line to ctx's logger, and the complete record as a JSON line. If the file can't
-// be written within two seconds, Write logs and counts the error: a full disk or one that hangs must not leave nodes
-// without certificates.
+// be written within two seconds, or its turn does not come within two, Write logs and counts the error: a full disk or
+// one that hangs must not leave nodes without certificates.
 func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
 	record.Time, record.Event = now.UTC(), event
 	record.NotBefore, record.NotAfter = utc(record.NotBefore), utc(record.NotAfter)
@@ -201,11 +202,10 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	}
 }
 
-// write writes line. It returns after patience at the latest; the write may then be complete later.
+// write writes line. It waits at most patience for its turn, and as long again for the disk; the write may then be
+// complete later.
 func (l *Log) write(line []byte) error {
-	wait := time.NewTimer(patience)
-	defer wait.Stop()
-	if !l.begin(wait.C) {
+	if !l.begin() {
 		return errHangs
 	}
 	done := make(chan error, 1)
@@ -216,18 +216,18 @@ func (l *Log) write(line []byte) error {
 	}()
 	select {
 	case err := <-done:
+		l.hangs.Store(false)
 		return err
-	case <-wait.C:
+	case <-time.After(patience):
 		l.hangs.Store(true)
 		return fmt.Errorf("the write takes longer than %s", patience)
 	}
 }
 
-// begin takes the turn. It waits for it until giveUp, but not at all if the current write hangs.
-func (l *Log) begin(giveUp <-chan time.Time) bool {
+// begin takes the turn. It waits for it, but not at all while a write hangs.
+func (l *Log) begin() bool {
 	select {
 	case l.turn <- struct{}{}:
-		l.hangs.Store(false)
 		return true
 	default:
 	}
@@ -237,7 +237,7 @@ func (l *Log) begin(giveUp <-chan time.Time) bool {
 	select {
 	case l.turn <- struct{}{}:
 		return true
-	case <-giveUp:
+	case <-time.After(patience):
 		return false
 	}
 }

@@ -172,9 +172,6 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 		return
 	}
 	read, problems := parse(obj.Data)
-	if problem := l.unrecorded(); problem != "" && len(read.certificates) > 0 {
-		problems = append(problems, problem)
-	}
 	if l.use(read, problems) {
 		l.mu.Lock()
 		callbacks := slices.Clone(l.onChange)
@@ -183,19 +180,25 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 			call()
 		}
 	}
+	if len(read.certificates) > 0 { // the list is in use already: a slow answer must not delay a block
+		if problem := l.unrecorded(); problem != "" {
+			l.use(read, append(problems, problem))
+		}
+	}
 }
 
 // recordsSince is the first version whose API server records the certificates of requesters.
 var recordsSince = utilversion.MustParseGeneric("1.32")
 
-// unrecorded returns why the certificates in the list may have no effect. It is empty if they have.
+// unrecorded returns why the certificates in the list have no effect. It is empty if they have, and if the version of
+// the API server is unknown.
 func (l *List) unrecorded() string {
 	if l.server == nil {
 		return ""
 	}
 	info, err := l.server()
 	if err != nil {
-		return fmt.Sprintf("it is unknown whether the API server records the certificates of requesters: %s", err)
+		return ""
 	}
 	if found, err := utilversion.ParseGeneric(info.GitVersion); err != nil || found.LessThan(recordsSince) {
 		return fmt.Sprintf("the certificates have no effect: the API server %s records no certificate of a requester, "+

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -92,12 +94,13 @@ func TestRightsByRulesAsks(t *testing.T) {
 	}
 }
 
-// TestRightsByRulesWithoutRules checks that a failed SelfSubjectRulesReview leaves the single questions.
+// TestRightsByRulesWithoutRules checks that a SelfSubjectRulesReview that is refused leaves the single questions, and
+// that one that fails leaves nothing known.
 func TestRightsByRulesWithoutRules(t *testing.T) {
 	t.Parallel()
 	refuses := failing(func(obj client.Object) error {
 		if _, is := obj.(*authorizationv1.SelfSubjectRulesReview); is {
-			return errors.New("not served")
+			return apierrors.NewNotFound(schema.GroupResource{Resource: "selfsubjectrulesreviews"}, "")
 		}
 		obj.(*authorizationv1.SelfSubjectAccessReview).Status.Allowed = true
 		return nil

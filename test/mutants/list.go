@@ -42,8 +42,8 @@ var approverMutations = []mutation{
 	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet", ""},
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
 	{"approver: paces who is refused", "controllers/approver/pace.go", "of.refused < refusedInARow", "of.refused >= 0", approverTests},
-	{"approver: paces no young request", "controllers/approver/reconciler.go", ".Time) < pacedAfter {", ".Time) < 0 {", approverTests},
-	{"approver: an approval ends the pace", "controllers/approver/pace.go", "p.requesters.Remove(requester)", "_ = requester", approverTests},
+	{"approver: paces no young request", "controllers/approver/pace.go", "age >= pacedAfter", "age >= 0", approverTests},
+	{"approver: an approval ends the pace", "controllers/approver/pace.go", "\tp.requesters.Remove(requesterOf(obj))\n", "", approverTests},
 	{"approver: decides once", "controllers/approver/reconciler.go", "; stored { // the cache", "; stored && false { // the cache", approverTests},
 }
 
