@@ -119,6 +119,11 @@ func usesOf(t *testing.T, r *rotating) map[string][]use {
 	}
 	isRefused := func(t *testing.T) { createRequest(t, as(t, "joiner"), nodeRequest(t, "refused")) }
 	signs := func(t *testing.T) { approvedClient(t, "privilege-user") }
+	signsABlock := func(t *testing.T) { // the ledger is written for 64 certificates at a time
+		for range 65 {
+			signs(t)
+		}
+	}
 	denies := func(t *testing.T) {
 		decide(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "denied")), certificatesv1.CertificateDenied)
 	}
@@ -141,7 +146,7 @@ func usesOf(t *testing.T, r *rotating) map[string][]use {
 		"csr-signer": {
 			{"update certificatesigningrequests/status.certificates.k8s.io", signs},
 			{"sign signers.certificates.k8s.io kubernetes.io/kube-apiserver-client", signs},
-			{"update configmaps csr-signer-ledger in " + systemNamespace, signs},
+			{"update configmaps csr-signer-ledger in " + systemNamespace, signsABlock},
 			lease("csr-signer"),
 		},
 		"csr-cleaner": {
