@@ -48,6 +48,12 @@ var (
 			"what they report is left out of the comparison.",
 	})
 
+	pacedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_approver_paced_total",
+		Help: "Judgements that were postponed by one to two minutes, because the requester has lacked the permission " +
+			"1000 times.",
+	}, []string{"signer"})
+
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_errors_total",
 		Help: "Reconciles of the approver that failed and are retried, by the API server's reason, or Other.",
@@ -55,7 +61,8 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, nodesLeftOut, errorsTotal)
+	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, nodesLeftOut, pacedTotal,
+		errorsTotal)
 }
 
 // measured records the duration of the reviews that are sent.

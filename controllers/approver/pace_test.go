@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -57,6 +58,10 @@ func TestARequesterWithoutApprovalsIsPaced(t *testing.T) {
 	p.grants = []string{"nodeclient"}
 	if !judged() || len(p.written) != 1 {
 		t.Fatalf("%d approvals", len(p.written))
+	}
+	counted := &dto.Metric{}
+	if err := pacedTotal.WithLabelValues(p.served.Spec.SignerName).Write(counted); err != nil || counted.Counter.GetValue() < 2 {
+		t.Errorf("error %v, counted %s, want one at the end of each count", err, counted)
 	}
 	p.grants, p.served.UID = nil, types.UID("next")
 	if got := count(500); got != 500 {

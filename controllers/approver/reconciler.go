@@ -184,6 +184,7 @@ func (r *Reconciler) reconcileCached(
 	if undecided {
 		age := r.serverTime().Since(cached.CreationTimestamp.Time)
 		if wait := r.paces.wait(cached, age, r.Clock.Now()); wait > 0 {
+			pacedTotal.WithLabelValues(cached.Spec.SignerName).Inc()
 			return reconcile.Result{RequeueAfter: wait}, nil
 		}
 	}
@@ -471,12 +472,13 @@ func (o outcome) in(obj *certificatesv1.CertificateSigningRequest) bool {
 
 // landed reports whether the API server holds the decision, though its write failed with err. A conflict does not
 // prove that nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored.
-// landed returns an error if the decision may still be stored later.
+// NotFound does not prove that the request is gone: a proxy may have answered. landed returns an error if the decision
+// may still be stored later.
 func (r *Reconciler) landed(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err error,
 ) (bool, error) {
-	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) ||
-		apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err) {
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) ||
+		apierrors.IsTooManyRequests(err) {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
@@ -498,7 +500,7 @@ func (r *Reconciler) unwritten(
 	if about.decision.Verdict == verdict.Approve {
 		r.limiter.giveBack(about.req)
 	}
-	if unsettled == nil && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)) {
+	if unsettled == nil && apierrors.IsConflict(err) {
 		return reconcile.Result{}, nil // the watch brings the change
 	}
 	if apierrors.IsInvalid(err) { // a retry is useless until the object changes

@@ -135,7 +135,7 @@ func TestReconcileFaults(t *testing.T) {
 		"review fails":              {review: down, want: "review permission nodeclient of the requester: down"},
 		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review permission nodeclient of the requester: down"},
 		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
-		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1},
+		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1, want: "not found"},
 		"write fails":               {grants: []string{"nodeclient"}, write: down, writes: 1, want: "update approval: down"},
 		"write is forbidden":        {grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: `update approval: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
 		"write is invalid":          {grants: []string{"nodeclient"}, write: invalid, writes: 1, told: 1},

@@ -33,7 +33,7 @@ func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) e
 func TestALostAnswerAboutADecision(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
-	conflict := apierrors.NewConflict(requests, "csr-1", down)
+	conflict, gone := apierrors.NewConflict(requests, "csr-1", down), apierrors.NewNotFound(requests, "csr-1")
 	stored := func(p *parts, now *request) error {
 		*now = *p.written[0].DeepCopy()
 		now.ResourceVersion = "8"
@@ -67,7 +67,11 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 		"no answer, reads fail":        {write: down, live: unread, fails: true, then: func(p *parts) { p.served = p.written[0] }, want: "Approve"},
 		"a conflict, reads fail":       {write: conflict, live: unread, fails: true, then: func(p *parts) { p.served = p.written[0] }, want: "Approve"},
 		"no answer, denied by another": {write: down, live: unread, fails: true, then: func(p *parts) { with("Denied")(p.served) }},
-		"gone":                         {write: apierrors.NewNotFound(requests, "csr-1"), then: func(p *parts) { p.getFault = apierrors.NewNotFound(requests, "csr-1") }},
+		"gone": {
+			write: gone, live: func(*parts, *request) error { return gone }, fails: true, then: func(p *parts) { p.getFault = gone },
+		},
+		"not found, though it is there":  {write: gone, live: unchanged, fails: true, want: "Approve"},
+		"not found, though it is stored": {write: gone, live: stored, want: "Approve"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

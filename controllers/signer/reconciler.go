@@ -268,7 +268,10 @@ func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSi
 		stored, readErr := r.read(ctx, obj)
 		if readErr != nil || !hasFailedAs(stored, obj.UID, judged) {
 			r.failures.Keep(obj, judged) // the write may still be stored
-			return ignoreChanged(err)
+			if readErr == nil && stored.ResourceVersion != before {
+				return nil // the watch brings the change to the queue
+			}
+			return fmt.Errorf("update status: %w", err)
 		}
 	}
 	r.wrote(ctx, before, obj)
@@ -305,15 +308,6 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 	record := audit.Of(obj, judged.Request)
 	record.Verdict, record.Reason, record.Message = judged.Outcome(), judged.Reason, judged.Message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
-}
-
-// ignoreChanged returns nil for an error that means that the object has changed. The watch brings the change to the
-// queue.
-func ignoreChanged(err error) error {
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil
-	}
-	return fmt.Errorf("update status: %w", err)
 }
 
 // approved reports whether obj is approved for one of Signers. It may be signed or failed already.

@@ -175,8 +175,10 @@ func (r *Reconciler) afterDiscard(
 		r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("Malformed",
 			"the API server rejects the certificate of this request as invalid: %v; a new request is needed", err)})
 		return nil
-	default:
-		return ignoreChanged(err)
+	case apierrors.IsConflict(err):
+		return nil // the watch brings the change to the queue
+	default: // also for NotFound: if the request is gone, the watch removes it from the cache
+		return fmt.Errorf("update status: %w", err)
 	}
 }
 
@@ -243,20 +245,22 @@ func CutShort(issued *ca.Issued) string {
 }
 
 // outcomeOf returns what became of a certificate whose write to obj failed with err. A conflict does not prove that
-// nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored. So outcomeOf
-// reads the request from the API server. counts reports that the API server can read the request but does not store
-// the certificate.
+// nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored. NotFound does
+// not prove that the request is gone: a proxy may have answered. So outcomeOf reads the request from the API server.
+// counts reports that the API server can read the request but does not store the certificate.
 func (r *Reconciler) outcomeOf(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, certificate []byte, err error,
 ) (outcome audit.Event, counts bool) {
 	switch {
-	case final(err) || apierrors.IsNotFound(err):
+	case final(err):
 		return audit.Discarded, false
-	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err):
+	case notTried(err):
 		return audit.Uncertain, false // the next attempt shows whether an earlier write was stored
 	}
 	stored, readErr := r.read(ctx, obj)
 	switch {
+	case apierrors.IsNotFound(err) && apierrors.IsNotFound(readErr):
+		return audit.Discarded, false
 	case readErr != nil || stored.UID != obj.UID: // the certificate may have been stored before the deletion
 		return audit.Uncertain, false
 	case bytes.Equal(stored.Status.Certificate, certificate):
@@ -277,6 +281,11 @@ func (r *Reconciler) read(
 	stored := &certificatesv1.CertificateSigningRequest{}
 	err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), stored)
 	return stored, err
+}
+
+// notTried reports whether the API server refused a write before it looked at the object.
+func notTried(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err)
 }
 
 // final reports whether a retry is useless while the object stays the same.

@@ -268,7 +268,7 @@ func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) e
 func TestEndOfACertificate(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
-	conflict := apierrors.NewConflict(requests, "csr-1", down)
+	conflict, gone := apierrors.NewConflict(requests, "csr-1", down), apierrors.NewNotFound(requests, "csr-1")
 	for name, test := range map[string]struct {
 		write error
 		live  func(p *parts, now *request) error // nil means that no read is expected
@@ -291,7 +291,15 @@ func TestEndOfACertificate(t *testing.T) {
 			now.ResourceVersion, now.Status.Certificate = "8", []byte("another")
 			return nil
 		}, want: audit.Discarded},
-		"not found":         {write: apierrors.NewNotFound(requests, "csr-1"), want: audit.Discarded},
+		"not found": {write: gone, live: func(*parts, *request) error { return gone }, want: audit.Discarded, fails: true},
+		"not found, though it is there": {write: gone, live: func(p *parts, now *request) error {
+			*now = *p.served.DeepCopy()
+			return nil
+		}, want: audit.Uncertain, fails: true},
+		"not found, though it is stored": {write: gone, live: func(p *parts, now *request) error {
+			*now = *p.written[0]
+			return nil
+		}, want: audit.Stored},
 		"unauthorized":      {write: apierrors.NewUnauthorized("no"), want: audit.Uncertain, fails: true},
 		"too many requests": {write: apierrors.NewTooManyRequests("later", 1), want: audit.Uncertain, fails: true},
 		"no answer, stored": {write: down, live: func(p *parts, now *request) error {
