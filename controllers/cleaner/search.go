@@ -45,8 +45,8 @@ func (r *Reconciler) soon(obj client.Object) bool {
 	return !next.at.IsZero() && next.at.Sub(now) <= horizon
 }
 
-// search puts the requests that are due within horizon into the queue, every searchEvery until ctx ends, and when
-// requests can be judged again.
+// search puts the requests that are due within horizon into the queue until ctx ends: every searchEvery by the API
+// servers' time, when that time steps back, and when requests can be judged again.
 func (r *Reconciler) search(ctx context.Context, cached cache.Informers, log logr.Logger, queue controllerQueue) {
 	requests, err := informer.FromCache(ctx, cached, &certificatesv1.CertificateSigningRequest{}, log, nil)
 	stored, ok := requests.(interface{ GetStore() toolscache.Store })
@@ -57,10 +57,11 @@ func (r *Reconciler) search(ctx context.Context, cached cache.Informers, log log
 	defer ticker.Stop()
 	var last time.Time // zero after a time when nothing could be judged
 	for {
+		now := r.serverTime().Now()
 		if !r.ready() {
 			last = time.Time{}
-		} else if last.IsZero() || r.Clock.Since(last) >= searchEvery {
-			last = r.Clock.Now()
+		} else if now.Before(last) || now.Sub(last) >= searchEvery {
+			last = now
 			r.enqueueDue(stored.GetStore(), queue)
 		}
 		select {

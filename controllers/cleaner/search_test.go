@@ -3,6 +3,7 @@ package cleaner
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // filled is a cache with an informer that has synced.
@@ -70,5 +72,49 @@ func TestSearchFindsDueRequests(t *testing.T) {
 		found(4*time.Hour, 3)
 		found(23*time.Hour, 3)
 		found(24*time.Hour, 4)
+	})
+}
+
+// shifted is a clock that differs from the machine's.
+type shifted struct {
+	clock.RealClock
+	by atomic.Int64 // a time.Duration
+}
+
+func (s *shifted) Now() time.Time { return s.RealClock.Now().Add(time.Duration(s.by.Load())) }
+
+// TestSearchFollowsTheAPIServersTime corrects the API server's clock, which was a day behind. Requests that are due now
+// must not wait for the next search by the machine's clock.
+func TestSearchFollowsTheAPIServersTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		requests := &filled{store: toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)}
+		if err := requests.store.Add(object(func(obj *request) {
+			obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-30 * time.Hour))
+		})); err != nil {
+			t.Fatal(err)
+		}
+		server := &shifted{}
+		server.by.Store(int64(-24 * time.Hour))
+		r := &Reconciler{
+			Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Clock: clock.RealClock{},
+			ServerTime: servertime.Apart(clock.RealClock{}, server),
+		}
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer queue.ShutDown()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go r.search(ctx, requests, logr.Discard(), queue)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if queue.Len() != 0 {
+			t.Error("a request is due by the machine's clock only, and was found")
+		}
+		server.by.Store(0)
+		time.Sleep(2 * searchTick)
+		synctest.Wait()
+		if queue.Len() != 1 {
+			t.Error("a request is due by the corrected clock, and was not found")
+		}
 	})
 }
