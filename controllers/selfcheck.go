@@ -64,10 +64,10 @@ var (
 			"namespaces or signers for which it lacks the right.",
 	}, []string{"verb", "resource"})
 
-	checkLastRun = prometheus.NewGauge(prometheus.GaugeOpts{
+	checkLastRun = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_check_last_run_timestamp_seconds",
-		Help: "Time of the last self-check, in seconds since 1970.",
-	})
+		Help: "Time of the last run of each self-check, in seconds since 1970.",
+	}, []string{"check"})
 )
 
 func init() { metrics.Registry.MustRegister(checkResult, missingRights, checkLastRun) }
@@ -218,13 +218,12 @@ func (s *selfCheck) runIfDue(ctx context.Context, task *checkTask) {
 		pause = s.pause()
 	}
 	task.key, task.due = key, now.Add(pause-s.pause()/2) // due at the nearest tick
-	s.report(task, results)
-	checkLastRun.Set(float64(now.Unix()))
+	s.report(task, results, now)
 }
 
-// report updates the metrics of each check in results, and logs the results that changed since the last run. The first
+// report updates the metrics of each check in results, which was made at now, and logs the results that changed since the last run. The first
 // run logs every result that is not OK.
-func (s *selfCheck) report(task *checkTask, results []check.Result) {
+func (s *selfCheck) report(task *checkTask, results []check.Result, now time.Time) {
 	checks := map[string][]check.Result{}
 	if len(results) == 0 {
 		checks[task.name] = nil
@@ -241,6 +240,7 @@ func (s *selfCheck) report(task *checkTask, results []check.Result) {
 			}
 			checkResult.WithLabelValues(name, string(status)).Set(value)
 		}
+		checkLastRun.WithLabelValues(name).Set(float64(now.Unix()))
 		if task.last == nil {
 			s.log.Info("Self-check completed", "check", name, "result", worst, "questions", len(checks[name]))
 		}
@@ -274,8 +274,9 @@ func (s *selfCheck) logChanges(task *checkTask, results []check.Result) {
 }
 
 // ownRights returns a check of rights. It records which of them are denied, in the metrics and, if the controllers need
-// them, for ready. It ignores results that are unknown.
+// them, for ready. A result that is unknown changes nothing.
 func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
+	denied := make([]bool, len(rights)) // as far as known
 	return func(ctx context.Context) []check.Result {
 		results := check.RightsByRules(ctx, c, rights)
 		var names []string
@@ -283,7 +284,10 @@ func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(contex
 		for i, right := range rights {
 			label := [2]string{right.Verb, right.GroupResource()}
 			missing[label] += 0 // a series for each right
-			if results[i].Status != check.Failed {
+			if status := results[i].Status; status != check.Unknown {
+				denied[i] = status == check.Failed
+			}
+			if !denied[i] {
 				continue
 			}
 			missing[label]++

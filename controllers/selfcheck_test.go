@@ -171,7 +171,7 @@ func TestSelfCheckTells(t *testing.T) {
 	if len(b.lines) > 0 {
 		t.Errorf("logged without a change: %s", <-b.lines)
 	}
-	if at := gauge(t, "csr_check_last_run_timestamp_seconds"); at < 1 {
+	if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-tells"); at < 1 {
 		t.Errorf("last run at %v", at)
 	}
 }
@@ -228,21 +228,23 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		{Verb: "test", Resource: "b", Name: "one"}, {Verb: "test", Resource: "b", Name: "two"},
 		{Verb: "test", Resource: "c", Optional: true},
 	}
-	denied := ""
+	denied, fault := "", error(nil)
 	s := &selfCheck{log: logr.Discard(), clock: clocktesting.NewFakeClock(time.Now())}
-	task := &checkTask{name: "own-rights", run: s.ownRights(reviewer{answer: func(resource string) (bool, error) { return resource != denied, nil }}, rights)}
+	task := &checkTask{name: "own-rights", run: s.ownRights(reviewer{answer: func(resource string) (bool, error) { return resource != denied, fault }}, rights)}
 	for _, test := range []struct {
 		denied string
+		fault  error
 		want   map[string]float64
 		failed string
 	}{
-		{"", nil, ""},
-		{"a", map[string]float64{"a/status.example.com": 1}, "own-rights"},
-		{"b", map[string]float64{"b": 2}, "own-rights"},
-		{"c", map[string]float64{"c": 1}, "optional-rights"},
-		{"", nil, ""},
+		{},
+		{denied: "a", want: map[string]float64{"a/status.example.com": 1}, failed: "own-rights"},
+		{denied: "b", want: map[string]float64{"b": 2}, failed: "own-rights"},
+		{fault: errors.New("timeout"), want: map[string]float64{"b": 2}}, // unknown, so as before
+		{denied: "c", want: map[string]float64{"c": 1}, failed: "optional-rights"},
+		{},
 	} {
-		denied, task.due = test.denied, time.Time{}
+		denied, fault, task.due = test.denied, test.fault, time.Time{}
 		s.runIfDue(t.Context(), task)
 		for _, resource := range []string{"a/status.example.com", "b", "c"} {
 			if got := gauge(t, "csr_check_missing_rights", resource, "test"); got != test.want[resource] {
@@ -254,7 +256,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 				t.Errorf("without %q: %s has failed: %t", test.denied, name, got)
 			}
 		}
-		if err := s.ready(nil); (err != nil) != (test.failed == "own-rights") {
+		if err := s.ready(nil); (err != nil) != (len(test.want) > 0 && test.want["c"] == 0) {
 			t.Errorf("without %q: ready says %v", test.denied, err)
 		}
 	}

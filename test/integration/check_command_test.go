@@ -235,7 +235,7 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
 		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 0`,
 		`csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="unknown"} 0`,
-		`csr_check_result{check="optional-rights",result="ok"} 1`, `csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds 1.`)
+		`csr_check_result{check="optional-rights",result="ok"} 1`, `csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds{check="own-rights"} 1.`)
 
 	// A required right.
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "csr-approver"}}
