@@ -89,6 +89,8 @@ func TestChain(t *testing.T) {
 	crossed := otherRoot.below(t, "upper", "P-384")
 	crossRoot := otherRoot.below(t, "root", "P-256")
 	rekeyed := none.below(t, "root", "P-256", func(c *x509.Certificate) { c.NotAfter = c.NotAfter.AddDate(1, 0, 0) })
+	namesake := none.below(t, "root", "Ed25519")
+	successor := root.below(t, "root", "Ed25519") // of the same name, and signed by root
 	const notInCA = `the chain does not end in a certificate of ca.crt: the issuer "CN=upper" of "CN=lower" is missing`
 
 	for name, test := range map[string]struct {
@@ -105,6 +107,8 @@ func TestChain(t *testing.T) {
 		"a root in ca.crt":                        {signing: root, anchors: []*link{otherRoot, root}, want: []string{}},
 		"a root that was reissued for its key":    {signing: root, anchors: []*link{rekeyed}, want: []string{}},
 		"a root that is not in ca.crt":            {signing: root, anchors: []*link{otherRoot}, err: `the chain does not end in a certificate of ca.crt: the issuer "CN=root" of "CN=root" is missing`},
+		"a root with the name of one in ca.crt":   {signing: root, anchors: []*link{namesake}, err: `the chain does not end in a certificate of ca.crt: the issuer "CN=root" of "CN=root" is missing`},
+		"below a root of the same name":           {signing: successor, more: []*link{root}, mode: ca.WithRoot, want: []string{"root", "root"}},
 		"an intermediate alone":                   {signing: lower, want: []string{"lower"}},
 		"an intermediate alone, none":             {signing: lower, mode: ca.None, want: []string{}},
 		"an intermediate alone, with root":        {signing: lower, mode: ca.WithRoot, err: `the chain must end with its root, but ends with "CN=lower": add the certificate of its issuer "CN=upper"`},

@@ -96,6 +96,7 @@ func TestDropped(t *testing.T) {
 
 		"CA:TRUE":       {change: extensions(pkix.Extension{Id: oidBasicConstraints, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}), want: []string{"extension 2.5.29.19"}},
 		"own extension": {change: extensions(rsaSAN, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: []byte{5, 0}}), want: []string{"extension 1.2.3"}},
+		"two of them":   {change: extensions(pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: []byte{5, 0}}, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 4}, Value: []byte{5, 0}}), want: []string{"extension 1.2.3", "extension 1.2.4"}},
 		"key usage":     {change: extensions(pkix.Extension{Id: oidKeyUsage, Value: []byte{3, 2, 5, 0xa0}}), want: []string{"extension 2.5.29.15"}},
 
 		"challenge password": {
@@ -121,6 +122,12 @@ func TestDropped(t *testing.T) {
 		"an invalid attribute": {
 			change: func(said *content) { said.Attributes = append(said.Attributes, raw(7)) },
 			want:   []string{"malformed attribute"},
+		},
+		"an invalid attribute before another": {
+			change: func(said *content) {
+				said.Attributes = append(said.Attributes, raw(7), attribute(oidChallenge, raw([]string{"secret"}, "set")))
+			},
+			want: []string{"attribute 1.2.840.113549.1.9.7", "malformed attribute"},
 		},
 		"bytes after the subjectAltNames": {
 			change: extensions(pkix.Extension{Id: oidSAN, Value: []byte{0x30, 0, 5, 0}}),
