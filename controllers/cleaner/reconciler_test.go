@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -195,6 +196,28 @@ func TestReconcileFaults(t *testing.T) {
 
 // TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong by an
 // hour must neither delete early nor late.
+// TestErrorsAreCounted checks that a Reconcile that fails is counted with its reason, and no other.
+func TestErrorsAreCounted(t *testing.T) {
+	t.Parallel()
+	counted := func(reason string) float64 {
+		t.Helper()
+		value := &dto.Metric{}
+		if err := errorsTotal.WithLabelValues(reason).Write(value); err != nil {
+			t.Fatal(err)
+		}
+		return value.GetCounter().GetValue()
+	}
+	before := counted("Timeout")
+	failing, _, _ := newReconciler(object(), now, apierrors.NewTimeoutError("slow", 1), nil)
+	fine, _, _ := newReconciler(object(), now, nil, nil)
+	for _, r := range []*Reconciler{failing, fine} {
+		reconcileOnce(t, r)
+	}
+	if after := counted("Timeout"); after != before+1 {
+		t.Errorf("%v errors are counted, want 1", after-before)
+	}
+}
+
 func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

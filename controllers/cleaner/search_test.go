@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -117,4 +118,73 @@ func TestSearchFollowsTheAPIServersTime(t *testing.T) {
 			t.Error("a request is due by the corrected clock, and was not found")
 		}
 	})
+}
+
+// TestSoon checks which requests enter the queue with an event.
+func TestSoon(t *testing.T) {
+	t.Parallel()
+	dueIn := func(left time.Duration) *request {
+		return object(func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(left - 24*time.Hour)) })
+	}
+	deleted := dueIn(0)
+	deleted.DeletionTimestamp = &metav1.Time{Time: now}
+	for name, test := range map[string]struct {
+		obj   client.Object
+		known bool
+		want  bool
+	}{
+		"overdue":                      {dueIn(-time.Hour), true, true},
+		"due at the horizon":           {dueIn(horizon), true, true},
+		"due after the horizon":        {dueIn(horizon + time.Nanosecond), true, false},
+		"overdue, the time is unknown": {dueIn(-time.Hour), false, false},
+		"being deleted":                {deleted, true, false},
+		"another kind":                 {&corev1.Secret{}, true, false},
+	} {
+		r, _, _ := newReconciler(nil, now, nil, nil)
+		if !test.known {
+			r.ServerTime = &servertime.Clock{} // has measured nothing
+		}
+		if got := r.soon(test.obj); got != test.want {
+			t.Errorf("%s: %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+// unsynced is an informer that has not read the requests yet.
+type unsynced struct{ filled }
+
+func (u *unsynced) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return u, nil
+}
+func (*unsynced) HasSynced() bool { return false }
+
+// storeless is an informer of another cache, whose store can't be read.
+type storeless struct {
+	cache.Informers
+	cache.Informer
+}
+
+func (s *storeless) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return s, nil
+}
+
+// TestSearchNeedsTheWholeCache checks that nothing is searched that is not complete.
+func TestSearchNeedsTheWholeCache(t *testing.T) {
+	t.Parallel()
+	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
+	if err := store.Add(object(func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(-30 * time.Hour)) })); err != nil {
+		t.Fatal(err)
+	}
+	for name, cached := range map[string]cache.Informers{
+		"not synced": &unsynced{filled{store: store}}, "no store": &storeless{},
+	} {
+		r, _, _ := newReconciler(nil, now, nil, nil)
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer queue.ShutDown()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if r.search(ctx, cached, logr.Discard(), queue); queue.Len() > 0 {
+			t.Errorf("%s: a request is in the queue", name)
+		}
+	}
 }

@@ -179,6 +179,19 @@ func TestSupersededWaitsForTheCache(t *testing.T) {
 	}
 }
 
+// TestSupersededIsNoNamesake checks a request whose name another request had, which the index still holds.
+func TestSupersededIsNoNamesake(t *testing.T) {
+	t.Parallel()
+	mine := ofNode(t, "a", 0)
+	r, deleted, _ := newReconciler(mine, now.Add(4*time.Hour), nil, nil)
+	among(r, ofNode(t, "a", 900, func(obj *request) { obj.Name = "csr-2" }))
+	r.SupersededAfter = time.Hour
+	mine.UID = "uid-2"
+	if again, problem := reconcileOnce(t, r); again != 0 || problem != "" || len(*deleted) != 0 {
+		t.Errorf("again after %s, %d deletions, error %q", again, len(*deleted), problem)
+	}
+}
+
 func TestSupersededFault(t *testing.T) {
 	t.Parallel()
 	r, deleted, _ := newReconciler(ofNode(t, "a", 0), now.Add(2*time.Hour), nil, nil)
