@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
@@ -20,6 +24,28 @@ func (c *Cluster) RestartAPIServer(configure func(*envtest.Arguments)) error {
 		return fmt.Errorf("start the API server again: %w", err)
 	}
 	return nil
+}
+
+// KillAPIServer ends the API server without warning, and returns when it has ended. RestartAPIServer starts it again.
+func (c *Cluster) KillAPIServer() error {
+	text, err := os.ReadFile(c.Env.ControlPlane.GetAPIServer().Path + ".pid")
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill the API server: %w", err)
+	}
+	for range 100 {
+		if syscall.Kill(pid, 0) != nil { // it was waited for
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return errors.New("the API server does not end")
 }
 
 // ClientCAFile returns the path of the API server's client CA file. The API server reads the file again after a

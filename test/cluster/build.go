@@ -7,12 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 )
 
-// Manager builds the manager once, and returns the path of the program. It uses the race detector unless there is no
-// C compiler, which the detector needs. All test packages share the program, so the second package finds it up to
+// Manager builds the manager once, and returns the path of the program. It uses the race detector if the test does. All
+// test packages share the program, so the second package finds it up to
 // date. The working directory must be that of a package two levels below the module's root, as go test sets it.
 var Manager = sync.OnceValues(func() (string, error) {
 	return buildManager(context.Background(), filepath.Join("..", ".."))
@@ -44,11 +45,7 @@ func buildProgram(ctx context.Context, root, name, folder string) (path string, 
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	args := []string{"build", "-o", path}
-	if _, err := exec.LookPath("gcc"); err == nil {
-		args = append(args, "-race")
-	}
-	build := exec.CommandContext(ctx, "go", append(args, folder)...)
+	build := exec.CommandContext(ctx, "go", "build", "-race="+strconv.FormatBool(race), "-o", path, folder)
 	build.Dir = root
 	if output, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, output)

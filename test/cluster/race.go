@@ -1,0 +1,6 @@
+//go:build race
+
+package cluster
+
+// race reports whether the race detector watches this test.
+const race = true
