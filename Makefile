@@ -99,14 +99,15 @@ test-matrix: ## run the integration tests and parity on every pinned Kubernetes 
 	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./csrenv/... ./test/parity ); \
 	done
 
-# The commit of the previous release, from which an upgrade must roll out.
-RELEASE_BEFORE ?= 01e732d
+# The commit of the previous release (v0.1.0-alpha.1), from which an upgrade must roll out.
+RELEASE_BEFORE ?= 7dc5d58
 
 .PHONY: test-upgrade
-test-upgrade: ## roll the Deployment of the previous release out to this one, with each feature switched on
+test-upgrade: ## replace the previous release by this one and back: with each feature switched on, and under load in each phase of a rotation
 	$(CONTROL_PLANE) before=$$(mktemp -d); trap 'rm -rf "$$before"' EXIT; \
 	  git archive "$(RELEASE_BEFORE)" | tar -x -C "$$before"; (cd "$$before" && CGO_ENABLED=0 go build -o csr-controller-manager .); \
-	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests
+	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests && \
+	  RELEASE_BEFORE="$$before" go test -tags soak -count=1 -timeout 40m -v -run '^TestUpgradeUnderLoad$$' ./test/reliability
 
 .PHONY: test-standby
 test-standby: ## let a leader and a standby work on the same requests for a minute
@@ -115,6 +116,18 @@ test-standby: ## let a leader and a standby work on the same requests for a minu
 .PHONY: test-privilege
 test-privilege: ## take each verb of each shipped role from a running manager, one after the other
 	$(CONTROL_PLANE) EVERY_VERB=1 go test $(RACE) -count=1 -timeout 40m -v -run '^TestLostRightsAreNamed$$' ./test/integration
+
+.PHONY: reliability
+reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; writes bin/reliability.md
+	mkdir -p bin; $(CONTROL_PLANE) RELIABILITY=full RELIABILITY_TABLE=$(CURDIR)/bin/reliability.md \
+	  go test -count=1 -timeout 120m -v -run '^TestFaults$$' ./test/reliability
+
+# How long make soak lasts: ten minutes at least.
+SOAK ?= 1h
+
+.PHONY: soak
+soak: ## run the manager under a load, faults and rotations for an hour; memory, goroutines and latency must not grow
+	$(CONTROL_PLANE) SOAK=$(SOAK) go test -tags soak -count=1 -timeout 150m -v -run '^TestSoak$$' ./test/reliability
 
 .PHONY: parity
 parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
@@ -205,7 +218,7 @@ bench-compare: ## compare the Go benchmarks and the quick scenarios with those o
 	$(CONTROL_PLANE) hack/bench-compare.sh "$(BASE)" "$(SCENARIO)"
 
 # The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml.
-NIGHTLY := test-upgrade test-standby test-privilege parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
+NIGHTLY := test-upgrade test-standby test-privilege reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
   release-dry-run fuzz mutation
 
 .PHONY: nightly

@@ -1,0 +1,298 @@
+package reliability
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+const (
+	// requests is the size of the load, and fewRequests that of the subset.
+	requests, fewRequests = 500, 150
+	// spread is how long a load takes to be created, unless a scenario says otherwise.
+	spread = 10 * time.Second
+	// creators is the number of concurrent clients.
+	creators = 10
+)
+
+// TestFaults runs the scenarios: all of them with ours and with kube-controller-manager, or a subset with ours.
+func TestFaults(t *testing.T) {
+	for i := range scenarios {
+		s := &scenarios[i]
+		if !s.quick && !full {
+			continue
+		}
+		t.Run(strings.ReplaceAll(s.name, " ", "-"), func(t *testing.T) {
+			t.Run("ours", func(t *testing.T) { s.run(t, false) })
+			if full && s.oursOnly == "" {
+				t.Run("kube-controller-manager", func(t *testing.T) { s.run(t, true) })
+			}
+		})
+	}
+}
+
+func (s *scenario) run(t *testing.T, theirs bool) {
+	w := newWorld(t, theirs)
+	w.config, w.args, w.environment = s.config, s.args, s.environment
+	if s.prepare != nil {
+		s.prepare(w)
+	}
+	w.shortLease, w.restarts = s.replicas > 1, s.replicas > 1
+	w.startReplica(s.replicas > 1)
+	first := w.warmUp()
+	for range s.replicas - 1 { // the first one leads
+		w.waitReady(w.startReplica(true))
+	}
+	total, takes := requests, spread
+	if !full {
+		total = fewRequests
+	}
+	if s.spread > 0 {
+		takes = s.spread
+	}
+	items := w.newLoad(total, 1)
+	items = slices.DeleteFunc(items, func(i *item) bool { return i.kind.name == s.without })
+	if s.random > 0 {
+		var err error
+		if w.seed, err = randomSeed(); err != nil {
+			t.Fatalf("RELIABILITY_SEED: %v", err)
+		}
+		t.Logf("repeat it with RELIABILITY_SEED=%d", w.seed)
+		items = append(items, w.randomItems(s.random, w.seed)...)
+		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+	}
+	stopProbing := w.probe(s.ready == stays)
+	created := w.createAll(items, takes)
+	s.fault(w)
+	ended := time.Now()
+	if err := <-created; err != nil {
+		t.Fatal(err)
+	}
+	finished, recovery := w.settle(items, ended)
+	w.pause(3 * time.Second) // what comes too late would come now
+	for _, r := range w.running() {
+		w.waitReady(r)
+	}
+	unready := stopProbing()
+	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: max(0, recovery), unready: unready}
+	result.slowest = w.slowest(items)
+	wrong := w.verify(s, append(items, first))
+	result.wrong = len(wrong)
+	results = append(results, result)
+	t.Log(result)
+	if theirs { // a comparison, not a test
+		for _, err := range wrong {
+			t.Log(err)
+		}
+		return
+	}
+	for _, err := range wrong {
+		t.Error(err)
+	}
+	if s.ready == stays && unready > 0 || s.ready == falls && unready == 0 {
+		t.Errorf("it was not ready for %s", unready)
+	}
+	if t.Failed() {
+		w.explain(items)
+	}
+}
+
+// explain logs what the replicas said of the first requests that are not in their state, and the end of their logs.
+func (w *world) explain(items []*item) {
+	shown := 0
+	for _, i := range items {
+		if w.isFinished(i) || shown == 3 {
+			continue
+		}
+		shown++
+		for _, r := range w.replicas {
+			log, _ := r.Log() // what can't be read is not shown
+			for line := range strings.Lines(log) {
+				if strings.Contains(line, fmt.Sprintf("%q", i.object.Name)) {
+					w.t.Logf("replica %d: %s", r.number, line)
+				}
+			}
+		}
+	}
+	for _, r := range w.replicas {
+		w.t.Logf("the end of the log of replica %d:\n%s", r.number, r.Tail(10))
+	}
+}
+
+// warmUp waits until the program works, and returns the request that shows it.
+func (w *world) warmUp() *item {
+	w.t.Helper()
+	first := w.newItem(&kinds[0], "first")
+	if err := w.create(w.t.Context(), first); err != nil {
+		w.t.Fatal(err)
+	}
+	if finished, _ := w.settle([]*item{first}, time.Now()); finished == 0 {
+		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state, w.replicas[0].Tail(40))
+	}
+	leader := w.replicas[0]
+	w.waitReady(leader)
+	if leader.metrics == "" {
+		return first
+	}
+	if leader.idle = leader.metric(w.t.Context(), "go_goroutines"); leader.idle <= 0 {
+		w.t.Fatalf("no metrics: %s", leader.Tail(40))
+	}
+	return first
+}
+
+// waitReady waits until r says that it is ready, if it can say so.
+func (w *world) waitReady(r *replica) {
+	w.t.Helper()
+	err := wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		return r.probes == "" || r.ready(ctx), nil
+	})
+	if err != nil {
+		w.t.Fatalf("replica %d is not ready: %s", r.number, r.Tail(40))
+	}
+}
+
+// createAll creates half of items at once, and the others at a constant rate within takes.
+func (w *world) createAll(items []*item, takes time.Duration) <-chan error {
+	queue, done := make(chan *item), make(chan error, 1)
+	errs := make([]error, creators)
+	var group sync.WaitGroup
+	for creator := range creators {
+		group.Go(func() {
+			for i := range queue {
+				errs[creator] = errors.Join(errs[creator], w.create(w.t.Context(), i))
+			}
+		})
+	}
+	go func() {
+		half := len(items) / 2
+		ticker := time.NewTicker(takes / time.Duration(len(items)-half))
+		defer ticker.Stop()
+		for n, i := range items {
+			if n >= half {
+				<-ticker.C
+			}
+			queue <- i
+		}
+		close(queue)
+		group.Wait()
+		done <- errors.Join(errs...)
+	}()
+	return done
+}
+
+// probe asks the replicas of ours all the time whether they are ready. The returned function waits until one is, and
+// returns for how long those that answered said that they are not. A paused or killed replica answers nothing. If always
+// is set, no replica is killed, and no answer counts like an answer that it is not ready.
+func (w *world) probe(always bool) (stop func() time.Duration) {
+	if w.theirs {
+		return func() time.Duration { return 0 }
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var unready time.Duration
+	done := make(chan struct{})
+	anyReady := func() (ready, answered bool) {
+		for _, r := range w.running() {
+			status, _ := r.page(ctx, r.probes, "/readyz")
+			ready, answered = ready || status == http.StatusOK, answered || status != 0
+		}
+		return ready, answered
+	}
+	go func() {
+		defer close(done)
+		last := time.Now()
+		for ctx.Err() == nil {
+			ready, answered := anyReady()
+			now := time.Now()
+			if (answered || always) && !ready && ctx.Err() == nil {
+				unready += now.Sub(last)
+			}
+			last = now
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}()
+	return func() time.Duration {
+		w.t.Helper()
+		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+			ready, _ := anyReady()
+			return ready, nil
+		})
+		cancel()
+		<-done
+		if err != nil {
+			w.t.Error("it is not ready again")
+		}
+		return unready
+	}
+}
+
+// slowest returns the longest time that a request of a joining kubelet took.
+func (w *world) slowest(items []*item) (longest time.Duration) {
+	for _, i := range items {
+		if past := w.history.of(i.object.Name); i.kind == &kinds[0] && w.isFinished(i) {
+			longest = max(longest, past.settled.Sub(past.created))
+		}
+	}
+	return longest
+}
+
+// row is a row of the table.
+type row struct {
+	scenario          *scenario
+	theirs            bool
+	finished, total   int
+	recovery, slowest time.Duration
+	unready           time.Duration
+	wrong             int
+}
+
+var results []row
+
+func (r row) String() string {
+	program := "ours"
+	if r.theirs {
+		program = "kube-controller-manager"
+	}
+	return fmt.Sprintf("%s: %d of %d in their state, longest wait %.1f s, recovery %.1f s, not ready %.1f s, %d violations",
+		program, r.finished, r.total, r.slowest.Seconds(), r.recovery.Seconds(), r.unready.Seconds(), r.wrong)
+}
+
+// table returns the results in Markdown. Where kube-controller-manager goes through a scenario, its value is the second.
+func table() string {
+	text := "| Fault | What users see | Longest wait of a joining kubelet | Recovery | Not ready | Requests that are not as they must be |\n" +
+		"|---|---|---|---|---|---|\n"
+	for i := range scenarios {
+		var wait, recovery, unready, wrong []string
+		for _, r := range results {
+			if r.scenario != &scenarios[i] {
+				continue
+			}
+			wait = append(wait, fmt.Sprintf("%.1f s", r.slowest.Seconds()))
+			after := fmt.Sprintf("%.1f s", r.recovery.Seconds())
+			if r.finished < r.total {
+				after = "over " + patience.String()
+			}
+			recovery = append(recovery, after)
+			wrong = append(wrong, fmt.Sprintf("%d of %d", r.wrong, r.total))
+			if !r.theirs {
+				unready = append(unready, fmt.Sprintf("%.1f s", r.unready.Seconds()))
+			}
+		}
+		if len(wait) > 0 {
+			text += fmt.Sprintf("| %s | %s | %s | %s | %s | %s |\n", scenarios[i].name, scenarios[i].users, strings.Join(wait, " / "),
+				strings.Join(recovery, " / "), strings.Join(unready, ""), strings.Join(wrong, " / "))
+		}
+	}
+	return text
+}

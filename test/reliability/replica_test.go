@@ -1,0 +1,197 @@
+package reliability
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+)
+
+// replica is a running process of the program. When it is killed, a successor takes its place in the world.
+type replica struct {
+	*cluster.Process
+	number  int
+	probes  string
+	metrics string
+	audit   string
+	idle    float64 // its goroutines before the fault
+	killed  bool
+}
+
+const commonConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+`
+
+// startReplica starts a process of the program, through the proxy.
+func (w *world) startReplica(elect bool) *replica {
+	w.t.Helper()
+	if w.theirs {
+		return w.startTheirs(elect, w.proxy.Config, w.roots[0])
+	}
+	binary, err := w.binary, error(nil)
+	if binary == "" {
+		binary, err = cluster.Manager()
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r := &replica{number: w.started(), probes: w.freeAddress(), metrics: w.freeAddress()}
+	r.audit = fmt.Sprint(w.audit, r.number)
+	config := filepath.Join(w.Dir, "config.yaml")
+	if w.config == "" {
+		w.config = "approval: {kubeletServing: {enabled: true}}\n"
+	}
+	if err := os.WriteFile(config, []byte(commonConfig+w.config), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	kubeconfig, err := w.WriteKubeconfig("manager", w.proxy.Config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if r.Process, err = w.StartProcess("ours", "env", slices.Concat(w.environment, []string{
+		binary, "--kubeconfig", kubeconfig, "--config", config, "--signing-secret", systemNamespace + "/" + signingSecret,
+		"--leader-elect-resource-namespace", systemNamespace, "--leader-elect=" + strconv.FormatBool(elect),
+		"--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
+	}, w.leaseFlags(), w.args)...); err != nil {
+		w.t.Fatal(err)
+	}
+	w.add(r)
+	return r
+}
+
+// leaseFlags make the Lease end within four seconds in the scenarios with several replicas: there a leader is killed or
+// paused every few seconds, and must have a successor. Both programs have these flags.
+func (w *world) leaseFlags() []string {
+	if !w.shortLease {
+		return nil
+	}
+	return []string{"--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=500ms"}
+}
+
+func (w *world) started() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.replicas)
+}
+
+// add makes r a replica of w, and ends it with the test.
+func (w *world) add(r *replica) {
+	w.t.Cleanup(func() {
+		if r.Ended() == nil {
+			r.Kill()
+		}
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replicas = append(w.replicas, r)
+}
+
+// running returns the replicas of ours that have not ended.
+func (w *world) running() (all []*replica) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.replicas {
+		if r.Ended() == nil && r.probes != "" {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// startTheirs starts kube-controller-manager with ca.
+func (w *world) startTheirs(elect bool, cfg *rest.Config, ca *csrenv.CA) *replica {
+	w.t.Helper()
+	r := &replica{number: w.started()}
+	cert, key := filepath.Join(w.Dir, "theirs.crt"), filepath.Join(w.Dir, "theirs.key")
+	for path, data := range map[string][]byte{cert: ca.CertPEM, key: ca.KeyPEM} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	kubeconfig, err := w.WriteKubeconfig("theirs", cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if r.Process, err = w.StartProcess("theirs", "env", slices.Concat(w.environment, []string{
+		os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig, "--controllers=csrapproving,csrsigning,csrcleaner",
+		"--secure-port=0", "--leader-elect=" + strconv.FormatBool(elect), "--kube-api-qps=10000", "--kube-api-burst=10000",
+		"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key,
+	}, w.leaseFlags())...); err != nil {
+		w.t.Fatal(err)
+	}
+	w.add(r)
+	return r
+}
+
+func (w *world) freeAddress() string {
+	w.t.Helper()
+	address, err := cluster.FreeAddress()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return address
+}
+
+// kill ends r without warning, as the kernel does when memory is short.
+func (r *replica) kill() {
+	r.killed = true
+	r.Kill()
+}
+
+// signal sends SIGSTOP or SIGCONT.
+func (r *replica) signal(s syscall.Signal) error { return syscall.Kill(r.Pid(), s) }
+
+// page returns the status and the text of a page of r, or 0 if it does not answer.
+func (r *replica) page(ctx context.Context, address, path string) (int, string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(body)
+}
+
+// ready reports whether r says that it is ready.
+func (r *replica) ready(ctx context.Context) bool {
+	status, _ := r.page(ctx, r.probes, "/readyz")
+	return status == http.StatusOK
+}
+
+// metric returns the sum of all series of a metric whose text begins with name, or -1 if it can't be read.
+func (r *replica) metric(ctx context.Context, name string) float64 {
+	status, body := r.page(ctx, r.metrics, "/metrics")
+	if status != http.StatusOK {
+		return -1
+	}
+	sum := 0.0
+	for _, found := range regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(name)+`(?:\{[^}]*\}|[^ ]*)? (\S+)$`).FindAllStringSubmatch(body, -1) {
+		value, err := strconv.ParseFloat(found[1], 64)
+		if err != nil {
+			return -1
+		}
+		sum += value
+	}
+	return sum
+}

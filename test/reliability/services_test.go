@@ -1,0 +1,208 @@
+package reliability
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+)
+
+// mode says how a service of the test behaves.
+type mode = int32
+
+const (
+	works mode = iota
+	down       // answers 503
+	slow       // answers after ten seconds
+	lies       // says what is not true
+)
+
+// service is an HTTP server whose mode can change.
+type service struct {
+	*httptest.Server
+	mode  atomic.Int32
+	calls [lies + 1]atomic.Int32 // in each mode
+}
+
+// wasAsked fails unless the service got a request in each of modes.
+func (s *service) wasAsked(w *world, modes ...mode) {
+	w.t.Helper()
+	for _, one := range modes {
+		if s.calls[one].Load() == 0 {
+			w.wrong("nobody asked the service in mode %d", one)
+		}
+	}
+}
+
+// startService starts a server that answers with answer, which reads the mode.
+func (w *world) startService(secure bool, answer func(mode, *http.Request) any) *service {
+	w.t.Helper()
+	s := &service{}
+	handler := http.HandlerFunc(func(writer http.ResponseWriter, r *http.Request) {
+		now := s.mode.Load()
+		s.calls[now].Add(1)
+		switch now {
+		case down:
+			http.Error(writer, "down", http.StatusServiceUnavailable)
+			return
+		case slow:
+			select {
+			case <-time.After(10 * time.Second):
+			case <-r.Context().Done():
+				return
+			}
+		}
+		writer.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(writer).Encode(answer(now, r)) // the client may have given up
+	})
+	if secure {
+		s.Server = httptest.NewTLSServer(handler)
+	} else {
+		s.Server = httptest.NewServer(handler)
+	}
+	w.t.Cleanup(s.Close)
+	return s
+}
+
+// authorizers configures an authorizer that is asked first, about the permissions to be approved only.
+const authorizers = `apiVersion: apiserver.config.k8s.io/v1
+kind: AuthorizationConfiguration
+authorizers:
+- type: Webhook
+  name: slow
+  webhook:
+    timeout: 3s
+    subjectAccessReviewVersion: v1
+    matchConditionSubjectAccessReviewVersion: v1
+    failurePolicy: NoOpinion
+    authorizedTTL: 1s
+    unauthorizedTTL: 1s
+    connectionInfo: {type: KubeConfigFile, kubeConfigFile: %q}
+    matchConditions:
+    - expression: has(request.resourceAttributes)
+    - expression: request.resourceAttributes.group == 'certificates.k8s.io'
+    - expression: request.resourceAttributes.subresource in ['nodeclient', 'selfnodeclient']
+- {type: Node, name: node}
+- {type: RBAC, name: rbac}
+`
+
+// slowAuthorizer adds a webhook to the API server's authorizers. It has no opinion of its own.
+func slowAuthorizer(w *world) {
+	w.service = w.startService(false, func(mode, *http.Request) any {
+		return authorizationv1.SubjectAccessReview{
+			TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"},
+		}
+	})
+	file := filepath.Join(w.Dir, "authorizers.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, authorizers, w.kubeconfigOf(w.service.URL)), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.KillAPIServer(); err != nil { // it would wait for its watches to end
+		w.t.Fatal(err)
+	}
+	if err := w.RestartAPIServer(func(args *envtest.Arguments) {
+		args.Disable("authorization-mode").Set("authorization-config", file)
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func hangAuthorizer(w *world) {
+	w.service.mode.Store(slow)
+	w.pause(15 * time.Second)
+	w.service.mode.Store(works)
+	w.service.wasAsked(w, slow)
+}
+
+// startInventory has a server that knows the addresses of all nodes, in place of what the Nodes report.
+func startInventory(w *world) {
+	w.service = w.startService(true, func(now mode, r *http.Request) any {
+		var question struct{ UID, Node string }
+		_ = json.NewDecoder(r.Body).Decode(&question) // an empty question gets an answer that is refused
+		answer := map[string]any{
+			"apiVersion": "inventory.csr-controller-manager.io/v1alpha1", "kind": "NodeLookup",
+			"uid": question.UID, "node": question.Node, "known": true,
+		}
+		if address := w.addressOf(r.Context(), question.Node); now == lies {
+			answer["addresses"] = []string{"203.0.113.1"}
+		} else {
+			answer["addresses"] = []string{address}
+		}
+		return answer
+	})
+	ca := filepath.Join(w.Dir, "inventory.crt")
+	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.service.Certificate().Raw})
+	if err := os.WriteFile(ca, data, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	w.config = fmt.Sprintf(`approval:
+  kubeletServing: {enabled: true}
+  inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 2s}}]}
+`, w.service.URL, ca)
+}
+
+// addressOf returns the address that a Node reports, past the proxy.
+func (w *world) addressOf(ctx context.Context, name string) string {
+	node, err := w.admin.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil || len(node.Status.Addresses) == 0 {
+		return ""
+	}
+	return node.Status.Addresses[0].Address
+}
+
+func breakInventory(w *world) {
+	for _, now := range []mode{down, slow, lies} {
+		w.service.mode.Store(now)
+		w.pause(5 * time.Second)
+	}
+	w.service.mode.Store(works)
+	w.service.wasAsked(w, down, slow, lies)
+}
+
+func newCA(t *testing.T) *csrenv.CA {
+	t.Helper()
+	made, err := csrenv.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// selfSigned returns a certificate that ends after lifetime, and its key.
+func selfSigned(t *testing.T, isCA bool, lifetime time.Duration) (cert, key []byte) {
+	t.Helper()
+	signer := newKey(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "reliability"}, IsCA: isCA, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(lifetime), KeyUsage: x509.KeyUsageDigitalSignature,
+	}
+	if isCA {
+		template.KeyUsage |= x509.KeyUsageCertSign
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, signer.Public(), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+}

@@ -1,0 +1,186 @@
+//go:build soak
+
+package reliability
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// trustBundle is where the manager publishes the CAs.
+var trustBundle = v1alpha1.ConfigMapKey{Namespace: systemNamespace, Name: "csr-trust", Key: "ca.crt"}
+
+// prepareRotation installs config/rotation, and an authority for the signing Secret.
+func (s *soak) prepareRotation() {
+	s.t.Helper()
+	folder := s.t.TempDir()
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	relative, err := filepath.Rel(folder, root)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%s]\ncomponents: [%s]\n",
+		filepath.Join(relative, "config", "rbac"), filepath.Join(relative, "config", "rotation"))
+	if err := os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	kubeconfig, err := s.WriteKubeconfig("admin", s.Config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
+	out, err := exec.Command(kubectl, "--kubeconfig", kubeconfig, "apply", "--server-side", "--force-conflicts", "-k", folder).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("install rotation: %v: %s", err, out)
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		s.t.Fatal(err)
+	}
+	if s.objects, err = client.New(s.Config, client.Options{Scheme: scheme}); err != nil {
+		s.t.Fatal(err)
+	}
+	authority := &v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret: v1alpha1.SecretReference{Namespace: systemNamespace, Name: signingSecret},
+			Signers: []string{
+				"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
+			},
+			Trust: v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{trustBundle}},
+			Verification: v1alpha1.Verification{
+				APIServers: []string{s.Env.ControlPlane.GetAPIServer().HostPort()}, ServerName: "localhost",
+			},
+		},
+	}
+	if err := retry(s.t.Context(), func() error { return s.objects.Create(s.t.Context(), authority) }); err != nil {
+		s.t.Fatal(err)
+	}
+	if s.users, err = os.ReadFile(s.ClientCAFile()); err != nil {
+		s.t.Fatal(err)
+	}
+	block, _ := pem.Decode(s.users)
+	s.users = pem.EncodeToMemory(block) // the administrator's CA
+}
+
+// rotate replaces the CA again and again until ctx ends. A rotation that takes 20 minutes is an error.
+func (s *soak) rotate(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := wait.PollUntilContextTimeout(ctx, time.Second, 20*time.Minute, true, s.step)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			obj := &v1alpha1.SigningAuthority{}
+			_ = s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // for the message only
+			s.fail(fmt.Errorf("rotation: %w: %+v", err, obj.Status))
+			return
+		}
+		s.rotations++
+		secret, err := s.admin.CoreV1().Secrets(systemNamespace).Get(s.t.Context(), signingSecret, metav1.GetOptions{})
+		if err != nil {
+			s.fail(err)
+			return
+		}
+		s.keys = append(s.keys, secret.Data[corev1.TLSPrivateKeyKey])
+	}
+}
+
+// step does what an operator does, and reports whether a rotation was completed. It also copies the published CAs to the
+// API server's client CA file, as a trust file does.
+func (s *soak) step(ctx context.Context) (done bool, err error) {
+	s.rolling.Lock()
+	defer s.rolling.Unlock()
+	s.copyTrust(ctx)
+	obj := &v1alpha1.SigningAuthority{}
+	if err := s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil || obj.Annotations[v1alpha1.OperationAnnotation] != "" {
+		return false, nil // a fault, or the manager has not seen the operation yet
+	}
+	switch {
+	case obj.Status.Phase == v1alpha1.Completed && s.started:
+		s.started = false
+		return true, nil
+	case obj.Status.Phase == v1alpha1.Completed:
+		s.started = s.ask(ctx, v1alpha1.RotateStart)
+	case obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil && obj.Status.Candidate.TrustConfirmedAt == nil:
+		s.ask(ctx, v1alpha1.TrustConfirmed)
+	case obj.Status.Phase == v1alpha1.Prepared && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
+		s.ask(ctx, v1alpha1.OutstandingAccepted)
+	case obj.Status.Phase == v1alpha1.Prepared:
+		s.ask(ctx, v1alpha1.RotateComplete)
+	}
+	return false, nil
+}
+
+func (s *soak) ask(ctx context.Context, operation v1alpha1.Operation) bool {
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.OperationAnnotation, operation)
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}}
+	return s.objects.Patch(ctx, obj, client.RawPatch("application/merge-patch+json", []byte(patch))) == nil
+}
+
+// copyTrust writes the client CA file of the API server anew if the published CAs have changed.
+func (s *soak) copyTrust(ctx context.Context) {
+	obj := &corev1.ConfigMap{}
+	if err := s.objects.Get(ctx, client.ObjectKey{Namespace: trustBundle.Namespace, Name: trustBundle.Name}, obj); err != nil {
+		return
+	}
+	s.knowCAs(obj.Data[trustBundle.Key])
+	bundle := append(bytes.Clone(s.users), obj.Data[trustBundle.Key]...)
+	file := s.ClientCAFile()
+	if present, err := os.ReadFile(file); err == nil && bytes.Equal(present, bundle) || obj.Data[trustBundle.Key] == "" {
+		return
+	}
+	if err := os.WriteFile(file+".new", bundle, 0o600); err != nil {
+		s.fail(err)
+		return
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		s.fail(err)
+	}
+}
+
+// knowCAs remembers the CAs in a trust bundle.
+func (s *soak) knowCAs(bundle string) {
+	cas, err := cert.ParseCertsPEM([]byte(bundle))
+	if err != nil {
+		return // it is empty at first
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ca := range cas {
+		if !slices.ContainsFunc(s.authorities, ca.Equal) {
+			s.authorities = append(s.authorities, ca)
+		}
+	}
+}
+
+// parseCertificate returns the certificate of a request.
+func parseCertificate(obj *request) (*x509.Certificate, error) {
+	block, _ := pem.Decode(obj.Status.Certificate)
+	if block == nil {
+		return nil, fmt.Errorf("request %s has no certificate in PEM", obj.Name)
+	}
+	return x509.ParseCertificate(block.Bytes)
+}

@@ -1,0 +1,358 @@
+//go:build soak
+
+package reliability
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+const (
+	// perRequest is the time from one request of the soak to the next.
+	perRequest = 100 * time.Millisecond
+	// soakNodes is the number of nodes that join and renew. Their certificates live for soakLifetime.
+	soakNodes    = 200
+	soakLifetime = int32(600)
+	// settledAfter is when the values are measured that the last ones are compared with, and tolerance how much more
+	// the last ones may be.
+	settledAfter, tolerance = 5 * time.Minute, 1.10
+)
+
+// decidedKeptFor and keptFor are how long the cleaner keeps decided and pending requests: shortly, so that as many are
+// deleted as are created.
+const decidedKeptFor, keptFor = 30 * time.Second, time.Minute
+
+const soakConfig = `approval: {kubeletServing: {enabled: true}}
+cleaning: {retention: {approved: 30s, denied: 30s, failed: 30s, pending: 1m}}
+rotation: {enabled: true, settleFor: 5s}
+`
+
+// soak is an endurance test: a load, a fault each minute, and a rotation after the other. steady is the replica that is
+// measured, so it is never killed; other is replaced now and then.
+type soak struct {
+	*world
+	steady, other *replica
+	number        int
+
+	objects   client.Client
+	users     []byte // the administrator's CA in the API server's client CA file
+	started   bool   // a rotation
+	rotations int
+	rolling   sync.Mutex // held while a replica is replaced, or an operator acts
+
+	mu     sync.Mutex
+	items  []*item         // that were created and are not checked yet
+	stored map[string]bool // the fingerprints of certificates
+	failed []error
+	// authorities are all CAs that were published.
+	authorities []*x509.Certificate
+}
+
+// TestSoak measures memory, goroutines, latency and stored requests after five minutes, and at the end, which is
+// SOAK later than the start (ten minutes at least; default one hour).
+func TestSoak(t *testing.T) {
+	lasts := time.Hour
+	if text := os.Getenv("SOAK"); text != "" {
+		var err error
+		if lasts, err = time.ParseDuration(text); err != nil || lasts < 2*settledAfter {
+			t.Fatalf("SOAK is %q, error %v: want ten minutes at least", text, err)
+		}
+	}
+	s := &soak{world: newWorld(t, false), stored: map[string]bool{}}
+	s.config, s.args = soakConfig, []string{"--audit-log-maxsize=4000"} // one file has all records
+	s.prepareRotation()
+	s.steady = s.startReplica(true)
+	s.items = append(s.items, s.warmUp())
+	s.other = s.startReplica(true) // the steady one leads
+
+	ctx, end := context.WithCancel(t.Context())
+	var background sync.WaitGroup
+	t.Cleanup(func() { end(); background.Wait() })
+	background.Go(func() { s.load(ctx) })
+	background.Go(func() { s.rotate(ctx) })
+	begin := time.Now()
+	var before sample
+	for minute := 0; time.Since(begin) < lasts; minute++ {
+		if minute == int(settledAfter.Minutes()) {
+			before = s.sample()
+		}
+		s.disturb(minute)
+		s.pause(time.Until(begin.Add(time.Duration(minute+1) * time.Minute)))
+	}
+	after := s.sample()
+	end()
+	background.Wait()
+	s.check(true)
+
+	t.Logf("after %s: %s", settledAfter, before)
+	t.Logf("after %s: %s", lasts, after)
+	t.Logf("%d requests, %d rotations", s.number, s.rotations)
+	for _, err := range slices.Concat(
+		s.failed, after.above(before), s.verifyRecords(&scenario{}, s.stored), s.verifySecrecy(), s.verifyProcesses(),
+	) {
+		t.Error(err)
+	}
+	if s.rotations == 0 {
+		t.Error("no rotation was completed")
+	}
+}
+
+// load creates requests until ctx ends, and checks what became of them.
+func (s *soak) load(ctx context.Context) {
+	ticker := time.NewTicker(perRequest)
+	defer ticker.Stop()
+	queue := make(chan *item)
+	var group sync.WaitGroup
+	for range creators {
+		group.Go(func() {
+			for i := range queue {
+				if err := s.create(s.t.Context(), i); err != nil {
+					s.fail(fmt.Errorf("create %s: %w", i.object.Name, err))
+				}
+				s.mu.Lock()
+				s.items = append(s.items, i)
+				s.mu.Unlock()
+			}
+		})
+	}
+	addresses := map[string]order{}
+	for {
+		select {
+		case <-ctx.Done():
+			close(queue)
+			group.Wait()
+			return
+		case <-ticker.C:
+			queue <- s.next(addresses)
+			if s.number%100 == 0 {
+				s.check(false)
+			}
+		}
+	}
+}
+
+// next makes the next request. Each kind of the usual load comes in turn, but nothing that is never decided for long.
+func (s *soak) next(addresses map[string]order) *item {
+	s.number++
+	turn := []string{"join", "renewal", "serving", "approved", "join", "denied", "renewal", "stranger", "join", "malformed"}
+	name := turn[s.number%len(turn)]
+	k := kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
+	node := fmt.Sprintf("soak-%03d", s.number/len(turn)%soakNodes)
+	made, known := addresses[node]
+	switch {
+	case name != "serving":
+		made = k.make(s.world, node)
+	case !known: // a node reports one address
+		made = k.make(s.world, node)
+		addresses[node] = made
+	}
+	seconds := soakLifetime
+	made.seconds = &seconds
+	k.make = func(*world, string) order { return made }
+	return s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
+}
+
+// check judges the requests that were deleted since, and forgets them. It fails for each that should be deleted by now.
+// At last it waits for all.
+func (s *soak) check(last bool) {
+	if last {
+		err := wait.PollUntilContextTimeout(s.t.Context(), time.Second, keptFor+2*patience, true, func(context.Context) (bool, error) {
+			s.check(false)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.items) == 0, nil
+		})
+		if err != nil {
+			s.fail(fmt.Errorf("%d requests are left at the end", len(s.items)))
+		}
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.items = slices.DeleteFunc(s.items, func(i *item) bool {
+		past := s.history.of(i.object.Name)
+		switch {
+		case past.deleted:
+			for _, was := range s.life(i, &past) {
+				s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, was))
+			}
+			return true
+		case !past.created.IsZero() && time.Since(past.created) > keptFor+patience:
+			s.failed = append(s.failed, fmt.Errorf("request %s is %q and not deleted after %s, want %q and deleted",
+				i.object.Name, past.state, keptFor+patience, i.kind.want))
+			return true
+		}
+		return false
+	})
+}
+
+// life returns what was wrong in the life of a request that was deleted.
+func (s *soak) life(i *item, past *past) (wrong []error) {
+	for _, was := range past.wrong {
+		wrong = append(wrong, errors.New(was))
+	}
+	if past.before != string(i.kind.want) {
+		wrong = append(wrong, fmt.Errorf("it was %q, want %q", past.before, i.kind.want))
+	}
+	least := decidedKeptFor
+	if i.kind.want == csr.Pending {
+		least = keptFor
+	}
+	if lived := past.settled.Sub(past.created); lived < least-5*time.Second {
+		wrong = append(wrong, fmt.Errorf("it was deleted after %s, and must live for %s", lived, least))
+	}
+	if i.kind.want != csr.Issued || past.before != string(csr.Issued) {
+		return wrong
+	}
+	cert, err := parseCertificate(past.seen)
+	if err != nil {
+		return append(wrong, err)
+	}
+	s.stored[fingerprint(cert)] = true
+	if !slices.ContainsFunc(s.authorities, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil }) {
+		wrong = append(wrong, fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
+	}
+	if err := i.content(cert); err != nil {
+		wrong = append(wrong, err)
+	}
+	return wrong
+}
+
+func (s *soak) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = append(s.failed, err)
+}
+
+// disturb causes the fault of a minute.
+func (s *soak) disturb(minute int) {
+	inject := func(rules ...faults.Rule) {
+		s.proxy.Use(rules...)
+		s.pause(10 * time.Second)
+		s.proxy.Use()
+	}
+	stop := func(r *replica, lasts time.Duration) {
+		if err := r.signal(syscall.SIGSTOP); err != nil {
+			s.t.Fatal(err)
+		}
+		s.pause(lasts)
+		if err := r.signal(syscall.SIGCONT); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	switch minute % 6 {
+	case 0:
+		s.other.kill()
+		s.other = s.startReplica(true)
+	case 1:
+		stop(s.steady, 7*time.Second) // the other one works early; a longer pause would end the leader
+	case 2:
+		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)})
+	case 3:
+		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(500).Landed()})
+	case 4:
+		stop(s.other, 7*time.Second)
+	default:
+		inject(faults.Rule{Share: 0.1, Do: faults.ResetConnection()})
+	}
+}
+
+// sample is what is measured while the steady replica leads and nothing is disturbed.
+type sample struct {
+	memory, goroutines, latency, stored float64 // bytes, number, seconds, number
+}
+
+func (s sample) String() string {
+	return fmt.Sprintf("%.0f MiB resident, %.0f goroutines, %.1f ms from the creation of a request to its certificate, %.0f stored requests",
+		s.memory/(1<<20), s.goroutines, s.latency*1000, s.stored)
+}
+
+// above returns what has grown by more than the tolerance. Goroutines and milliseconds vary by a few at any time.
+func (s sample) above(before sample) (wrong []error) {
+	for _, one := range []struct {
+		what       string
+		was, is    float64
+		negligible float64
+	}{
+		{"resident memory", before.memory, s.memory, 0},
+		{"goroutines", before.goroutines, s.goroutines, 10},
+		{"latency", before.latency, s.latency, 0.005},
+		{"stored requests", before.stored, s.stored, 10},
+	} {
+		if one.is > one.was*tolerance+one.negligible {
+			wrong = append(wrong, fmt.Errorf("%s: %v, and %v after %s", one.what, one.is, one.was, settledAfter))
+		}
+	}
+	return wrong
+}
+
+// sample measures for half a minute. The medians count.
+func (s *soak) sample() sample {
+	s.t.Helper()
+	s.read("leader_election_master_status")
+	began := time.Now()
+	s.pause(30 * time.Second) // nothing else than time passes
+	var memory, goroutines, stored []float64
+	for range 10 {
+		memory = append(memory, s.read("process_resident_memory_bytes"))
+		goroutines = append(goroutines, s.read("go_goroutines"))
+		list, err := s.admin.CertificatesV1().CertificateSigningRequests().List(s.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		stored = append(stored, float64(len(list.Items)))
+		s.pause(time.Second)
+	}
+	latency := s.latencySince(began)
+	if latency == 0 {
+		s.t.Fatal("no request got a certificate while it was measured")
+	}
+	return sample{median(memory), median(goroutines), latency, median(stored)}
+}
+
+// read returns a metric of the steady replica, which must lead.
+func (s *soak) read(name string) float64 {
+	s.t.Helper()
+	value := s.steady.metric(s.t.Context(), name)
+	if value <= 0 {
+		s.t.Fatalf("%s of the steady replica is %v: %s", name, value, s.steady.Tail(20))
+	}
+	return value
+}
+
+// latencySince returns the median of the time from the creation of a joining kubelet's request to its certificate.
+func (s *soak) latencySince(began time.Time) float64 {
+	s.history.mu.Lock()
+	defer s.history.mu.Unlock()
+	var all []float64
+	for name, past := range s.history.requests {
+		if strings.HasPrefix(name, "soak-join-") && past.created.After(began) && past.state == string(csr.Issued) {
+			all = append(all, past.settled.Sub(past.created).Seconds())
+		}
+	}
+	return median(all)
+}
+
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}

@@ -1,0 +1,351 @@
+package reliability
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+)
+
+const (
+	systemNamespace  = "csr-controller-manager-system"
+	signingSecret    = "csr-signer"
+	certificatePower = "system:certificates.k8s.io:certificatesigningrequests:"
+)
+
+// world is a control plane of its own, a program that works on its requests, and the proxy between the two.
+type world struct {
+	*cluster.Cluster
+	t      *testing.T
+	theirs bool // the program is kube-controller-manager
+
+	admin   kubernetes.Interface // past the proxy
+	proxy   *faults.Proxy
+	history *history
+	roots   []*csrenv.CA // the CAs that may have issued a certificate
+
+	mu       sync.Mutex
+	replicas []*replica // also those that have ended
+
+	audit       string // the path of the audit log of each replica, without its number
+	config      string // the configuration of ours, in YAML
+	binary      string // the program of ours, if it is another version
+	args        []string
+	environment []string
+	shortLease  bool     // leaders change every few seconds
+	restarts    bool     // replicas that end by themselves are started again
+	service     *service // that the program or the API server asks, if the scenario has one
+	keys        [][]byte // of CAs that were made by a rotation, in PEM
+
+	nodes int
+	seed  uint64 // of random requests and faults
+}
+
+// newWorld starts a control plane and the proxy. No program runs yet.
+func newWorld(t *testing.T, theirs bool) *world {
+	t.Helper()
+	started, err := cluster.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{Cluster: started, t: t, theirs: theirs, roots: []*csrenv.CA{started.CA}}
+	t.Cleanup(func() {
+		if err := started.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	w.admin = clientOf(t, started.Config)
+	w.audit = filepath.Join(started.Dir, "audit")
+	w.installRBAC()
+	w.putSecret(started.CA.CertPEM, started.CA.KeyPEM)
+	if w.proxy, err = faults.Start(w.identity(), 1); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.proxy.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	w.history = w.watch()
+	return w
+}
+
+func clientOf(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1
+	apicall.Bound(cfg) // a deadline for each call but watches
+	made, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// as returns a client of a user, past the proxy.
+func (w *world) as(user rest.ImpersonationConfig) kubernetes.Interface {
+	w.t.Helper()
+	cfg := rest.CopyConfig(w.Config)
+	cfg.Impersonate = user
+	return clientOf(w.t, cfg)
+}
+
+// installRBAC installs the shipped roles, and those that Kubernetes' documentation gives to kubelets.
+func (w *world) installRBAC() {
+	w.t.Helper()
+	kubeconfig, err := w.WriteKubeconfig("admin", w.Config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, folder := range []string{"rbac", "kubelet-serving"} {
+		out, err := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "--kubeconfig", kubeconfig,
+			"apply", "--server-side", "-k", filepath.Join("..", "..", "config", folder)).CombinedOutput()
+		if err != nil {
+			w.t.Fatalf("install %s: %v: %s", folder, err, out)
+		}
+	}
+	for _, bind := range []struct{ group, role string }{
+		{"system:bootstrappers", "system:node-bootstrapper"},
+		{"system:bootstrappers", certificatePower + "nodeclient"},
+		{"system:nodes", certificatePower + "selfnodeclient"},
+		{"strangers", "system:node-bootstrapper"},
+	} {
+		binding := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "reliability-"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: bind.role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: bind.group}},
+		}
+		if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(w.t.Context(), binding, metav1.CreateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// identity returns the configuration of the program: for ours that of its ServiceAccount, for kube-controller-manager
+// that of an administrator.
+func (w *world) identity() *rest.Config {
+	w.t.Helper()
+	if w.theirs {
+		return w.Config
+	}
+	accounts := w.admin.CoreV1().ServiceAccounts(systemNamespace)
+	token, err := accounts.CreateToken(w.t.Context(), "csr-controller-manager", &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cfg := rest.AnonymousClientConfig(w.Config)
+	cfg.BearerToken = token.Status.Token
+	return cfg
+}
+
+// putSecret stores the Secret of the signing CA, whatever it held before.
+func (w *world) putSecret(cert, key []byte) {
+	w.t.Helper()
+	w.replaceSecret(map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key})
+}
+
+func (w *world) replaceSecret(data map[string][]byte) {
+	w.t.Helper()
+	for _, key := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey} { // the API server requires both
+		if data[key] == nil {
+			data[key] = []byte{}
+		}
+	}
+	secrets := w.admin.CoreV1().Secrets(systemNamespace)
+	err := retry(w.t.Context(), func() error {
+		obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: signingSecret}, Type: corev1.SecretTypeTLS, Data: data}
+		if _, err := secrets.Update(w.t.Context(), obj, metav1.UpdateOptions{}); err == nil {
+			return nil
+		}
+		_, err := secrets.Create(w.t.Context(), obj, metav1.CreateOptions{})
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// newNode returns a Node that reports an address of its own.
+func (w *world) newNode(name string) *corev1.Node {
+	w.nodes++
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{
+			Type: corev1.NodeInternalIP, Address: net.IPv4(198, 51, 100, byte(w.nodes)).String(),
+		}}},
+	}
+}
+
+// addNode creates a Node with its status, unless it exists.
+func (w *world) addNode(ctx context.Context, node *corev1.Node) error {
+	nodes := w.admin.CoreV1().Nodes()
+	if _, err := nodes.Create(ctx, node, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	stored, err := nodes.Get(ctx, node.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	stored.Status.Addresses = node.Status.Addresses
+	_, err = nodes.UpdateStatus(ctx, stored, metav1.UpdateOptions{})
+	return err
+}
+
+func uid(t *testing.T) types.UID {
+	t.Helper()
+	bytes := make([]byte, 16)
+	if _, err := rand.Read(bytes); err != nil {
+		t.Fatal(err)
+	}
+	return types.UID(hex.EncodeToString(bytes))
+}
+
+// history is what a watch past the proxy has shown of each request, by name.
+type history struct {
+	mu       sync.Mutex
+	requests map[string]*past
+	changed  time.Time // when the last event came
+}
+
+// quietFor returns how long nothing has changed.
+func (h *history) quietFor() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Since(h.changed)
+}
+
+// past is the history of one request.
+type past struct {
+	last    *request // nil after its deletion
+	seen    *request // as it was before its deletion
+	created time.Time
+	// settled is when it reached the state that it has now.
+	settled time.Time
+	state   string
+	deleted bool
+	before  string // the state before the deletion
+	// wrong are states in which it must never have been.
+	wrong []string
+}
+
+func (w *world) watch() *history {
+	w.t.Helper()
+	h := &history{requests: map[string]*past{}}
+	factory := informers.NewSharedInformerFactory(w.admin, 0)
+	informer := factory.Certificates().V1().CertificateSigningRequests().Informer()
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { h.saw(obj.(*request)) },
+		UpdateFunc: func(_, obj any) { h.saw(obj.(*request)) },
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				h.gone(name)
+			}
+		},
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	w.t.Cleanup(func() { cancel(); factory.Shutdown() })
+	factory.StartWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		w.t.Fatal("the requests can't be watched")
+	}
+	return h
+}
+
+func (h *history) saw(obj *request) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.changed = time.Now()
+	known := h.requests[obj.Name]
+	if known == nil {
+		known = &past{created: time.Now()}
+		h.requests[obj.Name] = known
+	}
+	if known.last != nil && known.last.UID == obj.UID {
+		if before := known.last.Status.Certificate; len(before) > 0 && !bytes.Equal(before, obj.Status.Certificate) {
+			known.wrong = append(known.wrong, "its certificate was replaced")
+		}
+	}
+	approved, refused := false, false
+	for _, condition := range obj.Status.Conditions {
+		approved = approved || condition.Type == certificatesv1.CertificateApproved
+		refused = refused || condition.Type != certificatesv1.CertificateApproved
+	}
+	if len(obj.Status.Certificate) > 0 && (!approved || refused || obj.Spec.SignerName == foreignSigner) {
+		known.wrong = append(known.wrong, fmt.Sprintf("it has a certificate, the signer %s and the conditions %v",
+			obj.Spec.SignerName, obj.Status.Conditions))
+	}
+	known.last = obj
+	if now := stateOf(obj); now != known.state {
+		known.state, known.settled = now, time.Now()
+	}
+}
+
+func (h *history) gone(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if known := h.requests[name]; known != nil {
+		known.last, known.seen = nil, known.last
+		known.deleted, known.before, known.state, known.settled = true, known.state, "gone", time.Now()
+	}
+}
+
+// of returns a copy of the history of a request.
+func (h *history) of(name string) past {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if known := h.requests[name]; known != nil {
+		return *known
+	}
+	return past{}
+}
+
+// wrong fails the test of ours. For kube-controller-manager the scenarios are a comparison, so it only logs.
+func (w *world) wrong(format string, values ...any) {
+	w.t.Helper()
+	if w.theirs {
+		w.t.Logf(format, values...)
+	} else {
+		w.t.Errorf(format, values...)
+	}
+}
+
+// pause waits, or fails the test when it ends.
+func (w *world) pause(d time.Duration) {
+	w.t.Helper()
+	select {
+	case <-time.After(d):
+	case <-w.t.Context().Done():
+		w.t.Fatal(errors.New("the test has ended"))
+	}
+}
