@@ -178,7 +178,13 @@ func TestLeftOut(t *testing.T) {
 			knows("v", 1, Entry{SANs: sans("192.0.2.1"), Shared: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}).
 			knows("h", 1, Entry{SANs: sans("192.0.2.1"), Shared: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}), ""},
 		"both have machines that say otherwise": {ownWord(star).knows("a", 0, Entry{SANs: sans("10.9.9.1")}).knows("b", 0, Entry{SANs: sans("10.9.9.2")}), ""},
-		"both have machines":                    {ownWord(star).knows("a", 0, Entry{SANs: sans("10.0.0.1")}).knows("b", 0, Entry{SANs: sans("10.0.0.2")}), "n"},
+		"two of three collide, of which one has a machine": {ownWord(map[string][]string{
+			"a": {"10.0.0.1", "10.0.0.3"}, "b": {"10.0.0.2", "10.0.0.3"}, "n": {"10.0.0.1", "10.0.0.2"}}).
+			knows("a", 0, Entry{SANs: sans("10.0.0.1", "10.0.0.3")}), ""},
+		"the first of three has no claim": {ownWord(map[string][]string{
+			"a": {"10.0.0.1"}, "b": {"10.0.0.2"}, "c": {"10.0.0.3"}, "n": {"10.0.0.1", "10.0.0.2", "10.0.0.3"}}).
+			knows("a", 0, Entry{SANs: sans("10.9.9.1")}), "n"},
+		"both have machines": {ownWord(star).knows("a", 0, Entry{SANs: sans("10.0.0.1")}).knows("b", 0, Entry{SANs: sans("10.0.0.2")}), "n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -378,6 +384,50 @@ func TestOwnWordInAnyGraph(t *testing.T) {
 	}
 	if taken < 100 || heldUp < 100 {
 		t.Errorf("%d values were taken, %d Nodes held up: the graphs show too little", taken, heldUp)
+	}
+}
+
+// TestLeftOutNeedsEachClaim checks that a Node whose claim is unknown is neither proof for nor against another Node.
+func TestLeftOutNeedsEachClaim(t *testing.T) {
+	t.Parallel()
+	w := ownWord(map[string][]string{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}, "n": {"10.0.0.1", "10.0.0.2"}})
+	w.broken = "a"
+	if out, err := w.ownership(fixed()).LeftOut("n"); err == nil || out != nil {
+		t.Errorf("left out: %v, error %v, want an error", out, err)
+	}
+}
+
+// TestBoundsAreExact contests a value that as many Nodes report as can be compared, and one more.
+func TestBoundsAreExact(t *testing.T) {
+	t.Parallel()
+	shared := func(nodes int) world {
+		w := ownWord(map[string][]string{})
+		for i := range nodes {
+			w.reports[fmt.Sprintf("n-%02d", i)] = []string{"192.0.2.1"}
+		}
+		return w
+	}
+	value := san.Parse("192.0.2.1")
+	for nodes, want := range map[int]int{MaxRivals: MaxRivals - 1, MaxRivals + 1: 1} {
+		if c, err := shared(nodes).ownership(fixed()).Contest("n-00", value); err != nil || len(c.Equal) != want || c.Reporters != nodes {
+			t.Errorf("%d Nodes by their own word: %+v, error %v, want %d that are equal", nodes, c, err, want)
+		}
+	}
+	for nodes, want := range map[int]string{MaxRivals + 1: "free", MaxRivals + 2: "unknown"} {
+		w := shared(nodes).knows("n-00", 0, Entry{SANs: sans("192.0.2.1")})
+		if got := verdict(w.ownership(fixed()).Contest("n-00", value)); got != want {
+			t.Errorf("%d Nodes, of which one has a machine: %s, want %s", nodes, got, want)
+		}
+	}
+	for pairs, more := range map[int]int{MaxRivals: 0, MaxRivals + 1: MaxRivals + 1} {
+		w := ownWord(map[string][]string{})
+		for i := range pairs {
+			address := fmt.Sprintf("10.0.0.%d", i)
+			w.reports["n"], w.reports[fmt.Sprintf("v-%02d", i)] = append(w.reports["n"], address), []string{address}
+		}
+		if out, err := w.ownership(fixed()).LeftOut("n"); err != nil || out == nil || out.More != more || (out.Nodes[0] == "") != (more > 0) {
+			t.Errorf("one Node collides with %d: %+v, error %v", pairs, out, err)
+		}
 	}
 }
 

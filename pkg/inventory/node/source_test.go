@@ -155,6 +155,9 @@ func TestFreed(t *testing.T) {
 		"an added address that many Nodes report": {func(changed nodes, _ services) {
 			changed(nodeWith("a"), nodeWith("a", "10.0.0.8"))
 		}, "node a"},
+		"an added address that many Nodes report, and one that another does": {func(changed nodes, _ services) {
+			changed(nodeWith("a"), nodeWith("a", "10.0.0.8", "10.0.0.7"))
+		}, "node a, free [10.0.0.7 b.example.com]"},
 		"the same":                         {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
 		"a Service comes":                  {func(_ nodes, changed services) { changed(nil, serviceWith("10.0.0.1")) }, ""},
 		"a Service goes":                   {func(_ nodes, changed services) { changed(serviceWith("10.0.0.1"), nil) }, "free [web web.default 10.0.0.1]"},
@@ -176,6 +179,31 @@ func TestFreed(t *testing.T) {
 		test.act(s.nodes.OnChange, s.services.OnChange)
 		if got := strings.Join(told, ", "); got != test.want {
 			t.Errorf("%s: told %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// TestTaken checks which names and addresses a Service or an API server has.
+func TestTaken(t *testing.T) {
+	t.Parallel()
+	s := newSource(t)
+	if _, _, err := s.Taken(san.Parse("10.0.0.1")); err == nil {
+		t.Error("no error before the Services are read")
+	}
+	s.nodes.Fake(nil)
+	s.services.Fake(nil, serviceWith("10.0.0.1"))
+	s.endpoints.Fake(nil, &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
+		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}},
+	})
+	for text, want := range map[string][2]string{
+		"10.0.0.1": {"Service default/web", ""}, "10.0.0.2": {"", "an endpoint"}, "10.0.0.3": {},
+		"web": {"Service default/web", ""}, "web.default": {"Service default/web", ""}, "host.web.default": {"Service default/web", ""},
+		"host.web.other": {}, "other.default": {},
+	} {
+		service, endpoint, err := s.Taken(san.Parse(text))
+		if got := [2]string{service, endpoint}; err != nil || got != want {
+			t.Errorf("%s: %q, error %v, want %q", text, got, err, want)
 		}
 	}
 }

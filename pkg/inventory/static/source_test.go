@@ -170,11 +170,22 @@ nodes.yaml:10: row 2: dnsNames[3] "a_b": is not a DNS name
 nodes.yaml:10: row 2: dnsNames[4] "a$": a $ is only allowed in ${group}
 nodes.yaml:11: row 2: suffixes[0] is not a string: quote a value that looks like a number
 nodes.yaml:11: row 2: suffixes[1] ".": is not a DNS name`},
-		"both names":     {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: set either name or namePattern"},
-		"no name":        {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: set either name or namePattern"},
-		"upper case":     {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1" is not a valid Node name`},
-		"a number":       {"- name: 10\n", "nodes.yaml:1: row 1: name is not a string: quote a value that looks like a number"},
-		"twice":          {"- name: a\n  name: b\n", "nodes.yaml:2: row 1: name is set twice"},
+		"both names": {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: set either name or namePattern"},
+		"no name":    {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: set either name or namePattern"},
+		"upper case": {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1" is not a valid Node name`},
+		"a number":   {"- name: 10\n", "nodes.yaml:1: row 1: name is not a string: quote a value that looks like a number"},
+		"twice":      {"- name: a\n  name: b\n", "nodes.yaml:2: row 1: name is set twice"},
+		"twice, and then another mistake": {
+			"- name: a\n  name: b\n  oops: c\n",
+			"nodes.yaml:2: row 1: name is set twice\nnodes.yaml:3: row 1: \"oops\" is not a field of a row",
+		},
+		"a pattern that is a number": {
+			"- namePattern: 10\n", "nodes.yaml:1: row 1: namePattern is not a string: quote a value that looks like a number",
+		},
+		"the second group is unknown": {
+			"- namePattern: 'a(?P<n>.)'\n  dnsNames: ['${n}-${x}']\n",
+			`nodes.yaml:2: row 1: dnsNames[0] "${n}-${x}": ${x} is not a group of the pattern`,
+		},
 		"no list":        {"- name: a\n  dnsNames: b\n", "nodes.yaml:2: row 1: dnsNames is not a list"},
 		"no boolean":     {"- name: a\n  shortNames: yes\n", "nodes.yaml:2: row 1: shortNames is neither true nor false"},
 		"an alias":       {"- &a {name: a}\n- *a\n", "nodes.yaml:2: row 2: want name or namePattern, and fields"},

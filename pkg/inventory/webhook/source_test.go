@@ -68,26 +68,28 @@ func TestAnswers(t *testing.T) {
 			answer: start + `,"known":true,"names":["a"],"suffixes":["a"],"addresses":["10.0.0.0/8"],"bound":"node-2"}`,
 			want:   &inventory.Entry{Source: "webhook", Bound: "node-2"},
 		},
-		"nothing":             {answer: ``, wantErr: "read answer: unexpected end of JSON input"},
-		"null":                {answer: `null`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
-		"a list":              {answer: `[]`, wantErr: "read answer: json: cannot unmarshal array into Go value of type webhook.nodeAnswer"},
-		"YAML":                {answer: "known: true", wantErr: "read answer: invalid character 'k' looking for beginning of value"},
-		"more after it":       {answer: start + `,"known":true}{}`, wantErr: "read answer: invalid character '{' after top-level value"},
-		"another version":     {answer: strings.Replace(start, "v1alpha1", "v1", 1) + `,"known":true}`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
-		"another kind":        {answer: strings.Replace(start, "NodeLookup", "Node", 1) + `,"known":true}`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
-		"another request":     {answer: strings.Replace(start, "u-1", "u-2", 1) + `,"known":true}`, wantErr: "the response is for another request: uid is not u-1"},
-		"no request":          {answer: strings.Replace(start, `,"uid":"u-1"`, "", 1) + `,"known":true}`, wantErr: "the response is for another request: uid is not u-1"},
-		"another node":        {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
-		"not known, another":  {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":false}`, wantErr: `the response is for another node: node is not "node-1"`},
-		"node in other case":  {answer: strings.Replace(start, "node-1", "Node-1", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
-		"no node":             {answer: strings.Replace(start, `,"node":"node-1"`, "", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
-		"no field known":      {answer: start + `}`, wantErr: "the response lacks the field known"},
-		"not known, names":    {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the response describes a node although known is false"},
-		"unknown field":       {answer: start + `,"known":true,"name":["a"]}`, wantErr: `read answer: unknown field "name"`},
-		"field in other case": {answer: start + `,"Known":true}`, wantErr: `read answer: unknown field "Known"`},
-		"field twice":         {answer: start + `,"known":false,"known":true}`, wantErr: `read answer: duplicate field "known"`},
-		"field of other type": {answer: start + `,"known":"yes"}`, wantErr: "read answer: json: cannot unmarshal string into Go struct field nodeAnswer.known of type bool"},
-		"invalid time":        {answer: start + `,"known":true,"created":"now"}`, wantErr: `read answer: parsing time "now" as "2006-01-02T15:04:05Z07:00": cannot parse "now" as "2006"`},
+		"nothing":                            {answer: ``, wantErr: "read answer: unexpected end of JSON input"},
+		"null":                               {answer: `null`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
+		"a list":                             {answer: `[]`, wantErr: "read answer: json: cannot unmarshal array into Go value of type webhook.nodeAnswer"},
+		"YAML":                               {answer: "known: true", wantErr: "read answer: invalid character 'k' looking for beginning of value"},
+		"more after it":                      {answer: start + `,"known":true}{}`, wantErr: "read answer: invalid character '{' after top-level value"},
+		"another version":                    {answer: strings.Replace(start, "v1alpha1", "v1", 1) + `,"known":true}`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
+		"another kind":                       {answer: strings.Replace(start, "NodeLookup", "Node", 1) + `,"known":true}`, wantErr: "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"},
+		"another request":                    {answer: strings.Replace(start, "u-1", "u-2", 1) + `,"known":true}`, wantErr: "the response is for another request: uid is not u-1"},
+		"no request":                         {answer: strings.Replace(start, `,"uid":"u-1"`, "", 1) + `,"known":true}`, wantErr: "the response is for another request: uid is not u-1"},
+		"another node":                       {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"not known, another":                 {answer: strings.Replace(start, "node-1", "node-2", 1) + `,"known":false}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"node in other case":                 {answer: strings.Replace(start, "node-1", "Node-1", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"no node":                            {answer: strings.Replace(start, `,"node":"node-1"`, "", 1) + `,"known":true}`, wantErr: `the response is for another node: node is not "node-1"`},
+		"no field known":                     {answer: start + `}`, wantErr: "the response lacks the field known"},
+		"not known, names":                   {answer: start + `,"known":false,"names":["a"]}`, wantErr: "the response describes a node although known is false"},
+		"not known, a name and an address":   {answer: start + `,"known":false,"names":["a"],"addresses":["10.0.0.1"]}`, wantErr: "the response describes a node although known is false"},
+		"not known, an address and a suffix": {answer: start + `,"known":false,"addresses":["10.0.0.1"],"suffixes":["a"]}`, wantErr: "the response describes a node although known is false"},
+		"unknown field":                      {answer: start + `,"known":true,"name":["a"]}`, wantErr: `read answer: unknown field "name"`},
+		"field in other case":                {answer: start + `,"Known":true}`, wantErr: `read answer: unknown field "Known"`},
+		"field twice":                        {answer: start + `,"known":false,"known":true}`, wantErr: `read answer: duplicate field "known"`},
+		"field of other type":                {answer: start + `,"known":"yes"}`, wantErr: "read answer: json: cannot unmarshal string into Go struct field nodeAnswer.known of type bool"},
+		"invalid time":                       {answer: start + `,"known":true,"created":"now"}`, wantErr: `read answer: parsing time "now" as "2006-01-02T15:04:05Z07:00": cannot parse "now" as "2006"`},
 		"all mistakes": {
 			answer: start + `,"known":true,"names":["a","*.a","10.0.0.1",""],"addresses":["10.0.0.1","a","0.0.0.0/0"],"suffixes":[""],"bound":"A"}`,
 			wantErr: `read answer: names[1] "*.a": is not a DNS name
@@ -274,9 +276,9 @@ func TestFilesAreReadAnew(t *testing.T) {
 	if err := lookup(); err != nil {
 		t.Fatal(err)
 	}
-	first := serial.Load()
-	if err := lookup(); err != nil || serial.Load() != first {
-		t.Fatalf("shows another certificate, or %v", err)
+	first, client := serial.Load(), webhook.clients.current
+	if err := lookup(); err != nil || serial.Load() != first || webhook.clients.current != client {
+		t.Fatalf("shows another certificate, or the files are read anew though they are the same, or %v", err)
 	}
 	renew()
 	if err := lookup(); err != nil || serial.Load() == first {
