@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -261,5 +263,121 @@ func TestAPIServersAreBounded(t *testing.T) {
 	}
 	if got := len(a.names); got > maxServerNames+maxAPIServers+10 {
 		t.Errorf("%d names are reserved", got)
+	}
+}
+
+// TestAPIServersBoundsAreExact checks each bound with as much as it permits, and with one more.
+func TestAPIServersBoundsAreExact(t *testing.T) {
+	t.Parallel()
+	names := func(count int) (all []string) {
+		for i := range count {
+			all = append(all, fmt.Sprintf("n-%04d.example.com", i))
+		}
+		return all
+	}
+	for more := range 2 {
+		f := &fakeServers{shown: map[string]probe.Shown{"a:1": shows(true, names(maxServerNames+more)...)}}
+		a, _ := apiServersOf(f)
+		server, _ := a.readOne(t.Context(), []*rest.Config{{Host: "https://a:1"}})
+		if len(server.shown) != maxServerNames || (server.err != nil) != (more > 0) {
+			t.Errorf("of %d names %d are reserved, error %v", maxServerNames+more, len(server.shown), server.err)
+		}
+		text := info + strings.Repeat(" ", maxInfo-len(info)+more)
+		list := readServers(&corev1.ConfigMap{Data: map[string]string{"kubeconfig": text}})
+		if got := len(list.servers); got != 2*(1-more) {
+			t.Errorf("%d servers of a cluster-info of %d bytes", got, len(text))
+		}
+	}
+	clusters := `{name: none, cluster: {}},`
+	hosts := map[san.SAN]string{san.Parse("10.0.0.9"): "an endpoint"}
+	for _, name := range names(maxHosts + 5) {
+		clusters += fmt.Sprintf(`{name: %[1]s, cluster: {server: "https://%[1]s"}},`, name)
+		hosts[san.Parse(name)] = "somewhere"
+	}
+	list := readServers(&corev1.ConfigMap{Data: map[string]string{"kubeconfig": "{clusters: [" + clusters + "]}"}})
+	if len(list.servers) != maxHosts || slices.Contains(list.servers, san.SAN{}) {
+		t.Errorf("cluster-info has %d servers, want %d: %v", len(list.servers), maxHosts, list.servers)
+	}
+	a, steps := apiServersOf(&fakeServers{})
+	for at, ways := range a.targets([]string{"10.0.0.1:6443"}, hosts) {
+		if at != kubeconfigHost && len(ways) != maxHosts+1 {
+			t.Errorf("%s is asked in %d ways, want %d", at, len(ways), maxHosts+1)
+		}
+	}
+
+	now := steps.Now()
+	last := &apiServer{shown: map[san.SAN]time.Time{
+		san.Parse("an-hour-ago"): now.Add(-forgetAfter), san.Parse("earlier"): now.Add(-forgetAfter - 1),
+	}}
+	remembers := &apiServer{shown: map[san.SAN]time.Time{}}
+	remembers.remember(last, true, now)
+	a.servers = map[string]*apiServer{"an-hour-ago": {listed: now.Add(-forgetAfter)}, "earlier": {listed: now.Add(-forgetAfter - 1)}}
+	a.forget(nil, true)
+	if _, kept := remembers.shown[san.Parse("an-hour-ago")]; !kept || len(remembers.shown) != 1 || a.servers["an-hour-ago"] == nil || len(a.servers) != 1 {
+		t.Errorf("names %v and API servers %v are kept", remembers.shown, a.servers)
+	}
+}
+
+// TestKnownWithoutAnAnswer checks the names of the kubeconfig, also of one without a host.
+func TestKnownWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]string{
+		"https://lb.example.com:443": "lb.example.com tls.example.com", "https://:443": "tls.example.com", "https://%": "tls.example.com",
+	} {
+		a, _ := apiServersOf(&fakeServers{})
+		a.config.Host = host
+		a.names = a.known(nil)
+		if got := reservedOf(a); got != want {
+			t.Errorf("%s: %q, want %q", host, got, want)
+		}
+	}
+}
+
+// TestClusterInfoIsKept checks that the last servers stay while cluster-info can't be read.
+func TestClusterInfoIsKept(t *testing.T) {
+	t.Parallel()
+	a, _ := apiServersOf(&fakeServers{})
+	a.info = infoOf(info)
+	before := a.readInfo()
+	a.info.Fake(errors.New("down"))
+	if after := a.readInfo(); before != nil || after != nil || len(a.hosts) != 2 {
+		t.Errorf("errors %v, %v, hosts %v", before, after, a.hosts)
+	}
+}
+
+// TestAPIServersAreReportedOnce checks that a lasting problem is logged once, and that nobody is woken for nothing. It
+// reads a metric of the whole process, so it does not run in parallel.
+func TestAPIServersAreReportedOnce(t *testing.T) {
+	f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{"lb.example.com:443": shows(true, "lb.example.com")}}
+	a, _ := apiServersOf(f)
+	lines, freed := 0, 0
+	a.log = funcr.New(func(string, string) { lines++ }, funcr.Options{})
+	a.Freed = func([]san.SAN) { freed++ }
+	for range 2 {
+		a.round(t.Context())
+	}
+	unread := &dto.Metric{}
+	if err := unreadAPIServers.Write(unread); err != nil || unread.GetGauge().GetValue() != 1 {
+		t.Errorf("%v API servers count as unread, error %v, want 1", unread.GetGauge().GetValue(), err)
+	}
+	if lines != 1 || freed != 0 {
+		t.Errorf("logged %d times that an API server can't be read, freed names %d times", lines, freed)
+	}
+
+	lines = 0
+	all := make([]string, maxAPIServers+1)
+	for i, step := range []struct {
+		endpoints []string
+		err       error
+		want      int
+	}{
+		{endpoints: all[1:]},
+		{endpoints: all, want: 1}, {endpoints: all, want: 1},
+		{endpoints: all[1:], err: errors.New("down"), want: 2},
+		{endpoints: all[1:], want: 2},
+	} {
+		if got := a.bounded(step.endpoints, step.err); len(got) != maxAPIServers || lines != step.want {
+			t.Errorf("step %d: %d endpoints, %d lines, want %d", i, len(got), lines, step.want)
+		}
 	}
 }
