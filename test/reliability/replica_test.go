@@ -56,7 +56,9 @@ func (w *world) startReplica(elect bool) *replica {
 	if err := os.WriteFile(config, []byte(commonConfig+w.config), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	kubeconfig, err := w.WriteKubeconfig("manager", w.proxy.Config)
+	cfg := rest.CopyConfig(w.proxy.Config)
+	cfg.CAData = slices.Concat(cfg.CAData, w.Config.CAData) // a rotation also asks the API server itself
+	kubeconfig, err := w.WriteKubeconfig("manager", cfg)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -78,14 +78,14 @@ func TestSoak(t *testing.T) {
 	s.config, s.args = soakConfig, []string{"--audit-log-maxsize=4000"} // one file has all records
 	s.prepareRotation()
 	s.steady = s.startReplica(true)
-	s.items = append(s.items, s.warmUp())
-	s.other = s.startReplica(true) // the steady one leads
-
 	ctx, end := context.WithCancel(t.Context())
 	var background sync.WaitGroup
 	t.Cleanup(func() { end(); background.Wait() })
-	background.Go(func() { s.load(ctx) })
 	background.Go(func() { s.rotate(ctx) })
+	s.waitReady(s.steady) // the first CA must be proven to be trusted
+	s.items = append(s.items, s.warmUp())
+	s.other = s.startReplica(true) // the steady one leads
+	background.Go(func() { s.load(ctx) })
 	begin := time.Now()
 	var before sample
 	for minute := 0; time.Since(begin) < lasts; minute++ {

@@ -30,12 +30,13 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	s.prepareRotation()
 	s.binary = versions[0]
 	s.steady = s.startReplica(true)
-	s.warmUp()
 	ctx, end := context.WithCancel(t.Context())
 	var background sync.WaitGroup
 	t.Cleanup(func() { end(); background.Wait() })
-	background.Go(func() { s.load(ctx) })
 	background.Go(func() { s.rotate(ctx) })
+	s.waitReady(s.steady) // the first CA must be proven to be trusted
+	s.warmUp()
+	background.Go(func() { s.load(ctx) })
 
 	rolls := 0
 	roll := func(why string) {
