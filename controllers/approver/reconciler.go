@@ -159,8 +159,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// This is the cache's own object: judging only reads it, and apply writes a copy.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
-		if r.DryRun && apierrors.IsNotFound(err) {
-			r.opinions.countDeleted(key.Name)
+		if apierrors.IsNotFound(err) {
+			r.written.Drop(key.Name) // the deletion may have come before the failure of the write
+			if r.DryRun {
+				r.opinions.countDeleted(key.Name)
+			}
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}

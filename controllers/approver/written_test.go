@@ -107,6 +107,9 @@ func TestALostAnswerAboutADecision(t *testing.T) {
 			if got := verdicts(t, file); got != test.want {
 				t.Errorf("recorded %q, want %q", got, test.want)
 			}
+			if _, kept := p.reconciler.written.Of(p.served); kept && p.getFault != nil {
+				t.Error("the decision about a request that is gone takes room for ever")
+			}
 			if _, within := p.reconciler.limiter.take(parse(t, p.served)); within != (test.want == "") {
 				t.Errorf("the requester may have another: %t", within)
 			}

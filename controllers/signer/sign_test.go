@@ -361,6 +361,32 @@ func TestEndOfACertificate(t *testing.T) {
 	}
 }
 
+// TestWritesToARequestThatIsGoneAreForgotten deletes a request before its write, and the watch has said so before the
+// write has failed.
+func TestWritesToARequestThatIsGoneAreForgotten(t *testing.T) {
+	t.Parallel()
+	gone := apierrors.NewNotFound(requests, "csr-1")
+	for name, change := range map[string]func(*request){
+		"certificate": func(*request) {}, "failure": usages("digital signature"),
+	} {
+		p := newParts(t, object(t, change))
+		root := newRoot(t, 24*time.Hour)
+		p.pair.Load(root.cert, root.key)
+		p.writeFault, p.reconciler.Live = errors.New("down"), liveFunc(func(*request) error { return gone })
+		if _, err := p.reconcile(t); err == nil {
+			t.Errorf("%s: the write without an answer is not tried again", name)
+		}
+		p.getFault = gone
+		if _, err := p.reconcile(t); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, issued := p.reconciler.issued.Of(p.served)
+		if _, failed := p.reconciler.failures.Of(p.served); issued || failed {
+			t.Errorf("%s: its write takes room for ever", name)
+		}
+	}
+}
+
 // certificateSHA256 returns the digest of the certificate in obj.
 func certificateSHA256(obj *request) string {
 	block, _ := pem.Decode(obj.Status.Certificate)
