@@ -480,8 +480,7 @@ func (o outcome) in(obj *certificatesv1.CertificateSigningRequest) bool {
 func (r *Reconciler) landed(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, about outcome, err error,
 ) (bool, error) {
-	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) ||
-		apierrors.IsTooManyRequests(err) {
+	if apierrors.IsInvalid(err) || apicall.NotTried(err) {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)

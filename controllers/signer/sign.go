@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -254,7 +255,7 @@ func (r *Reconciler) outcomeOf(
 	switch {
 	case final(err):
 		return audit.Discarded, false
-	case notTried(err):
+	case apicall.NotTried(err):
 		return audit.Uncertain, false // the next attempt shows whether an earlier write was stored
 	}
 	stored, readErr := r.read(ctx, obj)
@@ -281,11 +282,6 @@ func (r *Reconciler) read(
 	stored := &certificatesv1.CertificateSigningRequest{}
 	err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), stored)
 	return stored, err
-}
-
-// notTried reports whether the API server refused a write before it looked at the object.
-func notTried(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err)
 }
 
 // final reports whether a retry is useless while the object stays the same.

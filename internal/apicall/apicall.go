@@ -48,6 +48,12 @@ func Bound(cfg *rest.Config) {
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{next: next, pace: pace} })
 }
 
+// NotTried reports whether the API server refused a write before it looked at the object. An earlier attempt may have been
+// stored.
+func NotTried(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err)
+}
+
 // RetryAfter returns how long the API server asked to wait before a retry of the call that failed with err.
 func RetryAfter(err error) (wait time.Duration, asked bool) {
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
