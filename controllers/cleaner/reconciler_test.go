@@ -194,8 +194,6 @@ func TestReconcileFaults(t *testing.T) {
 	}
 }
 
-// TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong by an
-// hour must neither delete early nor late.
 // TestErrorsAreCounted checks that a Reconcile that fails is counted with its reason, and no other.
 func TestErrorsAreCounted(t *testing.T) {
 	t.Parallel()
@@ -218,6 +216,8 @@ func TestErrorsAreCounted(t *testing.T) {
 	}
 }
 
+// TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong by an
+// hour must neither delete early nor late.
 func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -13,8 +13,8 @@ import (
 )
 
 // Manager builds the manager once, and returns the path of the program. It uses the race detector if the test does. All
-// test packages share the program, so the second package finds it up to
-// date. The working directory must be that of a package two levels below the module's root, as go test sets it.
+// test packages share the program, so the second package finds it up to date. The working directory must be that of a
+// package two levels below the module's root, as go test sets it.
 var Manager = sync.OnceValues(func() (string, error) {
 	return buildManager(context.Background(), filepath.Join("..", ".."))
 })

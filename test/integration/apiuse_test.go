@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // soon bounds "within seconds".
@@ -21,7 +22,7 @@ const soon = 15 * time.Second
 func shows(t *testing.T, address, path string, status int, part string) {
 	t.Helper()
 	within(t, soon, path, func(ctx context.Context) error {
-		got, body := get(ctx, address, path)
+		got, body := cluster.Get(ctx, address, path)
 		if got != status || !strings.Contains(body, part) {
 			return fmt.Errorf("status %d, want %d with %q", got, status, part)
 		}

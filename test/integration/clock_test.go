@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
@@ -61,7 +62,7 @@ cleaning:
 	p.answers(t, p.probes, "/healthz", http.StatusOK)
 	skewed := regexp.MustCompile(`(?m)^csr_clock_skew_seconds 36\d\d$`)
 	eventually(t, "metric", func(ctx context.Context) error {
-		if _, body := get(ctx, p.metrics, "/metrics"); !skewed.MatchString(body) {
+		if _, body := cluster.Get(ctx, p.metrics, "/metrics"); !skewed.MatchString(body) {
 			return fmt.Errorf("no match for %s", skewed)
 		}
 		return nil

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // TestLeaderElection checks the handover when the leader stops: it releases the Lease, and the standby has warm
@@ -82,7 +83,7 @@ func TestStandbyQueuesNothing(t *testing.T) {
 	}
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, // the cache of the standby is filled
 		`csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 1`)
-	_, metrics := get(t.Context(), p.metrics, "/metrics")
+	_, metrics := cluster.Get(t.Context(), p.metrics, "/metrics")
 	for line := range strings.Lines(metrics) {
 		if strings.HasPrefix(line, "workqueue_adds_total{") && strings.Contains(line, `"csr-`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
 			t.Errorf("the standby queues requests: %s", line)

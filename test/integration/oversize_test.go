@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // TestCostlySubjectsCostNothing has a user who may only create requests, and who requests subjects of 60,000
@@ -62,7 +63,7 @@ func TestCostlySubjectsCostNothing(t *testing.T) {
 func (p *process) cpuSeconds(t *testing.T) (seconds float64) {
 	t.Helper()
 	eventually(t, "/metrics", func(ctx context.Context) error {
-		_, body := get(ctx, p.metrics, "/metrics")
+		_, body := cluster.Get(ctx, p.metrics, "/metrics")
 		for line := range strings.Lines(body) {
 			if rest, found := strings.CutPrefix(line, "process_cpu_seconds_total "); found {
 				_, err := fmt.Sscan(rest, &seconds)

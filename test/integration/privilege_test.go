@@ -30,6 +30,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // The promises: how long after its first refused use a lost right is reported, and how long after its loss if nothing
@@ -423,7 +424,7 @@ func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use f
 
 // refusals returns how many calls of the manager were refused.
 func (h *roleHolder) refusals(ctx context.Context) (float64, error) {
-	_, page := get(ctx, h.metrics, "/metrics")
+	_, page := cluster.Get(ctx, h.metrics, "/metrics")
 	_, rest, found := strings.Cut(page, "\ncsr_api_refused_total ")
 	if !found {
 		return 0, errors.New("no metric csr_api_refused_total")
@@ -441,7 +442,7 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 			failed["own-rights"], needed = true, append(needed, right.String())
 		}
 	}
-	_, page := get(ctx, h.metrics, "/metrics")
+	_, page := cluster.Get(ctx, h.metrics, "/metrics")
 	for line := range strings.Lines(page) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if strings.HasPrefix(name, "csr_check_missing_rights{") {
@@ -459,7 +460,7 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 			return fmt.Errorf("%s failed: %t, want %t", name, is, want)
 		}
 	}
-	status, text := get(ctx, h.probes, "/readyz/own-rights")
+	status, text := cluster.Get(ctx, h.probes, "/readyz/own-rights")
 	switch names := "missing rights: " + strings.Join(needed, ", "); {
 	case len(needed) == 0 && status != http.StatusOK:
 		return fmt.Errorf("not ready: %s", text)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,29 +154,11 @@ func (p *process) log(t *testing.T) string {
 	return text
 }
 
-// get returns the status and the body of a page of the manager, or 0 if it does not listen.
-func get(ctx context.Context, address, path string) (int, string) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return 0, err.Error()
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer func() { _ = response.Body.Close() }()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return response.StatusCode, string(body)
-}
-
 // answers waits until a page has status and contains each of parts.
 func (p *process) answers(t *testing.T, address, path string, status int, parts ...string) {
 	t.Helper()
 	eventually(t, path, func(ctx context.Context) error {
-		got, body := get(ctx, address, path)
+		got, body := cluster.Get(ctx, address, path)
 		if got != status {
 			return fmt.Errorf("status %d, want %d: %s", got, status, body)
 		}

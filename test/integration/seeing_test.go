@@ -26,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // TestAuditLog compares the records of issued, refused and failed requests with the objects in the API server.
@@ -156,7 +157,7 @@ func TestSecureMetrics(t *testing.T) {
 			return nil
 		})
 	}
-	if status, _ := get(t.Context(), p.metrics, "/metrics"); status == http.StatusOK {
+	if status, _ := cluster.Get(t.Context(), p.metrics, "/metrics"); status == http.StatusOK {
 		t.Error("metrics are served without TLS too")
 	}
 }
@@ -181,7 +182,7 @@ func TestRequestsAreCountedAtScrape(t *testing.T) {
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, pending+"2", other+"1")
 	oldest := regexp.MustCompile(`csr_requests_oldest_seconds\{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"\} ([0-9.]+)`)
 	age := func() float64 {
-		_, body := get(t.Context(), p.metrics, "/metrics")
+		_, body := cluster.Get(t.Context(), p.metrics, "/metrics")
 		found := oldest.FindStringSubmatch(body)
 		if found == nil {
 			t.Fatalf("no age in %s", body)

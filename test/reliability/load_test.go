@@ -263,9 +263,9 @@ func (i *item) rawSubject() []byte {
 
 // content returns an error if cert differs from what i's requester asked for.
 func (i *item) content(cert *x509.Certificate) error {
-	type comparable interface{ Equal(crypto.PublicKey) bool }
+	type publicKey interface{ Equal(crypto.PublicKey) bool }
 	switch {
-	case !i.key.Public().(comparable).Equal(cert.PublicKey):
+	case !i.key.Public().(publicKey).Equal(cert.PublicKey):
 		return fmt.Errorf("it has another key")
 	case !bytes.Equal(cert.RawSubject, i.rawSubject()):
 		return fmt.Errorf("its subject is %s, want %s", cert.Subject, i.order.subject)

@@ -3,7 +3,6 @@ package reliability
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -159,20 +158,7 @@ func (r *replica) signal(s syscall.Signal) error { return syscall.Kill(r.Pid(), 
 func (r *replica) page(ctx context.Context, address, path string) (int, string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return 0, err.Error()
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer func() { _ = response.Body.Close() }()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return response.StatusCode, string(body)
+	return cluster.Get(ctx, address, path)
 }
 
 // ready reports whether r says that it is ready.

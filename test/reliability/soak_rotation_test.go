@@ -5,7 +5,6 @@ package reliability
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -174,13 +173,4 @@ func (s *soak) knowCAs(bundle string) {
 			s.authorities = append(s.authorities, ca)
 		}
 	}
-}
-
-// parseCertificate returns the certificate of a request.
-func parseCertificate(obj *request) (*x509.Certificate, error) {
-	block, _ := pem.Decode(obj.Status.Certificate)
-	if block == nil {
-		return nil, fmt.Errorf("request %s has no certificate in PEM", obj.Name)
-	}
-	return x509.ParseCertificate(block.Bytes)
 }

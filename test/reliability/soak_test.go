@@ -57,8 +57,8 @@ type soak struct {
 	rolling   sync.Mutex // held while a replica is replaced, or an operator acts
 
 	mu     sync.Mutex
-	items  []*item         // that were created and are not checked yet
-	stored map[string]bool // the fingerprints of certificates
+	items  []*item                      // that were created and are not checked yet
+	stored map[string]*x509.Certificate // by fingerprint
 	failed []error
 	// authorities are all CAs that were published.
 	authorities []*x509.Certificate
@@ -74,18 +74,8 @@ func TestSoak(t *testing.T) {
 			t.Fatalf("SOAK is %q, error %v: want ten minutes at least", text, err)
 		}
 	}
-	s := &soak{world: newWorld(t, false), stored: map[string]bool{}}
-	s.config, s.args = soakConfig, []string{"--audit-log-maxsize=4000"} // one file has all records
-	s.prepareRotation()
-	s.steady = s.startReplica(true)
-	ctx, end := context.WithCancel(t.Context())
-	var background sync.WaitGroup
-	t.Cleanup(func() { end(); background.Wait() })
-	background.Go(func() { s.rotate(ctx) })
-	s.waitReady(s.steady) // the first CA must be proven to be trusted
-	s.items = append(s.items, s.warmUp())
+	s, end := startSoak(t, "")
 	s.other = s.startReplica(true) // the steady one leads
-	background.Go(func() { s.load(ctx) })
 	begin := time.Now()
 	var before sample
 	for minute := 0; time.Since(begin) < lasts; minute++ {
@@ -97,7 +87,6 @@ func TestSoak(t *testing.T) {
 	}
 	after := s.sample()
 	end()
-	background.Wait()
 	s.check(true)
 
 	t.Logf("after %s: %s", settledAfter, before)
@@ -111,6 +100,26 @@ func TestSoak(t *testing.T) {
 	if s.rotations == 0 {
 		t.Error("no rotation was completed")
 	}
+}
+
+// startSoak starts a replica of binary, or of this version if binary is empty, then the load and the rotations. The
+// returned function ends both.
+func startSoak(t *testing.T, binary string) (s *soak, end func()) {
+	t.Helper()
+	s = &soak{world: newWorld(t, false), stored: map[string]*x509.Certificate{}}
+	s.binary, s.config = binary, soakConfig
+	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
+	s.prepareRotation()
+	s.steady = s.startReplica(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	var background sync.WaitGroup
+	end = func() { cancel(); background.Wait() }
+	t.Cleanup(end)
+	background.Go(func() { s.rotate(ctx) })
+	s.waitReady(s.steady) // the first CA must be proven to be trusted
+	s.items = append(s.items, s.warmUp())
+	background.Go(func() { s.load(ctx) })
+	return s, end
 }
 
 // load creates requests until ctx ends, and checks what became of them.
@@ -220,11 +229,11 @@ func (s *soak) life(i *item, past *past) (wrong []error) {
 	if i.kind.want != csr.Issued || past.before != string(csr.Issued) {
 		return wrong
 	}
-	cert, err := parseCertificate(past.seen)
+	cert, err := parseCertificate(past.seen.Status.Certificate)
 	if err != nil {
 		return append(wrong, err)
 	}
-	s.stored[fingerprint(cert)] = true
+	s.stored[fingerprint(cert)] = cert
 	if !slices.ContainsFunc(s.authorities, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil }) {
 		wrong = append(wrong, fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
 	}

@@ -5,7 +5,6 @@ package reliability
 import (
 	"context"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,19 +24,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	versions := []string{os.Getenv("RELEASE_BEFORE") + "/csr-controller-manager", now}
-	s := &soak{world: newWorld(t, false), stored: map[string]bool{}}
-	s.config = soakConfig
-	s.prepareRotation()
-	s.binary = versions[0]
-	s.steady = s.startReplica(true)
-	ctx, end := context.WithCancel(t.Context())
-	var background sync.WaitGroup
-	t.Cleanup(func() { end(); background.Wait() })
-	background.Go(func() { s.rotate(ctx) })
-	s.waitReady(s.steady) // the first CA must be proven to be trusted
-	s.warmUp()
-	background.Go(func() { s.load(ctx) })
-
+	s, end := startSoak(t, versions[0])
 	rolls := 0
 	roll := func(why string) {
 		rolls++
@@ -55,7 +42,6 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		roll("between two rotations")
 	}
 	end()
-	background.Wait()
 	s.check(true)
 	t.Logf("%d requests, %d rotations, %d rolls", s.number, s.rotations, rolls)
 	for _, err := range append(s.failed, s.verifyProcesses()...) {

@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -78,7 +77,7 @@ func (w *world) settle(items []*item, ended time.Time) (finished int, recovery t
 // verify checks what must hold after every fault, and returns what does not.
 func (w *world) verify(s *scenario, items []*item) (wrong []error) {
 	w.t.Helper()
-	serials, stored := map[string]string{}, map[string]bool{}
+	serials, stored := map[string]string{}, map[string]*x509.Certificate{}
 	for _, i := range items {
 		past := w.history.of(i.object.Name)
 		for _, was := range past.wrong {
@@ -102,7 +101,7 @@ func (w *world) verify(s *scenario, items []*item) (wrong []error) {
 		if other, twice := serials[serial]; twice {
 			wrong = append(wrong, fmt.Errorf("requests %s and %s have certificates with the serial number %s", i.object.Name, other, serial))
 		}
-		serials[serial], stored[fingerprint(cert)] = i.object.Name, true
+		serials[serial], stored[fingerprint(cert)] = i.object.Name, cert
 	}
 	if w.theirs {
 		return wrong
@@ -116,11 +115,7 @@ func (w *world) verify(s *scenario, items []*item) (wrong []error) {
 
 // certificate returns the certificate of a request, or an error if it is not what its requester asked for.
 func (w *world) certificate(i *item, obj *request) (*x509.Certificate, error) {
-	block, rest := pem.Decode(obj.Status.Certificate)
-	if block == nil || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, errors.New("its status holds not exactly one PEM block")
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	cert, err := parseCertificate(obj.Status.Certificate)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +123,7 @@ func (w *world) certificate(i *item, obj *request) (*x509.Certificate, error) {
 		return nil, errors.New("it has a certificate")
 	}
 	for _, root := range w.roots {
-		ca, err := parseCA(root)
+		ca, err := parseCertificate(root.CertPEM)
 		if err != nil {
 			return nil, err
 		}
@@ -142,16 +137,23 @@ func (w *world) certificate(i *item, obj *request) (*x509.Certificate, error) {
 	return nil, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer)
 }
 
-func fingerprint(cert *x509.Certificate) string { return fingerprintOf(cert.Raw) }
+// parseCertificate returns the certificate in data, which must be exactly one PEM block.
+func parseCertificate(data []byte) (*x509.Certificate, error) {
+	block, rest := pem.Decode(data)
+	if block == nil || len(bytes.TrimSpace(rest)) > 0 {
+		return nil, errors.New("the certificate is not exactly one PEM block")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}
 
-func fingerprintOf(der []byte) string {
-	sum := sha256.Sum256(der)
+func fingerprint(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.Raw)
 	return hex.EncodeToString(sum[:])
 }
 
 // completeRecords waits until verifyRecords finds nothing. The outcome of a write without an answer is recorded at the
 // next attempt, which may be a minute later.
-func (w *world) completeRecords(s *scenario, stored map[string]bool) (wrong []error) {
+func (w *world) completeRecords(s *scenario, stored map[string]*x509.Certificate) (wrong []error) {
 	w.t.Helper()
 	_ = wait.PollUntilContextTimeout(w.t.Context(), time.Second, 70*time.Second, true, func(context.Context) (bool, error) {
 		wrong = w.verifyRecords(s, stored)
@@ -163,7 +165,11 @@ func (w *world) completeRecords(s *scenario, stored map[string]bool) (wrong []er
 // verifyRecords checks the audit logs of all replicas: each stored certificate was signed by one of them, and the last
 // record about each other one says that it was discarded, or that nobody knows. A replica that was killed completes no
 // record. Certificates that were not stored are at most as many as the faults that hit their writes.
-func (w *world) verifyRecords(s *scenario, stored map[string]bool) (wrong []error) {
+func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) (wrong []error) {
+	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, nobody can tell
+	if err != nil {
+		return []error{err}
+	}
 	signers, discarded, beside := map[string]int{}, 0, false
 	for _, r := range w.replicas {
 		if r.audit == "" { // kube-controller-manager beside ours
@@ -176,7 +182,7 @@ func (w *world) verifyRecords(s *scenario, stored map[string]bool) (wrong []erro
 		}
 		for sum, event := range last {
 			switch {
-			case stored[sum]:
+			case stored[sum] != nil:
 				signers[sum]++
 				if event != audit.Signed && event != audit.Stored && (!r.killed || event != audit.Uncertain) {
 					wrong = append(wrong, fmt.Errorf("certificate %s is stored, and its last record is %s", sum, event))
@@ -188,8 +194,8 @@ func (w *world) verifyRecords(s *scenario, stored map[string]bool) (wrong []erro
 			}
 		}
 	}
-	for sum := range stored {
-		if signers[sum] == 0 && (!beside || !w.mayBeTheirs(sum)) {
+	for sum, cert := range stored {
+		if signers[sum] == 0 && (!beside || cert.CheckSignatureFrom(theirs) != nil) {
 			wrong = append(wrong, fmt.Errorf("no record of certificate %s", sum))
 		}
 	}
@@ -221,32 +227,6 @@ func (w *world) faultyWrites() (count int) {
 		}
 	}
 	return count
-}
-
-// mayBeTheirs reports whether kube-controller-manager's CA has issued the certificate with that fingerprint. If both
-// programs have the same CA, nobody can tell.
-func (w *world) mayBeTheirs(sum string) bool {
-	theirs, err := parseCA(w.roots[len(w.roots)-1])
-	if err != nil {
-		return false
-	}
-	w.history.mu.Lock()
-	defer w.history.mu.Unlock()
-	for _, past := range w.history.requests {
-		if past.last == nil {
-			continue
-		}
-		if block, _ := pem.Decode(past.last.Status.Certificate); block != nil && fingerprintOf(block.Bytes) == sum {
-			cert, err := x509.ParseCertificate(block.Bytes)
-			return err == nil && cert.CheckSignatureFrom(theirs) == nil
-		}
-	}
-	return false
-}
-
-func parseCA(of *csrenv.CA) (*x509.Certificate, error) {
-	block, _ := pem.Decode(of.CertPEM)
-	return x509.ParseCertificate(block.Bytes)
 }
 
 // lastRecords returns the last record about each certificate in an audit log.
