@@ -127,8 +127,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.ahead.drop(key.Name)
-			r.issued.Drop(key.Name) // the deletion may have come before the failure of the write
-			r.failures.Drop(key.Name)
+			r.forgetWrites(ctx, key.Name) // the deletion may have come before the failure of the write
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}

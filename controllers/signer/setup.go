@@ -233,8 +233,12 @@ func (r *Reconciler) queueEvents() predicate.Predicate {
 		return r.queues(change.ObjectNew) || foreign
 	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
+		issued, unanswered := r.issued.Of(gone.Object)
 		r.Drop(gone.Object)
-		return false
+		if unanswered {
+			r.issued.Keep(gone.Object, issued) // Reconcile says what became of the certificate
+		}
+		return unanswered
 	}
 	return events
 }

@@ -37,6 +37,7 @@ type issuance struct {
 	resourceVersion string
 	record          audit.Record // its Message is the last error
 	stores          int
+	notFound        bool // the last write found no request
 }
 
 // sign issues a certificate and stores it. If a ledger is kept, sign first records the certificate there. If the
@@ -134,7 +135,7 @@ func (r *Reconciler) store(
 		r.stored(ctx, obj, issued)
 		return nil
 	}
-	issued.record.Message = err.Error()
+	issued.record.Message, issued.notFound = err.Error(), apierrors.IsNotFound(err)
 	outcome, counts := r.outcomeOf(ctx, obj, issued.PEM, err)
 	switch outcome {
 	case audit.Stored:
@@ -142,7 +143,7 @@ func (r *Reconciler) store(
 		r.stored(ctx, obj, issued)
 		return nil
 	case audit.Discarded:
-		r.discarded(ctx, obj, issued)
+		r.discarded(ctx, issued)
 		return r.afterDiscard(ctx, obj, judged, err)
 	}
 	if first {
@@ -178,7 +179,7 @@ func (r *Reconciler) afterDiscard(
 		return nil
 	case apierrors.IsConflict(err):
 		return nil // the watch brings the change to the queue
-	default: // also for NotFound: if the request is gone, the watch removes it from the cache
+	default:
 		return fmt.Errorf("update status: %w", err)
 	}
 }
@@ -191,8 +192,17 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 	case bytes.Equal(obj.Status.Certificate, issued.PEM):
 		r.stored(ctx, obj, issued)
 	case obj.ResourceVersion != issued.resourceVersion:
-		r.discarded(ctx, obj, issued)
+		r.discarded(ctx, issued)
 	}
+}
+
+// forgetWrites forgets the unanswered writes to a request that the cache has no more. A certificate may have been stored
+// before the deletion, unless its write found no request.
+func (r *Reconciler) forgetWrites(ctx context.Context, name string) {
+	if issued, ok := r.issued.Take(name); ok && issued.notFound {
+		r.discarded(ctx, issued)
+	}
+	r.failures.Drop(name)
 }
 
 // giveUp ends the issuance of a certificate that would not be issued now.
@@ -206,15 +216,15 @@ func (r *Reconciler) giveUp(ctx context.Context, obj *certificatesv1.Certificate
 	case audit.Stored:
 		r.stored(ctx, obj, issued)
 	case audit.Discarded:
-		r.discarded(ctx, obj, issued)
+		r.discarded(ctx, issued)
 	}
 }
 
 // discarded reports a certificate that is not stored and never will be.
-func (r *Reconciler) discarded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, issued *issuance) {
-	r.issued.Drop(obj.Name)
-	r.certificates.remove(obj.Name, issued.PEM)
-	discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
+func (r *Reconciler) discarded(ctx context.Context, issued *issuance) {
+	r.issued.Drop(issued.record.Name)
+	r.certificates.remove(issued.record.Name, issued.PEM)
+	discardedTotal.WithLabelValues(issued.record.Signer).Inc()
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, issued.record)
 }
 
@@ -247,7 +257,8 @@ func CutShort(issued *ca.Issued) string {
 
 // outcomeOf returns what became of a certificate whose write to obj failed with err. A conflict does not prove that
 // nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored. NotFound does
-// not prove that the request is gone: a proxy may have answered. So outcomeOf reads the request from the API server.
+// not prove that the request is gone, because a proxy may have answered: only the watch does (forgetWrites). So outcomeOf
+// reads the request from the API server.
 // counts reports that the API server can read the request but does not store the certificate.
 func (r *Reconciler) outcomeOf(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, certificate []byte, err error,
@@ -260,8 +271,6 @@ func (r *Reconciler) outcomeOf(
 	}
 	stored, readErr := r.read(ctx, obj)
 	switch {
-	case apierrors.IsNotFound(err) && apierrors.IsNotFound(readErr):
-		return audit.Discarded, false
 	case readErr != nil || stored.UID != obj.UID: // the certificate may have been stored before the deletion
 		return audit.Uncertain, false
 	case bytes.Equal(stored.Status.Certificate, certificate):

@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
@@ -291,7 +292,7 @@ func TestEndOfACertificate(t *testing.T) {
 			now.ResourceVersion, now.Status.Certificate = "8", []byte("another")
 			return nil
 		}, want: audit.Discarded},
-		"not found": {write: gone, live: func(*parts, *request) error { return gone }, want: audit.Discarded, fails: true},
+		"not found": {write: gone, live: func(*parts, *request) error { return gone }, want: audit.Uncertain, fails: true},
 		"not found, though it is there": {write: gone, live: func(p *parts, now *request) error {
 			*now = *p.served.DeepCopy()
 			return nil
@@ -362,27 +363,45 @@ func TestEndOfACertificate(t *testing.T) {
 }
 
 // TestWritesToARequestThatIsGoneAreForgotten deletes a request before its write, and the watch has said so before the
-// write has failed.
+// write has failed. Whether a certificate was stored before the deletion is certain only if the write found no request.
 func TestWritesToARequestThatIsGoneAreForgotten(t *testing.T) {
 	t.Parallel()
 	gone := apierrors.NewNotFound(requests, "csr-1")
-	for name, change := range map[string]func(*request){
-		"certificate": func(*request) {}, "failure": usages("digital signature"),
+	for name, test := range map[string]struct {
+		change    func(*request)
+		write     error
+		discarded float64
+	}{
+		"certificate, no answer": {write: errors.New("down")},
+		"certificate, not found": {write: gone, discarded: 1},
+		"failure, no answer":     {change: usages("server auth"), write: errors.New("down")},
 	} {
-		p := newParts(t, object(t, change))
+		p, signer := partsOf(t)
+		if test.change != nil {
+			test.change(p.served)
+		}
 		root := newRoot(t, 24*time.Hour)
 		p.pair.Load(root.cert, root.key)
-		p.writeFault, p.reconciler.Live = errors.New("down"), liveFunc(func(*request) error { return gone })
+		p.writeFault, p.reconciler.Live = test.write, liveFunc(func(*request) error { return gone })
 		if _, err := p.reconcile(t); err == nil {
-			t.Errorf("%s: the write without an answer is not tried again", name)
+			t.Errorf("%s: the write is not tried again", name)
+		}
+		if got := countOf(t, discardedTotal.WithLabelValues(signer)); got != 0 {
+			t.Errorf("%s: discarded, though a proxy may have answered", name)
 		}
 		p.getFault = gone
+		if p.reconciler.queueEvents().Delete(event.DeleteEvent{Object: p.served}) != (test.change == nil) {
+			t.Errorf("%s: want the request of a certificate in the queue, to complete its record", name)
+		}
 		if _, err := p.reconcile(t); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		_, issued := p.reconciler.issued.Of(p.served)
 		if _, failed := p.reconciler.failures.Of(p.served); issued || failed {
 			t.Errorf("%s: its write takes room for ever", name)
+		}
+		if got := countOf(t, discardedTotal.WithLabelValues(signer)); got != test.discarded {
+			t.Errorf("%s: %v discarded, want %v", name, got, test.discarded)
 		}
 	}
 }

@@ -52,8 +52,13 @@ func (w *Writes[T]) Of(obj metav1.Object) (about T, ok bool) {
 }
 
 // Drop drops the write to the object of that name.
-func (w *Writes[T]) Drop(name string) {
+func (w *Writes[T]) Drop(name string) { w.Take(name) }
+
+// Take drops the write to the object of that name, and returns it.
+func (w *Writes[T]) Take(name string) (about T, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	last, known := w.writes[name]
 	delete(w.writes, name)
+	return last.about, known
 }
