@@ -77,16 +77,18 @@ func TestLostRightsAreNamed(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
 	(&plane{r.Cluster, r.admin}).use(t)
-	holders := giveEveryRole(t)
+	holders := giveRoles(t, "../test/integration/testdata/every-role", "csr-approver", "csr-signer", "csr-cleaner", "csr-rotation")
 	r.bring(t, "csr-signer", r.CA)
 	blockList(t, "")
+	newNamespace(t, "kube-node-lease")
 	installKind(t, clusterAPI)
 	grant(t, "joiner", mayCreate)
 	grantNodes(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(privilegeConfig))
 	for _, h := range holders {
-		h.start(t, file)
+		h.cfg = tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: h.subject.Name}})
+		h.start(t, "--config", file, "--controllers", strings.TrimPrefix(h.subject.Name, "csr-"), "--leader-elect-resource-name", h.subject.Name)
 	}
 	r.authority(t, "cluster", "csr-signer", func(spec *v1alpha1.SigningAuthoritySpec) {
 		spec.Trust.ConfigMaps = []v1alpha1.ConfigMapKey{{Namespace: signingNamespace, Name: "csr-trust"}}
@@ -97,9 +99,9 @@ func TestLostRightsAreNamed(t *testing.T) {
 	}
 	uses := usesOf(t, r)
 	for _, h := range holders {
-		t.Run(h.name, func(t *testing.T) {
+		t.Run(h.subject.Name, func(t *testing.T) {
 			t.Parallel()
-			h.loses(t, uses[h.name])
+			h.loses(t, uses[h.subject.Name])
 		})
 	}
 }
@@ -163,24 +165,26 @@ func usesOf(t *testing.T, r *rotating) map[string][]use {
 	}
 }
 
-// roleHolder is an identity of config/overlays/split, and its running manager.
+// roleHolder is an identity that shipped roles are bound to, and its running manager.
 type roleHolder struct {
 	*process
-	name string
+	subject rbacv1.Subject
 	// given are the rights that the shipped roles grant, one for each verb, resource and name of each rule.
 	given []check.Right
 	// asked are the rights that the self-check asks for.
 	asked []check.Right
 	cfg   *rest.Config
 	args  []string
+	// scraper is the token of somebody who may read secure metrics. It is empty if the metrics are not secure.
+	scraper string
 }
 
-// giveEveryRole installs all roles, and returns the identities. Each gets roles of its own with the same rules, so
-// that the test can take a right from one identity alone.
-func giveEveryRole(t *testing.T) []*roleHolder {
+// giveRoles installs the roles in a folder of config, and returns the identities. Each gets roles of its own with the same
+// rules, so that the test can take a right from one identity alone.
+func giveRoles(t *testing.T, folder string, names ...string) []*roleHolder {
 	t.Helper()
 	var holders []*roleHolder
-	all := rendered(t, "../test/integration/testdata/every-role")
+	all := rendered(t, folder)
 	given := shippedRights(t, all)
 	for _, obj := range all {
 		switch obj.GetKind() {
@@ -190,21 +194,22 @@ func giveEveryRole(t *testing.T) []*roleHolder {
 			}
 		}
 	}
-	newNamespace(t, "kube-node-lease")
-	for _, name := range []string{"csr-approver", "csr-signer", "csr-cleaner", "csr-rotation"} {
-		h := &roleHolder{name: name, given: given[name]}
+	for _, name := range names {
+		h := &roleHolder{subject: rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: name}, given: given[name]}
+		if strings.HasPrefix(name, "system:") {
+			h.subject = rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
+		}
 		if len(h.given) < 10 {
 			t.Fatalf("%s has only %v", name, h.given)
 		}
-		subject := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: name}}
 		for namespace, rules := range h.without(nil) {
 			role, binding := roleOf(name, namespace, rules)
 			create(t, admin(t), role)
 			switch binding := binding.(type) {
 			case *rbacv1.RoleBinding:
-				binding.Subjects = subject
+				binding.Subjects = []rbacv1.Subject{h.subject}
 			case *rbacv1.ClusterRoleBinding:
-				binding.Subjects = subject
+				binding.Subjects = []rbacv1.Subject{h.subject}
 			}
 			create(t, admin(t), binding)
 		}
@@ -315,28 +320,24 @@ func covers(right, asked check.Right) bool {
 		(right.Namespace == "" || right.Namespace == asked.Namespace) && (right.Name == "" || right.Name == asked.Name)
 }
 
-// start runs the manager.
-func (h *roleHolder) start(t *testing.T, file string) {
+// start runs the manager as h.cfg's user.
+func (h *roleHolder) start(t *testing.T, args ...string) {
 	t.Helper()
-	h.args = []string{
-		"--config", file, "--controllers", strings.TrimPrefix(h.name, "csr-"), "--leader-elect-resource-name", h.name,
-		// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
-		"--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s",
-	}
-	c, _, err := config.Load(append([]string{"--signing-secret", systemNamespace + "/csr-signer"}, h.args...), nil)
+	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
+	h.args = append(args, "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
+	c, _, err := config.Load(append(slices.Clone(standardArgs), h.args...), nil)
 	if err == nil {
-		h.asked, err = controllers.Rights(c, systemNamespace)
+		h.asked, err = controllers.Rights(c, controllers.LeaseNamespace(c))
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, right := range h.given {
 		if !slices.ContainsFunc(h.asked, func(asked check.Right) bool { return covers(right, asked) }) && !unasked.MatchString(right.String()) {
-			t.Errorf("%s has the right to %s, which it never asks for", h.name, right)
+			t.Errorf("%s has the right to %s, which it never asks for", h.subject.Name, right)
 		}
 	}
-	h.cfg = tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: h.name}})
-	h.process = startNamed(t, "every-role-"+h.name, h.cfg, h.args...)
+	h.process = startNamed(t, "every-role-"+h.subject.Name, h.cfg, h.args...)
 }
 
 // loses takes each right from the manager.
@@ -380,6 +381,17 @@ func (h *roleHolder) find(is func(right string) bool) (found []check.Right) {
 	return found
 }
 
+// take takes rights, and gives all others back.
+func (h *roleHolder) take(t *testing.T, rights []check.Right) {
+	t.Helper()
+	for namespace, rules := range h.without(rights) {
+		role, _ := roleOf(h.subject.Name, namespace, rules)
+		if err := admin(t).Update(t.Context(), role); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // names takes rights, gives all others back, and waits until the manager names exactly what it lacks. If use is set,
 // the manager must also try to use the right.
 func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use func(*testing.T)) {
@@ -388,12 +400,7 @@ func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use f
 	if err != nil {
 		t.Fatal(err)
 	}
-	for namespace, rules := range h.without(taken) {
-		role, _ := roleOf(h.name, namespace, rules)
-		if err := admin(t).Update(t.Context(), role); err != nil {
-			t.Fatal(err)
-		}
-	}
+	h.take(t, taken)
 	loss, lost := time.Now(), h.missing(taken)
 	if use != nil {
 		use(t)
@@ -422,10 +429,21 @@ func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use f
 	}
 }
 
+// scrape returns the manager's metrics.
+func (h *roleHolder) scrape(ctx context.Context) string {
+	get := cluster.Get
+	if h.scraper != "" {
+		get = func(ctx context.Context, address, path string) (int, string) {
+			return secureGet(ctx, address, path, h.scraper)
+		}
+	}
+	_, page := get(ctx, h.metrics, "/metrics")
+	return page
+}
+
 // refusals returns how many calls of the manager were refused.
 func (h *roleHolder) refusals(ctx context.Context) (float64, error) {
-	_, page := cluster.Get(ctx, h.metrics, "/metrics")
-	_, rest, found := strings.Cut(page, "\ncsr_api_refused_total ")
+	_, rest, found := strings.Cut(h.scrape(ctx), "\ncsr_api_refused_total ")
 	if !found {
 		return 0, errors.New("no metric csr_api_refused_total")
 	}
@@ -442,7 +460,7 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 			failed["own-rights"], needed = true, append(needed, right.String())
 		}
 	}
-	_, page := cluster.Get(ctx, h.metrics, "/metrics")
+	page := h.scrape(ctx)
 	for line := range strings.Lines(page) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if strings.HasPrefix(name, "csr_check_missing_rights{") {
@@ -473,9 +491,7 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 // checked returns the rights that the command check names as missing, in the order of controllers.Rights.
 func (h *roleHolder) checked(t *testing.T) (missing []string) {
 	t.Helper()
-	out, _ := runCheck(t, h.cfg, append([]string{
-		"-o", "json", "--signing-secret", systemNamespace + "/csr-signer", "--leader-elect-resource-namespace", systemNamespace,
-	}, h.args...)...)
+	out, _ := runCheck(t, h.cfg, slices.Concat([]string{"-o", "json"}, standardArgs, h.args)...)
 	var report struct {
 		Results []struct{ Check, Subject, Status string } `json:"results"`
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,6 +98,9 @@ type process struct {
 	metrics string
 }
 
+// standardArgs are the flags of every manager in these tests. Flags behind them win.
+var standardArgs = []string{"--signing-secret", systemNamespace + "/csr-signer", "--leader-elect-resource-namespace", systemNamespace}
+
 // startManager runs the real binary as cfg's user, and stops it at the end of the test.
 func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 	t.Helper()
@@ -115,11 +119,9 @@ func startNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *pr
 		t.Fatal(err)
 	}
 	p := &process{probes: freeAddress(t), metrics: freeAddress(t)}
-	p.Process, err = controlPlane(t).StartProcess(name, path, append([]string{
-		"--kubeconfig", kubeconfig, "--signing-secret", systemNamespace + "/csr-signer",
-		"--leader-elect-resource-namespace", systemNamespace, "-v", "1",
-		"--health-probe-bind-address", p.probes, "--metrics-bind-address", p.metrics,
-	}, args...)...)
+	p.Process, err = controlPlane(t).StartProcess(name, path, slices.Concat([]string{
+		"--kubeconfig", kubeconfig, "-v", "1", "--health-probe-bind-address", p.probes, "--metrics-bind-address", p.metrics,
+	}, standardArgs, args)...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,27 +132,14 @@ func TestSecureMetrics(t *testing.T) {
 	create(t, admin(t), role)
 	grant(t, "joiner", role.Name)
 	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
-	trusting := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	for token, status := range map[string]int{
 		"": http.StatusUnauthorized, "nonsense": http.StatusInternalServerError, // controller-runtime's answer
 		"stranger-token": http.StatusForbidden, "joiner-token": http.StatusOK,
 	} {
 		eventually(t, "/metrics with token "+strconv.Quote(token), func(ctx context.Context) error {
-			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.metrics+"/metrics", nil)
-			if err != nil {
-				return err
-			}
-			if token != "" {
-				request.Header.Set("Authorization", "Bearer "+token)
-			}
-			response, err := trusting.Do(request)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = response.Body.Close() }()
-			body, err := io.ReadAll(response.Body)
-			if shown := bytes.Contains(body, []byte("csr_requests")); err != nil || response.StatusCode != status || shown != (status == http.StatusOK) {
-				return fmt.Errorf("status %d, metrics shown: %t, error %w", response.StatusCode, shown, err)
+			got, body := secureGet(ctx, p.metrics, "/metrics", token)
+			if shown := strings.Contains(body, "csr_requests"); got != status || shown != (status == http.StatusOK) {
+				return fmt.Errorf("status %d, metrics shown: %t", got, shown)
 			}
 			return nil
 		})
@@ -160,6 +147,28 @@ func TestSecureMetrics(t *testing.T) {
 	if status, _ := cluster.Get(t.Context(), p.metrics, "/metrics"); status == http.StatusOK {
 		t.Error("metrics are served without TLS too")
 	}
+}
+
+// secureGet is cluster.Get for a page that is served with TLS, with a token unless it is empty.
+func secureGet(ctx context.Context, address, path, token string) (int, string) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+path, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	trusting := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	response, err := trusting.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(body)
 }
 
 // TestRequestsAreCountedAtScrape follows the gauges up and down, on a standby too.

@@ -1,0 +1,98 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+)
+
+// oneManagerConfig switches on what the roles in testdata/one-manager are for.
+const oneManagerConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+signing:
+  signers:
+  - {name: kubernetes.io/kube-apiserver-client, secret: ` + systemNamespace + `/csr-signer}
+  - {name: kubernetes.io/kube-apiserver-client-kubelet, secret: ` + systemNamespace + `/csr-signer}
+  - {name: kubernetes.io/kubelet-serving, secret: ` + systemNamespace + `/csr-kubelet-serving-ca}
+approval:
+  kubeletServing: {enabled: true, clusterDomain: cluster.test}
+  nodeClient: {inventory: openshift}
+rotation: {enabled: true}
+`
+
+// TestLostRightsOfOneManager is TestLostRightsAreNamed for the shipped roles that the four managers cannot have, with all
+// controllers in one manager: OpenShift's Machines, an authority of its own for serving certificates, and the static Pod.
+// Nothing uses the rights, so they are taken together, or one after the other if EVERY_VERB is set. The managers check
+// their rights more often than by default, because TestLostRightsAreNamed tests the default.
+func TestLostRightsOfOneManager(t *testing.T) {
+	parallel(t)
+	r := startRotating(t)
+	(&plane{r.Cluster, r.admin}).use(t)
+	newNamespace(t, "kube-node-lease")
+	newNamespace(t, "openshift-machine-api")
+	installKind(t, openshift)
+	r.bring(t, "csr-signer", r.CA)
+	r.bring(t, "csr-kubelet-serving-ca", newCA(t))
+
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(oneManagerConfig))
+	one := giveRoles(t, "../test/integration/testdata/one-manager", "csr-controller-manager")[0]
+	one.cfg = serviceAccountConfig(t)
+	one.start(t, "--config", file, "--signing-secret=", "--self-check-interval=3s")
+
+	pod := giveRoles(t, "overlays/static-pod", "system:csr-controller-manager")[0]
+	user, err := r.Env.AddUser(envtest.User{Name: pod.subject.Name}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.cfg = user.Config()
+	cert, key := filepath.Join(t.TempDir(), "ca.crt"), filepath.Join(t.TempDir(), "ca.key")
+	write(t, cert, r.CA.CertPEM)
+	write(t, key, r.CA.KeyPEM)
+	pod.scraper = "joiner-token"
+	create(t, admin(t), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "test-metrics-reader"},
+		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
+	})
+	grant(t, "joiner", "test-metrics-reader")
+	pod.start(t, "--signing-secret=", "--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key,
+		"--leader-elect-resource-namespace=kube-system", "--metrics-secure", "--self-check-interval=3s")
+
+	for _, h := range []*roleHolder{one, pod} {
+		h.answers(t, h.probes, "/readyz", http.StatusOK)
+		t.Run(h.subject.Name, func(t *testing.T) {
+			t.Parallel()
+			h.loses(t, nil)
+			if h == pod {
+				h.losesSecureMetrics(t)
+			}
+		})
+	}
+}
+
+// losesSecureMetrics takes the right to find out who scrapes. Then nobody can read the metrics, so the loss shows in check
+// and in the log.
+func (h *roleHolder) losesSecureMetrics(t *testing.T) {
+	t.Helper()
+	taken := h.find(func(right string) bool { return strings.HasPrefix(right, "create tokenreviews") })
+	h.take(t, taken)
+	within(t, afterLoss, "the log names the loss", func(context.Context) error {
+		for line := range strings.Lines(h.log(t)) {
+			if strings.Contains(line, taken[0].String()) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no line with %q", taken[0])
+	})
+	if got := h.checked(t); !slices.Equal(got, texts(taken)) {
+		t.Errorf("check names %q, want %q", got, texts(taken))
+	}
+}
