@@ -155,6 +155,7 @@ func (o Options) setupControllers(mgr manager.Manager, serverTime *servertime.Cl
 	}
 	if o.Requests != nil {
 		o.Requests.Limits = o.RequestLimits
+		errs = append(errs, mgr.Add(o.Requests.Deletions(mgr.GetCache(), mgr.GetLogger())))
 	}
 	if r := o.Approver; r != nil {
 		r.Requests = cmp.Or(r.Requests, o.Requests)

@@ -139,7 +139,6 @@ func (r *Reconciler) queued() predicate.Predicate {
 		// The watch skipped a deletion: this is another request of the same name.
 		if old := changed.ObjectOld; old != nil && old.GetUID() != changed.ObjectNew.GetUID() {
 			r.forget(old.GetUID())
-			r.Requests.Drop(old.GetUID())
 		}
 		return r.queues(changed.ObjectNew)
 	}
@@ -163,7 +162,6 @@ func (r *Reconciler) Track(obj *certificatesv1.CertificateSigningRequest) { r.qu
 func (r *Reconciler) Drop(obj client.Object) {
 	r.index.remove(obj.GetName())
 	r.paces.forget(obj.GetName())
-	r.Requests.Drop(obj.GetUID())
 	r.forget(obj.GetUID())
 	r.Reporter.Forget(obj)
 	r.written.Drop(obj.GetName())

@@ -136,9 +136,6 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	if err := r.Client.List(ctx, authorities); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err)
 	}
-	if len(authorities.Items) == 0 {
-		return reconcile.Result{}, nil // a new authority brings the key everyRequest
-	}
 	if key == everyRequest {
 		return reconcile.Result{}, r.recordAll(ctx, authorities.Items)
 	}
@@ -146,19 +143,25 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	request, err := r.Requests.Whole(ctx, r.Live, request)
-	if errors.Is(err, requestcache.ErrChanged) {
-		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+	if len(authorities.Items) > 0 { // a new authority brings the key everyRequest
+		whole, err := r.Requests.Whole(ctx, r.Live, request)
+		if errors.Is(err, requestcache.ErrChanged) {
+			return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+		}
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		r.record(whole, authorities.Items)
 	}
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	r.record(request, authorities.Items)
+	r.Requests.Drop(request.UID) // nobody else reads a request that has its certificate
 	return reconcile.Result{}, nil
 }
 
 // recordAll reads all requests from the API server, and records their certificates. The cache may lack them.
 func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.SigningAuthority) error {
+	if len(authorities) == 0 {
+		return nil
+	}
 	page := &certificatesv1.CertificateSigningRequestList{}
 	for first := true; first || page.Continue != ""; first = false {
 		if err := r.Live.List(ctx, page, client.Limit(issuedPage), client.Continue(page.Continue)); err != nil {

@@ -26,6 +26,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // TestWhoseLedger has two authorities with one CA, as spec.from creates them. A certificate counts for the authority
@@ -46,15 +48,24 @@ func TestWhoseLedger(t *testing.T) {
 		obj.Spec.SignerName, obj.Status.Certificate = signer, cert
 		objects = append(objects, obj)
 	}
-	r := reconciler(t, append(objects, left)...)
+	r, held := reconciler(t, append(objects, left)...), &requestcache.Cache{}
+	held.Want(csr.Limits{}, func(*certificatesv1.CertificateSigningRequest) bool { return true })
+	r.Requests = held
 	for _, obj := range objects[:2] {
 		if err := r.recorder(obj.(*v1alpha1.SigningAuthority)).Book.Open(t.Context(), made.KeyID()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, obj := range objects[2:] {
+		stripped, err := held.CacheOptions().DefaultTransform(obj.DeepCopyObject())
+		if err != nil || held.Held(stripped.(*certificatesv1.CertificateSigningRequest)) == stripped {
+			t.Fatalf("%s is not held: %v", obj.GetName(), err)
+		}
 		if _, err := r.recordIssued(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}); err != nil {
 			t.Fatal(err)
+		}
+		if held.Held(stripped.(*certificatesv1.CertificateSigningRequest)) != stripped {
+			t.Errorf("%s is held for ever", obj.GetName())
 		}
 	}
 	for i, want := range [][]string{{signers[2], signers[0]}, {signers[2], signers[1]}} {

@@ -3,6 +3,7 @@ package rotation
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -58,6 +59,7 @@ type Reconciler struct {
 	trackers      trackers
 	deciding      sync.Mutex
 	recorders     recorders
+	recording     atomic.Bool // the controller of issued certificates runs
 	secretWatches secretWatches
 	// runUntilStopped starts a function that runs until the manager stops. The manager waits for it.
 	runUntilStopped func(run func(ctx context.Context))

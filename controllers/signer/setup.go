@@ -256,7 +256,6 @@ func (r *Reconciler) Drop(obj client.Object) {
 	name := obj.GetName()
 	r.pending.Remove(name)
 	r.ahead.drop(name)
-	r.Requests.Drop(obj.GetUID())
 	r.issued.Drop(name)
 	r.ended.Drop(name)
 	r.failures.Drop(name)

@@ -97,7 +97,7 @@ func (c *Cache) strip(obj *certificatesv1.CertificateSigningRequest) *certificat
 	obj.ManagedFields = nil
 	c.hold(obj)
 	if state := csr.StateOf(obj); state != csr.Pending && state != csr.Approved {
-		c.Drop(obj.UID)
+		c.parsedRequests().Remove(obj.UID)
 	}
 	return csr.Strip(obj, func(obj *certificatesv1.CertificateSigningRequest) (*csr.Request, error) {
 		return c.Parse(obj, c.Limits)
@@ -146,6 +146,17 @@ func (c *Cache) add(held heldRequest) {
 	for c.bytes += held.size; c.bytes > budget; {
 		c.drop(c.recent.Back())
 	}
+}
+
+// Drop drops what c holds of the request with that UID: no controller will read it again.
+func (c *Cache) Drop(request types.UID) {
+	if c == nil {
+		return
+	}
+	c.parsedRequests().Remove(request)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drop(c.byUID[request])
 }
 
 // drop drops an element, if it is not nil. The caller holds mu.

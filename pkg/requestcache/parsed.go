@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/lru"
 	"k8s.io/utils/ptr"
 
@@ -46,13 +45,6 @@ func (c *Cache) Parse(obj *certificatesv1.CertificateSigningRequest, limits csr.
 		cache.Add(obj.UID, &parsedRequest{req, obj.Name, obj.Spec, limits})
 	}
 	return req, err
-}
-
-// Drop drops the result of Parse for the request with that UID.
-func (c *Cache) Drop(request types.UID) {
-	if c != nil {
-		c.parsedRequests().Remove(request)
-	}
 }
 
 // Parsed returns the number of parsed requests in c.
