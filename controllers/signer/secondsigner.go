@@ -185,7 +185,8 @@ func secondSignerSentence(signerName, manager string) string {
 }
 
 // certificateManager returns the field manager that has set status.certificate. If there are several, it prefers
-// FieldManager. It returns an empty string if the API server recorded none.
+// FieldManager. It returns an empty string if the API server recorded none, as for a request that was created with a
+// name and nothing else in its metadata: of such an object no field has an owner, because only status can be updated.
 func certificateManager(obj *certificatesv1.CertificateSigningRequest) string {
 	var managers []string
 	for _, entry := range obj.ManagedFields {

@@ -16,7 +16,7 @@ import (
 // RestartAPIServer restarts the API server on the same etcd and address. configure changes its flags.
 func (c *Cluster) RestartAPIServer(configure func(*envtest.Arguments)) error {
 	apiServer := c.Env.ControlPlane.GetAPIServer()
-	if err := apiServer.Stop(); err != nil {
+	if err := apiServer.Stop(); err != nil && !errors.Is(err, syscall.ESRCH) { // KillAPIServer has ended it
 		return fmt.Errorf("stop the API server: %w", err)
 	}
 	configure(apiServer.Configure())

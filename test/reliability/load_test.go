@@ -156,7 +156,8 @@ func (w *world) newItem(k *kind, name string) *item {
 	made := &item{kind: k, order: k.make(w, name), key: newKey(w.t)}
 	made.client = w.as(made.order.user)
 	made.object = &request{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		// Like a kubelet's. The API server records field managers only for a request with labels or a generateName.
+		ObjectMeta: metav1.ObjectMeta{Name: name, GenerateName: "csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: made.order.signer, Usages: made.order.usages, ExpirationSeconds: made.order.seconds,
 			Request: payload(w.t, made.key, x509.CertificateRequest{

@@ -70,7 +70,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 		items = append(items, w.randomItems(s.random, w.seed)...)
 		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	}
-	stopProbing := w.probe(s.ready == stays)
+	stopProbing, stopListening := w.probe(s.ready == stays), w.listen()
 	created := w.createAll(items, takes)
 	s.fault(w)
 	ended := time.Now()
@@ -82,7 +82,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, r := range w.running() {
 		w.waitReady(r)
 	}
-	unready := stopProbing()
+	unready, heard := stopProbing(), stopListening()
 	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: max(0, recovery), unready: unready}
 	result.slowest = w.slowest(items)
 	wrong := w.verify(s, append(items, first))
@@ -96,6 +96,9 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 		return
 	}
 	for _, err := range wrong {
+		t.Error(err)
+	}
+	for _, err := range append(s.verifyAlarms(heard), w.verifyMetrics()...) {
 		t.Error(err)
 	}
 	if s.ready == stays && unready > 0 || s.ready == falls && unready == 0 {

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"syscall"
@@ -169,17 +168,12 @@ func (r *replica) ready(ctx context.Context) bool {
 
 // metric returns the sum of all series of a metric whose text begins with name, or -1 if it can't be read.
 func (r *replica) metric(ctx context.Context, name string) float64 {
-	status, body := r.page(ctx, r.metrics, "/metrics")
+	status, page := r.page(ctx, r.metrics, "/metrics")
 	if status != http.StatusOK {
 		return -1
 	}
-	sum := 0.0
-	for _, found := range regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(name)+`(?:\{[^}]*\}|[^ ]*)? (\S+)$`).FindAllStringSubmatch(body, -1) {
-		value, err := strconv.ParseFloat(found[1], 64)
-		if err != nil {
-			return -1
-		}
-		sum += value
+	if value, found := sum(page, name); found {
+		return value
 	}
-	return sum
+	return -1
 }

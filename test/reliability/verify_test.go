@@ -213,20 +213,21 @@ func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) 
 	return wrong
 }
 
-// faultyWrites returns how many writes of certificates met a fault, at most. Each process that was killed had as many in
-// flight as it has workers.
+// faultyWrites returns how many writes of certificates met a fault, at most. Each process that was killed, and each
+// outage of the API server, met as many as a signer has workers.
 func (w *world) faultyWrites() (count int) {
 	for _, call := range w.proxy.Calls() {
 		if call.Fault != "" && call.Resource == "certificatesigningrequests/status" {
 			count++
 		}
 	}
+	const workers = 20 // of a signer, by default
 	for _, r := range w.replicas {
 		if r.killed {
-			count += 20 // the default number of the signer's workers
+			count += workers
 		}
 	}
-	return count
+	return count + w.outages*workers
 }
 
 // lastRecords returns the last record about each certificate in an audit log.

@@ -64,6 +64,8 @@ type world struct {
 	service     *service // that the program or the API server asks, if the scenario has one
 	keys        [][]byte // of CAs that were made by a rotation, in PEM
 
+	outages int // of the API server or etcd
+
 	nodes int
 	seed  uint64 // of random requests and faults
 }

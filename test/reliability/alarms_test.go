@@ -1,0 +1,182 @@
+package reliability
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// An alarm is a metric that tells of a fault. A scenario names those that must sound while it lasts, and those that may.
+// No other may sound.
+type alarm string
+
+const (
+	unreachable alarm = "csr_api_server_reachable"
+	noRight     alarm = "csr_check_missing_rights"
+	skewed      alarm = "csr_clock_skew_seconds"
+	caRejected  alarm = "csr_signer_ca_rejected"
+	notAudited  alarm = "csr_audit_errors_total"
+	foreign     alarm = "csr_signer_foreign_certificates_total"
+	mismatch    alarm = "csr_signer_certificate_mismatches_total"
+	refused     alarm = "csr_api_refused_total"
+	notApproved alarm = "csr_approver_errors_total"
+	notStored   alarm = "csr_signer_errors_total"
+	notDeleted  alarm = "csr_cleaner_errors_total"
+)
+
+// sounds says for which values an alarm sounds. Those that end sound no more when the fault is over. The others count.
+var alarms = map[alarm]struct {
+	sounds func(value float64) bool
+	ends   bool
+}{
+	unreachable: {func(value float64) bool { return value == 0 }, true},
+	noRight:     {positive, true},
+	skewed:      {func(value float64) bool { return math.Abs(value) > 300 }, true},
+	caRejected:  {positive, true},
+	notAudited:  {positive, false},
+	foreign:     {positive, false},
+	mismatch:    {positive, false},
+	refused:     {positive, false},
+	notApproved: {positive, false},
+	notStored:   {positive, false},
+	notDeleted:  {positive, false},
+}
+
+func positive(value float64) bool { return value > 0 }
+
+// listen reads the metrics of the replicas of ours all the time. The returned function ends that, and returns the alarms
+// that sounded, with what they said first.
+func (w *world) listen() (stop func() map[alarm]string) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	heard, done := map[alarm]string{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			for _, r := range w.running() {
+				for name, value := range r.alarms(ctx) {
+					if _, known := heard[name]; !known {
+						heard[name] = fmt.Sprintf("replica %d: %s is %v", r.number, name, value)
+					}
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}()
+	return func() map[alarm]string {
+		cancel()
+		<-done
+		return heard
+	}
+}
+
+// alarms returns the alarms of r that sound, with their values.
+func (r *replica) alarms(ctx context.Context) map[alarm]float64 {
+	sounding := map[alarm]float64{}
+	status, page := r.page(ctx, r.metrics, "/metrics")
+	if status != http.StatusOK {
+		return nil
+	}
+	for name, alarm := range alarms {
+		if value, found := sum(page, string(name)); found && alarm.sounds(value) {
+			sounding[name] = value
+		}
+	}
+	return sounding
+}
+
+// verifyAlarms returns which alarms were missing or false.
+func (s *scenario) verifyAlarms(heard map[alarm]string) (wrong []error) {
+	for _, name := range s.alarms {
+		if heard[name] == "" {
+			wrong = append(wrong, fmt.Errorf("%s did not tell of the fault", name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(heard)) {
+		if !slices.Contains(s.alarms, name) && !slices.Contains(s.mayAlarm, name) {
+			wrong = append(wrong, fmt.Errorf("false alarm: %s", heard[name]))
+		}
+	}
+	return wrong
+}
+
+// verifyMetrics waits until the metrics of every replica of ours say what is true after the fault: no alarm that ends
+// sounds, and csr_requests has as many requests in each state as the API server.
+func (w *world) verifyMetrics() (wrong []error) {
+	w.t.Helper()
+	for _, r := range w.running() {
+		var last error
+		err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+			last = w.tellsTheTruth(ctx, r)
+			return last == nil, nil
+		})
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("replica %d: %w", r.number, last))
+		}
+	}
+	return wrong
+}
+
+func (w *world) tellsTheTruth(ctx context.Context, r *replica) error {
+	stored := map[string]float64{}
+	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		stored[string(csr.StateOf(&list.Items[i]))]++
+	}
+	status, page := r.page(ctx, r.metrics, "/metrics")
+	if status != http.StatusOK {
+		return fmt.Errorf("metrics: status %d", status)
+	}
+	for name, alarm := range alarms {
+		if value, found := sum(page, string(name)); alarm.ends && found && alarm.sounds(value) {
+			return fmt.Errorf("after the fault %s is %v", name, value)
+		}
+	}
+	shown := map[string]float64{}
+	for _, found := range regexp.MustCompile(`(?m)^csr_requests\{.*state="(\w+)".*\} (\S+)$`).FindAllStringSubmatch(page, -1) {
+		value, err := strconv.ParseFloat(found[2], 64)
+		if err != nil {
+			return err
+		}
+		if value > 0 {
+			shown[found[1]] += value
+		}
+	}
+	if !maps.Equal(shown, stored) {
+		return fmt.Errorf("csr_requests is %v, and the API server has %v", shown, stored)
+	}
+	return nil
+}
+
+// sum returns the sum of all series of page that begin with name, and whether there is one.
+func sum(page, name string) (total float64, found bool) {
+	for line := range strings.Lines(page) {
+		if !strings.HasPrefix(line, name) {
+			continue
+		}
+		_, text, _ := strings.Cut(line[strings.LastIndexByte(line, '}')+1:], " ")
+		value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+		if err != nil {
+			return 0, false
+		}
+		total, found = total+value, true
+	}
+	return total, found
+}
