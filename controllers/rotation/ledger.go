@@ -153,7 +153,9 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 		}
 		r.record(whole, authorities.Items)
 	}
-	r.Requests.Drop(request.UID) // nobody else reads a request that has its certificate
+	if holdsCertificate(request) { // and is not a new request of that name
+		r.Requests.Drop(request.UID)
+	}
 	return reconcile.Result{}, nil
 }
 
@@ -221,12 +223,23 @@ var casChanged = predicate.Funcs{
 }
 
 // issuedLater passes requests that get a certificate while the controller runs. The key everyRequest stands for the
-// earlier ones.
-var issuedLater = predicate.Funcs{
-	CreateFunc: func(e event.CreateEvent) bool { return !e.IsInInitialList && holdsCertificate(e.Object) },
-	UpdateFunc: func(e event.UpdateEvent) bool {
-		return holdsCertificate(e.ObjectNew) && e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion()
-	},
-	DeleteFunc:  func(event.DeleteEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
+// earlier ones, so issuedLater drops them.
+func (r *Reconciler) issuedLater() predicate.Predicate {
+	later := func(obj client.Object, later bool) bool {
+		if !holdsCertificate(obj) {
+			return false
+		}
+		if !later {
+			r.Requests.Drop(obj.GetUID())
+		}
+		return later
+	}
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return later(e.Object, !e.IsInInitialList) },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return later(e.ObjectNew, e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion())
+		},
+		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+	}
 }

@@ -22,6 +22,8 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -77,6 +79,45 @@ func TestWhoseLedger(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, accounts[made.KeyID()].SignerNames()); diff != "" {
 			t.Errorf("noted for %s (-want +got):\n%s", objects[i].GetName(), diff)
+		}
+	}
+}
+
+// TestEarlierRequestsAreNotHeld tests which requests with a certificate the ledger controller handles, and that it holds no
+// other.
+func TestEarlierRequestsAreNotHeld(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		event func(predicate.Predicate, client.Object) bool
+		want  bool
+	}{
+		"in the first list": {event: func(p predicate.Predicate, obj client.Object) bool {
+			return p.Create(event.CreateEvent{Object: obj, IsInInitialList: true})
+		}},
+		"listed again": {event: func(p predicate.Predicate, obj client.Object) bool {
+			return p.Update(event.UpdateEvent{ObjectOld: obj, ObjectNew: obj})
+		}},
+		"created with a certificate": {want: true, event: func(p predicate.Predicate, obj client.Object) bool {
+			return p.Create(event.CreateEvent{Object: obj})
+		}},
+		"issued": {want: true, event: func(p predicate.Predicate, obj client.Object) bool {
+			before := obj.DeepCopyObject().(client.Object)
+			before.SetResourceVersion("1")
+			return p.Update(event.UpdateEvent{ObjectOld: before, ObjectNew: obj})
+		}},
+	} {
+		r, held := reconciler(t), &requestcache.Cache{}
+		held.Want(csr.Limits{}, func(*certificatesv1.CertificateSigningRequest) bool { return true })
+		r.Requests = held
+		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "uid", ResourceVersion: "2"}}
+		obj.Status.Certificate = []byte("a certificate")
+		stripped, err := held.CacheOptions().DefaultTransform(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		small := stripped.(*certificatesv1.CertificateSigningRequest)
+		if got := test.event(r.issuedLater(), small); got != test.want || (held.Held(small) != small) != test.want {
+			t.Errorf("%s: handled: %t, held: %t, want %t", name, got, held.Held(small) != small, test.want)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	})
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.issuedLater())).
 		WatchesRawSource(source.Func(func(context.Context, workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			r.recording.Store(true)
 			return nil

@@ -79,9 +79,10 @@ type Reconciler struct {
 	ahead        ahead // newer than the cache
 	trust        trustCache
 
-	issued   unanswered.Writes[*issuance] // issued certificates whose write had no certain answer
-	ended    unanswered.Writes[string]    // requests that get no further certificate, by versionOf
-	failures unanswered.Writes[Judgement] // Failed conditions whose write had no certain answer
+	issued   unanswered.Writes[*issuance]   // issued certificates whose write had no certain answer
+	ended    unanswered.Writes[string]      // requests that get no further certificate, by versionOf
+	failures unanswered.Writes[Judgement]   // Failed conditions whose write had no certain answer
+	gone     unanswered.Writes[goneRequest] // deleted requests with a write in issued, or one that may get there
 }
 
 // Judgement is the signer's decision about an approved request. Approve signs it with Authority, Deny marks it as

@@ -55,6 +55,13 @@ func (c *certificates) add(name string, pem []byte) {
 	c.own[name][sha256.Sum256(pem)] = struct{}{}
 }
 
+// underWay reports whether a certificate was issued for the named request that the watch has not shown yet.
+func (c *certificates) underWay(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.own[name]) > 0
+}
+
 // remove forgets a certificate that is not stored and never will be.
 func (c *certificates) remove(name string, pem []byte) {
 	c.mu.Lock()

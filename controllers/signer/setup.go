@@ -233,12 +233,13 @@ func (r *Reconciler) queueEvents() predicate.Predicate {
 		return r.queues(change.ObjectNew) || foreign
 	}
 	events.DeleteFunc = func(gone event.DeleteEvent) bool {
-		issued, unanswered := r.issued.Of(gone.Object)
-		r.Drop(gone.Object)
-		if unanswered {
-			r.issued.Keep(gone.Object, issued) // Reconcile says what became of the certificate
+		_, unanswered := r.issued.Of(gone.Object)
+		unanswered = r.certificates.underWay(gone.Object.GetName()) || unanswered
+		if last, ok := gone.Object.(*certificatesv1.CertificateSigningRequest); ok && unanswered {
+			r.gone.Keep(last, goneRequest{last.UID, csr.CertificateDigest(last), !gone.DeleteStateUnknown})
 		}
-		return unanswered
+		r.drop(gone.Object)
+		return unanswered // Reconcile says what became of the certificate
 	}
 	return events
 }
@@ -253,10 +254,15 @@ func (*Reconciler) Track(*certificatesv1.CertificateSigningRequest) {}
 
 // Drop forgets obj, which was deleted or needs no Reconcile any more.
 func (r *Reconciler) Drop(obj client.Object) {
+	r.issued.Drop(obj.GetName())
+	r.drop(obj)
+}
+
+// drop is Drop, but a certificate whose write has no answer stays.
+func (r *Reconciler) drop(obj client.Object) {
 	name := obj.GetName()
 	r.pending.Remove(name)
 	r.ahead.drop(name)
-	r.issued.Drop(name)
 	r.ended.Drop(name)
 	r.failures.Drop(name)
 	r.certificates.drop(name)

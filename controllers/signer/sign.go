@@ -3,6 +3,7 @@ package signer
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -37,7 +39,13 @@ type issuance struct {
 	resourceVersion string
 	record          audit.Record // its Message is the last error
 	stores          int
-	notFound        bool // the last write found no request
+}
+
+// goneRequest is what the watch said last of a deleted request.
+type goneRequest struct {
+	uid         types.UID
+	certificate [sha256.Size]byte // its digest; zero if there was none
+	last        bool              // it was the last version, and not one before deletions that the watch has missed
 }
 
 // sign issues a certificate and stores it. If a ledger is kept, sign first records the certificate there. If the
@@ -135,7 +143,7 @@ func (r *Reconciler) store(
 		r.stored(ctx, obj, issued)
 		return nil
 	}
-	issued.record.Message, issued.notFound = err.Error(), apierrors.IsNotFound(err)
+	issued.record.Message = err.Error()
 	outcome, counts := r.outcomeOf(ctx, obj, issued.PEM, err)
 	switch outcome {
 	case audit.Stored:
@@ -196,13 +204,21 @@ func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.Certificate
 	}
 }
 
-// forgetWrites forgets the unanswered writes to a request that the cache has no more. A certificate may have been stored
-// before the deletion, unless its write found no request.
+// forgetWrites forgets the unanswered writes to a request that the cache has no more. The last version of the request
+// says what became of its certificate. If that is not known, the certificate may have been stored before the deletion.
 func (r *Reconciler) forgetWrites(ctx context.Context, name string) {
-	if issued, ok := r.issued.Take(name); ok && issued.notFound {
+	gone, _ := r.gone.Take(name)
+	issued, unanswered := r.issued.Take(name)
+	switch {
+	case !unanswered || gone.uid != issued.record.UID:
+	case gone.certificate == sha256.Sum256(issued.PEM):
+		r.recordStored(ctx, issued)
+	case gone.last:
 		r.discarded(ctx, issued)
 	}
 	r.failures.Drop(name)
+	r.ended.Drop(name)
+	r.certificates.drop(name)
 }
 
 // giveUp ends the issuance of a certificate that would not be issued now.
@@ -230,12 +246,8 @@ func (r *Reconciler) discarded(ctx context.Context, issued *issuance) {
 
 // stored reports a stored certificate. If its write had no certain answer, stored writes an audit record.
 func (r *Reconciler) stored(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, issued *issuance) {
-	r.issued.Drop(obj.Name)
-	if issued.record.Message != "" {
-		r.Audit.Write(ctx, r.Clock.Now(), audit.Stored, issued.record)
-	}
+	r.recordStored(ctx, issued)
 	name := obj.Spec.SignerName
-	outcomesTotal.WithLabelValues(name, "Issued", "").Inc()
 	createdToIssued.WithLabelValues(name).Observe(r.ServerTime.Since(obj.CreationTimestamp.Time).Seconds())
 	if at := csr.ApprovedAt(obj); !at.IsZero() {
 		approvedToIssued.WithLabelValues(name).Observe(r.ServerTime.Since(at).Seconds())
@@ -249,6 +261,14 @@ func (r *Reconciler) stored(ctx context.Context, obj *certificatesv1.Certificate
 	}
 }
 
+func (r *Reconciler) recordStored(ctx context.Context, issued *issuance) {
+	r.issued.Drop(issued.record.Name)
+	if issued.record.Message != "" {
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Stored, issued.record)
+	}
+	outcomesTotal.WithLabelValues(issued.record.Signer, "Issued", "").Inc()
+}
+
 // CutShort returns the note of the Event about a certificate that ends early because its CA ends.
 func CutShort(issued *ca.Issued) string {
 	return fmt.Sprintf("the certificate expires %s early, at %s, because its CA expires then: replace the CA",
@@ -257,8 +277,8 @@ func CutShort(issued *ca.Issued) string {
 
 // outcomeOf returns what became of a certificate whose write to obj failed with err. A conflict does not prove that
 // nothing was stored: the client repeats a write after a 5xx, and the first write may have been stored. NotFound does
-// not prove that the request is gone, because a proxy may have answered: only the watch does (forgetWrites). So outcomeOf
-// reads the request from the API server.
+// not prove that the request is gone, because a proxy may have answered, nor that it had no certificate: only the watch
+// does (forgetWrites). So outcomeOf reads the request from the API server.
 // counts reports that the API server can read the request but does not store the certificate.
 func (r *Reconciler) outcomeOf(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, certificate []byte, err error,

@@ -362,47 +362,75 @@ func TestEndOfACertificate(t *testing.T) {
 	}
 }
 
-// TestWritesToARequestThatIsGoneAreForgotten deletes a request before its write, and the watch has said so before the
-// write has failed. Whether a certificate was stored before the deletion is certain only if the write found no request.
+// TestWritesToARequestThatIsGoneAreForgotten deletes a request whose write was not answered, or was answered NotFound. The
+// last version of the request says what became of its certificate, if the watch has brought that version.
 func TestWritesToARequestThatIsGoneAreForgotten(t *testing.T) {
 	t.Parallel()
-	gone := apierrors.NewNotFound(requests, "csr-1")
+	down, gone := errors.New("down"), apierrors.NewNotFound(requests, "csr-1")
 	for name, test := range map[string]struct {
-		change    func(*request)
-		write     error
-		discarded float64
+		change func(*request)
+		write  error
+		stored bool // in the last version
+		missed bool // by the watch
+		want   string
 	}{
-		"certificate, no answer": {write: errors.New("down")},
-		"certificate, not found": {write: gone, discarded: 1},
-		"failure, no answer":     {change: usages("server auth"), write: errors.New("down")},
+		"no answer, no certificate":         {write: down, want: "Signed, Uncertain, Discarded"},
+		"no answer, stored":                 {write: down, stored: true, want: "Signed, Uncertain, Stored"},
+		"not found, no certificate":         {write: gone, want: "Signed, Uncertain, Discarded"},
+		"not found, though it was stored":   {write: gone, stored: true, want: "Signed, Uncertain, Stored"},
+		"not found, and the watch was down": {write: gone, missed: true, want: "Signed, Uncertain"},
+		"stored, and the watch was down":    {write: gone, stored: true, missed: true, want: "Signed, Uncertain, Stored"},
+		"failure":                           {change: usages("digital signature"), write: down},
 	} {
-		p, signer := partsOf(t)
+		obj := object(t)
 		if test.change != nil {
-			test.change(p.served)
+			test.change(obj)
 		}
-		root := newRoot(t, 24*time.Hour)
-		p.pair.Load(root.cert, root.key)
+		p, events := audited(t, obj)
 		p.writeFault, p.reconciler.Live = test.write, liveFunc(func(*request) error { return gone })
 		if _, err := p.reconcile(t); err == nil {
 			t.Errorf("%s: the write is not tried again", name)
 		}
-		if got := countOf(t, discardedTotal.WithLabelValues(signer)); got != 0 {
-			t.Errorf("%s: discarded, though a proxy may have answered", name)
+		last := p.served.DeepCopy()
+		if test.stored {
+			last.Status.Certificate = p.written[0].Status.Certificate
 		}
 		p.getFault = gone
-		if p.reconciler.queueEvents().Delete(event.DeleteEvent{Object: p.served}) != (test.change == nil) {
+		if p.reconciler.queueEvents().Delete(event.DeleteEvent{Object: last, DeleteStateUnknown: test.missed}) != (test.change == nil) {
 			t.Errorf("%s: want the request of a certificate in the queue, to complete its record", name)
 		}
 		if _, err := p.reconcile(t); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		_, issued := p.reconciler.issued.Of(p.served)
-		if _, failed := p.reconciler.failures.Of(p.served); issued || failed {
-			t.Errorf("%s: its write takes room for ever", name)
+		_, left := p.reconciler.gone.Of(p.served)
+		if _, failed := p.reconciler.failures.Of(p.served); issued || failed || left || len(p.reconciler.certificates.own) > 0 {
+			t.Errorf("%s: something of it takes room for ever", name)
 		}
-		if got := countOf(t, discardedTotal.WithLabelValues(signer)); got != test.discarded {
-			t.Errorf("%s: %v discarded, want %v", name, got, test.discarded)
+		if test.change != nil {
+			continue // nothing was signed
 		}
+		if got := events(); got != test.want {
+			t.Errorf("%s: recorded %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// TestDeletedDuringTheWrite deletes the request while the write to it is under way.
+func TestDeletedDuringTheWrite(t *testing.T) {
+	t.Parallel()
+	p, events := audited(t, object(t))
+	gone := apierrors.NewNotFound(requests, "csr-1")
+	p.writeFault, p.reconciler.Live = gone, liveFunc(func(*request) error {
+		p.reconciler.queueEvents().Delete(event.DeleteEvent{Object: p.served})
+		return gone
+	})
+	for range 2 {
+		_, _ = p.reconcile(t)
+		p.getFault = gone
+	}
+	if got := events(); got != "Signed, Uncertain, Discarded" {
+		t.Errorf("recorded %s", got)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package requestcache keeps a manager's copies of CertificateSigningRequests small. The informer holds stripped
 // requests only (csr.Strip). A Cache beside it holds the whole objects that controllers will read soon, within a byte
 // budget, and parsed requests. So neither old requests nor a requester with many or large ones decide how much memory a
-// manager needs.
+// manager needs. Who uses a Cache without controllers.Options adds Deletions to the manager.
 package requestcache
 
 import (
@@ -232,7 +232,7 @@ func (c *Cache) Whole(
 		whole.ManagedFields = nil
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.byUID[whole.UID] == nil && c.wanted(whole) {
+		if c.byUID[whole.UID] == nil && len(whole.Status.Certificate) == 0 && c.wanted(whole) {
 			c.add(heldRequest{whole, whole.Size() + overhead, true})
 		}
 	}
