@@ -53,7 +53,7 @@ cleaning: {retention: {denied: 1s}}
 `
 
 // unasked are the rights that the self-check does not ask for. Only a SigningAuthority names the ConfigMap of the
-// trust, and its condition Published reports what is missing. The others are for secure metrics, which are off here.
+// trust, and its condition Published reports what is missing. The others are for secure metrics: losesSecureMetrics.
 var unasked = regexp.MustCompile(`^(get|update) configmaps csr-trust in |^create tokenreviews|^create subjectaccessreviews`)
 
 // ofAllAccounts are the rights that Kubernetes grants to every ServiceAccount, by system:cluster-trust-bundle-discovery.

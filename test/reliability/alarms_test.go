@@ -61,11 +61,15 @@ func positive(value float64) bool { return value > 0 }
 func (w *world) listen() (stop func() map[alarm]string) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	heard, done := map[alarm]string{}, make(chan struct{})
+	before := map[int]map[alarm]float64{} // what counters of the first replicas have counted already
+	for _, r := range w.running() {
+		before[r.number] = r.alarms(ctx, nil)
+	}
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
 			for _, r := range w.running() {
-				for name, value := range r.alarms(ctx) {
+				for name, value := range r.alarms(ctx, before[r.number]) {
 					if _, known := heard[name]; !known {
 						heard[name] = fmt.Sprintf("replica %d: %s is %v", r.number, name, value)
 					}
@@ -84,15 +88,19 @@ func (w *world) listen() (stop func() map[alarm]string) {
 	}
 }
 
-// alarms returns the alarms of r that sound, with their values.
-func (r *replica) alarms(ctx context.Context) map[alarm]float64 {
+// alarms returns the alarms of r that sound, with their values. Of those that count, only what was added to before counts.
+func (r *replica) alarms(ctx context.Context, before map[alarm]float64) map[alarm]float64 {
 	sounding := map[alarm]float64{}
 	status, page := r.page(ctx, r.metrics, "/metrics")
 	if status != http.StatusOK {
 		return nil
 	}
 	for name, alarm := range alarms {
-		if value, found := sum(page, string(name)); found && alarm.sounds(value) {
+		value, found := sum(page, string(name))
+		if !alarm.ends {
+			value -= before[name]
+		}
+		if found && alarm.sounds(value) {
 			sounding[name] = value
 		}
 	}

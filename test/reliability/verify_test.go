@@ -163,8 +163,8 @@ func (w *world) completeRecords(s *scenario, stored map[string]*x509.Certificate
 }
 
 // verifyRecords checks the audit logs of all replicas: each stored certificate was signed by one of them, and the last
-// record about each other one says that it was discarded, or that nobody knows. A replica that was killed completes no
-// record. Certificates that were not stored are at most as many as the faults that hit their writes.
+// record about each other one says that it was discarded. A replica that was killed completes no record. The metric counts
+// as many as are recorded. Certificates that were not stored are at most as many as the faults that hit their writes.
 func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) (wrong []error) {
 	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, nobody can tell
 	if err != nil {
@@ -180,6 +180,7 @@ func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) 
 		if err != nil {
 			return []error{err}
 		}
+		before := discarded
 		for sum, event := range last {
 			switch {
 			case stored[sum] != nil:
@@ -187,11 +188,15 @@ func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) 
 				if event != audit.Signed && event != audit.Stored && (!r.killed || event != audit.Uncertain) {
 					wrong = append(wrong, fmt.Errorf("certificate %s is stored, and its last record is %s", sum, event))
 				}
-			case event == audit.Discarded || event == audit.Uncertain:
+			case event == audit.Discarded || r.killed && event == audit.Uncertain:
 				discarded++
 			case !r.killed:
 				wrong = append(wrong, fmt.Errorf("certificate %s is not stored, and its last record is %s", sum, event))
 			}
+		}
+		counted := r.metric(w.t.Context(), "csr_signer_discarded_total")
+		if r.Ended() == nil && counted != float64(discarded-before) {
+			wrong = append(wrong, fmt.Errorf("replica %d counts %v discarded certificates, and has recorded %d", r.number, counted, discarded-before))
 		}
 	}
 	for sum, cert := range stored {
