@@ -132,6 +132,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	r.gone.Of(obj) // drops what is known of an earlier request of this name
 	obj = r.ahead.of(obj)
 	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
 		return reconcile.Result{RequeueAfter: time.Second}, nil

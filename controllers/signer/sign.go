@@ -134,6 +134,11 @@ func (r *Reconciler) store(
 	written := obj.DeepCopy()
 	written.Status.Certificate = issued.PEM
 	r.certificates.add(obj.Name, issued.PEM)
+	// From here on, the deletion of the request finds the certificate. One before would not.
+	if first && r.isGone(ctx, obj) {
+		r.discarded(ctx, issued)
+		return nil
+	}
 	// A cancelled write would have an unknown outcome.
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
@@ -300,6 +305,13 @@ func (r *Reconciler) outcomeOf(
 	default:
 		return audit.Uncertain, apierrors.ReasonForError(err) != "" && !apierrors.IsConflict(err)
 	}
+}
+
+// isGone reports whether the watch has said that obj was deleted.
+func (r *Reconciler) isGone(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) bool {
+	cached := &certificatesv1.CertificateSigningRequest{}
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(obj), cached, client.UnsafeDisableDeepCopy)
+	return apierrors.IsNotFound(err) || err == nil && cached.UID != obj.UID
 }
 
 // read reads obj from the API server, past the cache.

@@ -434,6 +434,48 @@ func TestDeletedDuringTheWrite(t *testing.T) {
 	}
 }
 
+// goneLater is a client that finds a request only once.
+type goneLater struct {
+	client.Client
+	reads int
+}
+
+func (g *goneLater) Get(ctx context.Context, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+	if g.reads++; g.reads > 1 {
+		return apierrors.NewNotFound(requests, key.Name)
+	}
+	return g.Client.Get(ctx, key, obj, options...)
+}
+
+// TestDeletedBeforeTheWrite deletes the request while its certificate is signed, so that nothing is written.
+func TestDeletedBeforeTheWrite(t *testing.T) {
+	t.Parallel()
+	p, events := audited(t, object(t))
+	p.reconciler.Client = &goneLater{Client: p.reconciler.Client}
+	if _, err := p.reconcile(t); err != nil || len(p.written) > 0 || len(p.reconciler.certificates.own) > 0 {
+		t.Errorf("%d writes, %d certificates are kept, error %v", len(p.written), len(p.reconciler.certificates.own), err)
+	}
+	if got := events(); got != "Signed, Discarded" {
+		t.Errorf("recorded %s", got)
+	}
+}
+
+// TestMadeAnewAfterADeletion checks that nothing is kept of a deleted request when another one has its name.
+func TestMadeAnewAfterADeletion(t *testing.T) {
+	t.Parallel()
+	p, _ := audited(t, object(t))
+	p.reconciler.gone.Keep(p.served, goneRequest{uid: p.served.UID})
+	again := p.served.DeepCopy()
+	again.UID = "uid-2"
+	p.served = again
+	if _, err := p.reconcile(t); err != nil {
+		t.Error(err)
+	}
+	if _, kept := p.reconciler.gone.Take("csr-1"); kept {
+		t.Error("what is known of the deleted request takes room for ever")
+	}
+}
+
 // certificateSHA256 returns the digest of the certificate in obj.
 func certificateSHA256(obj *request) string {
 	block, _ := pem.Decode(obj.Status.Certificate)
