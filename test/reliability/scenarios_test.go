@@ -41,6 +41,8 @@ type scenario struct {
 	random int
 	// noneDiscarded reports that the same certificate must be written again, so that none is discarded.
 	noneDiscarded bool
+	// givesUp reports that the signer gives up certificates whose fate nobody knows, because the CA changes.
+	givesUp bool
 	// noRecords reports that the fault takes the audit log away.
 	noRecords bool
 	prepare   func(w *world)
