@@ -168,10 +168,10 @@ func (w *world) newItem(k *kind, name string) *item {
 	return made
 }
 
-// oldRequest returns a request that was denied two hours ago.
+// oldRequest returns a request that was denied four hours ago.
 func oldRequest(t *testing.T, name string) *request {
 	t.Helper()
-	before := metav1.NewTime(time.Now().Add(-2 * time.Hour))
+	before := metav1.NewTime(time.Now().Add(-4 * time.Hour))
 	return &request{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid(t), CreationTimestamp: before},
