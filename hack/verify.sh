@@ -25,6 +25,12 @@ done
 go run ./hack/api -verify || status=1
 hack/vuln.sh --control || status=1
 make --no-print-directory docs-check || status=1
+# A program that was built by hand does not belong into the repository.
+large=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'find "$@" -maxdepth 0 -size +1M' sh 2>/dev/null || true)
+if [ -n "$large" ]; then
+  echo "verify: larger than 1 MiB: $large" >&2
+  status=1
+fi
 # The manager holds the CA key, so it links nothing of kubectl. The same search must find it in the plugin, or it proves
 # nothing.
 kubectl='^k8s\.io/(cli-runtime|kubectl)(/|$)'
