@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -70,6 +72,29 @@ func TestReported(t *testing.T) {
 	c.services.Fake(informer.ErrNotRead)
 	if got, err := c.Reported("a"); len(got) > 0 || !errors.Is(err, informer.ErrNotRead) {
 		t.Errorf("before all is read, %v, error %v", got, err)
+	}
+}
+
+// TestLookup checks that a Node's own report is its entry, and that there is none without a Node.
+func TestLookup(t *testing.T) {
+	t.Parallel()
+	node := nodeWith("a", "10.0.0.1", "A.example.com")
+	node.CreationTimestamp = metav1.Unix(1_000_000, 0)
+	s := sourceOf(t, node)
+	for name, want := range map[string]*inventory.Entry{
+		"a": {
+			Source: "Node a", SANs: sans("10.0.0.1", "a.example.com"), OwnWord: true, Bound: "a", Created: time.Unix(1_000_000, 0),
+		},
+		"b": nil,
+	} {
+		got, err := s.Lookup(t.Context(), name, nil)
+		if diff := cmp.Diff(want, got, byValue); diff != "" || err != nil {
+			t.Errorf("%s: error %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+	s.nodes.Fake(informer.ErrNotRead)
+	if got, err := s.Lookup(t.Context(), "a", nil); got != nil || !errors.Is(err, informer.ErrNotRead) {
+		t.Errorf("before all is read, %+v, error %v", got, err)
 	}
 }
 
@@ -152,6 +177,9 @@ func TestFreed(t *testing.T) {
 		"a removed address that another Node reports": {func(changed nodes, _ services) {
 			changed(nodeWith("a", "10.0.0.7"), nodeWith("a"))
 		}, "node a, free [10.0.0.7 10.0.0.7 b.example.com]"},
+		"an added address that three other Nodes report": {func(changed nodes, _ services) {
+			changed(nodeWith("a"), nodeWith("a", "10.0.0.9"))
+		}, "node a, free [10.0.0.9 10.0.0.9 10.0.0.9]"},
 		"an added address that many Nodes report": {func(changed nodes, _ services) {
 			changed(nodeWith("a"), nodeWith("a", "10.0.0.8"))
 		}, "node a"},
@@ -173,12 +201,34 @@ func TestFreed(t *testing.T) {
 			t.Errorf("%s: told %q before all is read", name, told)
 		}
 		s.nodes.Fake(nil, nodeWith("b", "10.0.0.7", "b.example.com"), nodeWith("c", "10.0.0.8"), nodeWith("d", "10.0.0.8"),
-			nodeWith("e", "10.0.0.8"), nodeWith("f", "10.0.0.8"))
+			nodeWith("e", "10.0.0.8"), nodeWith("f", "10.0.0.8"),
+			nodeWith("g", "10.0.0.9"), nodeWith("h", "10.0.0.9"), nodeWith("i", "10.0.0.9"))
 		s.services.Fake(nil)
 		s.endpoints.Fake(nil)
 		test.act(s.nodes.OnChange, s.services.OnChange)
 		if got := strings.Join(told, ", "); got != test.want {
 			t.Errorf("%s: told %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// TestRecheckedNodesAreBounded has a Node that gets an address of each of many other Nodes. The requests of the first
+// mostRechecked of them are judged again, and no more.
+func TestRecheckedNodesAreBounded(t *testing.T) {
+	t.Parallel()
+	for others, want := range map[int]int{mostRechecked: mostRechecked, mostRechecked + 1: mostRechecked} {
+		var nodes []*corev1.Node
+		var addresses []string
+		for i := range others {
+			addresses = append(addresses, fmt.Sprintf("10.0.1.%d", i))
+			nodes = append(nodes, nodeWith(fmt.Sprintf("n-%d", i), addresses[i]))
+		}
+		s := sourceOf(t, nodes...)
+		var freed []san.SAN
+		s.Freed = func(sans []san.SAN) { freed = append(freed, sans...) }
+		s.nodes.OnChange(nodeWith("a"), nodeWith("a", addresses...))
+		if diff := cmp.Diff(sans(addresses[:want]...), freed, byValue); diff != "" {
+			t.Errorf("%d other Nodes: freed (-want +got):\n%s", others, diff)
 		}
 	}
 }
