@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +36,12 @@ func TestBadRowsAreReported(t *testing.T) {
 	}
 	maps := corev1.SchemeGroupVersion.WithResource("configmaps")
 	api := dynamicfake.NewSimpleDynamicClient(scheme)
-	source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, logr.Discard())
+	var logged atomic.Int32
+	source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, funcr.New(func(_, line string) {
+		if strings.Contains(line, "Refused static inventory") {
+			logged.Add(1)
+		}
+	}, funcr.Options{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,6 +74,7 @@ func TestBadRowsAreReported(t *testing.T) {
 	}{
 		{"", 1, "Warning StaticListMissing the list is rejected, and no row is in use: ConfigMap ns/nodes does not exist: create it"},
 		{"oops", 1, refused + "no row is in use: ConfigMap ns/nodes: nodes.yaml:1: want a list of rows"},
+		{"oops again", 1, ""}, // the same mistake in a new version
 		{"- name: A\n- name: b\n  addresses: [x]\n", 2, refused + `no row is in use: nodes.yaml:1: row 1: name "A" is not a valid Node name; nodes.yaml:3: row 2: addresses[0] "x": is not an IP address`},
 		{"- name: a\n", 0, "Normal StaticListRead all rows are in use"},
 		{"- name: a\n- name: b\n", 0, ""},
@@ -97,12 +106,33 @@ func TestBadRowsAreReported(t *testing.T) {
 		if !strings.HasPrefix(told, step.event) || step.event == "" && told != "" || len(told) > 1100 {
 			t.Errorf("step %d: Event of %d bytes %q, want %q", i, len(told), told, step.event)
 		}
-		if step.text == many && !strings.Contains(told, "; and in lines 6, 7, 8, 9, 10, ") {
-			t.Errorf("step %d: the other lines are not in %q", i, told)
+		if named := strings.Contains(told, "; and in lines"); named != (step.text == many) ||
+			named && !strings.Contains(told, "; and in lines 6, 7, 8, 9, 10, ") {
+			t.Errorf("step %d: the other lines are not in %q, or there are none", i, told)
+		}
+		if got := logged.Swap(0) == 1; got != strings.HasPrefix(step.event, "Warning") {
+			t.Errorf("step %d: the mistakes are logged: %t, want it if they are in an Event", i, got)
 		}
 		if diff := cmp.Diff(step.number, gauge(t, "csr_approver_static_rows_refused")-before); diff != "" {
 			t.Errorf("step %d: number (-want +got):\n%s", i, diff)
 		}
+	}
+}
+
+// TestGoodListIsNoNews checks that there is no Event about a list that had no mistake.
+func TestGoodListIsNoNews(t *testing.T) {
+	source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder := events.NewFakeRecorder(1)
+	source.Reporter = report.New(recorder, clock.RealClock{})
+	source.lists.Fake(nil, source.parse(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "nodes"}, Data: map[string]string{nodesKey: "[{name: a}]"},
+	}))
+	source.lists.OnSync()
+	if len(recorder.Events) > 0 {
+		t.Errorf("Event %q", <-recorder.Events)
 	}
 }
 
