@@ -66,7 +66,6 @@ type Source struct {
 
 // New returns a Source, or an error that joins all mistakes in options. It does not read the files.
 func New(options Options) (*Source, error) {
-	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
 	errs := []error{checkURL(options.URL)}
 	if options.CAFile == "" {
 		errs = append(errs, errors.New("caFile: set the file with the CA of the server"))
@@ -80,6 +79,7 @@ func New(options Options) (*Source, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
 	return &Source{
 		options: options, slots: make(chan struct{}, maxLookups),
 		clients: clients{

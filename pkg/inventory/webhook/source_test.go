@@ -172,6 +172,23 @@ func TestHostileServers(t *testing.T) {
 	}
 }
 
+// TestLongErrorsAreShortened checks errors of as many bytes as are kept, and of one more.
+func TestLongErrorsAreShortened(t *testing.T) {
+	a := newAuthority(t)
+	const before, after = `read answer: unknown field "`, `"`
+	for length, want := range map[int]string{
+		512: before + strings.Repeat("x", 512-len(before+after)) + after,
+		513: before + strings.Repeat("x", 512-len(before)) + "...",
+	} {
+		field := strings.Repeat("x", length-len(before+after))
+		server := a.serve(t, answering(start+`,"known":true,"`+field+`":1}`))
+		_, err := a.asking(t, server.URL).Lookup(t.Context(), "node-1", request())
+		if err == nil || err.Error() != want {
+			t.Errorf("an error of %d bytes became %v, want %s", length, err, want)
+		}
+	}
+}
+
 func TestExactly64KiB(t *testing.T) {
 	a := newAuthority(t)
 	server := a.serve(t, answering(start+`,"known":true`+strings.Repeat(" ", 64<<10-len(start)-len(`,"known":true}`))+`}`))
