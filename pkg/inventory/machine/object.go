@@ -126,8 +126,8 @@ func (m *machine) readNames(p paths, obj *unstructured.Unstructured) error {
 }
 
 func (m *machine) addName(text string) {
-	if name := san.Parse(text).String(); text != "" && !slices.Contains(m.names, name) {
-		m.names = append(m.names, name)
+	if text != "" {
+		m.names = append(m.names, san.Parse(text).String())
 	}
 }
 
@@ -216,10 +216,7 @@ func (p path) values(obj *unstructured.Unstructured) ([]any, error) {
 	var all []any
 	for _, result := range results {
 		for _, value := range result {
-			if !value.IsValid() || !value.CanInterface() {
-				continue
-			}
-			switch value := value.Interface().(type) {
+			switch value := value.Interface().(type) { // each is in a map or a list, so it is valid
 			case nil:
 			case []any:
 				all = append(all, value...)

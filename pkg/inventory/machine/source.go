@@ -242,16 +242,15 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 	}
 	unbound := slices.DeleteFunc(slices.Clone(named), func(m *machine) bool { return m.node != "" })
 	for _, found := range [][]*machine{became, unbound} {
-		if len(found) > 1 {
-			// A machine that is being deleted is replaced by a machine that is not.
-			if stay := slices.DeleteFunc(slices.Clone(found), func(m *machine) bool { return m.leaving }); len(stay) > 0 {
-				found = stay
-			}
+		// A machine that is being deleted is replaced by a machine that is not.
+		if stay := slices.DeleteFunc(slices.Clone(found), func(m *machine) bool { return m.leaving }); len(stay) > 0 {
+			found = stay
 		}
-		switch {
-		case len(found) == 1:
+		switch len(found) {
+		case 0:
+		case 1:
 			return found[0].entry(s.options.Kind, node)
-		case len(found) > 1: // no source can decide which of them is right
+		default: // no source can decide which of them is right
 			names := make([]string, len(found))
 			for i, m := range found {
 				names[i] = m.describe(s.options.Kind)
