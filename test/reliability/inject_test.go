@@ -112,9 +112,9 @@ func (w *world) oldest() *replica {
 }
 
 func killLeaders(w *world) {
-	before := w.leaders()
+	before := w.leaderChanges()
 	defer func() {
-		if changes := w.leaders() - before; changes < 10 {
+		if changes := w.leaderChanges() - before; changes < 10 {
 			w.wrong("the Lease changed its holder %d times", changes)
 		}
 	}()
@@ -148,8 +148,8 @@ func pauseLeader(w *world) {
 	}
 }
 
-// leaders returns how often the Lease has changed its holder.
-func (w *world) leaders() int {
+// leaderChanges returns how often the Lease has changed its holder.
+func (w *world) leaderChanges() int {
 	w.t.Helper()
 	leases, err := w.admin.CoordinationV1().Leases("").List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {

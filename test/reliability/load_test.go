@@ -128,7 +128,9 @@ type item struct {
 	key    crypto.Signer
 	object *request
 	client kubernetes.Interface
-	stored atomic.Bool // in etcd, if kind.gone
+	// credential is the credential-id of the certificate with which it is created, or "" if the requester is impersonated.
+	credential string
+	stored     atomic.Bool // in etcd, if kind.gone
 }
 
 // newLoad returns the requests of the load, in an order that follows from seed.

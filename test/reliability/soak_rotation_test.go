@@ -125,10 +125,11 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 		s.started = s.ask(ctx, v1alpha1.RotateStart)
 	case obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil && obj.Status.Candidate.TrustConfirmedAt == nil:
 		s.ask(ctx, v1alpha1.TrustConfirmed)
-	case obj.Status.Phase == v1alpha1.Prepared && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
+	case obj.Status.Phase == v1alpha1.Prepared && !s.renew && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
 		s.ask(ctx, v1alpha1.OutstandingAccepted)
-	case obj.Status.Phase == v1alpha1.Prepared:
-		s.ask(ctx, v1alpha1.RotateComplete)
+	case obj.Status.Phase == v1alpha1.Prepared && (!s.renew || time.Since(s.asked) > 30*time.Second):
+		s.ask(ctx, v1alpha1.RotateComplete) // which is refused while certificates of the retiring CA are left
+		s.asked = time.Now()
 	}
 	return false, nil
 }

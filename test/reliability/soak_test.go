@@ -4,9 +4,11 @@ package reliability
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -15,8 +17,11 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -24,9 +29,10 @@ import (
 )
 
 const (
-	// perRequest is the time from one request of the soak to the next.
-	perRequest = 100 * time.Millisecond
-	// soakNodes is the number of nodes that join and renew. Their certificates live for soakLifetime.
+	// perRequest is the time from one request of a form of the soak to the next.
+	perRequest = 200 * time.Millisecond
+	// soakNodes is the number of nodes that join and renew. Their certificates live for soakLifetime, the shortest that a
+	// request may ask for. The turn of a node comes when two thirds of it have passed, as with kubelets.
 	soakNodes    = 200
 	soakLifetime = int32(600)
 	// settledAfter is when the values are measured that the last ones are compared with, and tolerance how much more
@@ -43,23 +49,43 @@ cleaning: {retention: {approved: 30s, denied: 30s, failed: 30s, pending: 1m}}
 rotation: {enabled: true, settleFor: 5s}
 `
 
-// soak is an endurance test: a load, a fault each minute, and a rotation after the other. steady is the replica that is
-// measured, so it is never killed; other is replaced now and then.
+// soakForm is one of the forms of the endurance test. A leader that loses its Lease ends, so the process that lives for
+// the whole test leads for all of it in one form, and never leads in the other one.
+type soakForm struct {
+	name string
+	// leaders reports that the leader is killed every six minutes.
+	leaders bool
+	// renew reports that nodes renew with the certificates that they have got. So nobody may accept that certificates of
+	// the retiring CA are left, and a rotation takes as long as they live.
+	renew bool
+}
+
+var soakForms = []soakForm{
+	{name: "one leader, and one rotation after the other"},
+	{name: "leaders that are killed, and nodes that renew with their certificates", leaders: true, renew: true},
+}
+
+// soak is an endurance test: a load, a fault each minute, and a rotation after the other.
 type soak struct {
 	*world
-	steady, other *replica
-	number        int
+	soakForm
+	leader, standby *replica
+	measured        *replica // one of the two, which is never killed
+	number          int
+	renewals        int // with certificates
 
 	objects   client.Client
-	users     []byte // the administrator's CA in the API server's client CA file
-	started   bool   // a rotation
+	users     []byte    // the administrator's CA in the API server's client CA file
+	started   bool      // a rotation
+	asked     time.Time // for its completion
 	rotations int
 	rolling   sync.Mutex // held while a replica is replaced, or an operator acts
 
-	mu     sync.Mutex
-	items  []*item                      // that were created and are not checked yet
-	stored map[string]*x509.Certificate // by fingerprint
-	failed []error
+	mu          sync.Mutex
+	items       []*item                      // that were created and are not checked yet
+	stored      map[string]*x509.Certificate // by fingerprint
+	credentials map[string]tls.Certificate   // the last one of each node
+	failed      []error
 	// authorities are all CAs that were published.
 	authorities []*x509.Certificate
 }
@@ -74,49 +100,76 @@ func TestSoak(t *testing.T) {
 			t.Fatalf("SOAK is %q, error %v: want ten minutes at least", text, err)
 		}
 	}
-	s, end := startSoak(t, "")
-	s.other = s.startReplica(true) // the steady one leads
-	begin := time.Now()
+	for _, form := range soakForms {
+		t.Run(strings.ReplaceAll(form.name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			form.run(t, lasts)
+		})
+	}
+}
+
+func (form soakForm) run(t *testing.T, lasts time.Duration) {
+	s, end := startSoak(t, "", form)
+	s.standby = s.startReplica(true)
+	s.waitReady(s.standby)
+	s.measured = s.leader
+	if s.leaders {
+		s.measured = s.standby
+	}
+	begin, changes, kills := time.Now(), s.leaderChanges(), 0
 	var before sample
 	for minute := 0; time.Since(begin) < lasts; minute++ {
 		if minute == int(settledAfter.Minutes()) {
 			before = s.sample()
 		}
+		if s.leaders && minute%6 == 0 {
+			kills++
+		}
 		s.disturb(minute)
 		s.pause(time.Until(begin.Add(time.Duration(minute+1) * time.Minute)))
 	}
 	after := s.sample()
+	changes = s.leaderChanges() - changes
 	end()
 	s.check(true)
 
 	t.Logf("after %s: %s", settledAfter, before)
 	t.Logf("after %s: %s", lasts, after)
-	t.Logf("%d requests, %d rotations", s.number, s.rotations)
+	t.Logf("%d requests, %d rotations, %d leaders, %d renewals with certificates", s.number, s.rotations, 1+changes, s.renewals)
 	for _, err := range slices.Concat(
 		s.failed, after.above(before), s.completeRecords(&scenario{givesUp: true}, s.stored), s.verifySecrecy(), s.verifyProcesses(),
 	) {
 		t.Error(err)
 	}
-	if s.rotations == 0 {
+	if changes != kills {
+		t.Errorf("the Lease has changed its holder %d times, want %d", changes, kills)
+	}
+	if s.rotations == 0 && (!s.renew || lasts > 2*time.Duration(soakLifetime)*time.Second) {
 		t.Error("no rotation was completed")
+	}
+	if s.renew != (s.renewals > 0) {
+		t.Errorf("%d renewals with certificates", s.renewals)
 	}
 }
 
 // startSoak starts a replica of binary, or of this version if binary is empty, then the load and the rotations. The
 // returned function ends both.
-func startSoak(t *testing.T, binary string) (s *soak, end func()) {
+func startSoak(t *testing.T, binary string, form soakForm) (s *soak, end func()) {
 	t.Helper()
-	s = &soak{world: newWorld(t, false), stored: map[string]*x509.Certificate{}}
+	s = &soak{
+		world: newWorld(t, false), soakForm: form,
+		stored: map[string]*x509.Certificate{}, credentials: map[string]tls.Certificate{},
+	}
 	s.binary, s.config = binary, soakConfig
 	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
 	s.prepareRotation()
-	s.steady = s.startReplica(true)
+	s.leader = s.startReplica(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	var background sync.WaitGroup
 	end = func() { cancel(); background.Wait() }
 	t.Cleanup(end)
 	background.Go(func() { s.rotate(ctx) })
-	s.waitReady(s.steady) // the first CA must be proven to be trusted
+	s.waitReady(s.leader) // the first CA must be proven to be trusted
 	s.items = append(s.items, s.warmUp())
 	background.Go(func() { s.load(ctx) })
 	return s, end
@@ -164,7 +217,10 @@ func (s *soak) next(addresses map[string]order) *item {
 	k := kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
 	node := fmt.Sprintf("soak-%03d", s.number/len(turn)%soakNodes)
 	made, known := addresses[node]
+	credential, joined := s.credential(node)
 	switch {
+	case name == "renewal" && s.renew && !joined:
+		made = kubeletClient(joiner(), node)
 	case name != "serving":
 		made = k.make(s.world, node)
 	case !known: // a node reports one address
@@ -174,7 +230,37 @@ func (s *soak) next(addresses map[string]order) *item {
 	seconds := soakLifetime
 	made.seconds = &seconds
 	k.make = func(*world, string) order { return made }
-	return s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
+	i := s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
+	if name == "renewal" && s.renew && joined {
+		i.credential = "X509SHA256=" + fingerprint(credential.Leaf)
+		i.client = s.with(credential)
+		s.renewals++
+	}
+	return i
+}
+
+// credential returns the last certificate of node, if it does not end soon.
+func (s *soak) credential(node string) (tls.Certificate, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, found := s.credentials[csr.NodeUserPrefix+node]
+	return last, found && time.Until(last.Leaf.NotAfter) > patience
+}
+
+// with returns a client that authenticates with a certificate, for one request.
+func (s *soak) with(credential tls.Certificate) kubernetes.Interface {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(s.Config.CAData)
+	transport := &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{credential}},
+	}
+	cfg := rest.AnonymousClientConfig(s.Config)
+	cfg.QPS = -1
+	made, err := kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: transport, Timeout: patience})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return made
 }
 
 // check judges the requests that were deleted since, and forgets them. It fails for each that should be deleted by now.
@@ -240,6 +326,12 @@ func (s *soak) life(i *item, past *past) (wrong []error) {
 	if err := i.content(cert); err != nil {
 		wrong = append(wrong, err)
 	}
+	if got := past.seen.Spec.Extra[csr.CredentialIDKey]; i.credential != "" && !slices.Equal(got, []string{i.credential}) {
+		wrong = append(wrong, fmt.Errorf("it was created with %v, want %s", got, i.credential))
+	}
+	if i.order.signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
+		s.credentials[cert.Subject.CommonName] = tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: i.key, Leaf: cert}
+	}
 	return wrong
 }
 
@@ -267,22 +359,42 @@ func (s *soak) disturb(minute int) {
 	}
 	switch minute % 6 {
 	case 0:
-		s.other.kill()
-		s.other = s.startReplica(true)
+		if s.leaders {
+			s.killLeader()
+			return
+		}
+		s.standby.kill()
+		s.standby = s.startReplica(true)
 	case 1:
-		stop(s.steady, 7*time.Second) // the other one works early; a longer pause would end the leader
+		stop(s.leader, 7*time.Second) // the standby works early; a longer pause would end the leader
 	case 2:
 		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)})
 	case 3:
 		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(500).Landed()})
 	case 4:
-		stop(s.other, 7*time.Second)
+		stop(s.standby, 7*time.Second)
 	default:
 		inject(faults.Rule{Share: 0.1, Do: faults.ResetConnection()})
 	}
 }
 
-// sample is what is measured while the steady replica leads and nothing is disturbed.
+// killLeader replaces the leader by a new replica. The standby stays one: it is paused until the new one leads.
+func (s *soak) killLeader() {
+	successor := s.startReplica(true)
+	s.waitReady(successor)
+	if err := s.standby.signal(syscall.SIGSTOP); err != nil {
+		s.t.Fatal(err)
+	}
+	before := s.leaderChanges()
+	s.leader.kill()
+	s.leader = successor
+	s.until(patience, "the new replica leads", func(context.Context) bool { return s.leaderChanges() > before })
+	if err := s.standby.signal(syscall.SIGCONT); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// sample is what is measured of one process while nothing is disturbed.
 type sample struct {
 	memory, goroutines, latency, stored float64 // bytes, number, seconds, number
 }
@@ -292,7 +404,7 @@ func (s sample) String() string {
 		s.memory/(1<<20), s.goroutines, s.latency*1000, s.stored)
 }
 
-// above returns what has grown by more than the tolerance. Goroutines and milliseconds vary by a few at any time.
+// above returns what has grown by more than the tolerance. The negligible differences are there at any time.
 func (s sample) above(before sample) (wrong []error) {
 	for _, one := range []struct {
 		what       string
@@ -301,7 +413,7 @@ func (s sample) above(before sample) (wrong []error) {
 	}{
 		{"resident memory", before.memory, s.memory, 0},
 		{"goroutines", before.goroutines, s.goroutines, 10},
-		{"latency", before.latency, s.latency, 0.005},
+		{"latency", before.latency, s.latency, 0.002},
 		{"stored requests", before.stored, s.stored, 10},
 	} {
 		if one.is > one.was*tolerance+one.negligible {
@@ -311,12 +423,14 @@ func (s sample) above(before sample) (wrong []error) {
 	return wrong
 }
 
-// sample measures for half a minute. The medians count.
+// sample measures for a minute. The medians count.
 func (s *soak) sample() sample {
 	s.t.Helper()
-	s.read("leader_election_master_status")
+	if leads := s.measured.metric(s.t.Context(), "leader_election_master_status") == 1; leads == s.leaders {
+		s.t.Fatalf("the replica that is measured leads: %t: %s", leads, s.measured.Tail(20))
+	}
 	began := time.Now()
-	s.pause(30 * time.Second) // nothing else than time passes
+	s.pause(50 * time.Second) // nothing else than time passes
 	var memory, goroutines, stored []float64
 	for range 10 {
 		memory = append(memory, s.read("process_resident_memory_bytes"))
@@ -335,23 +449,24 @@ func (s *soak) sample() sample {
 	return sample{median(memory), median(goroutines), latency, median(stored)}
 }
 
-// read returns a metric of the steady replica, which must lead.
+// read returns a metric of the replica that is measured.
 func (s *soak) read(name string) float64 {
 	s.t.Helper()
-	value := s.steady.metric(s.t.Context(), name)
+	value := s.measured.metric(s.t.Context(), name)
 	if value <= 0 {
-		s.t.Fatalf("%s of the steady replica is %v: %s", name, value, s.steady.Tail(20))
+		s.t.Fatalf("%s of the replica that is measured is %v: %s", name, value, s.measured.Tail(20))
 	}
 	return value
 }
 
-// latencySince returns the median of the time from the creation of a joining kubelet's request to its certificate.
+// latencySince returns the median of the time from the creation of a kubelet's request to its certificate.
 func (s *soak) latencySince(began time.Time) float64 {
 	s.history.mu.Lock()
 	defer s.history.mu.Unlock()
 	var all []float64
 	for name, past := range s.history.requests {
-		if strings.HasPrefix(name, "soak-join-") && past.created.After(began) && past.state == string(csr.Issued) {
+		join, renewal := strings.HasPrefix(name, "soak-join-"), strings.HasPrefix(name, "soak-renewal-")
+		if (join || renewal) && past.created.After(began) && past.state == string(csr.Issued) {
 			all = append(all, past.settled.Sub(past.created).Seconds())
 		}
 	}

@@ -5,6 +5,7 @@ package reliability
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,27 +25,32 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	versions := []string{os.Getenv("RELEASE_BEFORE") + "/csr-controller-manager", now}
-	s, end := startSoak(t, versions[0])
+	s, end := startSoak(t, versions[0], soakForms[0])
 	rolls := 0
-	roll := func(why string) {
+	roll := func(phase v1alpha1.Phase) {
+		s.hold(phase)
+		defer s.rolling.Unlock()
 		rolls++
 		s.binary = versions[rolls%2]
-		t.Logf("%s: version %d takes over", why, rolls%2)
-		s.rolling.Lock() // the rotation stays in its phase
-		defer s.rolling.Unlock()
+		t.Logf("%s: version %d takes over", phase, rolls%2)
 		s.roll()
-	}
-	for range 2 { // each phase in both directions
-		for _, phase := range []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed} {
-			s.awaits(phase)
-			roll(string(phase))
+		if now := s.phase(t.Context()); now != phase {
+			t.Errorf("the rotation is %s after the roll, want %s", now, phase)
 		}
-		roll("between two rotations")
+	}
+	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
+	for range 2 { // each phase in both directions
+		for _, phase := range phases {
+			roll(phase)
+		}
+		roll(v1alpha1.Completed) // again, so that the other version meets Preparing next
 	}
 	end()
 	s.check(true)
 	t.Logf("%d requests, %d rotations, %d rolls", s.number, s.rotations, rolls)
-	for _, err := range append(s.failed, s.verifyProcesses()...) {
+	for _, err := range slices.Concat(
+		s.failed, s.completeRecords(&scenario{givesUp: true}, s.stored), s.verifySecrecy(), s.verifyProcesses(),
+	) {
 		t.Error(err)
 	}
 }
@@ -52,29 +58,38 @@ func TestUpgradeUnderLoad(t *testing.T) {
 // roll starts a replica of s.binary, and stops the present one when the new one is ready, as a Deployment does.
 func (s *soak) roll() {
 	s.t.Helper()
-	before := s.steady
-	s.steady = s.startReplica(true)
-	s.waitReady(s.steady)
+	before := s.leader
+	s.leader = s.startReplica(true)
+	s.waitReady(s.leader)
 	before.killed = true // its end is no fault
 	if err := before.Stop(); err != nil {
 		s.t.Errorf("stop: %v", err)
 	}
 }
 
-// awaits waits until the rotation is in phase. A phase that passes quickly may be over when awaits returns.
-func (s *soak) awaits(phase v1alpha1.Phase) {
+// hold waits until the rotation is in phase, and locks s.rolling, so that no operator acts. Without one no phase ends:
+// trust in a CA begins and ends when an operator copies the trust bundle.
+func (s *soak) hold(phase v1alpha1.Phase) {
 	s.t.Helper()
 	last := v1alpha1.Phase("")
 	err := wait.PollUntilContextTimeout(s.t.Context(), 50*time.Millisecond, 10*time.Minute, true, func(ctx context.Context) (bool, error) {
-		obj := &v1alpha1.SigningAuthority{}
-		if err := s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil {
-			return false, nil //nolint:nilerr // ask again
+		s.rolling.Lock()
+		if last = s.phase(ctx); last == phase {
+			return true, nil
 		}
-		passed := last == v1alpha1.Prepared && phase == v1alpha1.Completing && obj.Status.Phase == v1alpha1.Completed
-		last = obj.Status.Phase
-		return last == phase || passed, nil
+		s.rolling.Unlock()
+		return false, nil
 	})
 	if err != nil {
 		s.t.Fatalf("the rotation does not reach %s: it is %s", phase, last)
 	}
+}
+
+// phase returns the phase of the rotation, or "" if it can't be read.
+func (s *soak) phase(ctx context.Context) v1alpha1.Phase {
+	obj := &v1alpha1.SigningAuthority{}
+	if err := s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil {
+		return ""
+	}
+	return obj.Status.Phase
 }
