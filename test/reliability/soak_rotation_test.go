@@ -125,13 +125,20 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 		s.started = s.ask(ctx, v1alpha1.RotateStart)
 	case obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil && obj.Status.Candidate.TrustConfirmedAt == nil:
 		s.ask(ctx, v1alpha1.TrustConfirmed)
-	case obj.Status.Phase == v1alpha1.Prepared && !s.renew && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
+	case obj.Status.Phase == v1alpha1.Prepared && s.accepts(obj) && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
 		s.ask(ctx, v1alpha1.OutstandingAccepted)
 	case obj.Status.Phase == v1alpha1.Prepared && (!s.renew || time.Since(s.asked) > 30*time.Second):
 		s.ask(ctx, v1alpha1.RotateComplete) // which is refused while certificates of the retiring CA are left
 		s.asked = time.Now()
 	}
 	return false, nil
+}
+
+// accepts reports whether the operator accepts that certificates of the retiring CA are left. What the first CA issued
+// before the manager kept its ledger counts for a year, so it is accepted when the nodes' own certificates have ended.
+func (s *soak) accepts(obj *v1alpha1.SigningAuthority) bool {
+	since := obj.Status.PreparedAt
+	return !s.renew || s.rotations == 0 && since != nil && time.Since(since.Time) > time.Duration(soakLifetime+60)*time.Second
 }
 
 func (s *soak) ask(ctx context.Context, operation v1alpha1.Operation) bool {

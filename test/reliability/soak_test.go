@@ -350,11 +350,11 @@ func (s *soak) disturb(minute int) {
 	}
 	stop := func(r *replica, lasts time.Duration) {
 		if err := r.signal(syscall.SIGSTOP); err != nil {
-			s.t.Fatal(err)
+			s.t.Fatalf("stop a replica: %v: %s", err, r.Tail(20))
 		}
 		s.pause(lasts)
 		if err := r.signal(syscall.SIGCONT); err != nil {
-			s.t.Fatal(err)
+			s.t.Fatalf("continue a replica: %v: %s", err, r.Tail(20))
 		}
 	}
 	switch minute % 6 {
@@ -366,13 +366,13 @@ func (s *soak) disturb(minute int) {
 		s.standby.kill()
 		s.standby = s.startReplica(true)
 	case 1:
-		stop(s.leader, 7*time.Second) // the standby works early; a longer pause would end the leader
+		stop(s.leader, 6*time.Second) // the standby works early; a pause of ten seconds would end the leader
 	case 2:
 		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)})
 	case 3:
 		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(500).Landed()})
 	case 4:
-		stop(s.standby, 7*time.Second)
+		stop(s.standby, 6*time.Second)
 	default:
 		inject(faults.Rule{Share: 0.1, Do: faults.ResetConnection()})
 	}
