@@ -93,6 +93,7 @@ type soak struct {
 // TestSoak measures memory, goroutines, latency and stored requests after five minutes, and at the end, which is
 // SOAK later than the start (ten minutes at least; default one hour).
 func TestSoak(t *testing.T) {
+	t.Parallel()
 	lasts := time.Hour
 	if text := os.Getenv("SOAK"); text != "" {
 		var err error
