@@ -10,7 +10,7 @@ module=$(go list -m)
 cache=$(go env GOCACHE)/fuzz
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-most=200        # inputs to try for each target
+most=1000       # inputs to try for each target
 largest=4096    # bytes of an input
 
 # covered prints the blocks that the last run covered, each with the power of two of how often it ran.

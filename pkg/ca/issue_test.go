@@ -4,7 +4,9 @@ import (
 	"crypto"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"errors"
+	"math"
 	"math/big"
 	"net"
 	"net/url"
@@ -203,9 +205,12 @@ func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
 	}
 }
 
-func TestIssueMakesDistinctSerials(t *testing.T) {
+// TestIssueMakesRandomSerials wants distinct serial numbers of 120 to 128 bits. Each of the lowest 64 bits must be set in one and not in
+// another: with random bits that fails once in 2^93 runs.
+func TestIssueMakesRandomSerials(t *testing.T) {
 	t.Parallel()
 	signing, seen, bits := authority(t, "P-256"), map[string]bool{}, 0
+	var ones, zeros uint64
 	for range 100 {
 		issued, err := signing.Issue(profile(t, ca.ProfileConfig{}), ca.Request{PublicKey: keys["leaf"]().Public()}, now)
 		if err != nil {
@@ -216,6 +221,11 @@ func TestIssueMakesDistinctSerials(t *testing.T) {
 		}
 		seen[issued.Serial.String()] = true
 		bits = max(bits, issued.Serial.BitLen())
+		low := binary.BigEndian.Uint64(issued.Serial.FillBytes(make([]byte, 16))[8:])
+		ones, zeros = ones|low, zeros|^low
+	}
+	if ones&zeros != math.MaxUint64 {
+		t.Errorf("the bits %x of 100 serials never change", ^(ones & zeros))
 	}
 	if bits < 120 {
 		t.Errorf("100 serials have %d bits at the most", bits)
