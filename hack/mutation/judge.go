@@ -74,8 +74,9 @@ func (s score) String() string {
 		s.efficacy(), s.coverage(), s.killed, s.lived, s.timedOut, s.accepted, s.notCovered, s.notViable)
 }
 
-// judge counts the mutants, and prints those that were not killed. It returns an error if a floor of t is missed, if an
-// entry of accepted does not have its number of survivors, or if gremlins reports an unknown status.
+// judge counts the mutants, and prints those that were not killed. It returns an error if a floor of t is missed, if a
+// mutant survives and t has nothing left to do, if an entry of accepted does not have its number of survivors, or if gremlins reports an
+// unknown status.
 func judge(t target, all []mutant, accepted []survivor) (score, error) {
 	var s score
 	var errs []error
@@ -89,18 +90,27 @@ func judge(t target, all []mutant, accepted []survivor) (score, error) {
 		}
 		errs = append(errs, s.count(m, isAccepted))
 	}
-	if s.efficacy() < t.MinKilled {
-		errs = append(errs, fmt.Errorf("%.1f %% of the covered mutants are killed, want %g %%", s.efficacy(), t.MinKilled))
-	}
-	if s.coverage() < t.MinCovered {
-		errs = append(errs, fmt.Errorf("unit tests cover %.1f %% of the mutants, want %g %%", s.coverage(), t.MinCovered))
-	}
+	errs = append(errs, s.below(t)...)
 	for _, entry := range accepted {
 		if files[entry.File] && used[entry] < entry.Count {
 			errs = append(errs, fmt.Errorf("accepted.yaml: %s: %d survive, the entry has %d: correct it", entry, used[entry], entry.Count))
 		}
 	}
 	return s, errors.Join(errs...)
+}
+
+// below returns what t wants and s does not have.
+func (s score) below(t target) (errs []error) {
+	if s.lived > 0 && t.Left == "" {
+		errs = append(errs, fmt.Errorf("%d mutants survive: give each a test, or a reason in accepted.yaml", s.lived))
+	}
+	if s.efficacy() < t.MinKilled {
+		errs = append(errs, fmt.Errorf("%.1f %% of the covered mutants are killed, want %g %%", s.efficacy(), t.MinKilled))
+	}
+	if s.coverage() < t.MinCovered {
+		errs = append(errs, fmt.Errorf("unit tests cover %.1f %% of the mutants, want %g %%", s.coverage(), t.MinCovered))
+	}
+	return errs
 }
 
 // Gremlins' status of a mutant.

@@ -30,7 +30,8 @@ func TestJudge(t *testing.T) {
 		accepted []survivor
 		want     string // part of the error
 	}{
-		"enough":                        {map[string]int{killed: 97, lived: 3, notCovered: 20}, nil, ""},
+		"enough":                        {map[string]int{killed: 97, timedOut: 3, notCovered: 20}, nil, ""},
+		"a survivor without a reason":   {map[string]int{killed: 99, lived: 1}, nil, "1 mutants survive"},
 		"too many survivors":            {map[string]int{killed: 96, lived: 4}, nil, "96.0 % of the covered mutants are killed, want 97 %"},
 		"survivors with a reason":       {map[string]int{killed: 96, lived: 4}, entry(4), ""},
 		"one survivor more":             {map[string]int{killed: 30, lived: 2}, entry(1), "96.8 % of the covered mutants are killed, want 97 %"},
