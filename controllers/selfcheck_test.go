@@ -107,6 +107,21 @@ func TestSelfCheckTimes(t *testing.T) {
 	b.ran(well, 2)
 }
 
+// TestRightsAreCheckedTwiceAMinute checks the manager's own rights at their default interval: after 30 seconds, whatever
+// the result. So half of the minute, within which a lost right is reported, is left for the check.
+func TestRightsAreCheckedTwiceAMinute(t *testing.T) {
+	t.Parallel()
+	well, ill := &scripted{}, &scripted{}
+	tasks := []*checkTask{well.task("test-rights", false), ill.task("test-lost-rights", false)}
+	ill.status.Store(check.Failed)
+	b := runSelfCheck(t, rightsInterval, nil, tasks...)
+	for run := range int32(5) {
+		b.ran(well, run+1)
+		b.ran(ill, run+1)
+		b.step(30 * time.Second)
+	}
+}
+
 // TestSelfCheckOfTheLeader checks that the leader's checks run at the election, and not before.
 func TestSelfCheckOfTheLeader(t *testing.T) {
 	t.Parallel()

@@ -94,7 +94,9 @@ func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority
 	}
 	wanted.Current = func(ctx context.Context) error { return r.current(ctx, obj) }
 	var errs []error
-	for _, problem := range r.publisher.Publish(ctx, wanted).Problems {
+	problems := r.publisher.Publish(ctx, wanted).Problems
+	r.refusedWrites.Store(obj.Name, problems)
+	for _, problem := range problems {
 		errs = append(errs, problem)
 	}
 	return errors.Join(errs...)

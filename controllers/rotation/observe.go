@@ -13,6 +13,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -63,10 +64,26 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	}
 	state := r.publisher.Published(ctx, wanted)
 	o.Published = state.Published()
+	if o.Published {
+		r.refusedWrites.Delete(obj.Name)
+	}
 	for _, problem := range state.Problems {
-		o.Unpublished = append(o.Unpublished, problem.Error())
+		o.Unpublished = append(o.Unpublished, r.whyUnpublished(obj, problem).Error())
 	}
 	return o, nil
+}
+
+// whyUnpublished returns why the object of problem is not up to date. If an API server refused to let the manager write
+// it, this is the missing right. Otherwise it is problem, which comes from a read.
+func (r *Reconciler) whyUnpublished(obj *v1alpha1.SigningAuthority, problem trust.Problem) trust.Problem {
+	last, _ := r.refusedWrites.Load(obj.Name)
+	problems, _ := last.([]trust.Problem)
+	for _, refused := range problems {
+		if refused.Where == problem.Where && apierrors.IsForbidden(refused.Cause) {
+			return refused
+		}
+	}
+	return problem
 }
 
 // caSecret is the Secret of an authority, with its usable CAs.

@@ -7,9 +7,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
@@ -104,5 +107,37 @@ func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 		if err != nil || string(got.Bundle) != want {
 			t.Errorf("got %q, %v", got.Bundle, err)
 		}
+	}
+}
+
+// TestRefusedWriteIsNamed checks that a refused write of an object is reported in the place of how the object reads, and
+// that nothing else is.
+func TestRefusedWriteIsNamed(t *testing.T) {
+	t.Parallel()
+	const where = "ConfigMap a/b"
+	resource := schema.GroupResource{Resource: "configmaps"}
+	read := trust.Problem{Where: where, Why: "is not up to date"}
+	refused := trust.Problem{Where: where, Why: "can't be brought up to date: grant it", Cause: apierrors.NewForbidden(resource, "b", nil)}
+	for name, test := range map[string]struct {
+		last any
+		want trust.Problem
+	}{
+		"nothing was written": {nil, read},
+		"the write succeeded": {[]trust.Problem(nil), read},
+		"refused":             {[]trust.Problem{{Where: "ConfigMap a/a", Cause: refused.Cause}, refused}, refused},
+		"another was refused": {[]trust.Problem{{Where: "ConfigMap a/c", Cause: refused.Cause}}, read},
+		"another error":       {[]trust.Problem{{Where: where, Why: "x", Cause: apierrors.NewConflict(resource, "b", nil)}}, read},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, obj := &Reconciler{}, &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}}
+			r.refusedWrites.Store("other", []trust.Problem{refused})
+			if test.last != nil {
+				r.refusedWrites.Store(obj.Name, test.last)
+			}
+			if got := r.whyUnpublished(obj, read); got.Error() != test.want.Error() {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
 	}
 }

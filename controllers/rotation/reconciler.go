@@ -61,6 +61,8 @@ type Reconciler struct {
 	recorders     recorders
 	recording     atomic.Bool // the controller of issued certificates runs
 	secretWatches secretWatches
+	// refusedWrites maps the name of an authority to the problems of its last publication: a []trust.Problem.
+	refusedWrites sync.Map
 	// runUntilStopped starts a function that runs until the manager stops. The manager waits for it.
 	runUntilStopped func(run func(ctx context.Context))
 }
@@ -78,6 +80,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		if apierrors.IsNotFound(err) {
 			r.trackers.keep(key.Name, nil)
 			r.secretWatches.forget(key.Name)
+			r.refusedWrites.Delete(key.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
