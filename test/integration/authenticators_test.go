@@ -123,10 +123,11 @@ signing:
     duration: 1h
     maxDuration: 2h
 `, func(string) string { return dir })))
+	maySign(t, "example.com/webhook")
 	installRBAC(t)
 	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
 	create(t, admin(t), secret)
-	startManager(t, controlPlane(t).Config, "--leader-elect=false", "--config", file)
+	startManager(t, managerConfig(t), "--leader-elect=false", "--config", file)
 	ask := func(signer string, usage certificatesv1.KeyUsage) *request {
 		obj := createRequest(t, admin(t), nodeRequest(t, "", func(obj *request) {
 			obj.Spec.SignerName, obj.Spec.Usages = signer, []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}

@@ -208,7 +208,7 @@ func TestIntermediates(t *testing.T) {
 	root, upper, lower, keyPEM := chainOf(t)
 	secret := signingSecret(slices.Concat(lower, upper), keyPEM)
 	secret.Data["ca.crt"] = root
-	secret.Name = "chain"
+	installRBAC(t)
 	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
 

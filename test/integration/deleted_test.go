@@ -6,9 +6,7 @@ import (
 	"testing"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -44,14 +42,8 @@ func TestRequestThatIsBeingDeletedIsLeftAlone(t *testing.T) {
 func TestDeletedRequestTakesNoRoom(t *testing.T) {
 	parallel(t)
 	grant(t, "joiner", mayCreate)
-	held, skip := &requestcache.Cache{}, true
-	mgr, err := manager.New(controlPlane(t).Config, manager.Options{
-		Cache: held.CacheOptions(), Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		Controller: config.Controller{SkipNameValidation: &skip},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := &requestcache.Cache{}
+	mgr := newManager(t, managerConfig(t), manager.Options{Cache: held.CacheOptions()})
 	options := controllers.Options{Requests: held, Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}}}
 	if err := options.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)

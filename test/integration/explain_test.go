@@ -54,6 +54,11 @@ func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
 	explainCAs(t)
+	for _, state := range []string{"own", "missing", "invalid", "expired", "short"} {
+		maySign(t, "explain.example.com/"+state)
+		applyAll(t, rolesForSecret(t, "explain-"+state))
+	}
+	applyAll(t, rolesForSecret(t, "explain-good"))
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(explainConfig))
 	args := []string{"--config", file, "--signing-secret", systemNamespace + "/explain-good"}
@@ -61,7 +66,7 @@ func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 	for name, row := range rows {
 		made[name] = row.make(t, "explain-"+strings.ToLower(name))
 	}
-	p := startManager(t, controlPlane(t).Config, append(args, "--leader-elect=false")...)
+	p := startManager(t, managerConfig(t), append(args, "--leader-elect=false")...)
 	p.answers(t, p.probes, "/healthz", http.StatusOK)
 	kubeconfig := adminKubeconfig(t)
 	for name, row := range rows {

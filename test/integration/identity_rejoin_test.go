@@ -6,9 +6,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -29,13 +27,8 @@ func listed(rows []static.Row) approver.SourceBuilder {
 // approving runs only an approver, in this process and with its own clock.
 func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...static.Row) {
 	t.Helper()
-	skip := true
-	mgr, err := manager.New(controlPlane(t).Config, manager.Options{
-		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0", Controller: config.Controller{SkipNameValidation: &skip},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	apply(t, "node-identity")
+	mgr := newManager(t, managerConfig(t), manager.Options{})
 	known := &approver.Inventory{Sources: []approver.SourceBuilder{listed(rows)}}
 	options := controllers.Options{
 		Approver: &approver.Reconciler{

@@ -33,14 +33,12 @@ func TestLedgerSeal(t *testing.T) {
 // signers and lifetimes, and each certificate is in the ledger first.
 func TestGuardedSigner(t *testing.T) {
 	parallel(t)
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "guarded-"}}
-	create(t, admin(t), space)
+	installRBAC(t)
 	made := newCA(t)
-	secret := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: space.Name, Name: "ca"}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{corev1.TLSCertKey: made.CertPEM, corev1.TLSPrivateKeyKey: made.KeyPEM},
-	}
+	secret := signingSecret(made.CertPEM, made.KeyPEM)
+	secret.Name = "guarded"
 	create(t, admin(t), secret)
+	applyAll(t, rolesForSecret(t, secret.Name))
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Guarded{Secret: keypair.Secret(client.ObjectKeyFromObject(secret))})})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
 	hasEvent(t, waiting, "CANotProven", "holds no CA yet that its verifiers are proven to trust")

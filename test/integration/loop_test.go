@@ -13,15 +13,17 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 )
 
-// startLoop runs the three controllers in process on the shared control plane, for the duration of the test.
+// startLoop runs the three controllers in process on the shared control plane, under the shipped roles, for the
+// duration of the test.
 func startLoop(t testing.TB, opts csrenv.Options) *csrenv.Env {
 	t.Helper()
-	return startLoopAs(t, controlPlane(t).Config, opts)
+	return startLoopAs(t, managerConfig(t), opts)
 }
 
 // startLoopAs is startLoop with another user.
 func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) *csrenv.Env {
 	t.Helper()
+	forbidAdministrator(t, cfg)
 	if opts.CA == nil {
 		opts.CA = controlPlane(t).CA
 	}

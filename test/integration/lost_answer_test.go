@@ -21,7 +21,7 @@ import (
 // discarded. A certificate that was not stored is written again, and no second one is issued.
 func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 	parallel(t)
-	proxy, err := faults.Start(controlPlane(t).Config, 1)
+	proxy, err := faults.Start(managerConfig(t), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

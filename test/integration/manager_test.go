@@ -66,7 +66,7 @@ func TestManager(t *testing.T) {
 // checks.
 func TestManagerWithNothingToCheckIsReady(t *testing.T) {
 	parallel(t)
-	p := startManager(t, controlPlane(t).Config, "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
+	p := startManager(t, managerConfig(t), "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 }
 

@@ -34,10 +34,11 @@ import (
 )
 
 // The promises: how long after its first refused use a lost right is reported, and how long after its loss if nothing
-// uses it.
+// uses it. A manager checks its rights every defaultInterval: TestRightsAreCheckedTwiceAMinute in controllers.
 const (
-	afterUse  = 10 * time.Second
-	afterLoss = time.Minute
+	afterUse        = 10 * time.Second
+	afterLoss       = time.Minute
+	defaultInterval = 30 * time.Second
 )
 
 // privilegeConfig switches on every controller and every source that a shipped role is for.
@@ -53,7 +54,7 @@ cleaning: {retention: {denied: 1s}}
 `
 
 // unasked are the rights that the self-check does not ask for. Only a SigningAuthority names the ConfigMap of the
-// trust, and its condition Published reports what is missing. The others are for secure metrics: losesSecureMetrics.
+// trust, and its condition Published reports what is missing: losesTrust. The others are for secure metrics: losesSecureMetrics.
 var unasked = regexp.MustCompile(`^(get|update) configmaps csr-trust in |^create tokenreviews|^create subjectaccessreviews`)
 
 // ofAllAccounts are the rights that Kubernetes grants to every ServiceAccount, by system:cluster-trust-bundle-discovery.
@@ -102,6 +103,9 @@ func TestLostRightsAreNamed(t *testing.T) {
 		t.Run(h.subject.Name, func(t *testing.T) {
 			t.Parallel()
 			h.loses(t, uses[h.subject.Name])
+			if h.subject.Name == "csr-rotation" {
+				h.losesTrust(t, r)
+			}
 		})
 	}
 }
@@ -131,6 +135,7 @@ func usesOf(t *testing.T, r *rotating) map[string][]use {
 		decide(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "denied")), certificatesv1.CertificateDenied)
 	}
 	asks := func(t *testing.T) { r.ask(t, "cluster", v1alpha1.AdoptionAttested) }
+	starts := func(t *testing.T) { r.ask(t, "cluster", v1alpha1.RotateStart) }
 	lease := func(name string) use {
 		return use{"update leases.coordination.k8s.io " + name + " in " + systemNamespace, func(*testing.T) {}}
 	}
@@ -160,6 +165,7 @@ func usesOf(t *testing.T, r *rotating) map[string][]use {
 			{"get signingauthorities.csr-controller-manager.io", asks},
 			{"update signingauthorities/status.csr-controller-manager.io", asks},
 			{"patch signingauthorities.csr-controller-manager.io", asks},
+			{"update secrets csr-signer in " + systemNamespace, starts},
 			lease("csr-rotation"),
 		},
 	}
@@ -175,6 +181,8 @@ type roleHolder struct {
 	asked []check.Right
 	cfg   *rest.Config
 	args  []string
+	// bound is afterLoss, less the time by which the manager checks its rights earlier than by default.
+	bound time.Duration
 	// scraper is the token of somebody who may read secure metrics. It is empty if the metrics are not secure.
 	scraper string
 }
@@ -332,6 +340,7 @@ func (h *roleHolder) start(t *testing.T, args ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.bound = afterLoss - defaultInterval + min(c.SelfCheck.Interval.Duration, defaultInterval)
 	for _, right := range h.given {
 		if !slices.ContainsFunc(h.asked, func(asked check.Right) bool { return covers(right, asked) }) && !unasked.MatchString(right.String()) {
 			t.Errorf("%s has the right to %s, which it never asks for", h.subject.Name, right)
@@ -396,10 +405,11 @@ func (h *roleHolder) take(t *testing.T, rights []check.Right) {
 // the manager must also try to use the right.
 func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use func(*testing.T)) {
 	t.Helper()
-	before, err := h.refusals(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	var before float64
+	eventually(t, "the metrics are served", func(ctx context.Context) (err error) {
+		before, err = h.refusals(ctx)
+		return err
+	})
 	h.take(t, taken)
 	loss, lost := time.Now(), h.missing(taken)
 	if use != nil {
@@ -407,7 +417,7 @@ func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use f
 	}
 	var first, shown time.Duration
 	var last error
-	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, afterLoss, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, h.bound, true, func(ctx context.Context) (bool, error) {
 		count, err := h.refusals(ctx)
 		if err == nil && first == 0 && count > before {
 			first = time.Since(loss)

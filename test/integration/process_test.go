@@ -3,6 +3,8 @@ package integration
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -14,35 +16,48 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 const systemNamespace = "csr-controller-manager-system"
 
+// managerAccount is the ServiceAccount that config/rbac binds.
+const managerAccount = "csr-controller-manager"
+
 // installRBAC applies config/rbac.
-func installRBAC(t *testing.T) {
+func installRBAC(t testing.TB) {
 	t.Helper()
 	apply(t, "rbac")
 }
 
 // apply creates the missing objects of a folder of config. At the end of the test it removes the bindings, because
 // the next test on this control plane may test a right that they grant.
-func apply(t *testing.T, folder string) {
+func apply(t testing.TB, folder string) {
 	t.Helper()
-	for _, obj := range rendered(t, folder) {
-		switch err := admin(t).Create(t.Context(), obj); {
-		case apierrors.IsAlreadyExists(err):
-		case err != nil:
-			t.Fatal(err)
-		case strings.HasSuffix(obj.GetKind(), "RoleBinding"):
+	applyAll(t, rendered(t, folder))
+}
+
+func applyAll(t testing.TB, all []*unstructured.Unstructured) {
+	t.Helper()
+	for _, obj := range createMissing(t, admin(t), all) {
+		if strings.HasSuffix(obj.GetKind(), "RoleBinding") {
 			t.Cleanup(func() {
 				if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
 					t.Error(err)
@@ -52,8 +67,57 @@ func apply(t *testing.T, folder string) {
 	}
 }
 
+// createMissing creates the objects in all that do not exist, and returns them.
+func createMissing(t testing.TB, c client.Client, all []*unstructured.Unstructured) (created []*unstructured.Unstructured) {
+	t.Helper()
+	for _, obj := range all {
+		switch err := c.Create(t.Context(), obj); {
+		case err == nil:
+			created = append(created, obj)
+		case !apierrors.IsAlreadyExists(err):
+			t.Fatal(err)
+		}
+	}
+	return created
+}
+
+// rolesForSecret returns the roles of a signing CA in the Secret called name. They are a copy of those that
+// config/rotation/kubelet-serving ships for its Secret, as that folder says.
+func rolesForSecret(t testing.TB, name string) []*unstructured.Unstructured {
+	t.Helper()
+	return renamed(t, rendered(t, "rotation/kubelet-serving"), "csr-kubelet-serving-ca", name)
+}
+
+// maySign grants the manager the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.
+func maySign(t testing.TB, signers ...string) {
+	t.Helper()
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"signers"}, ResourceNames: signers, Verbs: []string{"sign"},
+		}},
+	}
+	create(t, admin(t), role)
+	grant(t, serviceaccount.MakeUsername(systemNamespace, managerAccount), role.Name)
+}
+
+// renamed returns all, with the text to in the place of from.
+func renamed(t testing.TB, all []*unstructured.Unstructured, from, to string) []*unstructured.Unstructured {
+	t.Helper()
+	for _, obj := range all {
+		data, err := obj.MarshalJSON()
+		if err == nil {
+			err = obj.UnmarshalJSON(bytes.ReplaceAll(data, []byte(from), []byte(to)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
 // rendered returns the objects of a folder of config.
-func rendered(t *testing.T, folder string) (all []*unstructured.Unstructured) {
+func rendered(t testing.TB, folder string) (all []*unstructured.Unstructured) {
 	t.Helper()
 	render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", folder))
 	render.Stderr = os.Stderr
@@ -73,22 +137,93 @@ func rendered(t *testing.T, folder string) (all []*unstructured.Unstructured) {
 	}
 }
 
-// serviceAccountConfig returns a configuration for the ServiceAccount that config/rbac binds.
-func serviceAccountConfig(t *testing.T) *rest.Config {
+// managerConfig installs config/rbac and returns the configuration of its ServiceAccount, once its roles are in effect.
+func managerConfig(t testing.TB) *rest.Config {
 	t.Helper()
-	return tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}})
+	installRBAC(t)
+	cfg := serviceAccountConfig(t)
+	awaitRights(t, cfg, false)
+	return cfg
+}
+
+// awaitRights waits until the API server grants cfg's user what a manager with standardArgs needs.
+func awaitRights(t testing.TB, cfg *rest.Config, rotates bool) {
+	t.Helper()
+	c, _, err := config.Load(slices.Clone(standardArgs), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Rotation.Enabled = rotates
+	rights, err := controllers.Rights(c, controllers.LeaseNamespace(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	as, err := client.New(cfg, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the roles are in effect", func(ctx context.Context) error {
+		for _, result := range check.RightsByRules(ctx, as, rights) {
+			if result.Status != check.OK {
+				return fmt.Errorf("%s: %s", result.Subject, result.Evidence)
+			}
+		}
+		return nil
+	})
+}
+
+// serviceAccountConfig returns a configuration for the ServiceAccount that config/rbac binds.
+func serviceAccountConfig(t testing.TB) *rest.Config {
+	t.Helper()
+	return tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: managerAccount}})
 }
 
 // tokenOf returns a configuration with a token of account.
-func tokenOf(t *testing.T, account *corev1.ServiceAccount) *rest.Config {
+func tokenOf(t testing.TB, account *corev1.ServiceAccount) *rest.Config {
+	t.Helper()
+	return accountConfig(t, controlPlane(t).Config, admin(t), account)
+}
+
+// accountConfig is tokenOf for the control plane of cfg.
+func accountConfig(t testing.TB, cfg *rest.Config, admin client.Client, account *corev1.ServiceAccount) *rest.Config {
 	t.Helper()
 	token := &authenticationv1.TokenRequest{}
-	if err := admin(t).SubResource("token").Create(t.Context(), account, token); err != nil {
+	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
 		t.Fatal(err)
 	}
-	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
+	cfg = rest.AnonymousClientConfig(cfg)
 	cfg.BearerToken = token.Status.Token
 	return cfg
+}
+
+// forbidAdministrator fails the test if a manager with cfg would run as the administrator: with the administrator's
+// certificate, or with no credential at all, to which a proxy of test/faults adds that certificate.
+func forbidAdministrator(t testing.TB, cfg *rest.Config) {
+	t.Helper()
+	if cfg.BearerToken != "" {
+		return
+	}
+	if block, _ := pem.Decode(cfg.CertData); block != nil {
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err == nil && !slices.Contains(cert.Subject.Organization, user.SystemPrivilegedGroup) {
+			return
+		}
+	}
+	t.Fatal("this manager would run as the administrator: use managerConfig, and the shipped roles")
+}
+
+// newManager returns a manager that runs in this process as cfg's user.
+func newManager(t testing.TB, cfg *rest.Config, options manager.Options) manager.Manager {
+	t.Helper()
+	forbidAdministrator(t, cfg)
+	unnamed := true // several managers run in one process
+	options.Controller.SkipNameValidation = &unnamed
+	options.Metrics, options.HealthProbeBindAddress = metricsserver.Options{BindAddress: "0"}, "0"
+	mgr, err := manager.New(cfg, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mgr
 }
 
 // process is a running manager.
@@ -110,6 +245,7 @@ func startManager(t *testing.T, cfg *rest.Config, args ...string) *process {
 // startNamed is startManager for tests with several users. Each needs a name of its own.
 func startNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *process {
 	t.Helper()
+	forbidAdministrator(t, cfg)
 	path, err := cluster.Manager()
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -92,12 +95,22 @@ func TestManagerPublishesItsConfiguration(t *testing.T) {
 	awaitPublished(t, "csr-controller-manager", "duration: 2h0m0s")
 }
 
-// TestManagersPublishBesideEachOther starts two managers, as config/overlays/split does. They may create the ConfigMaps.
+// TestManagersPublishBesideEachOther starts two managers as config/overlays/split does, each with its ServiceAccount.
+// They may also create the ConfigMaps.
 func TestManagersPublishBesideEachOther(t *testing.T) {
 	parallel(t)
-	installRBAC(t) // for the namespace
+	applyAll(t, slices.DeleteFunc(rendered(t, "overlays/split"), func(obj *unstructured.Unstructured) bool {
+		return !slices.Contains([]string{"Namespace", "ServiceAccount"}, obj.GetKind()) && !strings.Contains(obj.GetKind(), "Role")
+	}))
+	meta := metav1.ObjectMeta{Namespace: systemNamespace, Name: "may-create-configmaps"}
+	create(t, admin(t), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}}}})
+	create(t, admin(t), &rbacv1.RoleBinding{
+		ObjectMeta: *meta.DeepCopy(), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:serviceaccounts:" + systemNamespace}},
+	})
 	for _, controller := range []string{"approver", "cleaner"} {
-		startManager(t, controlPlane(t).Config, "--controllers="+controller, "--leader-elect-resource-name=csr-"+controller)
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-" + controller}}
+		startNamed(t, "beside-"+controller, tokenOf(t, account), "--controllers="+controller, "--leader-elect-resource-name=csr-"+controller)
 	}
 	for _, controller := range []string{"approver", "cleaner"} {
 		obj := awaitPublished(t, "csr-"+controller, "controllers:\n- "+controller+"\n")

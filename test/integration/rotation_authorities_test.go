@@ -54,7 +54,7 @@ func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 
 // testMade has a CA that is created because there is none, and that signs once it is trusted.
 func testMade(t *testing.T, r *rotating) {
-	r.run(t, everything(t, time.Hour, clientSigners("made")))
+	r.run(t, r.everything(t, time.Hour, clientSigners("made")))
 	r.authority(t, "made", "made", nil)
 	made := r.reaches(t, "made", v1alpha1.Completed, nil)
 	if made.Status.Signing.AdoptedAt != nil || made.Status.Generation != 1 {
@@ -71,7 +71,7 @@ func testMade(t *testing.T, r *rotating) {
 
 // testBrought has an owner who stores first an invalid CA, and then a valid one, in the Secret.
 func testBrought(t *testing.T, r *rotating) {
-	r.run(t, everything(t, time.Hour, clientSigners("brought")))
+	r.run(t, r.everything(t, time.Hour, clientSigners("brought")))
 	old := r.adopted(t, "brought", nil)
 	r.edit(t, "brought", []byte("nonsense"), old.KeyPEM)
 	r.tells(t, "brought", "RotationRefused", "no PEM block of type CERTIFICATE")
@@ -93,7 +93,7 @@ func testBrought(t *testing.T, r *rotating) {
 // testRolledBack rolls back from Prepared, and removes the new CA.
 func testRolledBack(t *testing.T, r *rotating) {
 	const name = "rolled-back"
-	r.run(t, everything(t, time.Hour, clientSigners(name)))
+	r.run(t, r.everything(t, time.Hour, clientSigners(name)))
 	r.adopted(t, name, nil)
 	first := r.get(t, name).Status.Signing
 	before := r.user(t, "before", first)

@@ -23,7 +23,7 @@ import (
 // stays approved, and check names the signer. Both are well once the signer is added.
 func testChecked(t *testing.T, r *rotating) {
 	const name, lacking = "checked", certificatesv1.KubeAPIServerClientKubeletSignerName
-	r.run(t, everything(t, time.Hour, map[string]string{
+	r.run(t, r.everything(t, time.Hour, map[string]string{
 		certificatesv1.KubeAPIServerClientSignerName: name, lacking: name, certificatesv1.KubeletServingSignerName: name,
 	}))
 	r.adopted(t, name, func(spec *v1alpha1.SigningAuthoritySpec) {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -146,7 +147,38 @@ func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1a
 	if change != nil {
 		change(&obj.Spec)
 	}
+	r.grantSecret(t, secret)
+	for _, at := range obj.Spec.Trust.ConfigMaps {
+		r.grantConfigMap(t, at)
+	}
 	r.create(t, obj)
+}
+
+// managerConfig is the function of that name for r, with the roles of config/rotation.
+func (r *rotating) managerConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	for _, folder := range []string{"rbac", "rotation"} {
+		createMissing(t, r.admin, rendered(t, folder))
+	}
+	cfg := r.accountConfig(t, managerAccount)
+	awaitRights(t, cfg, true)
+	return cfg
+}
+
+// grantSecret grants the manager what it needs for a CA in the Secret called name.
+func (r *rotating) grantSecret(t *testing.T, name string) {
+	t.Helper()
+	createMissing(t, r.admin, rolesForSecret(t, name))
+}
+
+// grantConfigMap grants the manager what it needs to publish a trust bundle, with copies of the shipped roles.
+func (r *rotating) grantConfigMap(t *testing.T, at v1alpha1.ConfigMapKey) {
+	t.Helper()
+	roles := renamed(t, rendered(t, "rotation/published"), "csr-trust", at.Name)
+	for _, obj := range roles {
+		obj.SetNamespace(at.Namespace)
+	}
+	createMissing(t, r.admin, roles)
 }
 
 // create creates obj, which is removed with the control plane.

@@ -62,7 +62,7 @@ func TestFleet(t *testing.T) {
 	r := startRotating(t)
 	r.feed(t)
 	stolen := signedBy(t, load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
-	options, ahead := everything(t, fleetLifetime, clientSigners("signing-ca")), &aheadClock{}
+	options, ahead := r.everything(t, fleetLifetime, clientSigners("signing-ca")), &aheadClock{}
 	options.Rotation.Clock = ahead
 	r.run(t, options)
 	r.authority(t, "cluster", "signing-ca", nil)

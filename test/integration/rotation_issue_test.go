@@ -33,8 +33,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// everything returns the options of the whole loop: each signer signs with the guarded CA of a Secret, for lifetime.
-func everything(t *testing.T, lifetime time.Duration, secrets map[string]string) controllers.Options {
+// everything returns the options of the whole loop: each signer signs with the guarded CA of a Secret, for lifetime. It
+// grants the manager the rights on the Secrets.
+func (r *rotating) everything(t *testing.T, lifetime time.Duration, secrets map[string]string) controllers.Options {
 	t.Helper()
 	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime, MinLifetime: lifetime})
 	if err != nil {
@@ -43,6 +44,7 @@ func everything(t *testing.T, lifetime time.Duration, secrets map[string]string)
 	pairs, signers := map[string]*keypair.KeyPair{}, map[string]signer.Signer{}
 	for name, secret := range secrets {
 		if pairs[secret] == nil {
+			r.grantSecret(t, secret)
 			pairs[secret] = keypair.New(keypair.Guarded{Secret: keypair.Secret{Namespace: signingNamespace, Name: secret}})
 		}
 		signers[name] = signer.Signer{Profile: profile, KeyPair: pairs[secret]}

@@ -18,7 +18,7 @@ import (
 
 // testLost deletes the Secret: no other CA replaces it.
 func testLost(t *testing.T, r *rotating) {
-	r.run(t, everything(t, time.Hour, clientSigners("lost")))
+	r.run(t, r.everything(t, time.Hour, clientSigners("lost")))
 	old := r.adopted(t, "lost", nil)
 	if err := r.admin.Delete(t.Context(), r.secret(t, "lost")); err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func testLost(t *testing.T, r *rotating) {
 // lost CA are trusted until that CA has been retired.
 func testNoBackup(t *testing.T, r *rotating) {
 	const name = "no-backup"
-	r.run(t, everything(t, time.Hour, clientSigners(name)))
+	r.run(t, r.everything(t, time.Hour, clientSigners(name)))
 	r.adopted(t, name, nil)
 	lost := r.get(t, name).Status.Signing
 	before := r.user(t, "before", lost)
@@ -80,7 +80,7 @@ func TestRootAboveIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	const name = "below"
-	r.run(t, everything(t, 10*time.Minute, clientSigners(name)))
+	r.run(t, r.everything(t, 10*time.Minute, clientSigners(name)))
 	r.bring(t, name, first)
 	r.authority(t, name, name, nil)
 	r.reaches(t, name, v1alpha1.Completed, nil)

@@ -28,7 +28,7 @@ func testPrinted(t *testing.T, r *rotating) {
 		return columnsOf(t, out)
 	}
 
-	r.run(t, everything(t, time.Hour, map[string]string{certificatesv1.KubeletServingSignerName: name}))
+	r.run(t, r.everything(t, time.Hour, map[string]string{certificatesv1.KubeletServingSignerName: name}))
 	r.adopted(t, name, func(spec *v1alpha1.SigningAuthoritySpec) {
 		spec.Signers, spec.Verification = []string{certificatesv1.KubeletServingSignerName}, v1alpha1.Verification{APIServers: []string{"192.0.2.1:6443"}}
 	})

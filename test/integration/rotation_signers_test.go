@@ -21,7 +21,7 @@ import (
 func testOutstanding(t *testing.T, r *rotating) {
 	const name = "outstanding"
 	// No signer for kubelets runs here: that is kube-controller-manager, which has the CA too.
-	r.run(t, everything(t, time.Hour, map[string]string{certificatesv1.KubeAPIServerClientSignerName: name}))
+	r.run(t, r.everything(t, time.Hour, map[string]string{certificatesv1.KubeAPIServerClientSignerName: name}))
 	shared := load(t, r.adopted(t, name, nil))
 	old := r.get(t, name).Status.Signing
 	user := r.user(t, "ursula", old)
@@ -76,7 +76,7 @@ func (r *rotating) storedBySomebodyElse(t *testing.T, pair tls.Certificate) {
 // testServing rotates a CA whose certificates API servers don't verify. Only its owner knows its verifiers.
 func testServing(t *testing.T, r *rotating) {
 	const name = "serving"
-	r.run(t, everything(t, time.Hour, map[string]string{certificatesv1.KubeletServingSignerName: name}))
+	r.run(t, r.everything(t, time.Hour, map[string]string{certificatesv1.KubeletServingSignerName: name}))
 	r.adopted(t, name, func(spec *v1alpha1.SigningAuthoritySpec) {
 		spec.Signers, spec.Verification = []string{certificatesv1.KubeletServingSignerName}, v1alpha1.Verification{APIServers: []string{"192.0.2.1:6443"}}
 	})
@@ -108,7 +108,7 @@ func (r *rotating) serves(t *testing.T, node string, one *v1alpha1.CAStatus) {
 // testMovedOut gives kubelets a separate CA, which they have shared with users so far.
 func testMovedOut(t *testing.T, r *rotating) {
 	const users, kubelets = "users", "kubelets"
-	r.run(t, everything(t, time.Hour, map[string]string{
+	r.run(t, r.everything(t, time.Hour, map[string]string{
 		certificatesv1.KubeAPIServerClientSignerName: users, certificatesv1.KubeAPIServerClientKubeletSignerName: kubelets,
 	}))
 	r.adopted(t, users, nil)

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,12 +134,5 @@ func (r *rotating) startDeployed(t *testing.T, name string) *cluster.Process {
 // accountConfig returns a configuration for a ServiceAccount.
 func (r *rotating) accountConfig(t *testing.T, name string) *rest.Config {
 	t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: signingNamespace, Name: name}}
-	token := &authenticationv1.TokenRequest{}
-	if err := r.admin.SubResource("token").Create(t.Context(), account, token); err != nil {
-		t.Fatal(err)
-	}
-	cfg := rest.AnonymousClientConfig(r.Config)
-	cfg.BearerToken = token.Status.Token
-	return cfg
+	return accountConfig(t, r.Config, r.admin, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: signingNamespace, Name: name}})
 }

@@ -29,7 +29,7 @@ func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
 	r := startRotating(t)
 	startAggregated(t, r.Cluster, r.admin)
 	stop := r.feed(t)
-	r.run(t, everything(t, time.Hour, clientSigners("signing-ca")))
+	r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
 	r.authority(t, "cluster", "signing-ca", nil)
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
 	r.ask(t, "cluster", v1alpha1.RotateStart)
@@ -55,11 +55,11 @@ func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
 func TestManagerDiesInEachPhase(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
-	stop := r.run(t, everything(t, time.Hour, clientSigners("signing-ca")))
+	stop := r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
 	dies := func() {
 		t.Helper()
 		stop()
-		stop = r.run(t, everything(t, time.Hour, clientSigners("signing-ca")))
+		stop = r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
 	}
 	r.authority(t, "cluster", "signing-ca", nil)
 	first := r.reaches(t, "cluster", v1alpha1.Completed, nil).Status.Signing

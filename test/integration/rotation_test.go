@@ -9,26 +9,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 )
 
-// run runs options until stop is called or the test ends.
+// run runs options under the shipped roles, until stop is called or the test ends.
 func (r *rotating) run(t *testing.T, options controllers.Options) (stop func()) {
 	t.Helper()
-	skipName := true
-	mgr, err := manager.New(r.Config, manager.Options{
-		Scheme: r.admin.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		Controller: config.Controller{SkipNameValidation: &skipName},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mgr := newManager(t, r.managerConfig(t), manager.Options{Scheme: r.admin.Scheme()})
 	if err := options.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
 	}

@@ -25,10 +25,8 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -233,13 +231,7 @@ func TestServingOnKubeadmControlPlane(t *testing.T) {
 // TestServingWaitsForAPIServersCertificate has no certificate of an API server that the manager could verify.
 func TestServingWaitsForAPIServersCertificate(t *testing.T) {
 	parallel(t)
-	unnamed := true
-	mgr, err := manager.New(rest.CopyConfig(controlPlane(t).Config), manager.Options{
-		Scheme: clientgoscheme.Scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &unnamed},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mgr := newManager(t, servingManagerConfig(t), manager.Options{})
 	mgr.GetConfig().CAData = serverAuthority(t).certPEM // its clients exist already
 	if err := (controllers.Options{Approver: servingApprover()}).SetupWithManager(mgr); err != nil {
 		t.Fatal(err)

@@ -9,13 +9,10 @@ import (
 	"testing"
 	"time"
 
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -32,19 +29,20 @@ func servingApprover() *approver.Reconciler {
 	}
 }
 
+// servingManagerConfig is managerConfig with the rights to approve serving certificates.
+func servingManagerConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	apply(t, "kubelet-serving")
+	return managerConfig(t)
+}
+
 // startCandidate runs an approver with leader election. It returns a function that stops it, and a channel that is
 // closed once it leads.
 func startCandidate(t *testing.T, steps clock.WithTicker) (stop func(), leads <-chan struct{}) {
 	t.Helper()
-	unnamed := true
-	mgr, err := manager.New(controlPlane(t).Config, manager.Options{
-		Scheme: clientgoscheme.Scheme, Metrics: metricsserver.Options{BindAddress: "0"},
-		Controller:     config.Controller{SkipNameValidation: &unnamed},
-		LeaderElection: true, LeaderElectionID: "serving-clock", LeaderElectionNamespace: "default", LeaderElectionReleaseOnCancel: true,
+	mgr := newManager(t, servingManagerConfig(t), manager.Options{
+		LeaderElection: true, LeaderElectionID: "csr-controller-manager", LeaderElectionNamespace: systemNamespace, LeaderElectionReleaseOnCancel: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := (controllers.Options{Approver: servingApprover(), Clock: steps}).SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +125,7 @@ func TestColdStart(t *testing.T) {
 	}
 	t.Run("it answers late", func(t *testing.T) {
 		waiting, release := serving("cold-a", "192.0.2.160"), make(chan struct{})
-		startLoopAs(t, holdNodes(controlPlane(t).Config, release), options)
+		startLoopAs(t, holdNodes(servingManagerConfig(t), release), options)
 		reaches(t, createRequest(t, kubeletOf(t, "cold-b"), nodeRequest(t, "cold-b")), csr.Issued)
 		isPending(t, waiting)
 		close(release)
@@ -139,7 +137,7 @@ func TestColdStart(t *testing.T) {
 	t.Run("it never does", func(t *testing.T) {
 		waiting := serving("cold-c", "192.0.2.161")
 		start := time.Now()
-		startLoopAs(t, holdNodes(controlPlane(t).Config, t.Context().Done()), options)
+		startLoopAs(t, holdNodes(servingManagerConfig(t), t.Context().Done()), options)
 		hasEvent(t, waiting, "InventoryUnavailable", "not read yet")
 		if took := time.Since(start); took < 9*time.Second {
 			t.Errorf("judged after %s", took)

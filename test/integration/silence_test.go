@@ -13,12 +13,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
@@ -37,7 +34,7 @@ func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
 		t.Run(resource, func(t *testing.T) {
 			followed := []string{resource}
 			// Lists fail later, so that nothing is read again before the test has checked.
-			proxy := throughFaults(t, controlPlane(t).Config,
+			proxy := throughFaults(t, servingManagerConfig(t),
 				faults.Rule{Verbs: []string{"list"}, Resources: followed, Skip: 1, Do: faults.Answer(503)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Times: 1, Do: faults.Stall(limit)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Stall(0)})
@@ -79,14 +76,7 @@ func startApproverInProcess(t *testing.T, cfg *rest.Config, limit time.Duration)
 	observer := apiuse.New()
 	observer.Silence = limit - time.Second // a silent watch ends earlier, and the next one is silent too
 	observer.Wrap(cfg)
-	unnamed := true
-	mgr, err := manager.New(cfg, manager.Options{
-		Scheme: clientgoscheme.Scheme, Logger: logger, Metrics: metricsserver.Options{BindAddress: "0"},
-		Controller: config.Controller{SkipNameValidation: &unnamed},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mgr := newManager(t, cfg, manager.Options{Logger: logger})
 	serving := servingApprover()
 	serving.Inventory.WatchSilence = limit
 	if err := (controllers.Options{Approver: serving, Observer: observer}).SetupWithManager(mgr); err != nil {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -193,7 +194,7 @@ func (w *takeover) startOurs(t *testing.T, flags ...string) *cluster.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return w.start(t, "ours", path, append([]string{"--metrics-bind-address=0", "--health-probe-bind-address=0"}, flags...)...)
+	return w.startAs(t, w.managerConfig(t), "ours", path, append([]string{"--metrics-bind-address=0", "--health-probe-bind-address=0"}, flags...)...)
 }
 
 // startDryRun starts ours as a dry run, and waits until it is ready.
@@ -220,9 +221,24 @@ func (w *takeover) caFile(t *testing.T, name string, data []byte) string {
 	return path
 }
 
+// managerConfig is the function of that name for w.
+func (w *takeover) managerConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	createMissing(t, w.admin, rendered(t, "rbac"))
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: managerAccount}}
+	cfg := accountConfig(t, w.Config, w.admin, account)
+	awaitRights(t, cfg, false)
+	return cfg
+}
+
 func (w *takeover) start(t *testing.T, name, binary string, args ...string) *cluster.Process {
 	t.Helper()
-	kubeconfig, err := w.WriteKubeconfig(name, w.Config)
+	return w.startAs(t, w.Config, name, binary, args...)
+}
+
+func (w *takeover) startAs(t *testing.T, cfg *rest.Config, name, binary string, args ...string) *cluster.Process {
+	t.Helper()
+	kubeconfig, err := w.WriteKubeconfig(name, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
