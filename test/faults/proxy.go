@@ -64,6 +64,9 @@ type Call struct {
 	Start time.Time
 	// Fault is the String of the Action that applied: "", "Answer 500 landed", "Hang", …
 	Fault string
+	// Status is that of the answer, or 0 if the client has got no whole answer. Ended reports that nothing can change it.
+	Status int
+	Ended  bool
 }
 
 // Start starts a proxy in front of the API server of upstream. It presents upstream's client certificate to the API
@@ -195,7 +198,15 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if shift != 0 {
 		w = &shifted{ResponseWriter: w, by: shift}
 	}
-	p.backend.serve(action, call.Verb == "watch", w, r)
+	status := 0
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		call.Status, call.Ended = status, true
+	}()
+	answer := &statusWriter{ResponseWriter: w}
+	p.backend.serve(action, call.Verb == "watch", answer, r) // panics if it gives no whole answer
+	status = answer.status
 }
 
 // decide records call, and returns what happens to it and how far the Date of its response is shifted. It also

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -115,13 +116,14 @@ func TestFaultsOfAWrite(t *testing.T) {
 	for name, test := range map[string]struct {
 		do     Action
 		want   func(error) bool
+		status int // that the client got
 		stored bool
 	}{
-		"none":                   {do: Action{}, want: func(err error) bool { return err == nil }, stored: true},
-		"already-exists":         {do: Answer(409), want: apierrors.IsAlreadyExists},
-		"internal-error":         {do: Answer(500), want: apierrors.IsInternalError},
-		"internal-error-landed":  {do: Answer(500).Landed(), want: apierrors.IsInternalError, stored: true},
-		"too-many-requests":      {do: Answer(429), want: apierrors.IsTooManyRequests},
+		"none":                   {do: Action{}, want: func(err error) bool { return err == nil }, status: 201, stored: true},
+		"already-exists":         {do: Answer(409), want: apierrors.IsAlreadyExists, status: 409},
+		"internal-error":         {do: Answer(500), want: apierrors.IsInternalError, status: 500},
+		"internal-error-landed":  {do: Answer(500).Landed(), want: apierrors.IsInternalError, status: 500, stored: true},
+		"too-many-requests":      {do: Answer(429), want: apierrors.IsTooManyRequests, status: 429},
 		"hang":                   {do: Hang(), want: gaveUp},
 		"hang-landed":            {do: Hang().Landed(), want: gaveUp, stored: true},
 		"reset":                  {do: Reset(), want: brokenOff},
@@ -142,6 +144,14 @@ func TestFaultsOfAWrite(t *testing.T) {
 			calls := f.Calls()
 			if len(calls) != 1 || calls[0].Verb != "create" || calls[0].Resource != "configmaps" || calls[0].Fault != test.do.String() {
 				t.Errorf("calls %+v", calls)
+			}
+			// The client may have the answer before the proxy has noted it.
+			_ = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 5*time.Second, true, func(context.Context) (bool, error) {
+				calls = f.Calls()
+				return calls[0].Ended, nil
+			})
+			if !calls[0].Ended || calls[0].Status != test.status {
+				t.Errorf("ended: %t, status %d, want %d", calls[0].Ended, calls[0].Status, test.status)
 			}
 		})
 	}

@@ -152,6 +152,21 @@ func resetConnection(ctx context.Context) {
 	}
 }
 
+// statusWriter is a ResponseWriter that remembers the status.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+// Unwrap returns the wrapped writer, for http.ResponseController.
+func (s *statusWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// WriteHeader remembers code.
+func (s *statusWriter) WriteHeader(code int) {
+	s.status = code
+	s.ResponseWriter.WriteHeader(code)
+}
+
 // shifted is a ResponseWriter that shifts the Date header.
 type shifted struct {
 	http.ResponseWriter

@@ -2,6 +2,7 @@ package reliability
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -15,12 +16,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // An alarm is a metric that tells of a fault. A scenario names those that must sound while it lasts, and those that may.
 // No other may sound.
 type alarm string
+
+// String closes the labels.
+func (a alarm) String() string {
+	if strings.Contains(string(a), "{") {
+		return string(a) + "}"
+	}
+	return string(a)
+}
 
 const (
 	unreachable alarm = "csr_api_server_reachable"
@@ -34,24 +44,41 @@ const (
 	notApproved alarm = "csr_approver_errors_total"
 	notStored   alarm = "csr_signer_errors_total"
 	notDeleted  alarm = "csr_cleaner_errors_total"
+
+	// These also sound without a fault: a Node is as young as its first request, and processes start and lead.
+	unavailable   alarm = `csr_approver_decisions_total{reason="InventoryUnavailable"`
+	slowInventory alarm = `csr_approver_decisions_total{reason="InventoryPending"`
+	notOwned      alarm = `csr_approver_decisions_total{reason="SANNotOwned"`
+	unknownNode   alarm = `csr_approver_decisions_total{reason="NodeNotFound"`
+	answered500   alarm = `rest_client_requests_total{code="500"`
+	newLeader     alarm = "leader_election_master_status"
+	restarted     alarm = "process_start_time_seconds"
 )
 
-// sounds says for which values an alarm sounds. Those that end sound no more when the fault is over. The others count.
+// sounds says for which values an alarm sounds. Those that end sound no more when the fault is over. The others count: what
+// they add to the value before the fault sounds. An alarm that is harmless may sound in each scenario.
 var alarms = map[alarm]struct {
-	sounds func(value float64) bool
-	ends   bool
+	sounds         func(value float64) bool
+	ends, harmless bool
 }{
-	unreachable: {func(value float64) bool { return value == 0 }, true},
-	noRight:     {positive, true},
-	skewed:      {func(value float64) bool { return math.Abs(value) > 300 }, true},
-	caRejected:  {positive, true},
-	notAudited:  {positive, false},
-	foreign:     {positive, false},
-	mismatch:    {positive, false},
-	refused:     {positive, false},
-	notApproved: {positive, false},
-	notStored:   {positive, false},
-	notDeleted:  {positive, false},
+	unreachable:   {sounds: func(value float64) bool { return value == 0 }, ends: true},
+	noRight:       {sounds: positive, ends: true},
+	skewed:        {sounds: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
+	caRejected:    {sounds: positive, ends: true},
+	notAudited:    {sounds: positive},
+	foreign:       {sounds: positive},
+	mismatch:      {sounds: positive},
+	refused:       {sounds: positive},
+	notApproved:   {sounds: positive},
+	notStored:     {sounds: positive},
+	notDeleted:    {sounds: positive},
+	unavailable:   {sounds: positive, harmless: true},
+	slowInventory: {sounds: positive, harmless: true},
+	notOwned:      {sounds: positive, harmless: true},
+	unknownNode:   {sounds: positive, harmless: true},
+	answered500:   {sounds: positive, harmless: true},
+	newLeader:     {sounds: positive, harmless: true},
+	restarted:     {sounds: positive, harmless: true},
 }
 
 func positive(value float64) bool { return value > 0 }
@@ -115,8 +142,77 @@ func (s *scenario) verifyAlarms(heard map[alarm]string) (wrong []error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(heard)) {
-		if !slices.Contains(s.alarms, name) && !slices.Contains(s.mayAlarm, name) {
+		if !alarms[name].harmless && !slices.Contains(s.alarms, name) && !slices.Contains(s.mayAlarm, name) {
 			wrong = append(wrong, fmt.Errorf("false alarm: %s", heard[name]))
+		}
+	}
+	return wrong
+}
+
+// verifyTold returns which Events and which lines of the log were missing. The Events must be from the time of the fault.
+func (w *world) verifyTold(s *scenario, began time.Time) (wrong []error) {
+	w.t.Helper()
+	told, ended := map[string]bool{}, w.ends[len(w.ends)-1]
+	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return []error{err}
+	}
+	for i := range events.Items {
+		if at := events.Items[i].CreationTimestamp.Time; !at.Before(began.Truncate(time.Second)) && !at.After(ended) {
+			told[events.Items[i].Reason] = true
+		}
+	}
+	for _, reason := range s.events {
+		if !told[reason] {
+			wrong = append(wrong, fmt.Errorf("no Event %s while the fault lasted, only %v", reason, slices.Sorted(maps.Keys(told))))
+		}
+	}
+	if s.recorded != "" {
+		last, err := lastRecords(w.oldest().audit)
+		if err != nil {
+			wrong = append(wrong, err)
+		}
+		if !slices.ContainsFunc(slices.Collect(maps.Values(last)), func(r audit.Record) bool { return r.Event == s.recorded }) {
+			wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", s.recorded))
+		}
+	}
+	if s.noRecords {
+		wrong = append(wrong, w.verifyLogged()...)
+	}
+	return wrong
+}
+
+// verifyLogged returns which stored certificates the log does not have, with the line that the record could not be written.
+func (w *world) verifyLogged() (wrong []error) {
+	w.t.Helper()
+	signed, lost := map[string]string{}, map[string]bool{} // reconcileID by certificate, and whether its record was lost
+	for _, r := range w.replicas {
+		log, err := r.Log()
+		if err != nil {
+			return []error{err}
+		}
+		for line := range strings.Lines(log) {
+			var said struct{ Msg, Controller, ReconcileID, CertificateSHA256 string }
+			switch err := json.Unmarshal([]byte(line), &said); {
+			case err != nil || said.Controller != "csr-signer":
+			case said.Msg == string(audit.Signed):
+				signed[said.CertificateSHA256] = said.ReconcileID
+			case said.Msg == "Can't write this record to the audit log":
+				lost[said.ReconcileID] = true
+			}
+		}
+	}
+	w.history.mu.Lock()
+	defer w.history.mu.Unlock()
+	for name, past := range w.history.requests {
+		if past.last == nil || len(past.last.Status.Certificate) == 0 {
+			continue
+		}
+		cert, err := parseCertificate(past.last.Status.Certificate)
+		if err != nil {
+			wrong = append(wrong, err)
+		} else if id := signed[fingerprint(cert)]; !lost[id] {
+			wrong = append(wrong, fmt.Errorf("the log does not say that the certificate of %s was not recorded", name))
 		}
 	}
 	return wrong

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -44,10 +45,24 @@ func proxied(lasts time.Duration, rules ...faults.Rule) func(*world) {
 // stallWatches lets the watches of Nodes and Services bring nothing, so the manager can't know new nodes.
 func stallWatches(w *world) {
 	defer func() {
+		events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		told := map[string]bool{}
+		for i := range events.Items {
+			if events.Items[i].Reason == "NodeNotFound" {
+				told[events.Items[i].InvolvedObject.Name] = true
+			}
+		}
 		waiting := 0
-		for n := range 60 {
-			if w.history.of(fmt.Sprintf("serving-%03d", n)).state == string(csr.Pending) {
-				waiting++
+		for _, i := range w.items {
+			if i.kind.name != "serving" || w.history.of(i.object.Name).state != string(csr.Pending) {
+				continue
+			}
+			waiting++
+			if !told[i.object.Name] {
+				w.wrong("request %s waits, and no Event NodeNotFound tells", i.object.Name)
 			}
 		}
 		if waiting == 0 {
@@ -62,13 +77,14 @@ func stallWatches(w *world) {
 // restartAPIServer kills the API server, because it would wait for its watches to end, and starts it again.
 func restartAPIServer(w *world) {
 	w.pause(3 * time.Second)
-	w.outages++
 	if err := w.KillAPIServer(); err != nil {
 		w.t.Fatal(err)
 	}
+	over := w.overWhenAnswered()
 	if err := w.RestartAPIServer(func(*envtest.Arguments) {}); err != nil {
 		w.t.Fatal(err)
 	}
+	<-over
 }
 
 // restartEnded starts replicas again that ended because they could not renew their Lease, as a kubelet does.
@@ -86,7 +102,6 @@ func (w *world) restartEnded() {
 
 func stopEtcd(w *world) {
 	w.pause(3 * time.Second)
-	w.outages++
 	etcd := w.Env.ControlPlane.Etcd
 	if err := etcd.Stop(); err != nil {
 		w.t.Fatal(err)
@@ -95,9 +110,10 @@ func stopEtcd(w *world) {
 		w.pause(time.Second)
 		w.restartEnded()
 	}
-	if err := etcd.Start(); err != nil {
+	if err := etcd.Start(); err != nil { // returns when etcd answers
 		w.t.Fatal(err)
 	}
+	w.over()
 }
 
 // oldest returns the replica that has run longest. It leads, unless it is paused.
@@ -111,17 +127,26 @@ func (w *world) oldest() *replica {
 	return nil
 }
 
+// killLeaders kills the leader every six seconds, twenty times. Each has exactly one successor, the standby. Then another standby is
+// started: earlier it could win the election, and the oldest replica would not lead.
 func killLeaders(w *world) {
 	before := w.leaderChanges()
-	defer func() {
-		if changes := w.leaderChanges() - before; changes < 10 {
-			w.wrong("the Lease changed its holder %d times", changes)
-		}
-	}()
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); {
-		w.pause(6 * time.Second)
+	for kills := 1; kills <= 20; kills++ {
+		next := time.Now().Add(6 * time.Second)
 		w.oldest().kill()
-		w.startReplica(true)
+		w.over()
+		w.until(patience, "the killed leader has a successor", func(context.Context) bool { return w.leaderChanges()-before >= kills })
+		w.waitReady(w.startReplica(true))
+		w.pause(time.Until(next))
+	}
+	most := 20 // and one more for each leader that could not renew its Lease
+	for _, r := range w.replicas {
+		if log, err := r.Log(); err != nil || strings.Contains(log, "leader election lost") || strings.Contains(log, "leaderelection lost") {
+			most++
+		}
+	}
+	if changes := w.leaderChanges() - before; changes < 20 || changes > most {
+		w.wrong("20 leaders were killed, and the Lease changed its holder %d times", changes)
 	}
 }
 
@@ -139,6 +164,7 @@ func pauseLeader(w *world) {
 		if err := leader.signal(syscall.SIGCONT); err != nil {
 			w.t.Fatal(err)
 		}
+		w.over()
 		select {
 		case <-leader.Done:
 		case <-time.After(30 * time.Second):
@@ -174,7 +200,10 @@ func besideTheirs(sameCA bool) func(*world) {
 			}
 			w.roots = append(w.roots, ca)
 		}
-		theirs := w.startTheirs(false, w.Config, ca)
+		if err := w.writeTheirCA(ca.CertPEM, ca.KeyPEM); err != nil {
+			w.t.Fatal(err)
+		}
+		theirs := w.startTheirs(false, w.Config)
 		w.pause(15 * time.Second)
 		theirs.killed = true
 		if err := theirs.Stop(); err != nil {
@@ -183,41 +212,82 @@ func besideTheirs(sameCA bool) func(*world) {
 	}
 }
 
-// startSkewed shifts the API server's time, and starts the program anew, because a running one measures that time once a
-// minute.
-func startSkewed(by time.Duration) func(*world) {
+// shiftTime shifts the API server's time, and ends the program, because a running one measures that time once a minute.
+func shiftTime(by time.Duration) func(*world) {
 	return func(w *world) {
 		w.proxy.Use(faults.Rule{Do: faults.ShiftDate(by)})
 		w.oldest().kill()
-		w.pause(time.Second)
-		w.whileSkewed(w.startReplica(false), by)
+		w.pause(time.Second) // its last writes
 	}
 }
 
-// stepBack shifts the API server's time by a day while the program runs.
-func stepBack(w *world) {
-	w.proxy.Use(faults.Rule{Do: faults.ShiftDate(-24 * time.Hour)})
-	w.whileSkewed(w.oldest(), -24*time.Hour)
+// startSkewed starts the program after shiftTime. It signs nothing from its start, because it does not know the time at first.
+// oldAreDue says whether old requests are due for deletion by the shifted time.
+func startSkewed(by time.Duration, oldAreDue bool) func(*world) {
+	return func(w *world) {
+		issued, deleted := w.count()
+		w.knowsSkew(w.startReplica(false), by)
+		w.whileSkewed(by, issued, deleted, oldAreDue)
+	}
 }
 
-// whileSkewed waits until r knows that the API server's time is shifted by more than five minutes, and ends that. Until
-// then r signs nothing. By a time that is a day behind, nothing is due for deletion.
-func (w *world) whileSkewed(r *replica, by time.Duration) {
+// stepBack shifts the API server's time by a day while the program runs, which signs and deletes until it measures that time.
+// Then no old request is due, such as one that is made then.
+func stepBack(w *world) {
+	const by = -24 * time.Hour
+	w.proxy.Use(faults.Rule{Do: faults.ShiftDate(by)})
+	w.knowsSkew(w.oldest(), by)
+	w.pause(time.Second) // the last writes
+	late := w.newItem(&kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.gone })], "old-late")
+	w.items = append(w.items, late)
+	if err := w.create(w.t.Context(), late); err != nil {
+		w.t.Fatal(err)
+	}
+	issued, deleted := w.count()
+	w.whileSkewed(by, issued, deleted, false)
+}
+
+// knowsSkew waits until r knows that the API server's time is shifted by more than five minutes.
+func (w *world) knowsSkew(r *replica, by time.Duration) {
 	w.until(patience, "the skew is known", func(ctx context.Context) bool {
 		return math.Abs(r.metric(ctx, "csr_clock_skew_seconds")+by.Seconds()) < 60
 	})
-	w.pause(time.Second) // the last writes
 	if status, body := r.page(w.t.Context(), r.probes, "/readyz/clock"); status != http.StatusInternalServerError {
 		w.wrong("/readyz/clock answers %d: %s", status, body)
 	}
-	issued, deleted := w.count()
+}
+
+// whileSkewed waits until old requests are deleted, if they are due by the shifted time, or until one exists, and ends the
+// skew. Since issued and deleted were counted, nothing may have been signed, and nothing deleted that is not due.
+func (w *world) whileSkewed(by time.Duration, issued, deleted int, oldAreDue bool) {
+	w.until(patience, "old requests are as they are by the API server's time", func(context.Context) bool {
+		all, stored, gone := w.old()
+		return oldAreDue && gone == all || !oldAreDue && stored > gone
+	})
 	w.pause(5 * time.Second)
 	issuedAfter, deletedAfter := w.count()
-	if issuedAfter != issued || by == -24*time.Hour && deletedAfter != deleted {
+	if issuedAfter != issued || !oldAreDue && deletedAfter != deleted {
 		w.wrong("%d certificates were signed and %d requests deleted while the API server's time was shifted by %s",
 			issuedAfter-issued, deletedAfter-deleted, by)
 	}
 	w.proxy.Use()
+}
+
+// old returns how many old requests the load has, how many are stored, and how many of these were deleted.
+func (w *world) old() (all, stored, gone int) {
+	for _, i := range w.items {
+		if !i.kind.gone {
+			continue
+		}
+		all++
+		if i.stored.Load() {
+			stored++
+		}
+		if w.history.of(i.object.Name).deleted {
+			gone++
+		}
+	}
+	return all, stored, gone
 }
 
 // issued returns how many requests have a certificate.
@@ -245,57 +315,107 @@ func breakSecret(w *world) {
 	good, other := w.roots[0], newCA(w.t)
 	leafCert, leafKey := selfSigned(w.t, false, time.Hour)
 	expiredCert, expiredKey := selfSigned(w.t, true, -time.Minute)
-	secrets := w.admin.CoreV1().Secrets(systemNamespace)
-	for _, state := range []struct {
+	w.keys = append(w.keys, other.KeyPEM, leafKey, expiredKey)
+	tells := func(what string, told func(value float64) bool) {
+		if w.theirs {
+			w.pause(2 * time.Second) // it tells nobody
+			return
+		}
+		w.until(10*time.Second, string(caRejected)+" tells that the Secret is "+what, func(ctx context.Context) bool {
+			return told(w.oldest().metric(ctx, string(caRejected)))
+		})
+	}
+	for n, state := range []struct {
 		name      string
 		cert, key []byte
 	}{
-		{name: "deleted"},
-		{"empty", nil, nil},
-		{"half", good.CertPEM, nil},
+		{"empty", []byte{}, []byte{}},
+		{"half", good.CertPEM, []byte{}},
 		{"mismatched", good.CertPEM, other.KeyPEM},
 		{"a leaf", leafCert, leafKey},
 		{"expired", expiredCert, expiredKey},
 		{"garbage", []byte("garbage"), []byte("garbage")},
 		{"1 MB", make([]byte, 500_000), make([]byte, 500_000)},
+		{"deleted", nil, nil}, // at last: kube-controller-manager then reads its files once a minute only
 	} {
-		before := w.issued()
-		if state.name == "deleted" {
-			if err := secrets.Delete(w.t.Context(), signingSecret, metav1.DeleteOptions{}); err != nil {
-				w.t.Fatal(err)
-			}
-		} else {
-			w.putSecret(state.cert, state.key)
+		w.putCA(state.cert, state.key)
+		tells(state.name, positive)
+		made := w.newItem(&kinds[0], fmt.Sprintf("join-while-%d", n))
+		w.items = append(w.items, made)
+		if err := w.create(w.t.Context(), made); err != nil {
+			w.t.Fatal(err)
 		}
-		w.pause(2 * time.Second)
-		if w.issued() == before {
-			w.wrong("the Secret is %s: a manager that runs does not keep the last good CA", state.name)
+		w.until(10*time.Second, "a manager that runs keeps the last good CA while the Secret is "+state.name, func(context.Context) bool {
+			return w.isFinished(made)
+		})
+		if !w.theirs && !w.oldest().ready(w.t.Context()) {
+			w.wrong("the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
 		}
+		w.putCA(good.CertPEM, good.KeyPEM)
+		tells("good again", func(value float64) bool { return value == 0 })
 	}
 	// A running manager keeps the last good CA. One that starts has none.
+	w.putCA(leafCert, leafKey)
 	w.oldest().kill()
 	w.pause(time.Second) // its last writes
 	before, r := w.issued(), w.startReplica(false)
 	w.pause(5 * time.Second)
+	if w.theirs {
+		w.putCA(good.CertPEM, good.KeyPEM)
+		if r.Ended() != nil {
+			r.killed = true // its end is no fault
+			w.startReplica(false)
+		}
+		return
+	}
 	if status, body := r.page(w.t.Context(), r.probes, "/readyz/signing-ca"); status != http.StatusInternalServerError {
 		w.wrong("/readyz/signing-ca answers %d: %s", status, body)
 	}
 	if after := w.issued(); after != before {
 		w.wrong("%d certificates were signed without a CA", after-before)
 	}
-	w.putSecret(good.CertPEM, good.KeyPEM)
+	w.putCA(good.CertPEM, good.KeyPEM)
+}
+
+// putCA gives the program another CA: ours in the Secret, and kube-controller-manager in its files. Nil deletes them.
+func (w *world) putCA(cert, key []byte) {
+	w.t.Helper()
+	var err error
+	switch {
+	case w.theirs && cert == nil:
+		err = errors.Join(os.Remove(filepath.Join(w.Dir, theirCert)), os.Remove(filepath.Join(w.Dir, theirKey)))
+	case w.theirs:
+		err = w.writeTheirCA(cert, key)
+	case cert == nil:
+		err = w.admin.CoreV1().Secrets(systemNamespace).Delete(w.t.Context(), signingSecret, metav1.DeleteOptions{})
+	default:
+		w.putSecret(cert, key)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // right is a verb for a resource.
 type right struct{ group, resource, verb string }
 
-// removeVerbs removes each right from all roles of ours for a second, and ends the watches that it permitted. The first
-// one is away until readiness and metrics name it.
+// groupResource returns the resource as metrics and readiness name it.
+func (r right) groupResource() string { return strings.TrimSuffix(r.resource+"."+r.group, ".") }
+
+// What a manager with insecure metrics and without leader election does not ask for, and what it works without, so it stays
+// ready.
+var (
+	unasked  = regexp.MustCompile(`^(create tokenreviews|\w+ leases|\w+ events$|(get|update) configmaps)`)
+	needless = regexp.MustCompile(`^(\w+ events|(list|watch) configmaps)`)
+)
+
+// removeVerbs removes each right from all roles of the program, and ends the watches that it permitted, until the metrics and
+// readiness name it. The writes come first, while half of the load waits for them.
 func removeVerbs(w *world) {
-	kinds, r := w.roles(), w.oldest()
-	first := right{certificatesv1.GroupName, "certificatesigningrequests/approval", "update"}
-	rights := []right{first}
-	for _, role := range kinds {
+	roles, r := w.roles(), w.oldest()
+	const group, resource = certificatesv1.GroupName, "certificatesigningrequests"
+	rights := []right{{group, resource, "delete"}, {group, resource + "/approval", "update"}, {group, resource + "/status", "update"}}
+	for _, role := range roles {
 		for _, rule := range role.rules {
 			for _, one := range rightsOf(rule) {
 				if !slices.Contains(rights, one) {
@@ -305,24 +425,46 @@ func removeVerbs(w *world) {
 		}
 	}
 	for _, one := range rights {
-		for _, role := range kinds {
+		for _, role := range roles {
 			role.put(without(role.rules, one))
 		}
 		w.proxy.Use()
-		if one == first {
-			w.until(time.Minute, "the loss of a right shows", func(ctx context.Context) bool {
-				status, _ := r.page(ctx, r.probes, "/readyz/own-rights")
-				return status == http.StatusInternalServerError && r.metric(ctx, "csr_check_missing_rights") > 0
-			})
-		}
 		w.pause(time.Second)
-		for _, role := range kinds {
+		w.showsLoss(r, one)
+		for _, role := range roles {
 			role.put(role.rules)
 		}
+		w.over()
 	}
-	w.until(time.Minute, "no right is missing", func(ctx context.Context) bool {
-		return r.metric(ctx, "csr_check_missing_rights") == 0
-	})
+	if w.theirs {
+		if !slices.ContainsFunc(w.proxy.Calls(), func(call faults.Call) bool { return call.Status == http.StatusForbidden }) {
+			w.t.Error("kube-controller-manager has lost no right")
+		}
+		return
+	}
+	w.until(time.Minute, "no right is missing", func(ctx context.Context) bool { return r.metric(ctx, string(noRight)) == 0 })
+}
+
+// showsLoss waits until ours says that it has lost a right, if it asks for it. kube-controller-manager tells nobody.
+func (w *world) showsLoss(r *replica, lost right) {
+	w.t.Helper()
+	name := lost.verb + " " + lost.groupResource()
+	switch {
+	case w.theirs:
+		w.pause(2 * time.Second)
+	case !unasked.MatchString(name):
+		w.until(time.Minute, "the loss of the right to "+name+" shows", func(ctx context.Context) bool {
+			return r.names(ctx, lost, !needless.MatchString(name))
+		})
+	}
+}
+
+// names reports whether the metrics of r name a missing right, and whether readiness does if r needs it.
+func (r *replica) names(ctx context.Context, missing right, needed bool) bool {
+	status, text := r.page(ctx, r.probes, "/readyz/own-rights")
+	named := status == http.StatusInternalServerError && strings.Contains(text, missing.verb+" "+missing.groupResource())
+	series := fmt.Sprintf("%s{resource=%q,verb=%q}", noRight, missing.groupResource(), missing.verb)
+	return r.metric(ctx, series) > 0 && (named || !needed && status == http.StatusOK)
 }
 
 // until waits until done returns true, and fails the test of ours if it does not.
@@ -336,17 +478,17 @@ func (w *world) until(most time.Duration, what string, done func(context.Context
 	}
 }
 
-// role is a Role or a ClusterRole of ours with all its rules.
+// role is a Role or a ClusterRole of the program with all its rules.
 type role struct {
 	rules []rbacv1.PolicyRule
 	put   func([]rbacv1.PolicyRule)
 }
 
-// roles returns the roles of ours.
+// roles returns the roles of the program.
 func (w *world) roles() (all []role) {
 	w.t.Helper()
 	add := func(kind, namespace, name string, rules []rbacv1.PolicyRule) {
-		if !strings.HasPrefix(name, "csr-") {
+		if w.theirs != (name == theirRole) || !w.theirs && !strings.HasPrefix(name, "csr-") {
 			return
 		}
 		all = append(all, role{rules, func(rules []rbacv1.PolicyRule) {

@@ -9,11 +9,14 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
+	"net/url"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -58,7 +61,11 @@ type order struct {
 	subject pkix.Name
 	ips     []net.IP
 	dns     []string
-	seconds *int32 // the lifetime, or nil
+	uris    []*url.URL
+	emails  []string
+	isCA    bool          // it asks for a CA
+	key     crypto.Signer // nil stands for a new one of P-256
+	seconds *int32        // the lifetime, or nil
 	// node is a Node that must exist, or nil. It is created right before the request.
 	node *corev1.Node
 }
@@ -130,11 +137,13 @@ type item struct {
 	client kubernetes.Interface
 	// credential is the credential-id of the certificate with which it is created, or "" if the requester is impersonated.
 	credential string
+	tried      time.Time   // when its requester first tried to create it
 	stored     atomic.Bool // in etcd, if kind.gone
+	began      time.Time   // when it was created for the first time
 }
 
-// newLoad returns the requests of the load, in an order that follows from seed.
-func (w *world) newLoad(total int, seed uint64) []*item {
+// newLoad returns the requests of the load, in an order that follows from the seed.
+func (w *world) newLoad(total int) []*item {
 	w.t.Helper()
 	var items []*item
 	for i := range kinds {
@@ -146,40 +155,49 @@ func (w *world) newLoad(total int, seed uint64) []*item {
 			items = append(items, w.newItem(k, fmt.Sprintf("%s-%03d", k.name, n)))
 		}
 	}
-	mathrand.New(mathrand.NewPCG(seed, 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+	mathrand.New(mathrand.NewPCG(w.seed, 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	return items
 }
 
 func (w *world) newItem(k *kind, name string) *item {
 	w.t.Helper()
 	if k.gone {
-		return &item{kind: k, object: oldRequest(w.t, name)}
+		return &item{kind: k, object: w.oldRequest(name)}
 	}
-	made := &item{kind: k, order: k.make(w, name), key: newKey(w.t)}
+	made := &item{kind: k, order: k.make(w, name)}
+	if made.key = made.order.key; made.key == nil {
+		made.key = newKey(w.t)
+	}
 	made.client = w.as(made.order.user)
 	made.object = &request{
 		// Like a kubelet's. The API server records field managers only for a request with labels or a generateName.
 		ObjectMeta: metav1.ObjectMeta{Name: name, GenerateName: "csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: made.order.signer, Usages: made.order.usages, ExpirationSeconds: made.order.seconds,
-			Request: payload(w.t, made.key, x509.CertificateRequest{
-				Subject: made.order.subject, IPAddresses: made.order.ips, DNSNames: made.order.dns,
-			}),
+			Request: payload(w.t, made.key, made.order.template()),
 		},
 	}
 	return made
 }
 
-// oldRequest returns a request that was denied four hours ago.
-func oldRequest(t *testing.T, name string) *request {
-	t.Helper()
-	before := metav1.NewTime(time.Now().Add(-4 * time.Hour))
+func (o *order) template() x509.CertificateRequest {
+	made := x509.CertificateRequest{Subject: o.subject, IPAddresses: o.ips, DNSNames: o.dns, URIs: o.uris, EmailAddresses: o.emails}
+	if o.isCA {
+		made.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
+	}
+	return made
+}
+
+// oldRequest returns a request that was denied before w.oldAge.
+func (w *world) oldRequest(name string) *request {
+	w.t.Helper()
+	before := metav1.NewTime(time.Now().Add(-w.oldAge))
 	return &request{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid(t), CreationTimestamp: before},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid(w.t), CreationTimestamp: before},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: foreignSigner, Usages: clientUsages, Username: "stranger",
-			Request: payload(t, newKey(t), x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}),
+			Request: payload(w.t, newKey(w.t), x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}),
 		},
 		Status: certificatesv1.CertificateSigningRequestStatus{Conditions: []certificatesv1.CertificateSigningRequestCondition{{
 			Type: certificatesv1.CertificateDenied, Status: corev1.ConditionTrue, Reason: "ByHand",
@@ -191,6 +209,7 @@ func oldRequest(t *testing.T, name string) *request {
 // create creates the request of i, and decides it as a person would. Like a kubelet, it tries again until the API
 // server answers.
 func (w *world) create(ctx context.Context, i *item) error {
+	i.tried = time.Now()
 	if i.kind.gone {
 		err := retry(ctx, func() error { return w.Store(ctx, "certificatesigningrequests/"+i.object.Name, i.object) })
 		i.stored.Store(err == nil)
@@ -201,6 +220,7 @@ func (w *world) create(ctx context.Context, i *item) error {
 			return err
 		}
 	}
+	i.began = time.Now()
 	err := retry(ctx, func() error {
 		_, err := i.client.CertificatesV1().CertificateSigningRequests().Create(ctx, i.object, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) { // the answer to the attempt before was lost
@@ -264,25 +284,91 @@ func (i *item) rawSubject() []byte {
 	return parsed.RawSubject
 }
 
-// content returns an error if cert differs from what i's requester asked for.
-func (i *item) content(cert *x509.Certificate) error {
+// In both programs a certificate begins five minutes before it is signed, and is valid for a year if no lifetime was requested.
+// The five minutes are added to a lifetime below eight hours, and are a part of a longer one.
+const (
+	backdate        = 5 * time.Minute
+	defaultLifetime = 365 * 24 * time.Hour
+	shortLifetime   = 8 * time.Hour
+)
+
+// validity returns how long the certificate must be valid.
+func (i *item) validity() time.Duration {
+	if i.order.seconds == nil {
+		return defaultLifetime
+	}
+	lifetime := time.Duration(*i.order.seconds) * time.Second
+	if lifetime < shortLifetime {
+		return lifetime + backdate
+	}
+	return lifetime
+}
+
+// usagesOf returns all usages of cert, sorted. One that no request of the load may have is "unknown".
+func usagesOf(cert *x509.Certificate) (all []certificatesv1.KeyUsage) {
+	left := cert.KeyUsage
+	for bit, usage := range map[x509.KeyUsage]certificatesv1.KeyUsage{
+		x509.KeyUsageDigitalSignature: certificatesv1.UsageDigitalSignature,
+		x509.KeyUsageKeyEncipherment:  certificatesv1.UsageKeyEncipherment,
+	} {
+		if left&bit != 0 {
+			all, left = append(all, usage), left&^bit
+		}
+	}
+	if left != 0 || len(cert.UnknownExtKeyUsage) > 0 {
+		all = append(all, "unknown")
+	}
+	for _, usage := range cert.ExtKeyUsage {
+		switch usage {
+		case x509.ExtKeyUsageClientAuth:
+			all = append(all, certificatesv1.UsageClientAuth)
+		case x509.ExtKeyUsageServerAuth:
+			all = append(all, certificatesv1.UsageServerAuth)
+		default:
+			all = append(all, "unknown")
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// names returns all subject alternative names.
+func names(dns, emails []string, ips []net.IP, uris []*url.URL) string {
+	all := slices.Concat(dns, emails)
+	for _, ip := range ips {
+		all = append(all, ip.String())
+	}
+	for _, uri := range uris {
+		all = append(all, uri.String())
+	}
+	return strings.Join(all, " ")
+}
+
+// content returns an error if cert, which ca has issued, differs from what i's requester asked for. stored is when the API server had it,
+// or later.
+func (i *item) content(cert, ca *x509.Certificate, stored time.Time) error {
+	end := cert.NotBefore.Add(i.validity())
+	if end.After(ca.NotAfter) {
+		end = ca.NotAfter
+	}
+	got := names(cert.DNSNames, cert.EmailAddresses, cert.IPAddresses, cert.URIs)
+	want := names(i.order.dns, i.order.emails, i.order.ips, i.order.uris)
 	type publicKey interface{ Equal(crypto.PublicKey) bool }
 	switch {
 	case !i.key.Public().(publicKey).Equal(cert.PublicKey):
 		return fmt.Errorf("it has another key")
 	case !bytes.Equal(cert.RawSubject, i.rawSubject()):
 		return fmt.Errorf("its subject is %s, want %s", cert.Subject, i.order.subject)
-	case fmt.Sprint(cert.IPAddresses, cert.DNSNames) != fmt.Sprint(i.order.ips, i.order.dns) ||
-		len(cert.URIs)+len(cert.EmailAddresses) > 0:
-		return fmt.Errorf("its names are %v %v, want %v", cert.DNSNames, cert.IPAddresses, i.order.ips)
-	case cert.IsCA || !cert.BasicConstraintsValid || cert.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0:
-		return fmt.Errorf("CA is %t, the key usage is %b", cert.IsCA, cert.KeyUsage)
-	case slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth) != slices.Contains(i.order.usages, certificatesv1.UsageClientAuth),
-		slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageServerAuth) != slices.Contains(i.order.usages, certificatesv1.UsageServerAuth),
-		len(cert.ExtKeyUsage) != 1:
-		return fmt.Errorf("its extended key usages are %v, and the request has %v", cert.ExtKeyUsage, i.order.usages)
-	case i.order.seconds != nil && time.Until(cert.NotAfter) > time.Duration(*i.order.seconds)*time.Second:
-		return fmt.Errorf("it ends at %s, and the request asks for %d s", cert.NotAfter, *i.order.seconds)
+	case got != want:
+		return fmt.Errorf("its names are %q, want %q", got, want)
+	case cert.IsCA || !cert.BasicConstraintsValid:
+		return fmt.Errorf("CA is %t", cert.IsCA)
+	case !slices.Equal(usagesOf(cert), slices.Sorted(slices.Values(i.order.usages))):
+		return fmt.Errorf("its usages are %v, and the request has %v", usagesOf(cert), i.order.usages)
+	case cert.NotBefore.Before(i.began.Add(-backdate-time.Second)) || cert.NotBefore.After(stored.Add(-backdate)):
+		return fmt.Errorf("it begins at %s; it was requested at %s and stored at %s", cert.NotBefore, i.began, stored)
+	case !cert.NotAfter.Equal(end):
+		return fmt.Errorf("it is valid from %s to %s, want %s", cert.NotBefore, cert.NotAfter, end)
 	case cert.SerialNumber.BitLen() < 64: // of 128 random bits or more
 		return fmt.Errorf("its serial number %s is too small to be random", cert.SerialNumber.Text(16))
 	}

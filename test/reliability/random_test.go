@@ -2,13 +2,18 @@ package reliability
 
 import (
 	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509/pkix"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"strconv"
 	"sync"
+	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -16,11 +21,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// randomSeed returns the seed of the random requests and faults, which is the same for both programs: RELIABILITY_SEED,
+// randomSeed returns the seed of the load, of random requests and of faults, which is the same for both programs: RELIABILITY_SEED,
 // or 1 in the subset, or the time.
 var randomSeed = sync.OnceValues(func() (uint64, error) {
 	switch text := os.Getenv("RELIABILITY_SEED"); {
@@ -37,10 +43,9 @@ func pick[T any](random *mathrand.Rand, values ...T) T { return values[random.In
 
 // randomItems returns count random requests. What must become of each is what becomes of another request with the same
 // content before the fault: no fault becomes a verdict.
-func (w *world) randomItems(count int, seed uint64) []*item {
+func (w *world) randomItems(count int) (items []*item) {
 	w.t.Helper()
-	random := mathrand.New(mathrand.NewPCG(seed, 0))
-	var twins, items []*item
+	random := mathrand.New(mathrand.NewPCG(w.seed, 0))
 	for n := range count {
 		made := w.randomOrder(random, fmt.Sprintf("random-%03d", n))
 		decide := pick(random, "", "", certificatesv1.CertificateApproved, certificatesv1.CertificateDenied)
@@ -55,7 +60,7 @@ func (w *world) randomItems(count int, seed uint64) []*item {
 		if err := w.create(w.t.Context(), twin); err != nil {
 			w.t.Fatal(err)
 		}
-		twins, items = append(twins, twin), append(items, w.newItem(k, fmt.Sprintf("random-%03d", n)))
+		w.twins, items = append(w.twins, twin), append(items, w.newItem(k, fmt.Sprintf("random-%03d", n)))
 	}
 	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, patience, true, func(context.Context) (bool, error) {
 		return w.history.quietFor() > 5*time.Second, nil
@@ -63,10 +68,26 @@ func (w *world) randomItems(count int, seed uint64) []*item {
 	if err != nil {
 		w.t.Fatal("the random requests do not come to rest without faults")
 	}
-	for n, twin := range twins {
+	for n, twin := range w.twins {
 		items[n].kind.want = csr.State(w.history.of(twin.object.Name).state)
 	}
 	return items
+}
+
+func newRSAKey(t *testing.T) crypto.Signer {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// shortCA gives the program a CA that ends before most certificates would.
+func shortCA(w *world) {
+	cert, key := selfSigned(w.t, true, 2*time.Hour)
+	w.putCA(cert, key)
+	w.roots, w.keys = []*csrenv.CA{{CertPEM: cert, KeyPEM: key}}, append(w.keys, key)
 }
 
 // isRefused reports whether the API server does not store such a request.
@@ -95,7 +116,7 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 	seconds := int32(pick(random, 600, 3600, 86_400))
 	made.seconds = pick(random, nil, &seconds)
 	for range random.IntN(3) { // changes
-		switch random.IntN(6) {
+		switch random.IntN(8) {
 		case 0:
 			made.user = pick(random, joiner(), kubelet(node), kubelet("other"), stranger())
 		case 1:
@@ -110,6 +131,13 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 				pkix.Name{CommonName: made.subject.CommonName, Organization: []string{"system:masters"}},
 				pkix.Name{CommonName: made.subject.CommonName, Organization: []string{"system:nodes", "others"}})
 		case 4:
+			made.isCA = pick(random, true, false)
+			if !made.isCA {
+				made.key = newRSAKey(w.t)
+			}
+		case 5:
+			made.uris, made.emails = pick(random, nil, []*url.URL{{Scheme: "spiffe", Host: node}}), pick(random, nil, []string{node + "@example.com"})
+		case 6:
 			made.ips = pick(random, nil, []net.IP{net.IPv4(192, 0, 2, 77).To4()}, []net.IP{net.IPv4(127, 0, 0, 1).To4()})
 		default:
 			made.dns = pick(random, nil, []string{node}, []string{"kubernetes.default"}, []string{"*.example.com"})

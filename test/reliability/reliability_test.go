@@ -1,11 +1,13 @@
 package reliability
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +15,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -20,6 +24,8 @@ const (
 	requests, fewRequests = 500, 150
 	// spread is how long a load takes to be created, unless a scenario says otherwise.
 	spread = 10 * time.Second
+	// longerThanStart is how long readiness must be away if it falls: a replica that starts is not ready for a moment.
+	longerThanStart = 2 * time.Second
 	// creators is the number of concurrent clients.
 	creators = 10
 )
@@ -52,41 +58,30 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for range s.replicas - 1 { // the first one leads
 		w.waitReady(w.startReplica(true))
 	}
-	total, takes := requests, spread
-	if !full {
-		total = fewRequests
-	}
-	if s.spread > 0 {
-		takes = s.spread
-	}
-	items := w.newLoad(total, 1)
-	items = slices.DeleteFunc(items, func(i *item) bool { return i.kind.name == s.without })
-	if s.random > 0 {
-		var err error
-		if w.seed, err = randomSeed(); err != nil {
-			t.Fatalf("RELIABILITY_SEED: %v", err)
-		}
-		t.Logf("repeat it with RELIABILITY_SEED=%d", w.seed)
-		items = append(items, w.randomItems(s.random, w.seed)...)
-		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
-	}
+	w.items = s.load(w)
 	stopProbing, stopListening := w.probe(s.ready == stays), w.listen()
-	created := w.createAll(items, takes)
+	if s.before != nil {
+		s.before(w)
+	}
+	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, spread))
 	s.fault(w)
-	ended := time.Now()
+	if len(w.ends) == 0 {
+		w.over()
+	}
 	if err := <-created; err != nil {
 		t.Fatal(err)
 	}
-	finished, recovery := w.settle(items, ended)
+	items := w.items
+	finished := w.settle(items)
 	w.pause(3 * time.Second) // what comes too late would come now
 	for _, r := range w.running() {
 		w.waitReady(r)
 	}
 	unready, heard := stopProbing(), stopListening()
-	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: max(0, recovery), unready: unready}
+	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: w.recovery(items), unready: unready}
 	result.slowest = w.slowest(items)
-	wrong := w.verify(s, append(items, first))
-	result.wrong = len(wrong)
+	wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
+	result.wrong, result.violations = named(items, wrong), len(wrong)
 	results = append(results, result)
 	t.Log(result)
 	if theirs { // a comparison, not a test
@@ -98,15 +93,31 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, err := range wrong {
 		t.Error(err)
 	}
-	for _, err := range append(s.verifyAlarms(heard), w.verifyMetrics()...) {
+	for _, err := range slices.Concat(s.verifyAlarms(heard), w.verifyMetrics(), w.verifyTold(s, began)) {
 		t.Error(err)
 	}
-	if s.ready == stays && unready > 0 || s.ready == falls && unready == 0 {
+	if s.ready == stays && unready > 0 || s.ready == falls && unready < longerThanStart {
 		t.Errorf("it was not ready for %s", unready)
 	}
 	if t.Failed() {
 		w.explain(items)
 	}
+}
+
+// load returns the requests that are made during the scenario.
+func (s *scenario) load(w *world) []*item {
+	total := requests
+	if !full {
+		total = fewRequests
+	}
+	w.oldAge = cmp.Or(s.oldAge, 4*time.Hour)
+	items := w.newLoad(total)
+	items = slices.DeleteFunc(items, func(i *item) bool { return i.kind.name == s.without })
+	if s.random > 0 {
+		items = append(items, w.randomItems(s.random)...)
+		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+	}
+	return items
 }
 
 // explain logs what the replicas said of the first requests that are not in their state, and the end of their logs.
@@ -138,7 +149,7 @@ func (w *world) warmUp() *item {
 	if err := w.create(w.t.Context(), first); err != nil {
 		w.t.Fatal(err)
 	}
-	if finished, _ := w.settle([]*item{first}, time.Now()); finished == 0 {
+	if w.settle([]*item{first}) == 0 {
 		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state, w.replicas[0].Tail(40))
 	}
 	leader := w.replicas[0]
@@ -194,7 +205,7 @@ func (w *world) createAll(items []*item, takes time.Duration) <-chan error {
 
 // probe asks the replicas of ours all the time whether they are ready. The returned function waits until one is, and
 // returns for how long those that answered said that they are not. A paused or killed replica answers nothing. If always
-// is set, no replica is killed, and no answer counts like an answer that it is not ready.
+// is set, a replica is ready at any time, so no answer counts like an answer that it is not ready.
 func (w *world) probe(always bool) (stop func() time.Duration) {
 	if w.theirs {
 		return func() time.Duration { return 0 }
@@ -202,20 +213,25 @@ func (w *world) probe(always bool) (stop func() time.Duration) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var unready time.Duration
 	done := make(chan struct{})
-	anyReady := func() (ready, answered bool) {
+	anyReady := func() (ready, answered bool, said string) {
 		for _, r := range w.running() {
-			status, _ := r.page(ctx, r.probes, "/readyz")
+			status, body := r.page(ctx, r.probes, "/readyz")
 			ready, answered = ready || status == http.StatusOK, answered || status != 0
+			said += fmt.Sprintf("replica %d: %d %s", r.number, status, body)
 		}
-		return ready, answered
+		return ready, answered, said
 	}
 	go func() {
 		defer close(done)
-		last := time.Now()
+		began := time.Now()
+		last := began
 		for ctx.Err() == nil {
-			ready, answered := anyReady()
+			ready, answered, said := anyReady()
 			now := time.Now()
 			if (answered || always) && !ready && ctx.Err() == nil {
+				if unready == 0 {
+					w.t.Logf("not ready after %s: %s", now.Sub(began).Round(time.Second), said)
+				}
 				unready += now.Sub(last)
 			}
 			last = now
@@ -228,7 +244,7 @@ func (w *world) probe(always bool) (stop func() time.Duration) {
 	return func() time.Duration {
 		w.t.Helper()
 		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-			ready, _ := anyReady()
+			ready, _, _ := anyReady()
 			return ready, nil
 		})
 		cancel()
@@ -250,6 +266,38 @@ func (w *world) slowest(items []*item) (longest time.Duration) {
 	return longest
 }
 
+// recovery returns the longest time from the end of a fault until a request was in its final state whose requester had tried
+// to create it before. If a request has met several faults, the last one counts.
+func (w *world) recovery(items []*item) (longest time.Duration) {
+	for _, i := range items {
+		if i.kind.want == csr.Pending || !w.isFinished(i) {
+			continue
+		}
+		settled := w.history.of(i.object.Name).settled
+		for _, end := range slices.Backward(w.ends) {
+			if end.After(settled) {
+				continue
+			}
+			if i.tried.Before(end) {
+				longest = max(longest, settled.Sub(end))
+			}
+			break
+		}
+	}
+	return longest
+}
+
+// named returns how many of items the errors name.
+func named(items []*item, wrong []error) (count int) {
+	for _, i := range items {
+		name := regexp.MustCompile(`\brequests? (\S+ and )?` + regexp.QuoteMeta(i.object.Name) + `\b`)
+		if slices.ContainsFunc(wrong, func(err error) bool { return name.MatchString(err.Error()) }) {
+			count++
+		}
+	}
+	return count
+}
+
 // row is a row of the table.
 type row struct {
 	scenario          *scenario
@@ -257,7 +305,7 @@ type row struct {
 	finished, total   int
 	recovery, slowest time.Duration
 	unready           time.Duration
-	wrong             int
+	wrong, violations int // requests that are not as they must be, and everything that is wrong
 }
 
 var results []row
@@ -268,13 +316,14 @@ func (r row) String() string {
 		program = "kube-controller-manager"
 	}
 	return fmt.Sprintf("%s: %d of %d in their state, longest wait %.1f s, recovery %.1f s, not ready %.1f s, %d violations",
-		program, r.finished, r.total, r.slowest.Seconds(), r.recovery.Seconds(), r.unready.Seconds(), r.wrong)
+		program, r.finished, r.total, r.slowest.Seconds(), r.recovery.Seconds(), r.unready.Seconds(), r.violations)
 }
 
-// table returns the results in Markdown. Where kube-controller-manager goes through a scenario, its value is the second.
+// table returns the results in Markdown. Where kube-controller-manager goes through a scenario, its value is the second. A list
+// of the other scenarios follows.
 func table() string {
-	text := "| Fault | What users see | Longest wait of a joining kubelet | Recovery | Not ready | Requests that are not as they must be |\n" +
-		"|---|---|---|---|---|---|\n"
+	text := "| Fault | What users see | Metrics that tell of it | Longest wait of a joining kubelet | Recovery | Not ready | " +
+		"Requests that are not as they must be |\n|---|---|---|---|---|---|---|\n"
 	for i := range scenarios {
 		var wait, recovery, unready, wrong []string
 		for _, r := range results {
@@ -293,8 +342,31 @@ func table() string {
 			}
 		}
 		if len(wait) > 0 {
-			text += fmt.Sprintf("| %s | %s | %s | %s | %s | %s |\n", scenarios[i].name, scenarios[i].users, strings.Join(wait, " / "),
-				strings.Join(recovery, " / "), strings.Join(unready, ""), strings.Join(wrong, " / "))
+			text += fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", scenarios[i].name, scenarios[i].users, scenarios[i].metrics(),
+				strings.Join(wait, " / "), strings.Join(recovery, " / "), strings.Join(unready, ""), strings.Join(wrong, " / "))
+		}
+	}
+	return text + "\n" + notTheirs()
+}
+
+// metrics returns the names of the metrics that must tell of the fault, or why none does.
+func (s *scenario) metrics() string {
+	if len(s.alarms) == 0 {
+		return "none: " + s.silent
+	}
+	var names []string
+	for _, name := range s.alarms {
+		names = append(names, "`"+name.String()+"`")
+	}
+	return strings.Join(names, ", ")
+}
+
+// notTheirs lists the scenarios through which kube-controller-manager does not go.
+func notTheirs() string {
+	text := "kube-controller-manager does not go through these:\n\n"
+	for _, s := range scenarios {
+		if s.oursOnly != "" {
+			text += fmt.Sprintf("- %s: %s.\n", s.name, s.oursOnly)
 		}
 	}
 	return text

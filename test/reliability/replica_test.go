@@ -2,6 +2,7 @@ package reliability
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -13,7 +14,6 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
@@ -36,7 +36,7 @@ kind: ControllerManagerConfiguration
 func (w *world) startReplica(elect bool) *replica {
 	w.t.Helper()
 	if w.theirs {
-		return w.startTheirs(elect, w.proxy.Config, w.roots[0])
+		return w.startTheirs(elect, w.proxy.Config)
 	}
 	binary, err := w.binary, error(nil)
 	if binary == "" {
@@ -110,16 +110,22 @@ func (w *world) running() (all []*replica) {
 	return all
 }
 
-// startTheirs starts kube-controller-manager with ca.
-func (w *world) startTheirs(elect bool, cfg *rest.Config, ca *csrenv.CA) *replica {
+// theirAccount is the ServiceAccount of kube-controller-manager's three loops, and theirRole has its rights. theirCert and theirKey are the
+// files of the CA.
+const (
+	theirAccount        = "certificate-controller"
+	theirRole           = "system:controller:certificate-controller"
+	theirCert, theirKey = "theirs.crt", "theirs.key"
+)
+
+func (w *world) writeTheirCA(cert, key []byte) error {
+	return errors.Join(os.WriteFile(filepath.Join(w.Dir, theirCert), cert, 0o600), os.WriteFile(filepath.Join(w.Dir, theirKey), key, 0o600))
+}
+
+// startTheirs starts kube-controller-manager with the CA of writeTheirCA.
+func (w *world) startTheirs(elect bool, cfg *rest.Config) *replica {
 	w.t.Helper()
 	r := &replica{number: w.started()}
-	cert, key := filepath.Join(w.Dir, "theirs.crt"), filepath.Join(w.Dir, "theirs.key")
-	for path, data := range map[string][]byte{cert: ca.CertPEM, key: ca.KeyPEM} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			w.t.Fatal(err)
-		}
-	}
 	kubeconfig, err := w.WriteKubeconfig("theirs", cfg)
 	if err != nil {
 		w.t.Fatal(err)
@@ -127,7 +133,7 @@ func (w *world) startTheirs(elect bool, cfg *rest.Config, ca *csrenv.CA) *replic
 	if r.Process, err = w.StartProcess("theirs", "env", slices.Concat(w.environment, []string{
 		os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig, "--controllers=csrapproving,csrsigning,csrcleaner",
 		"--secure-port=0", "--leader-elect=" + strconv.FormatBool(elect), "--kube-api-qps=10000", "--kube-api-burst=10000",
-		"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key,
+		"--cluster-signing-cert-file=" + filepath.Join(w.Dir, theirCert), "--cluster-signing-key-file=" + filepath.Join(w.Dir, theirKey),
 	}, w.leaseFlags())...); err != nil {
 		w.t.Fatal(err)
 	}

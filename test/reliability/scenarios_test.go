@@ -3,6 +3,7 @@ package reliability
 import (
 	"time"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
@@ -10,9 +11,9 @@ import (
 type readiness int
 
 const (
-	either readiness = iota
-	stays            // it never falls
-	falls            // it falls during the fault and comes back
+	either readiness = iota // each scenario with it says why
+	stays                   // it never falls
+	falls                   // it falls during the fault and comes back
 )
 
 // scenario is one fault and what must hold.
@@ -33,8 +34,14 @@ type scenario struct {
 	// spread is how long the load takes to be created; zero means ten seconds.
 	spread time.Duration
 	ready  readiness
-	// alarms must sound while it lasts, and mayAlarm may.
+	// alarms must sound while it lasts, and mayAlarm may. silent says why no alarm must.
 	alarms, mayAlarm []alarm
+	silent           string
+	// events are the reasons of Events that must be written while it lasts, and recorded, if set, an event of the audit log.
+	events   []string
+	recorded audit.Event
+	// oldAge is how long ago old requests were denied; zero means four hours.
+	oldAge time.Duration
 	// without is a kind of requests that is left out.
 	without string
 	// random is the number of requests with random content beside the load.
@@ -45,8 +52,9 @@ type scenario struct {
 	givesUp bool
 	// noRecords reports that the fault takes the audit log away.
 	noRecords bool
-	prepare   func(w *world)
-	// fault causes the fault and returns when it is over. The load begins at the same time.
+	// prepare is called before the program starts. before is called right before the load begins.
+	prepare, before func(w *world)
+	// fault causes the fault and returns when it is over, unless it calls over. The load begins at the same time.
 	fault func(w *world)
 }
 
@@ -67,8 +75,9 @@ var scenarios = []scenario{
 	{
 		name:  "random faults, and random requests",
 		users: "requests wait while calls fail",
-		quick: true, random: 100, spread: 20 * time.Second, fault: randomFaults,
-		mayAlarm: []alarm{unreachable, noRight, refused, notApproved, notStored, notDeleted},
+		// It falls if the seed lets all calls of three seconds fail, or if the new process needs some time to start.
+		quick: true, random: 100, spread: 20 * time.Second, ready: either, prepare: shortCA, fault: randomFaults,
+		alarms: []alarm{notApproved, notStored}, mayAlarm: []alarm{unreachable, noRight, refused, notDeleted},
 	},
 	{
 		name:  "30% of the writes conflict",
@@ -79,13 +88,14 @@ var scenarios = []scenario{
 	{
 		name:  "each write is answered 500 after it was stored",
 		users: "nothing; the audit log says that an answer was lost",
-		quick: true, noneDiscarded: true,
+		quick: true, ready: stays, noneDiscarded: true, alarms: []alarm{answered500}, recorded: audit.Stored,
 		fault: proxied(12*time.Second, faults.Rule{Resources: requestWrites, Do: faults.Answer(500).Landed()}),
 	},
 	{
 		name:  "API server restarts",
 		users: "requests can't be made, and those that wait are served when it is back",
-		quick: true, replicas: 2, alarms: []alarm{unreachable}, mayAlarm: whileDown, fault: restartAPIServer,
+		// It falls if the API server needs more than three seconds to come back.
+		quick: true, replicas: 2, ready: either, alarms: []alarm{unreachable}, mayAlarm: whileDown, fault: restartAPIServer,
 	},
 	{
 		name:     "etcd is stopped for 20 s",
@@ -95,12 +105,12 @@ var scenarios = []scenario{
 	{
 		name:     "leader is killed every 6 s for two minutes",
 		users:    "requests wait up to a few seconds for the standby",
-		replicas: 2, spread: 110 * time.Second, mayAlarm: []alarm{unreachable}, fault: killLeaders,
+		replicas: 2, ready: stays, spread: 125 * time.Second, alarms: []alarm{newLeader}, mayAlarm: []alarm{unreachable}, fault: killLeaders,
 	},
 	{
 		name:  "leader is paused twice and wakes up",
 		users: "as above; the paused replica ends when it wakes up, and is started again",
-		quick: true, replicas: 2, spread: 20 * time.Second, mayAlarm: whileDown, fault: pauseLeader,
+		quick: true, ready: stays, replicas: 2, spread: 20 * time.Second, alarms: []alarm{newLeader}, mayAlarm: whileDown, fault: pauseLeader,
 	},
 	{
 		name:  "kube-controller-manager works beside it, with the same CA",
@@ -112,19 +122,20 @@ var scenarios = []scenario{
 		name:  "kube-controller-manager works beside it, with another CA",
 		users: "certificates of two CAs; Event `SecondSigner`",
 		ready: stays, alarms: []alarm{foreign},
+		events:   []string{"SecondSigner"},
 		oursOnly: "it is the other program", fault: besideTheirs(false),
 	},
 	{
 		name:  "its clock is an hour ahead",
 		users: "approved requests wait; readiness and `csr_clock_skew_seconds` name the clock",
 		quick: true, oursOnly: ownClock, ready: falls, alarms: []alarm{skewed}, mayAlarm: []alarm{unreachable},
-		config: longerKept, fault: startSkewed(-time.Hour),
+		config: longerKept, oldAge: 150 * time.Minute, before: shiftTime(-time.Hour), fault: startSkewed(-time.Hour, false),
 	},
 	{
 		name:     "its clock is an hour behind",
 		users:    "the same",
 		oursOnly: ownClock, ready: falls, alarms: []alarm{skewed}, mayAlarm: []alarm{unreachable},
-		config: longerKept, fault: startSkewed(time.Hour),
+		config: longerKept, oldAge: 90 * time.Minute, before: shiftTime(time.Hour), fault: startSkewed(time.Hour, true),
 	},
 	{
 		name:     "API server's clock goes back by a day",
@@ -134,31 +145,33 @@ var scenarios = []scenario{
 		without: "malformed", // the manager stamps Failed with the shifted time, and the API server's own clock is right
 	},
 	{
-		name:     "signing Secret is deleted, empty, half, mismatched, a leaf, expired, garbage, and 1 MB",
-		users:    "nothing while the manager runs, because it keeps the last good CA; a manager that starts has none, is not ready, and signs nothing",
-		oursOnly: "it reads files", spread: 24 * time.Second, alarms: []alarm{caRejected}, mayAlarm: []alarm{unreachable}, fault: breakSecret,
+		name:  "signing Secret is empty, half, mismatched, a leaf, expired, garbage, 1 MB, and deleted",
+		users: "nothing while the manager runs, because it keeps the last good CA; a manager that starts has none, is not ready, and signs nothing",
+		ready: falls, spread: 32 * time.Second, alarms: []alarm{caRejected}, mayAlarm: []alarm{unreachable}, fault: breakSecret,
 	},
 	{
-		name:     "each verb of its roles is removed and given back",
-		users:    "requests wait for the verb; readiness and `csr_check_missing_rights` name it",
-		oursOnly: "it runs as an administrator here",
-		spread:   100 * time.Second, ready: falls, alarms: []alarm{noRight, refused, notApproved, notStored, notDeleted}, fault: removeVerbs,
+		name:   "each verb of its roles is removed and given back",
+		users:  "requests wait for the verb; readiness and `csr_check_missing_rights` name it",
+		spread: 200 * time.Second, ready: falls, alarms: []alarm{noRight, refused, notApproved, notStored, notDeleted}, fault: removeVerbs,
 	},
 	{
-		name:    "authorizer webhook times out",
-		users:   "requests wait for the review",
+		name:  "authorizer webhook times out",
+		users: "requests wait for the review",
+		// It falls if the approver has nothing else to do than reviews, so that no call is answered for three seconds.
+		ready:   either,
 		prepare: slowAuthorizer, mayAlarm: []alarm{unreachable}, alarms: []alarm{notApproved}, fault: hangAuthorizer,
 	},
 	{
 		name:     "inventory is down, slow and lies",
 		users:    "requests for serving certificates wait (`InventoryUnavailable`, `InventoryPending`, `SANNotOwned`)",
-		oursOnly: noInventory, prepare: startInventory, spread: 15 * time.Second,
+		oursOnly: noInventory, prepare: startInventory, ready: stays, spread: 15 * time.Second,
+		alarms: []alarm{unavailable, slowInventory, notOwned}, events: []string{"InventoryUnavailable", "InventoryPending", "SANNotOwned"},
 		fault: breakInventory,
 	},
 	{
 		name:     "watches of Nodes and Services stall",
-		users:    "requests for serving certificates of new nodes wait",
-		oursOnly: noInventory, fault: stallWatches,
+		users:    "requests for serving certificates of new nodes wait (`NodeNotFound`)",
+		oursOnly: noInventory, ready: stays, alarms: []alarm{unknownNode}, events: []string{"NodeNotFound"}, fault: stallWatches,
 	},
 	{
 		name:     "disk of the audit log is full",
@@ -173,14 +186,17 @@ var scenarios = []scenario{
 		prepare: hangingDisk, fault: proxied(12 * time.Second),
 	},
 	{
-		name:     "GOMEMLIMIT is reached",
-		users:    "nothing",
-		oursOnly: noMetrics, ready: stays, environment: []string{"GOMEMLIMIT=24MiB"}, fault: reachSoftLimit,
+		name:  "GOMEMLIMIT is reached",
+		users: "nothing",
+		ready: stays, environment: []string{"GOMEMLIMIT=24MiB"}, fault: reachSoftLimit,
+		silent: "nothing fails; `go_memstats_sys_bytes` without `go_memstats_heap_released_bytes` is near the limit",
 	},
 	{
-		name:     "memory limit is too low, and the kernel ends the program twice",
-		users:    "requests wait until the process has enough memory",
-		mayAlarm: []alarm{unreachable}, fault: endForMemory,
+		name:  "memory limit is too low, and the kernel ends the program twice",
+		users: "requests wait until the process has enough memory",
+		// Nothing answers while the process is down. When it starts, it is ready at once or after some time.
+		ready:  either,
+		alarms: []alarm{restarted}, mayAlarm: []alarm{unreachable}, fault: endForMemory,
 	},
 }
 
@@ -189,5 +205,4 @@ const (
 	ownClock    = "it does not compare its clock with the API server's"
 	noInventory = "it approves no serving certificates"
 	noAudit     = "it has no audit log"
-	noMetrics   = "its metrics are not read here"
 )

@@ -1,10 +1,10 @@
 package reliability
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -13,12 +13,14 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"testing"
+	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// verifySecrecy checks that the CA's key is in no log, audit log, Event or page of a replica, that the kernel would
-// write no core dump, and that nothing serves profiles.
+// verifySecrecy checks that no key that the signing Secret held is in a log, an audit log or a page of a replica, or in an
+// object that others can read. It also checks that the kernel would write no core dump, and that nothing serves profiles.
 func (w *world) verifySecrecy() (wrong []error) {
 	w.t.Helper()
 	texts, err := w.published()
@@ -29,7 +31,7 @@ func (w *world) verifySecrecy() (wrong []error) {
 		for _, secret := range keyTexts(key) {
 			for where, text := range texts {
 				if strings.Contains(text, secret) {
-					wrong = append(wrong, fmt.Errorf("the CA's key is in %s", where))
+					wrong = append(wrong, fmt.Errorf("a key of the signing Secret is in %s", where))
 				}
 			}
 		}
@@ -79,22 +81,22 @@ func (w *world) published() (map[string]string, error) {
 			texts[fmt.Sprintf("%s of replica %d", page.path, r.number)] = body
 		}
 	}
-	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		return nil, err
+	for where, path := range map[string]string{
+		"an Event": "/api/v1/events", "a ConfigMap": "/api/v1/configmaps",
+		"a request":          "/apis/certificates.k8s.io/v1/certificatesigningrequests",
+		"a SigningAuthority": "/apis/csr-controller-manager.io/v1alpha1/signingauthorities",
+	} {
+		list, err := w.admin.Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").DoRaw(w.t.Context())
+		if err != nil && !apierrors.IsNotFound(err) { // without rotation there are no SigningAuthorities
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		texts[where] = string(list)
 	}
-	text, err := json.Marshal(events.Items)
-	texts["an Event"] = string(text)
-	return texts, err
+	return texts, nil
 }
 
 // keyTexts returns parts of an ECDSA key in the forms in which it could be printed.
 func keyTexts(keyPEM []byte) (texts []string) {
-	for line := range strings.Lines(string(keyPEM)) {
-		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "-----") && len(line) >= 40 {
-			texts = append(texts, line)
-		}
-	}
 	block, _ := pem.Decode(keyPEM)
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
@@ -103,10 +105,37 @@ func keyTexts(keyPEM []byte) (texts []string) {
 	if err != nil {
 		panic(err) // a key of the test
 	}
-	raw, err := key.(*ecdsa.PrivateKey).Bytes()
+	private := key.(*ecdsa.PrivateKey)
+	raw, err := private.Bytes()
 	if err != nil {
 		panic(err)
 	}
+	public, err := private.PublicKey.Bytes()
+	if err != nil {
+		panic(err)
+	}
+	texts = append(texts, base64.StdEncoding.EncodeToString(keyPEM[:len(keyPEM)/3*3])) // in a Secret, whatever follows
+	for line := range strings.Lines(string(keyPEM)) {
+		part, err := base64.StdEncoding.DecodeString(strings.TrimSpace(line))
+		if err == nil && len(part) >= 30 && !bytes.Contains(public, part) { // the CA's certificate has the public key, too
+			texts = append(texts, strings.TrimSpace(line))
+		}
+	}
 	return append(texts, fmt.Sprintf("%x", raw), fmt.Sprintf("%X", raw), base64.StdEncoding.EncodeToString(raw),
 		strings.Trim(fmt.Sprintf("%d", raw), "[]"), new(big.Int).SetBytes(raw).String())
+}
+
+// TestCertificateIsNoSecret checks that a certificate has no part of its key that keyTexts returns, wherever it begins in a text
+// in base64.
+func TestCertificateIsNoSecret(t *testing.T) {
+	cert, key := selfSigned(t, true, time.Hour)
+	block, _ := pem.Decode(cert)
+	for offset := range 3 {
+		text := base64.StdEncoding.EncodeToString(append(make([]byte, offset), block.Bytes...))
+		for _, secret := range keyTexts(key) {
+			if strings.Contains(text, secret) {
+				t.Errorf("at offset %d the certificate has %s", offset, secret)
+			}
+		}
+	}
 }

@@ -168,9 +168,16 @@ func (w *world) addressOf(ctx context.Context, name string) string {
 }
 
 func breakInventory(w *world) {
-	for _, now := range []mode{down, slow, lies} {
-		w.service.mode.Store(now)
+	for _, state := range []struct {
+		mode  mode
+		tells alarm
+	}{{down, unavailable}, {slow, slowInventory}, {lies, notOwned}} {
+		before := w.oldest().alarms(w.t.Context(), nil)
+		w.service.mode.Store(state.mode)
 		w.pause(5 * time.Second)
+		if w.oldest().alarms(w.t.Context(), before)[state.tells] == 0 {
+			w.wrong("the inventory is in mode %d, and %s does not tell", state.mode, state.tells)
+		}
 	}
 	w.service.mode.Store(works)
 	w.service.wasAsked(w, down, slow, lies)

@@ -18,13 +18,13 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
@@ -84,6 +84,7 @@ type soak struct {
 	mu          sync.Mutex
 	items       []*item                      // that were created and are not checked yet
 	stored      map[string]*x509.Certificate // by fingerprint
+	serials     map[string]bool              // of these, with the issuer
 	credentials map[string]tls.Certificate   // the last one of each node
 	failed      []error
 	// authorities are all CAs that were published.
@@ -138,7 +139,7 @@ func (form soakForm) run(t *testing.T, lasts time.Duration) {
 	t.Logf("after %s: %s", lasts, after)
 	t.Logf("%d requests, %d rotations, %d leaders, %d renewals with certificates", s.number, s.rotations, 1+changes, s.renewals)
 	for _, err := range slices.Concat(
-		s.failed, after.above(before), s.completeRecords(&scenario{givesUp: true}, s.stored), s.verifySecrecy(), s.verifyProcesses(),
+		s.failed, after.above(before), s.completeRecords(&scenario{givesUp: true}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore),
 	) {
 		t.Error(err)
 	}
@@ -159,7 +160,7 @@ func startSoak(t *testing.T, binary string, form soakForm) (s *soak, end func())
 	t.Helper()
 	s = &soak{
 		world: newWorld(t, false), soakForm: form,
-		stored: map[string]*x509.Certificate{}, credentials: map[string]tls.Certificate{},
+		stored: map[string]*x509.Certificate{}, serials: map[string]bool{}, credentials: map[string]tls.Certificate{},
 	}
 	s.binary, s.config = binary, soakConfig
 	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
@@ -321,12 +322,18 @@ func (s *soak) life(i *item, past *past) (wrong []error) {
 		return append(wrong, err)
 	}
 	s.stored[fingerprint(cert)] = cert
-	if !slices.ContainsFunc(s.authorities, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil }) {
-		wrong = append(wrong, fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
+	issuer := slices.IndexFunc(s.authorities, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil })
+	if issuer < 0 {
+		return append(wrong, fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
 	}
-	if err := i.content(cert); err != nil {
+	if err := i.content(cert, s.authorities[issuer], past.settled); err != nil {
 		wrong = append(wrong, err)
 	}
+	serial := cert.Issuer.String() + cert.SerialNumber.Text(16)
+	if s.serials[serial] {
+		wrong = append(wrong, fmt.Errorf("its serial number %s is that of another certificate", serial))
+	}
+	s.serials[serial] = true
 	if got := past.seen.Spec.Extra[csr.CredentialIDKey]; i.credential != "" && !slices.Equal(got, []string{i.credential}) {
 		wrong = append(wrong, fmt.Errorf("it was created with %v, want %s", got, i.credential))
 	}
@@ -397,12 +404,13 @@ func (s *soak) killLeader() {
 
 // sample is what is measured of one process while nothing is disturbed.
 type sample struct {
-	memory, goroutines, latency, stored float64 // bytes, number, seconds, number
+	memory, goroutines, latency float64            // bytes, number, seconds
+	stored                      map[string]float64 // number by kind
 }
 
 func (s sample) String() string {
 	return fmt.Sprintf("%.0f MiB resident, %.0f goroutines, %.1f ms from the creation of a request to its certificate, %.0f stored requests",
-		s.memory/(1<<20), s.goroutines, s.latency*1000, s.stored)
+		s.memory/(1<<20), s.goroutines, s.latency*1000, s.stored["certificatesigningrequests.certificates.k8s.io"])
 }
 
 // above returns what has grown by more than the tolerance. The negligible differences are there at any time.
@@ -415,10 +423,14 @@ func (s sample) above(before sample) (wrong []error) {
 		{"resident memory", before.memory, s.memory, 0},
 		{"goroutines", before.goroutines, s.goroutines, 10},
 		{"latency", before.latency, s.latency, 0.002},
-		{"stored requests", before.stored, s.stored, 10},
 	} {
 		if one.is > one.was*tolerance+one.negligible {
 			wrong = append(wrong, fmt.Errorf("%s: %v, and %v after %s", one.what, one.is, one.was, settledAfter))
+		}
+	}
+	for kind, is := range s.stored {
+		if was := before.stored[kind]; is > was*tolerance+10 {
+			wrong = append(wrong, fmt.Errorf("%s: %v are stored, and %v after %s", kind, is, was, settledAfter))
 		}
 	}
 	return wrong
@@ -432,22 +444,33 @@ func (s *soak) sample() sample {
 	}
 	began := time.Now()
 	s.pause(50 * time.Second) // nothing else than time passes
-	var memory, goroutines, stored []float64
+	var memory, goroutines []float64
 	for range 10 {
 		memory = append(memory, s.read("process_resident_memory_bytes"))
 		goroutines = append(goroutines, s.read("go_goroutines"))
-		list, err := s.admin.CertificatesV1().CertificateSigningRequests().List(s.t.Context(), metav1.ListOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		stored = append(stored, float64(len(list.Items)))
 		s.pause(time.Second)
 	}
 	latency := s.latencySince(began)
 	if latency == 0 {
 		s.t.Fatal("no request got a certificate while it was measured")
 	}
-	return sample{median(memory), median(goroutines), latency, median(stored)}
+	return sample{median(memory), median(goroutines), latency, s.storedObjects()}
+}
+
+// storedObjects returns how many objects of each kind are stored. Events are not counted: the API server keeps each for an hour.
+func (s *soak) storedObjects() map[string]float64 {
+	s.t.Helper()
+	all, err := cluster.Objects(s.t.Context(), s.Config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	stored := map[string]float64{}
+	for object := range all {
+		if kind, _, _ := strings.Cut(object, " "); !strings.HasPrefix(kind, "events.") {
+			stored[kind]++
+		}
+	}
+	return stored
 }
 
 // read returns a metric of the replica that is measured.

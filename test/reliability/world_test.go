@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -62,22 +63,30 @@ type world struct {
 	shortLease  bool     // leaders change every few seconds
 	restarts    bool     // replicas that end by themselves are started again
 	service     *service // that the program or the API server asks, if the scenario has one
-	keys        [][]byte // of CAs that were made by a rotation, in PEM
+	keys        [][]byte // that the signing Secret held besides the first CA's, in PEM
 
-	outages int // of the API server or etcd
+	items  []*item       // the load
+	oldAge time.Duration // how long ago old requests were denied
+	ends   []time.Time   // when each fault ended
 
 	nodes int
-	seed  uint64 // of random requests and faults
+	twins []*item // of the random requests
+	seed  uint64  // of the order of the load, and of random requests and faults
 }
 
 // newWorld starts a control plane and the proxy. No program runs yet.
 func newWorld(t *testing.T, theirs bool) *world {
 	t.Helper()
+	seed, err := randomSeed()
+	if err != nil {
+		t.Fatalf("RELIABILITY_SEED: %v", err)
+	}
+	t.Logf("repeat it with RELIABILITY_SEED=%d", seed)
 	started, err := cluster.Start()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{Cluster: started, t: t, theirs: theirs, roots: []*csrenv.CA{started.CA}}
+	w := &world{Cluster: started, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
 	t.Cleanup(func() {
 		if err := started.Stop(); err != nil {
 			t.Error(err)
@@ -86,8 +95,8 @@ func newWorld(t *testing.T, theirs bool) *world {
 	w.admin = clientOf(t, started.Config)
 	w.audit = filepath.Join(started.Dir, "audit")
 	w.installRBAC()
-	w.putSecret(started.CA.CertPEM, started.CA.KeyPEM)
-	if w.proxy, err = faults.Start(w.identity(), 1); err != nil {
+	w.putCA(started.CA.CertPEM, started.CA.KeyPEM)
+	if w.proxy, err = faults.Start(w.identity(), seed); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -150,15 +159,15 @@ func (w *world) installRBAC() {
 	}
 }
 
-// identity returns the configuration of the program: for ours that of its ServiceAccount, for kube-controller-manager
-// that of an administrator.
+// identity returns the configuration of the program, with a token of its ServiceAccount.
 func (w *world) identity() *rest.Config {
 	w.t.Helper()
+	namespace, name := systemNamespace, "csr-controller-manager"
 	if w.theirs {
-		return w.Config
+		namespace, name = metav1.NamespaceSystem, theirAccount
+		w.addTheirAccount()
 	}
-	accounts := w.admin.CoreV1().ServiceAccounts(systemNamespace)
-	token, err := accounts.CreateToken(w.t.Context(), "csr-controller-manager", &authenticationv1.TokenRequest{
+	token, err := w.admin.CoreV1().ServiceAccounts(namespace).CreateToken(w.t.Context(), name, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -167,6 +176,25 @@ func (w *world) identity() *rest.Config {
 	cfg := rest.AnonymousClientConfig(w.Config)
 	cfg.BearerToken = token.Status.Token
 	return cfg
+}
+
+// addTheirAccount adds the ServiceAccount with which kube-controller-manager runs its three loops if it has
+// --use-service-account-credentials. The API server has bound its ClusterRole. Here the whole process uses it, so it needs a Lease.
+func (w *world) addTheirAccount() {
+	w.t.Helper()
+	account := metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: theirAccount}
+	accounts := w.admin.CoreV1().ServiceAccounts(account.Namespace)
+	_, err := accounts.Create(w.t.Context(), &corev1.ServiceAccount{ObjectMeta: account}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = w.admin.RbacV1().RoleBindings(account.Namespace).Create(w.t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: account,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "system::leader-locking-kube-controller-manager"},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: account.Namespace, Name: account.Name}},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // putSecret stores the Secret of the signing CA, whatever it held before.
@@ -340,6 +368,26 @@ func (w *world) wrong(format string, values ...any) {
 	} else {
 		w.t.Errorf(format, values...)
 	}
+}
+
+// over records that a fault has ended.
+func (w *world) over() { w.ends = append(w.ends, time.Now()) }
+
+// overWhenAnswered calls over when the API server answers again, and closes the channel.
+func (w *world) overWhenAnswered() <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+			return w.admin.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error() == nil, nil
+		})
+		if err != nil {
+			w.t.Errorf("the API server does not answer again: %v", err)
+			return
+		}
+		w.over()
+	}()
+	return done
 }
 
 // pause waits, or fails the test when it ends.
