@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every step of a release on this machine: a registry on localhost takes the place of the public one, and a new key takes the place of
-# keyless signing. `make release-dry-run` calls it.
+# Runs every step of a release on this machine: a registry on localhost takes the place of the public one, and two new keys take the places
+# of keyless signing and of the builder's attestation. `make release-dry-run` calls it.
 #
 #   hack/release/dry-run.sh [VERSION]
 #
@@ -19,7 +19,7 @@ cleanup() {
 }
 trap cleanup EXIT
 checkVersion "$version"
-unset "${!GITHUB_@}" # so that provenance records a local build
+unset "${!GITHUB_@}" # so that no identity of a workflow is used
 buildTools
 (cd hack && go mod verify -modfile=release.mod >/dev/null) # make verify checks the other modules
 
@@ -49,6 +49,26 @@ git clone --quiet --no-local . "$work/copy"
 diff -r "$out" "$work/second" >&2 || die "two builds of the same commit differ"
 say "both builds are identical"
 
+COSIGN_PASSWORD=$(head -c 32 /dev/urandom | sha256sum | cut -d' ' -f1)
+export COSIGN_PASSWORD
+for key in key builder other; do cosign generate-key-pair --output-key-prefix "$work/$key" 2>"$work/log"; done
+export COSIGN_KEY=$work/key.key COSIGN_PUBLIC_KEY=$work/key.pub BUILDER_PUBLIC_KEY=$work/builder.pub
+echo '{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json"}' >"$work/services.json"
+
+# attest writes the provenance of folder $1 with the private key $2, as the builder's workflow does with GitHub's action.
+attest() {
+  local image digest
+  (cd "$1" && sha256sum -- *) >"$work/subjects.txt"
+  for image in "$name" "$name-fips"; do
+    digest=$(imageDigest "$1/${image}_$version.tar")
+    echo "${digest#sha256:}  $image" >>"$work/subjects.txt"
+  done
+  go run ./hack/release/provenance "$work/subjects.txt" >"$work/statement.json"
+  cosign attest-blob --yes --key "$2" --signing-config "$work/services.json" --statement "$work/statement.json" \
+    --bundle "$1/provenance.sigstore.json" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign attest-blob failed"; }
+}
+attest "$out" "$work/builder.key"
+
 # refused runs a step that must fail, and requires that it prints the text $2. $1 names the reason.
 refused() { # REASON TEXT COMMAND…
   local reason=$1 text=$2
@@ -59,6 +79,7 @@ refused() { # REASON TEXT COMMAND…
 }
 image=$registry/csr-controller-manager chart=$registry/charts/csr-controller-manager:${version#v}
 
+hack/release/verify-build.sh "$version" "$out"
 refused "a registry that does not answer" "nothing was pushed" hack/release/publish.sh "$version" localhost:1 "$out"
 hack/release/publish.sh "$version" "$registry" "$out"
 cp "$out/references.txt" "$work/first.txt"
@@ -74,25 +95,34 @@ refused "a tag with another chart" "holds another chart" hack/release/publish.sh
 swapped=${chart%:*}@$(crane digest "$chart")
 crane copy "${chart%:*}@$(digest 3)" "$chart" 2>"$work/log"
 
-COSIGN_PASSWORD=$(head -c 32 /dev/urandom | sha256sum | cut -d' ' -f1)
-export COSIGN_PASSWORD
-for key in key other; do cosign generate-key-pair --output-key-prefix "$work/$key" 2>"$work/log"; done
-export COSIGN_KEY=$work/key.key COSIGN_PUBLIC_KEY=$work/key.pub
 hack/release/sign.sh "$version" "$out"
 hack/release/verify.sh "$version" "$registry" "$out"
 
+# What SECURITY.md tells users to run, with keys in place of the identities.
+awk '/^## /{inside = $0 == "## Verify a release"} !inside{next} /^```/{block += /sh$/; code = /sh$/; next} code && block > 1' SECURITY.md >"$work/users.sh"
+for command in verify-blob-attestation "cosign verify "; do
+  grep -q "$command" "$work/users.sh" || die "SECURITY.md has no $command"
+done
+(
+  cd "$out"
+  # shellcheck disable=SC2034 # used by the commands
+  builder=(--key "$BUILDER_PUBLIC_KEY" --insecure-ignore-tlog) identity=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
+  # shellcheck disable=SC1091
+  . "$work/users.sh" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "the commands in SECURITY.md fail"; }
+)
+say "the commands in SECURITY.md succeed"
+
 # The verification must fail where it has to, or it proves nothing.
 verify() { hack/release/verify.sh "$version" "$registry" "$1"; }
-echo '{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json"}' >"$work/services.json"
-signReferences() {
-  cosign sign-blob --yes --key "$COSIGN_KEY" --signing-config "$work/services.json" --bundle "$1/references.txt.sigstore.json" \
-    "$1/references.txt" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign sign-blob failed"; }
+signFile() {
+  cosign sign-blob --yes --key "$COSIGN_KEY" --signing-config "$work/services.json" --bundle "$1.sigstore.json" "$1" \
+    >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign sign-blob failed"; }
 }
 # changed makes a copy of the release with another references.txt, from standard input, and signs it with the right key.
 changed() {
   rm -rf "$work/changed" && cp -r "$out" "$work/changed"
   cat >"$work/changed/references.txt"
-  signReferences "$work/changed"
+  signFile "$work/changed/references.txt"
 }
 COSIGN_PUBLIC_KEY=$work/other.pub refused "a signature of another key" "verify-blob $out/checksums.txt failed" verify "$out"
 cp -r "$out" "$work/changed"
@@ -100,6 +130,11 @@ echo >>"$work/changed/csr-controller-manager-${version#v}.tgz"
 refused "a changed file" ": FAILED" verify "$work/changed"
 (cd "$work/changed" && awk '{print $2}' checksums.txt | xargs sha256sum >new && mv new checksums.txt)
 refused "a changed file with its checksum" "verify-blob $work/changed/checksums.txt failed" verify "$work/changed"
+signFile "$work/changed/checksums.txt"
+refused "a changed file with its checksum, signed" "verify-blob-attestation $work/changed/checksums.txt failed" verify "$work/changed"
+rm -rf "$work/changed" && cp -r "$out" "$work/changed"
+attest "$work/changed" "$COSIGN_KEY"
+refused "provenance that is not the builder's" "verify-blob-attestation $work/changed/checksums.txt failed" verify "$work/changed"
 rm -rf "$work/changed" && cp -r "$out" "$work/changed"
 sed -i 2d "$work/changed/references.txt"
 refused "references.txt without a line" "verify-blob $work/changed/references.txt failed" verify "$work/changed"
@@ -113,7 +148,7 @@ hack/release/publish.sh "$version" "$registry" "$out" # nothing that was refused
 
 cp -r "$out" "$work/unsigned"
 hack/release/publish.sh "$version" "$registry/unsigned" "$work/unsigned"
-signReferences "$work/unsigned"
+signFile "$work/unsigned/references.txt"
 refused "an image that nobody signed" "cosign verify $registry/unsigned/csr-controller-manager@$(digest 1) failed" \
   hack/release/verify.sh "$version" "$registry/unsigned" "$work/unsigned"
 

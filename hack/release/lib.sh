@@ -33,6 +33,20 @@ isLocal() { [[ $1 == localhost:* ]]; }
 # identity prints the only identity that may sign: the release workflow of this repository, at the released tag.
 identity() { echo "${GITHUB_SERVER_URL:?}/${GITHUB_REPOSITORY:?}/.github/workflows/release.yml@${GITHUB_REF:?}"; }
 
+# builder prints the only identity that may attest a build: build.yml at the commit that release.yml names.
+builder() {
+  local called
+  called=$(sed -nE 's|^ *uses: ([^ ]+/build\.yml@[0-9a-f]{40}) .*|\1|p' .github/workflows/release.yml)
+  [[ $called == */build.yml@* ]] || die "release.yml does not call build.yml by a commit"
+  echo "${GITHUB_SERVER_URL:?}/$called"
+}
+
+# check runs cosign, and prints what it says only if it fails: it warns about the missing transparency log of a key.
+check() {
+  local said
+  said=$(cosign "$@" 2>&1) || { echo "$said" >&2; die "cosign $1 ${*: -1} failed"; }
+}
+
 issuer=https://token.actions.githubusercontent.com
 
 # imageDigest prints the digest of the image in archive $1. It is the only entry of the layout's index.

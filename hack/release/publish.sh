@@ -48,7 +48,7 @@ pushChart() {
   local digest plain=()
   isLocal "$registry" && plain=(--plain-http)
   touch -d "@$(git log -1 --format=%ct)" "$1" # helm writes the age of the file into the manifest
-  digest=$(helm push "$1" "oci://$registry/charts" "${plain[@]}" 2>&1 | tee /dev/stderr | sed -n 's/^Digest: *//p')
+  digest=$(helm push "$1" "oci://$registry/charts" "${plain[@]}" 2>&1 | tee -a /dev/stderr | sed -n 's/^Digest: *//p')
   [[ $digest =~ ^sha256:[0-9a-f]{64}$ ]] || die "helm push printed no digest"
   published "$registry/charts/$name@$digest" "$work/pushed" || die "the registry does not have $registry/charts/$name@$digest"
   hasChart "$work/pushed" "$registry/charts/$name@$digest" "$1"

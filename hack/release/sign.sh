@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Signs what publish.sh published, and attests how it was built.
+# Signs what publish.sh published.
 #
 #   hack/release/sign.sh VERSION OUT
 #
 # Without COSIGN_KEY the signature is keyless: the workflow's identity, from GitHub's OIDC token, in a certificate of Fulcio, with an
 # entry in the transparency log Rekor. With COSIGN_KEY, the path of a private key, it needs no network but the registry.
 #
-# Signed are the images, each platform of them, the chart, checksums.txt and references.txt. Attested are the provenance of the images, the chart
-# and every file in checksums.txt (slsa.dev/spec/v1.0), and the SBOM of each platform's image.
+# Signed are the images, each platform of them, the chart, checksums.txt and references.txt. The SBOM of each platform's image is attested.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . hack/release/lib.sh
@@ -24,19 +23,14 @@ if [ -n "${COSIGN_KEY:-}" ]; then
   how+=(--key "$COSIGN_KEY" --signing-config "$work/services.json")
 fi
 
-go run ./hack/release/provenance -checksums "$out/checksums.txt" >"$work/statement.json"
-go run ./hack/release/provenance >"$work/provenance.json"
-
 say "signing checksums.txt and references.txt"
 for file in checksums.txt references.txt; do
   cosign sign-blob "${how[@]}" --bundle "$out/$file.sigstore.json" "$out/$file" >/dev/null
 done
-cosign attest-blob "${how[@]}" --statement "$work/statement.json" --bundle "$out/provenance.sigstore.json" >/dev/null
 
 while IFS= read -r reference; do
   say "signing $reference"
   cosign sign "${how[@]}" --recursive "$reference"
-  cosign attest "${how[@]}" --type slsaprovenance1 --predicate "$work/provenance.json" "$reference"
 done <"$out/references.txt"
 
 mapfile -t references <"$out/references.txt" # the image, the one with the FIPS module, and the chart

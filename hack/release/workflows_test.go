@@ -61,7 +61,8 @@ func load(t *testing.T) (map[string]workflow, map[string]string) {
 // TestActionsArePinned wants the digest of a commit for each action, and its version beside it.
 func TestActionsArePinned(t *testing.T) {
 	t.Parallel()
-	pinned := regexp.MustCompile(`^(\./\.github/workflows/[a-z]+\.yml|[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+)$`)
+	pinned := regexp.MustCompile(`^(\./\.github/workflows/[a-z]+\.yml|[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|` +
+		`csr-controller-manager/csr-controller-manager/\.github/workflows/build\.yml@[0-9a-f]{40} # main)$`)
 	_, texts := load(t)
 	digests := map[string]string{}
 	for name, text := range texts {
@@ -105,9 +106,12 @@ func TestGoVersion(t *testing.T) {
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	parsed, _ := load(t)
+	attests := map[string]string{"contents": "read", "id-token": "write", "attestations": "write"}
 	allowed := map[string]map[string]string{
-		"publish": {"contents": "read", "packages": "write", "id-token": "write"},
-		"release": {"contents": "write"},
+		"build.yml attest":    attests,
+		"release.yml build":   attests, // what the job "attest" of build.yml can have
+		"release.yml publish": {"contents": "read", "packages": "write", "id-token": "write"},
+		"release.yml release": {"contents": "write"},
 	}
 	for name, one := range parsed {
 		if len(one.Permissions) != 1 || one.Permissions["contents"] != "read" {
@@ -115,7 +119,7 @@ func TestPermissions(t *testing.T) {
 		}
 		for id, each := range one.Jobs {
 			for scope, access := range each.Permissions {
-				if name != "release.yml" || allowed[id][scope] != access {
+				if allowed[name+" "+id][scope] != access {
 					t.Errorf("%s: job %s has %s: %s", name, id, scope, access)
 				}
 			}
@@ -149,33 +153,96 @@ func TestNoInjection(t *testing.T) {
 	}
 }
 
-// TestReleaseSignsWithoutBuilding wants the identity that signs in one job, which builds no part of the release: a build can't sign.
+// TestReleaseSignsWithoutBuilding wants each identity in a job that builds no part of the release, so that no script of a build can sign.
 func TestReleaseSignsWithoutBuilding(t *testing.T) {
 	t.Parallel()
 	parsed, texts := load(t)
-	if strings.Contains(texts["release.yml"], "secrets:") {
-		t.Error("release.yml passes secrets to a workflow")
-	}
 	var builders, signers []string
-	for id, each := range parsed["release.yml"].Jobs {
-		builds := runs(each, "build.sh")
-		if _, signs := each.Permissions["id-token"]; signs || runs(each, "sign.sh") {
-			signers = append(signers, id)
+	for _, name := range []string{"build.yml", "release.yml"} {
+		if strings.Contains(texts[name], "secrets:") {
+			t.Errorf("%s passes secrets", name)
 		}
-		if builds {
-			builders = append(builders, id)
-		}
-		if builds && len(each.Permissions) > 0 {
-			t.Errorf("job %s builds with the permissions %v", id, each.Permissions)
-		}
-		for _, action := range each.Steps {
-			if strings.HasPrefix(action.Uses, "actions/setup-go@") && action.With["cache"] != false {
-				t.Errorf("job %s uses a cache that other workflows write", id)
+		for id, each := range parsed[name].Jobs {
+			builds := runs(each, "/build.sh")
+			if _, signs := each.Permissions["id-token"]; signs && each.Uses == "" || runs(each, "/sign.sh") {
+				signers = append(signers, name+" "+id)
+			}
+			if builds {
+				builders = append(builders, name+" "+id)
+			}
+			if builds && len(each.Permissions) > 0 {
+				t.Errorf("job %s builds with the permissions %v", id, each.Permissions)
+			}
+			for _, action := range each.Steps {
+				if strings.HasPrefix(action.Uses, "actions/setup-go@") && action.With["cache"] != false {
+					t.Errorf("job %s uses a cache that other workflows write", id)
+				}
 			}
 		}
 	}
-	if !slices.Equal(builders, []string{"build"}) || !slices.Equal(signers, []string{"publish"}) {
+	slices.Sort(signers)
+	if !slices.Equal(builders, []string{"build.yml build"}) || !slices.Equal(signers, []string{"build.yml attest", "release.yml publish"}) {
 		t.Errorf("jobs %v build, jobs %v sign", builders, signers)
+	}
+}
+
+// TestAttestRunsNothingOfTheTag wants no other command in the job that attests the build, which has the files of the tag.
+func TestAttestRunsNothingOfTheTag(t *testing.T) {
+	t.Parallel()
+	parsed, _ := load(t)
+	var got []string
+	for _, one := range parsed["build.yml"].Jobs["attest"].Steps {
+		action, _, _ := strings.Cut(one.Uses, "@")
+		for line := range strings.Lines(action + one.Run) {
+			got = append(got, strings.TrimSpace(line))
+		}
+	}
+	want := []string{
+		"actions/download-artifact", "actions/download-artifact", "diff -r first second",
+		"(cd first && sha256sum -- *) >subjects.txt",
+		"for image in csr-controller-manager csr-controller-manager-fips; do",
+		`digest=$(tar -xOf "first/${image}_$GITHUB_REF_NAME.tar" index.json | grep -oE 'sha256:[0-9a-f]{64}')`,
+		`echo "${digest#sha256:}  $image" >>subjects.txt`,
+		"done",
+		"actions/attest", `cp "$BUNDLE" first/provenance.sigstore.json`, "actions/upload-artifact",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestMainIsNoTag wants the full name of the branch main: git reads the name of a tag before that of a branch, and somebody could push a tag
+// origin/main.
+func TestMainIsNoTag(t *testing.T) {
+	t.Parallel()
+	_, texts := load(t)
+	for name, text := range texts {
+		if rest := strings.ReplaceAll(text, "refs/remotes/origin/main", ""); strings.Contains(rest, "origin/main") {
+			t.Errorf("%s has origin/main without refs/remotes/", name)
+		}
+	}
+}
+
+// TestBuilderIsACommit wants build.yml to be called as it was at an earlier commit of this branch, without a difference from the file in
+// the tree, and wants that commit in the instructions for users.
+func TestBuilderIsACommit(t *testing.T) {
+	t.Parallel()
+	const file = ".github/workflows/build.yml"
+	parsed, texts := load(t)
+	_, commit, found := strings.Cut(parsed["release.yml"].Jobs["build"].Uses, "/"+file+"@")
+	if !found {
+		t.Fatal("release.yml does not call build.yml by a commit")
+	}
+	if err := exec.CommandContext(t.Context(), "git", "merge-base", "--is-ancestor", commit, "HEAD").Run(); err != nil {
+		t.Errorf("%s is no commit of this branch: %v", commit, err)
+	}
+	text, err := exec.CommandContext(t.Context(), "git", "show", commit+":"+file).Output()
+	if err != nil || string(text) != texts["build.yml"] {
+		t.Errorf("build.yml differs from that of commit %s: commit the file, and then its digest in release.yml and SECURITY.md (error %v)", commit, err)
+	}
+	security, err := os.ReadFile("../../SECURITY.md")
+	if err != nil || !strings.Contains(string(security), "build.yml@"+commit) {
+		t.Errorf("SECURITY.md does not verify the builder at %s, error %v", commit, err)
 	}
 }
 
@@ -280,7 +347,8 @@ func TestOnlyAMissingTagIsFree(t *testing.T) {
 	}
 }
 
-// TestNightlyRunsEveryTarget checks that the workflow can read the lists of targets and versions.
+// TestNightlyRunsEveryTarget checks that the workflow can read the lists of targets and versions, that it uses them, and that the Makefile has
+// each target.
 func TestNightlyRunsEveryTarget(t *testing.T) {
 	t.Parallel()
 	command := exec.CommandContext(t.Context(), "make", "--no-print-directory", "nightly-list")
@@ -293,11 +361,27 @@ func TestNightlyRunsEveryTarget(t *testing.T) {
 	if len(lines) != 2 {
 		t.Fatalf("%q", lines)
 	}
-	for i, prefix := range []string{`targets=["`, `versions=["`} {
-		list, found := strings.CutPrefix(lines[i], prefix)
-		items := strings.Split(strings.TrimSuffix(list, `"]`), `","`)
-		if !found || len(items) < 3 || slices.Contains(items, "") {
-			t.Errorf("%s", lines[i])
+	want := []string{
+		`targets=["test-upgrade","test-standby","test-privilege","reliability","soak","parity-mutants","parity-fuzz","rule-mutants",` +
+			`"bench-quick","e2e-nightly","test-fips","release-dry-run","fuzz","mutation"]`,
+		`versions=["1.37.1","1.36.3","1.35.4","1.34.4"]`,
+	}
+	if !slices.Equal(lines, want) {
+		t.Errorf("got  %q\nwant %q", lines, want)
+	}
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, found := range regexp.MustCompile(`[\[,]"([a-z-]+)"`).FindAllStringSubmatch(want[0], -1) {
+		if !strings.Contains(string(makefile), "\n"+found[1]+":") {
+			t.Errorf("the Makefile has no target %s", found[1])
+		}
+	}
+	_, texts := load(t)
+	for _, used := range []string{"fromJSON(needs.list.outputs.targets)", `make "$TARGET"`, "fromJSON(needs.list.outputs.versions)", "make test-matrix"} {
+		if !strings.Contains(texts["nightly.yml"], used) {
+			t.Errorf("nightly.yml does not use %s", used)
 		}
 	}
 }
