@@ -73,9 +73,9 @@ test-unit: ## run the tests that need no control plane, with the race detector
 	$(MODEL)
 
 .PHONY: test-fips
-test-fips: build-fips ## run the tests that need no control plane with the FIPS 140-3 module of Go, and a takeover and a rotation on one
+test-fips: build-fips ## run the tests that need no control plane, and the integration tests, with the FIPS 140-3 module of Go
 	CGO_ENABLED=0 GOFIPS140=$(FIPS) go test -trimpath $$(go list ./... | grep -vE $(HEAVY))
-	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test $(RACE) -v -run '^(TestFIPS|TestTakeover|TestRotation|TestSecureMetrics)$$' ./test/integration
+	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test $(RACE) -timeout 40m ./test/integration
 
 .PHONY: fleet
 fleet: ## rotate a CA under 200 certificate managers of client-go, until none uses the old CA
@@ -118,7 +118,7 @@ test-privilege: ## take each verb of each shipped role from a running manager, o
 	$(CONTROL_PLANE) EVERY_VERB=1 go test $(RACE) -count=1 -timeout 40m -v -run '^TestLostRights' ./test/integration
 
 .PHONY: reliability
-reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; writes bin/reliability.md
+reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; needs root for a memory limit; writes bin/reliability.md
 	mkdir -p bin; $(CONTROL_PLANE) RELIABILITY=full RELIABILITY_TABLE=$(CURDIR)/bin/reliability.md \
 	  go test -count=1 -timeout 120m -v -run '^TestFaults$$' ./test/reliability
 
@@ -230,7 +230,7 @@ nightly-list:
 	@list() { local IFS='|'; echo "$$1=[\"$${*:2}\"]" | sed 's/|/","/g'; }; list targets $(NIGHTLY); list versions $(VERSIONS)
 
 .PHONY: release-dry-run
-release-dry-run: ## run every step of a release here, with a registry on localhost and a new key, after two builds with one result
+release-dry-run: ## run every step of a release here, with a registry on localhost and new keys, after two builds with one result
 	hack/release/dry-run.sh
 
 # The database of vulnerabilities, or file:// and a folder with a copy of it.
