@@ -2,6 +2,7 @@
 package integration
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -140,6 +143,7 @@ func (p *plane) use(t *testing.T) {
 	})
 }
 
+// startPlane starts a control plane with the namespace of the manager. Tests install the rest.
 func startPlane() (*plane, error) {
 	started, err := cluster.Start(
 		cluster.Token{Token: "joiner-token", User: "joiner", UID: "j-1", Groups: "joiners"},
@@ -150,6 +154,10 @@ func startPlane() (*plane, error) {
 	}
 	admin, err := client.NewWithWatch(started.Config, client.Options{Scheme: clientgoscheme.Scheme})
 	if err := errors.Join(err, rightVersion(started.Config)); err != nil {
+		return nil, errors.Join(err, started.Stop())
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}
+	if err := admin.Create(context.Background(), namespace); err != nil {
 		return nil, errors.Join(err, started.Stop())
 	}
 	return &plane{started, admin}, nil

@@ -146,6 +146,20 @@ func managerConfig(t testing.TB) *rest.Config {
 	return cfg
 }
 
+// managerConfigOn is managerConfig for the control plane of cfg, and keeps the bindings. For a manager that rotates it also
+// installs config/rotation.
+func managerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotates bool) *rest.Config {
+	t.Helper()
+	createMissing(t, admin, rendered(t, "rbac"))
+	if rotates {
+		createMissing(t, admin, rendered(t, "rotation"))
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: managerAccount}}
+	cfg = accountConfig(t, cfg, admin, account)
+	awaitRights(t, cfg, rotates)
+	return cfg
+}
+
 // awaitRights waits until the API server grants cfg's user what a manager with standardArgs needs.
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool) {
 	t.Helper()

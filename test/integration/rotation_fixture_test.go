@@ -157,12 +157,7 @@ func (r *rotating) authority(t *testing.T, name, secret string, change func(*v1a
 // managerConfig is the function of that name for r, with the roles of config/rotation.
 func (r *rotating) managerConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	for _, folder := range []string{"rbac", "rotation"} {
-		createMissing(t, r.admin, rendered(t, folder))
-	}
-	cfg := r.accountConfig(t, managerAccount)
-	awaitRights(t, cfg, true)
-	return cfg
+	return managerConfigOn(t, r.Config, r.admin, true)
 }
 
 // grantSecret grants the manager what it needs for a CA in the Secret called name.

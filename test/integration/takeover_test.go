@@ -224,11 +224,7 @@ func (w *takeover) caFile(t *testing.T, name string, data []byte) string {
 // managerConfig is the function of that name for w.
 func (w *takeover) managerConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	createMissing(t, w.admin, rendered(t, "rbac"))
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: managerAccount}}
-	cfg := accountConfig(t, w.Config, w.admin, account)
-	awaitRights(t, cfg, false)
-	return cfg
+	return managerConfigOn(t, w.Config, w.admin, false)
 }
 
 func (w *takeover) start(t *testing.T, name, binary string, args ...string) *cluster.Process {
