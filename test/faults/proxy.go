@@ -64,7 +64,8 @@ type Call struct {
 	Start time.Time
 	// Fault is the String of the Action that applied: "", "Answer 500 landed", "Hang", …
 	Fault string
-	// Status is that of the answer, or 0 if the client has got no whole answer. Ended reports that nothing can change it.
+	// Status is the status code that the client got, or 0 if it got none or not the whole answer. It is 0 until the call
+	// has Ended.
 	Status int
 	Ended  bool
 }

@@ -24,14 +24,6 @@ import (
 // No other may sound.
 type alarm string
 
-// String closes the labels.
-func (a alarm) String() string {
-	if strings.Contains(string(a), "{") {
-		return string(a) + "}"
-	}
-	return string(a)
-}
-
 const (
 	unreachable alarm = "csr_api_server_reachable"
 	noRight     alarm = "csr_check_missing_rights"
@@ -46,16 +38,16 @@ const (
 	notDeleted  alarm = "csr_cleaner_errors_total"
 
 	// These also sound without a fault: a Node is as young as its first request, and processes start and lead.
-	unavailable   alarm = `csr_approver_decisions_total{reason="InventoryUnavailable"`
-	slowInventory alarm = `csr_approver_decisions_total{reason="InventoryPending"`
-	notOwned      alarm = `csr_approver_decisions_total{reason="SANNotOwned"`
-	unknownNode   alarm = `csr_approver_decisions_total{reason="NodeNotFound"`
-	answered500   alarm = `rest_client_requests_total{code="500"`
+	unavailable   alarm = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
+	slowInventory alarm = `csr_approver_decisions_total{reason="InventoryPending"}`
+	notOwned      alarm = `csr_approver_decisions_total{reason="SANNotOwned"}`
+	unknownNode   alarm = `csr_approver_decisions_total{reason="NodeNotFound"}`
+	answered500   alarm = `rest_client_requests_total{code="500"}`
 	newLeader     alarm = "leader_election_master_status"
 	restarted     alarm = "process_start_time_seconds"
 )
 
-// sounds says for which values an alarm sounds. Those that end sound no more when the fault is over. The others count: what
+// alarms says for which values an alarm sounds. Those that end sound no more when the fault is over. The others count: what
 // they add to the value before the fault sounds. An alarm that is harmless may sound in each scenario.
 var alarms = map[alarm]struct {
 	sounds         func(value float64) bool
@@ -269,8 +261,9 @@ func (w *world) tellsTheTruth(ctx context.Context, r *replica) error {
 	return nil
 }
 
-// sum returns the sum of all series of page that begin with name, and whether there is one.
+// sum returns the sum of all series of page whose name, and first labels if name has some, are those of name, and whether there is one.
 func sum(page, name string) (total float64, found bool) {
+	name = strings.TrimSuffix(name, "}") // a series may have more labels
 	for line := range strings.Lines(page) {
 		if !strings.HasPrefix(line, name) {
 			continue

@@ -87,13 +87,19 @@ func restartAPIServer(w *world) {
 	<-over
 }
 
+// lostElection reports whether log says that the process ended because it could not renew its Lease, in the words of
+// controller-runtime or of kube-controller-manager.
+func lostElection(log string) bool {
+	return strings.Contains(log, "leader election lost") || strings.Contains(log, "leaderelection lost")
+}
+
 // restartEnded starts replicas again that ended because they could not renew their Lease, as a kubelet does.
 func (w *world) restartEnded() {
 	for _, r := range w.replicas {
 		if r.Ended() == nil || r.killed {
 			continue
 		}
-		if log := r.Tail(20); strings.Contains(log, "leader election lost") || strings.Contains(log, "leaderelection lost") {
+		if lostElection(r.Tail(20)) {
 			r.killed = true // its end is no fault
 			w.startReplica(true)
 		}
@@ -141,7 +147,7 @@ func killLeaders(w *world) {
 	}
 	most := 20 // and one more for each leader that could not renew its Lease
 	for _, r := range w.replicas {
-		if log, err := r.Log(); err != nil || strings.Contains(log, "leader election lost") || strings.Contains(log, "leaderelection lost") {
+		if log, err := r.Log(); err != nil || lostElection(log) {
 			most++
 		}
 	}

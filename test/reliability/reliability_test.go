@@ -356,7 +356,7 @@ func (s *scenario) metrics() string {
 	}
 	var names []string
 	for _, name := range s.alarms {
-		names = append(names, "`"+name.String()+"`")
+		names = append(names, "`"+string(name)+"`")
 	}
 	return strings.Join(names, ", ")
 }

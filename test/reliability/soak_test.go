@@ -84,7 +84,6 @@ type soak struct {
 	mu          sync.Mutex
 	items       []*item                      // that were created and are not checked yet
 	stored      map[string]*x509.Certificate // by fingerprint
-	serials     map[string]bool              // of these, with the issuer
 	credentials map[string]tls.Certificate   // the last one of each node
 	failed      []error
 	// authorities are all CAs that were published.
@@ -139,7 +138,7 @@ func (form soakForm) run(t *testing.T, lasts time.Duration) {
 	t.Logf("after %s: %s", lasts, after)
 	t.Logf("%d requests, %d rotations, %d leaders, %d renewals with certificates", s.number, s.rotations, 1+changes, s.renewals)
 	for _, err := range slices.Concat(
-		s.failed, after.above(before), s.completeRecords(&scenario{givesUp: true}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore),
+		s.failed, after.above(before), sameSerials(s.stored), s.completeRecords(&scenario{givesUp: true}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore),
 	) {
 		t.Error(err)
 	}
@@ -160,7 +159,7 @@ func startSoak(t *testing.T, binary string, form soakForm) (s *soak, end func())
 	t.Helper()
 	s = &soak{
 		world: newWorld(t, false), soakForm: form,
-		stored: map[string]*x509.Certificate{}, serials: map[string]bool{}, credentials: map[string]tls.Certificate{},
+		stored: map[string]*x509.Certificate{}, credentials: map[string]tls.Certificate{},
 	}
 	s.binary, s.config = binary, soakConfig
 	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
@@ -329,16 +328,24 @@ func (s *soak) life(i *item, past *past) (wrong []error) {
 	if err := i.content(cert, s.authorities[issuer], past.settled); err != nil {
 		wrong = append(wrong, err)
 	}
-	serial := cert.Issuer.String() + cert.SerialNumber.Text(16)
-	if s.serials[serial] {
-		wrong = append(wrong, fmt.Errorf("its serial number %s is that of another certificate", serial))
-	}
-	s.serials[serial] = true
 	if got := past.seen.Spec.Extra[csr.CredentialIDKey]; i.credential != "" && !slices.Equal(got, []string{i.credential}) {
 		wrong = append(wrong, fmt.Errorf("it was created with %v, want %s", got, i.credential))
 	}
 	if i.order.signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
 		s.credentials[cert.Subject.CommonName] = tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: i.key, Leaf: cert}
+	}
+	return wrong
+}
+
+// sameSerials returns which serial numbers of an issuer two certificates have.
+func sameSerials(certs map[string]*x509.Certificate) (wrong []error) {
+	seen := map[string]bool{}
+	for _, cert := range certs {
+		number := serial(cert)
+		if seen[number] {
+			wrong = append(wrong, fmt.Errorf("two certificates have the serial number %s", number))
+		}
+		seen[number] = true
 	}
 	return wrong
 }

@@ -92,11 +92,11 @@ func (w *world) verify(s *scenario, items []*item) (wrong []error) {
 			wrong = append(wrong, fmt.Errorf("request %s: %w", i.object.Name, err))
 			continue
 		}
-		serial := cert.Issuer.String() + cert.SerialNumber.Text(16)
-		if other, twice := serials[serial]; twice {
-			wrong = append(wrong, fmt.Errorf("requests %s and %s have certificates with the serial number %s", i.object.Name, other, serial))
+		number := serial(cert)
+		if other, twice := serials[number]; twice {
+			wrong = append(wrong, fmt.Errorf("requests %s and %s have certificates with the serial number %s", i.object.Name, other, number))
 		}
-		serials[serial], stored[fingerprint(cert)] = i.object.Name, cert
+		serials[number], stored[fingerprint(cert)] = i.object.Name, cert
 	}
 	if w.theirs {
 		return wrong
@@ -139,6 +139,11 @@ func parseCertificate(data []byte) (*x509.Certificate, error) {
 		return nil, errors.New("the certificate is not exactly one PEM block")
 	}
 	return x509.ParseCertificate(block.Bytes)
+}
+
+// serial returns the serial number of cert with its issuer: together they must occur once.
+func serial(cert *x509.Certificate) string {
+	return cert.Issuer.String() + " " + cert.SerialNumber.Text(16)
 }
 
 func fingerprint(cert *x509.Certificate) string {
