@@ -55,17 +55,20 @@ for key in key builder other; do cosign generate-key-pair --output-key-prefix "$
 export COSIGN_KEY=$work/key.key COSIGN_PUBLIC_KEY=$work/key.pub BUILDER_PUBLIC_KEY=$work/builder.pub
 echo '{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json"}' >"$work/services.json"
 
-# attest writes the provenance of folder $1 with the private key $2, as the builder's workflow does with GitHub's action.
+# attest writes the provenance of folder $1 with the private key $2, as the builder's workflow does with GitHub's action. It is an in-toto
+# statement (in-toto.io/Statement/v1) with the fields that SLSA requires (slsa.dev/spec/v1.0/provenance).
 attest() {
-  local image digest
+  local image digest subjects
   (cd "$1" && sha256sum -- *) >"$work/subjects.txt"
   for image in "$name" "$name-fips"; do
     digest=$(imageDigest "$1/${image}_$version.tar")
     echo "${digest#sha256:}  $image" >>"$work/subjects.txt"
   done
-  go run ./hack/release/provenance "$work/subjects.txt" >"$work/statement.json"
-  cosign attest-blob --yes --key "$2" --signing-config "$work/services.json" --statement "$work/statement.json" \
-    --bundle "$1/provenance.sigstore.json" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign attest-blob failed"; }
+  subjects=$(sed -E 's/^([0-9a-f]{64}) [ *](.+)$/{"name":"\2","digest":{"sha256":"\1"}}/' "$work/subjects.txt" | paste -sd,)
+  printf '{"_type":"https://in-toto.io/Statement/v1","subject":[%s],"predicateType":"https://slsa.dev/provenance/v1","predicate":{%s,%s}}' \
+    "$subjects" '"buildDefinition":{"buildType":"dry run","externalParameters":{}}' '"runDetails":{"builder":{"id":"dry run"}}' >"$work/statement.json"
+  check attest-blob --yes --key "$2" --signing-config "$work/services.json" --statement "$work/statement.json" \
+    --bundle "$1/provenance.sigstore.json"
 }
 attest "$out" "$work/builder.key"
 
@@ -115,8 +118,7 @@ say "the commands in SECURITY.md succeed"
 # The verification must fail where it has to, or it proves nothing.
 verify() { hack/release/verify.sh "$version" "$registry" "$1"; }
 signFile() {
-  cosign sign-blob --yes --key "$COSIGN_KEY" --signing-config "$work/services.json" --bundle "$1.sigstore.json" "$1" \
-    >"$work/log" 2>&1 || { cat "$work/log" >&2; die "cosign sign-blob failed"; }
+  check sign-blob --yes --key "$COSIGN_KEY" --signing-config "$work/services.json" --bundle "$1.sigstore.json" "$1"
 }
 # changed makes a copy of the release with another references.txt, from standard input, and signs it with the right key.
 changed() {
