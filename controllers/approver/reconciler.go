@@ -185,6 +185,9 @@ func (r *Reconciler) reconcileCached(
 		return reconcile.Result{}, nil
 	}
 	if undecided {
+		if err := r.serverTime().Confirm(ctx, cached); err != nil {
+			return reconcile.Result{}, err
+		}
 		age := r.serverTime().Since(cached.CreationTimestamp.Time)
 		if wait := r.paces.wait(cached, age, r.Clock.Now()); wait > 0 {
 			pacedTotal.WithLabelValues(cached.Spec.SignerName).Inc()

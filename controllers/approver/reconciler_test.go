@@ -9,8 +9,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -169,6 +171,19 @@ func TestPauseDoubles(t *testing.T) {
 		if err != nil || result.RequeueAfter != want || result.Priority == nil || *result.Priority >= 0 {
 			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, want)
 		}
+	}
+}
+
+// TestReconcileAsksBeforeARequestIsOld sets the API server's clock back by a day. A request that is made then seems to be a day old.
+func TestReconcileAsksBeforeARequestIsOld(t *testing.T) {
+	t.Parallel()
+	server, set := servertimetest.Measured(t)
+	const day = 24 * time.Hour
+	set(-day)
+	p := newParts(t, object(t, func(obj *request) { obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-day)) }))
+	p.reconciler.ServerTime = server
+	if result, err := p.reconcile(t); err != nil || result.RequeueAfter != time.Second {
+		t.Errorf("%+v, error %v, want the pause of a new request", result, err)
 	}
 }
 

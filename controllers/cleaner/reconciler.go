@@ -121,6 +121,9 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if _, err := r.serverTime().Skew(); err != nil { // with a skewed clock a deletion could be too early
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
+	if err := r.serverTime().Confirm(ctx, obj); err != nil {
+		return reconcile.Result{}, err
+	}
 	now := r.serverTime().Now()
 	next := r.next(obj, now)
 	if next.at.IsZero() {

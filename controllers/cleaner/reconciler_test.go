@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -236,6 +237,24 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 		if gone := len(*deleted) == 1; gone != test.gone || problem != "" || again > horizon+time.Millisecond {
 			t.Errorf("%s: deleted %t, again after %s, error %q", name, gone, again, problem)
 		}
+	}
+}
+
+// TestReconcileAsksBeforeItDeletes sets the API server's clock back by two days. A request that is made then seems to be due.
+func TestReconcileAsksBeforeItDeletes(t *testing.T) {
+	t.Parallel()
+	server, set := servertimetest.Measured(t)
+	const days = 48 * time.Hour
+	set(-days)
+	made := object(func(obj *request) { obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-days)) })
+	r, deleted, _ := newReconciler(made, now, nil, nil)
+	r.ServerTime = server
+	if _, problem := reconcileOnce(t, r); len(*deleted) > 0 || problem != "" {
+		t.Errorf("%d deletions, error %q", len(*deleted), problem)
+	}
+	made.CreationTimestamp = metav1.NewTime(time.Now().Add(-days - 25*time.Hour))
+	if _, problem := reconcileOnce(t, r); len(*deleted) != 1 || problem != "" {
+		t.Errorf("a request that is due: %d deletions, error %q", len(*deleted), problem)
 	}
 }
 

@@ -137,6 +137,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
+	if r.signable(obj) {
+		if err := r.ServerTime.Confirm(ctx, obj); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
 	now := r.Clock.Now()
 	cached := obj
 	obj, err := r.whole(ctx, cached)

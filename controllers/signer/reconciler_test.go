@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -106,6 +107,31 @@ func TestReconcileLeavesAlone(t *testing.T) {
 				t.Errorf("Events (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestReconcileAsksBeforeARequestIsTooOld sets the API server's clock back by a day. A request that is approved then seems to be a day
+// old. It waits, because the clocks differ.
+func TestReconcileAsksBeforeARequestIsTooOld(t *testing.T) {
+	t.Parallel()
+	server, set := servertimetest.Measured(t)
+	const day = 24 * time.Hour
+	set(-day)
+	made := metav1.NewTime(time.Now().Add(-day))
+	p := newParts(t, object(t, func(obj *request) {
+		obj.CreationTimestamp, obj.Status.Conditions[0].LastUpdateTime = made, made
+	}))
+	root := newRoot(t, 1000*day)
+	p.pair.Load(root.cert, root.key)
+	taken(p.recorder)
+	p.clock.SetTime(time.Now())
+	p.reconciler.ServerTime = server
+	result, err := p.reconcile(t)
+	if err != nil || result.RequeueAfter == 0 || len(p.written) > 0 {
+		t.Errorf("%+v, error %v, %d writes", result, err, len(p.written))
+	}
+	if told := taken(p.recorder); len(told) != 1 || !strings.HasPrefix(told[0], "Warning ClockSkewed the manager's clock is 24h0m") {
+		t.Errorf("Events %q", told)
 	}
 }
 

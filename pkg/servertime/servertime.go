@@ -5,17 +5,23 @@ package servertime
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -60,6 +66,7 @@ func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 type Clock struct {
 	machine, shown clock.PassiveClock // if shown is set, it is the time, and nothing is measured
 	ask            func(context.Context) (time.Time, error)
+	askVersion     func(context.Context) (time.Time, string, error) // also asks for the newest resourceVersion of all requests
 	now            func() instant
 	log            logr.Logger
 	again          chan struct{} // requests a measurement at once
@@ -70,6 +77,11 @@ type Clock struct {
 	mu       sync.Mutex
 	readings []reading // of the last rounds
 	err      error     // why the last measurement failed
+
+	confirming sync.Mutex    // held while Confirm asks
+	confirmed  string        // the newest resourceVersion when an API server answered it
+	refused    error         // why the last question of Confirm had no answer
+	refusedAt  time.Duration // by the monotonic clock
 }
 
 // instant is one moment by the wall clock and by the monotonic clock of the machine.
@@ -84,6 +96,9 @@ type reading struct {
 	server, latest time.Time
 	at, sent       instant
 }
+
+// upper returns the latest time that the clock of the server can show now.
+func (r reading) upper(now instant) time.Time { return r.latest.Add(now.mono - r.sent.mono) }
 
 // errUnknown is the error before the first measurement.
 var errUnknown = errors.New("it has not been measured yet")
@@ -100,10 +115,14 @@ func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
 	}
+	askVersion, err := versionOf(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
+	}
 	real := clock.RealClock{}
 	start := real.Now()
 	return &Clock{
-		ask: ask, log: log, again: make(chan struct{}, 1), spread: time.Second / perRound,
+		ask: ask, askVersion: askVersion, log: log, again: make(chan struct{}, 1), spread: time.Second / perRound,
 		now: func() instant { return instant{real.Now().Round(0), real.Since(start)} },
 	}, nil
 }
@@ -135,6 +154,55 @@ func (c *Clock) Skew() (time.Duration, error) {
 		return 0, err
 	}
 	return now.wall.Sub(server), nil
+}
+
+// Confirm asks an API server for its time if obj, a CertificateSigningRequest, seems to be older than MaxSkew and was stored after the
+// last such question. Call it before an age decides about obj: if the clock of an API server was set back since the last measurement, a
+// new request seems to be old. Of many requests that are already stored, only the first one costs a call. An error says that no API server
+// has answered. While the time is unknown, Confirm does nothing.
+//
+// It compares resourceVersions, as KEP-5504 permits.
+func (c *Clock) Confirm(ctx context.Context, obj metav1.Object) error {
+	if c.shown != nil {
+		return nil
+	}
+	now, err := c.server(c.now())
+	if err != nil || now.Sub(obj.GetCreationTimestamp().Time).Abs() <= MaxSkew {
+		return nil
+	}
+	c.confirming.Lock()
+	defer c.confirming.Unlock()
+	if order, err := resourceversion.CompareResourceVersion(obj.GetResourceVersion(), c.confirmed); err == nil && order <= 0 {
+		return nil
+	}
+	sent := c.now()
+	if c.refused != nil && sent.mono-c.refusedAt < roundRetry { // the other workers do not wait for an answer, too
+		return c.refused
+	}
+	server, newest, err := c.askVersion(ctx)
+	if err != nil {
+		c.refused, c.refusedAt = fmt.Errorf("ask the API server for its time: %w", err), c.now().mono
+		return c.refused
+	}
+	c.follow(reading{server: server, latest: server.Add(time.Second), sent: sent, at: c.now()})
+	c.refused, c.confirmed = nil, newest
+	return nil
+}
+
+// follow adds one to the readings if its API server is behind all others that are known.
+func (c *Clock) follow(one reading) {
+	if earliest, err := c.server(one.at); err != nil || !one.upper(one.at).Before(earliest) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keep(one)
+}
+
+// keep adds one to the readings. The oldest one makes room.
+func (c *Clock) keep(one reading) {
+	earlier := c.readings[max(0, len(c.readings)-rounds+1):]
+	c.readings = append(slices.Clone(earlier), one)
 }
 
 func (c *Clock) instant() instant {
@@ -260,8 +328,7 @@ func (c *Clock) measure(ctx context.Context) {
 		if first {
 			c.readings = nil
 		}
-		earlier := c.readings[max(0, len(c.readings)-rounds+1):]
-		c.readings = append(slices.Clone(earlier), combine(taken))
+		c.keep(combine(taken))
 	}
 	if first {
 		for range perRound {
@@ -282,13 +349,12 @@ func (c *Clock) measure(ctx context.Context) {
 // combine returns the most exact of the readings of one round, if all can be of the same clock. If API servers differ,
 // it returns the earliest.
 func combine(taken []reading) reading {
-	now := taken[len(taken)-1].at.mono
-	lower := func(one reading) time.Time { return one.server.Add(now - one.at.mono) }
-	upper := func(one reading) time.Time { return one.latest.Add(now - one.sent.mono) }
+	now := taken[len(taken)-1].at
+	lower := func(one reading) time.Time { return one.server.Add(now.mono - one.at.mono) }
 	byLower := func(a, b reading) int { return lower(a).Compare(lower(b)) }
 	earliest, latest := slices.MinFunc(taken, byLower), slices.MaxFunc(taken, byLower)
 	for _, one := range taken {
-		if lower(latest).After(upper(one)) {
+		if lower(latest).After(one.upper(now)) {
 			return earliest
 		}
 	}
@@ -334,6 +400,11 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	if response.StatusCode >= http.StatusInternalServerError { // perhaps from a proxy in front of the API server
 		return time.Time{}, fmt.Errorf("GET %s: status %s", address, response.Status)
 	}
+	return dateIn(response)
+}
+
+// dateIn returns the Date of response.
+func dateIn(response *http.Response) (time.Time, error) {
 	text := response.Header.Get("Date")
 	if text == "" {
 		return time.Time{}, errors.New(
@@ -344,6 +415,48 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 		return time.Time{}, fmt.Errorf("parse Date header: %w", err)
 	}
 	return shown, nil
+}
+
+// versionOf returns a function that asks an API server of cfg for its time and for the newest resourceVersion of all
+// CertificateSigningRequests. A list that can hold no request has both, and needs only the right to list.
+func versionOf(cfg *rest.Config) (func(context.Context) (time.Time, string, error), error) {
+	used, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	own := *used
+	own.Timeout = askTimeout
+	base, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	list := base.JoinPath("apis", certificatesv1.GroupName, "v1", "certificatesigningrequests")
+	list.RawQuery = url.Values{"fieldSelector": {"metadata.name=-"}}.Encode()
+	return func(ctx context.Context) (time.Time, string, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, list.String(), nil)
+		if err != nil {
+			return time.Time{}, "", err
+		}
+		request.Header.Set("Accept", runtime.ContentTypeJSON)
+		response, err := own.Do(request)
+		if err != nil {
+			return time.Time{}, "", err
+		}
+		defer func() { _ = response.Body.Close() }()
+		body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+		if err != nil {
+			return time.Time{}, "", err
+		}
+		if response.StatusCode != http.StatusOK {
+			return time.Time{}, "", fmt.Errorf("GET %s: status %s", list, response.Status)
+		}
+		var found metav1.PartialObjectMetadataList
+		if err := json.Unmarshal(body, &found); err != nil {
+			return time.Time{}, "", fmt.Errorf("GET %s: %w", list, err)
+		}
+		shown, err := dateIn(response)
+		return shown, found.ResourceVersion, err
+	}, nil
 }
 
 // Shifted is the machine's clock plus the offset of an API server's clock.

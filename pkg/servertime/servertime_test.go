@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 )
@@ -107,6 +108,73 @@ func TestClockForgetsReadings(t *testing.T) {
 	m.shows(t, noon, 0)
 }
 
+// stored returns a request that the machine's API server has stored with that version when its clock showed created.
+func stored(version string, created time.Time) *metav1.ObjectMeta {
+	return &metav1.ObjectMeta{Name: "csr-1", ResourceVersion: version, CreationTimestamp: metav1.NewTime(created)}
+}
+
+// TestConfirmNoticesAClockThatWasSetBack sets an API server's clock back by a day between two measurements. A new request then seems
+// to be a day old.
+func TestConfirmNoticesAClockThatWasSetBack(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	m := newMachine(noon, 0)
+	m.measure(t.Context())
+	m.askVersion = func(ctx context.Context) (time.Time, string, error) {
+		server, err := m.ask(ctx)
+		return server, "10", err
+	}
+	for n, step := range []struct {
+		obj   *metav1.ObjectMeta
+		set   time.Duration // the API server's clock
+		asks  int
+		shows time.Duration
+	}{
+		{stored("5", noon), 0, 0, 0},                  // it is young
+		{stored("5", noon.Add(-MaxSkew)), 0, 0, 0},    // it is as young
+		{stored("5", noon.Add(-MaxSkew-1)), 0, 1, 0},  // it may be new
+		{stored("10", noon.Add(-day)), -day, 0, 0},    // it was stored before the clock was set back
+		{stored("11", noon.Add(-day)), -day, 1, -day}, // it was not
+		{stored("11", noon.Add(-day)), -day, 0, -day},
+		{stored("12", noon.Add(-day)), -day, 0, -day}, // it is young
+		{stored("13", noon.Add(day)), -day, 1, -day},  // it is from the future
+	} {
+		before := m.asked
+		m.servers = []time.Duration{step.set}
+		err := m.Confirm(t.Context(), step.obj)
+		if asks := m.asked - before; err != nil || asks != step.asks {
+			t.Errorf("step %d: %d questions, error %v, want %d", n, asks, err, step.asks)
+		}
+		m.shows(t, noon.Add(step.shows), -step.shows)
+	}
+}
+
+// TestConfirmAsksOnceASecondWhileNothingAnswers checks that the workers do not wait one after the other.
+func TestConfirmAsksOnceASecondWhileNothingAnswers(t *testing.T) {
+	t.Parallel()
+	m := newMachine(noon, 0)
+	asked := 0
+	m.askVersion = func(context.Context) (time.Time, string, error) {
+		asked++
+		return time.Time{}, "", errors.New("connection refused")
+	}
+	old := stored("5", noon.Add(-time.Hour))
+	if err := m.Confirm(t.Context(), old); err != nil || asked > 0 {
+		t.Errorf("while the time is unknown: %d questions, error %v", asked, err)
+	}
+	m.measure(t.Context())
+	for range 3 {
+		const want = "ask the API server for its time: connection refused"
+		if err := m.Confirm(t.Context(), old); err == nil || err.Error() != want || asked != 1 {
+			t.Errorf("%d questions, error %v", asked, err)
+		}
+	}
+	m.pass(roundRetry)
+	if err := m.Confirm(t.Context(), old); err == nil || asked != 2 {
+		t.Errorf("after a second: %d questions, error %v", asked, err)
+	}
+}
+
 // After the machine's clock is set, or the machine sleeps, the time is unknown until the API servers have been asked
 // again.
 func TestClockMeasuresAgainAfterAStep(t *testing.T) {
@@ -164,6 +232,38 @@ func TestInjectedClockIsNotMeasured(t *testing.T) {
 	fake.SetTime(noon.Add(time.Hour))
 	if skew, err := c.Skew(); skew != 0 || err != nil || c.Ready(nil) != nil || c.Since(noon) != time.Hour {
 		t.Errorf("skew %s, error %v, since %s", skew, err, c.Since(noon))
+	}
+}
+
+// TestNewestVersion reads the time and the newest resourceVersion from one response.
+func TestNewestVersion(t *testing.T) {
+	t.Parallel()
+	status, body := http.StatusOK, `{"metadata": {"resourceVersion": "42"}, "items": []}`
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		const want = "/prefix/apis/certificates.k8s.io/v1/certificatesigningrequests?fieldSelector=metadata.name%3D-"
+		if r.URL.String() != want || r.Header.Get("Authorization") != "Bearer secret" {
+			t.Errorf("asked %s with %s", r.URL, r.Header)
+		}
+		w.Header().Set("Date", noon.Format(http.TimeFormat))
+		w.WriteHeader(status)
+		_, _ = fmt.Fprint(w, body)
+	}))
+	t.Cleanup(server.Close)
+	ask, err := versionOf(&rest.Config{Host: server.URL + "/prefix", BearerToken: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, newest, err := ask(t.Context()); err != nil || !got.Equal(noon) || newest != "42" {
+		t.Errorf("%s, %q, error %v", got, newest, err)
+	}
+	for want, change := range map[string]func(){
+		"status 403":        func() { status = http.StatusForbidden },
+		"invalid character": func() { status, body = http.StatusOK, "<html>" },
+	} {
+		change()
+		if _, _, err := ask(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
 	}
 }
 
