@@ -26,13 +26,18 @@ func (c *Cluster) RestartAPIServer(configure func(*envtest.Arguments)) error {
 	return nil
 }
 
-// KillAPIServer ends the API server without warning, and returns when it has ended. RestartAPIServer starts it again.
-func (c *Cluster) KillAPIServer() error {
+// APIServerPid returns the process ID of the API server.
+func (c *Cluster) APIServerPid() (int, error) {
 	text, err := os.ReadFile(c.Env.ControlPlane.GetAPIServer().Path + ".pid")
 	if err != nil {
-		return err
+		return 0, err
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// KillAPIServer ends the API server without warning, and returns when it has ended. RestartAPIServer starts it again.
+func (c *Cluster) KillAPIServer() error {
+	pid, err := c.APIServerPid()
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/clock"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
@@ -218,103 +219,109 @@ func besideTheirs(sameCA bool) func(*world) {
 	}
 }
 
-// shiftTime shifts the API server's time, and ends the program, because a running one measures that time once a minute.
-func shiftTime(by time.Duration) func(*world) {
-	return func(w *world) {
-		w.proxy.Use(faults.Rule{Do: faults.ShiftDate(by)})
-		w.oldest().kill()
-		w.pause(time.Second) // its last writes
+// shiftClock shifts the clock of r. The kernel gives a process a new clock when it executes another program, so shiftClock waits until
+// env has executed the program.
+func (w *world) shiftClock(r *replica, by time.Duration) {
+	w.t.Helper()
+	for range 100 {
+		name, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.Pid()))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if filepath.Base(name) == filepath.Base(r.program) {
+			if err := clock.Shift(r.Pid(), by); err != nil {
+				w.t.Fatal(err)
+			}
+			return
+		}
+		w.pause(10 * time.Millisecond)
 	}
+	w.t.Fatalf("%s does not start", r.program)
 }
 
-// startSkewed starts the program after shiftTime. It signs nothing from its start, because it does not know the time at first.
-// oldAreDue says whether old requests are due for deletion by the shifted time.
-func startSkewed(by time.Duration, oldAreDue bool) func(*world) {
-	return func(w *world) {
-		issued, deleted := w.count()
-		w.knowsSkew(w.startReplica(false), by)
-		w.whileSkewed(by, issued, deleted, oldAreDue)
+func (w *world) shiftAPIServersClock(by time.Duration) {
+	w.t.Helper()
+	pid, err := w.APIServerPid()
+	if err == nil {
+		err = clock.Shift(pid, by)
 	}
-}
-
-// stepBack shifts the API server's time by a day while the program runs, which signs and deletes until it measures that time.
-// Then no old request is due, such as one that is made then.
-func stepBack(w *world) {
-	const by = -24 * time.Hour
-	w.proxy.Use(faults.Rule{Do: faults.ShiftDate(by)})
-	w.knowsSkew(w.oldest(), by)
-	w.pause(time.Second) // the last writes
-	late := w.newItem(&kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.gone })], "old-late")
-	w.items = append(w.items, late)
-	if err := w.create(w.t.Context(), late); err != nil {
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	issued, deleted := w.count()
-	w.whileSkewed(by, issued, deleted, false)
 }
 
-// knowsSkew waits until r knows that the API server's time is shifted by more than five minutes.
-func (w *world) knowsSkew(r *replica, by time.Duration) {
+// setOwnClock sets the clock of the program while it runs, and sets it right again.
+func setOwnClock(by time.Duration) func(*world) {
+	return func(w *world) {
+		w.pause(2 * time.Second)
+		w.shiftClock(w.oldest(), by)
+		w.whileSkewed(by)
+	}
+}
+
+// allAhead sets the clocks of the API server and of the program a day ahead, before the load.
+func allAhead(w *world) {
+	w.ahead = 24 * time.Hour
+	w.shiftAPIServersClock(w.ahead)
+}
+
+// correctAPIServer sets the API server's clock right, so it goes back by a day. New requests seem to be a day old.
+func correctAPIServer(w *world) { w.shiftAPIServersClock(0) }
+
+// correctProgram sets the program's clock right, too, some time after correctAPIServer.
+func correctProgram(w *world) { w.whileSkewed(w.ahead) }
+
+// whileSkewed waits while the clock of the program is ahead of the API server's by that time, and sets it right. Ours must say that
+// it is. Then it may sign nothing, and deletes the old requests, which are due by the API server's time.
+func (w *world) whileSkewed(by time.Duration) {
+	r := w.oldest()
+	defer w.shiftClock(r, 0)
+	if w.theirs {
+		w.pause(15 * time.Second)
+		return
+	}
 	w.until(patience, "the skew is known", func(ctx context.Context) bool {
-		return math.Abs(r.metric(ctx, "csr_clock_skew_seconds")+by.Seconds()) < 60
+		return math.Abs(r.metric(ctx, "csr_clock_skew_seconds")-by.Seconds()) < 60
 	})
 	if status, body := r.page(w.t.Context(), r.probes, "/readyz/clock"); status != http.StatusInternalServerError {
 		w.wrong("/readyz/clock answers %d: %s", status, body)
 	}
-}
-
-// whileSkewed waits until old requests are deleted, if they are due by the shifted time, or until one exists, and ends the
-// skew. Since issued and deleted were counted, nothing may have been signed, and nothing deleted that is not due.
-func (w *world) whileSkewed(by time.Duration, issued, deleted int, oldAreDue bool) {
-	w.until(patience, "old requests are as they are by the API server's time", func(context.Context) bool {
-		all, stored, gone := w.old()
-		return oldAreDue && gone == all || !oldAreDue && stored > gone
+	w.pause(time.Second) // the last writes
+	issued := w.issued()
+	w.until(patience, "old requests are deleted, because they are due by the API server's time", func(context.Context) bool {
+		all, gone := w.old()
+		return gone == all
 	})
 	w.pause(5 * time.Second)
-	issuedAfter, deletedAfter := w.count()
-	if issuedAfter != issued || !oldAreDue && deletedAfter != deleted {
-		w.wrong("%d certificates were signed and %d requests deleted while the API server's time was shifted by %s",
-			issuedAfter-issued, deletedAfter-deleted, by)
+	if after := w.issued(); after != issued {
+		w.wrong("%d certificates were signed while the clock was ahead by %s", after-issued, by)
 	}
-	w.proxy.Use()
 }
 
-// old returns how many old requests the load has, how many are stored, and how many of these were deleted.
-func (w *world) old() (all, stored, gone int) {
+// old returns how many old requests the load has, and how many of them were deleted.
+func (w *world) old() (all, gone int) {
 	for _, i := range w.items {
 		if !i.kind.gone {
 			continue
 		}
 		all++
-		if i.stored.Load() {
-			stored++
-		}
 		if w.history.of(i.object.Name).deleted {
 			gone++
 		}
 	}
-	return all, stored, gone
+	return all, gone
 }
 
 // issued returns how many requests have a certificate.
-func (w *world) issued() int {
-	issued, _ := w.count()
-	return issued
-}
-
-// count returns how many requests have a certificate, and how many were deleted.
-func (w *world) count() (issued, deleted int) {
+func (w *world) issued() (issued int) {
 	w.history.mu.Lock()
 	defer w.history.mu.Unlock()
 	for _, past := range w.history.requests {
-		switch {
-		case past.deleted:
-			deleted++
-		case len(past.last.Status.Certificate) > 0:
+		if !past.deleted && len(past.last.Status.Certificate) > 0 {
 			issued++
 		}
 	}
-	return issued, deleted
+	return issued
 }
 
 func breakSecret(w *world) {

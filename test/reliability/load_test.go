@@ -140,6 +140,8 @@ type item struct {
 	tried      time.Time   // when its requester first tried to create it
 	stored     atomic.Bool // in etcd, if kind.gone
 	began      time.Time   // when it was created for the first time
+	// ahead is how far the right time was ahead of the test's clock when it was signed.
+	ahead time.Duration
 }
 
 // newLoad returns the requests of the load, in an order that follows from the seed.
@@ -365,7 +367,7 @@ func (i *item) content(cert, ca *x509.Certificate, stored time.Time) error {
 		return fmt.Errorf("CA is %t", cert.IsCA)
 	case !slices.Equal(usagesOf(cert), slices.Sorted(slices.Values(i.order.usages))):
 		return fmt.Errorf("its usages are %v, and the request has %v", usagesOf(cert), i.order.usages)
-	case cert.NotBefore.Before(i.began.Add(-backdate-time.Second)) || cert.NotBefore.After(stored.Add(-backdate)):
+	case cert.NotBefore.Before(i.began.Add(i.ahead-backdate-time.Second)) || cert.NotBefore.After(stored.Add(i.ahead-backdate)):
 		return fmt.Errorf("it begins at %s; it was requested at %s and stored at %s", cert.NotBefore, i.began, stored)
 	case !cert.NotAfter.Equal(end):
 		return fmt.Errorf("it is valid from %s to %s, want %s", cert.NotBefore, cert.NotAfter, end)

@@ -112,7 +112,6 @@ func (s *scenario) load(w *world) []*item {
 	}
 	w.oldAge = cmp.Or(s.oldAge, 4*time.Hour)
 	items := w.newLoad(total)
-	items = slices.DeleteFunc(items, func(i *item) bool { return i.kind.name == s.without })
 	if s.random > 0 {
 		items = append(items, w.randomItems(s.random)...)
 		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
@@ -152,6 +151,7 @@ func (w *world) warmUp() *item {
 	if w.settle([]*item{first}) == 0 {
 		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state, w.replicas[0].Tail(40))
 	}
+	first.ahead = w.ahead
 	leader := w.replicas[0]
 	w.waitReady(leader)
 	if leader.metrics == "" {

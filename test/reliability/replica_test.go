@@ -20,6 +20,7 @@ import (
 // replica is a running process of the program. When it is killed, a successor takes its place in the world.
 type replica struct {
 	*cluster.Process
+	program string // its path
 	number  int
 	probes  string
 	metrics string
@@ -45,7 +46,7 @@ func (w *world) startReplica(elect bool) *replica {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r := &replica{number: w.started(), probes: w.freeAddress(), metrics: w.freeAddress()}
+	r := &replica{program: binary, number: w.started(), probes: w.freeAddress(), metrics: w.freeAddress()}
 	r.audit = fmt.Sprint(w.audit, r.number)
 	config := filepath.Join(w.Dir, "config.yaml")
 	if w.config == "" {
@@ -94,8 +95,11 @@ func (w *world) add(r *replica) {
 		}
 	})
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.replicas = append(w.replicas, r)
+	w.mu.Unlock()
+	if w.ahead != 0 {
+		w.shiftClock(r, w.ahead)
+	}
 }
 
 // running returns the replicas of ours that have not ended.
@@ -110,10 +114,10 @@ func (w *world) running() (all []*replica) {
 	return all
 }
 
-// theirAccount is the ServiceAccount of kube-controller-manager's three loops, and theirRole has its rights. theirCert and theirKey are the
+// theirAccountName is the ServiceAccount of kube-controller-manager's three loops, and theirRole has its rights. theirCert and theirKey are the
 // files of the CA.
 const (
-	theirAccount        = "certificate-controller"
+	theirAccountName    = "certificate-controller"
 	theirRole           = "system:controller:certificate-controller"
 	theirCert, theirKey = "theirs.crt", "theirs.key"
 )
@@ -125,13 +129,13 @@ func (w *world) writeTheirCA(cert, key []byte) error {
 // startTheirs starts kube-controller-manager with the CA of writeTheirCA.
 func (w *world) startTheirs(elect bool, cfg *rest.Config) *replica {
 	w.t.Helper()
-	r := &replica{number: w.started()}
+	r := &replica{program: os.Getenv("KUBE_CONTROLLER_MANAGER"), number: w.started()}
 	kubeconfig, err := w.WriteKubeconfig("theirs", cfg)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	if r.Process, err = w.StartProcess("theirs", "env", slices.Concat(w.environment, []string{
-		os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig, "--controllers=csrapproving,csrsigning,csrcleaner",
+		r.program, "--kubeconfig", kubeconfig, "--controllers=csrapproving,csrsigning,csrcleaner",
 		"--secure-port=0", "--leader-elect=" + strconv.FormatBool(elect), "--kube-api-qps=10000", "--kube-api-burst=10000",
 		"--cluster-signing-cert-file=" + filepath.Join(w.Dir, theirCert), "--cluster-signing-key-file=" + filepath.Join(w.Dir, theirKey),
 	}, w.leaseFlags())...); err != nil {

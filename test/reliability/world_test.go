@@ -11,11 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -23,11 +23,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
@@ -67,11 +67,32 @@ type world struct {
 
 	items  []*item       // the load
 	oldAge time.Duration // how long ago old requests were denied
+	ahead  time.Duration // how far the clocks of the API server and of the program are ahead of the test's at the start
 	ends   []time.Time   // when each fault ended
 
 	nodes int
 	twins []*item // of the random requests
 	seed  uint64  // of the order of the load, and of random requests and faults
+}
+
+// The users of the test and of the programs. Their tokens have no times, so they are valid whatever the API server's clock shows.
+var (
+	administrator = cluster.Token{Token: "administrator", User: "administrator", UID: "administrator", Groups: "system:masters"}
+	ourAccount    = accountToken(systemNamespace, "csr-controller-manager")
+	theirAccount  = accountToken(metav1.NamespaceSystem, theirAccountName)
+)
+
+// accountToken returns a token of a ServiceAccount.
+func accountToken(namespace, name string) cluster.Token {
+	user := serviceaccount.MakeUsername(namespace, name)
+	return cluster.Token{Token: user, User: user, UID: user, Groups: strings.Join(serviceaccount.MakeGroupNames(namespace), ",")}
+}
+
+// with returns a configuration that has token.
+func with(cfg *rest.Config, token cluster.Token) *rest.Config {
+	cfg = rest.AnonymousClientConfig(cfg)
+	cfg.BearerToken = token.Token
+	return cfg
 }
 
 // newWorld starts a control plane and the proxy. No program runs yet.
@@ -82,10 +103,12 @@ func newWorld(t *testing.T, theirs bool) *world {
 		t.Fatalf("RELIABILITY_SEED: %v", err)
 	}
 	t.Logf("repeat it with RELIABILITY_SEED=%d", seed)
-	started, err := cluster.Start()
+	started, err := cluster.Start(administrator, ourAccount, theirAccount)
 	if err != nil {
 		t.Fatal(err)
 	}
+	started.Config = with(started.Config, administrator)
+	started.Config.QPS = -1
 	w := &world{Cluster: started, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
 	t.Cleanup(func() {
 		if err := started.Stop(); err != nil {
@@ -162,36 +185,22 @@ func (w *world) installRBAC() {
 // identity returns the configuration of the program, with a token of its ServiceAccount.
 func (w *world) identity() *rest.Config {
 	w.t.Helper()
-	namespace, name := systemNamespace, "csr-controller-manager"
 	if w.theirs {
-		namespace, name = metav1.NamespaceSystem, theirAccount
-		w.addTheirAccount()
+		w.permitTheirLease()
+		return with(w.Config, theirAccount)
 	}
-	token, err := w.admin.CoreV1().ServiceAccounts(namespace).CreateToken(w.t.Context(), name, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	cfg := rest.AnonymousClientConfig(w.Config)
-	cfg.BearerToken = token.Status.Token
-	return cfg
+	return with(w.Config, ourAccount)
 }
 
-// addTheirAccount adds the ServiceAccount with which kube-controller-manager runs its three loops if it has
-// --use-service-account-credentials. The API server has bound its ClusterRole. Here the whole process uses it, so it needs a Lease.
-func (w *world) addTheirAccount() {
+// permitTheirLease gives the Lease to the ServiceAccount with which kube-controller-manager runs its three loops if it has
+// --use-service-account-credentials. The API server has bound its ClusterRole. Here the whole process uses it.
+func (w *world) permitTheirLease() {
 	w.t.Helper()
-	account := metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: theirAccount}
-	accounts := w.admin.CoreV1().ServiceAccounts(account.Namespace)
-	_, err := accounts.Create(w.t.Context(), &corev1.ServiceAccount{ObjectMeta: account}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = w.admin.RbacV1().RoleBindings(account.Namespace).Create(w.t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: account,
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "system::leader-locking-kube-controller-manager"},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: account.Namespace, Name: account.Name}},
-		}, metav1.CreateOptions{})
-	}
+	_, err := w.admin.RbacV1().RoleBindings(metav1.NamespaceSystem).Create(w.t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: theirAccountName},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "system::leader-locking-kube-controller-manager"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: theirAccountName}},
+	}, metav1.CreateOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,0 +1,177 @@
+// Package clock shifts the wall clock of one running process, so that a test can have programs whose clocks differ.
+package clock
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// clockGettime is the function of the vDSO, a library that the kernel maps into each process, with which Go reads clocks. See vdso(7).
+const clockGettime = "__vdso_clock_gettime"
+
+// shiftedClock is machine code for amd64 in the place of clockGettime. It makes the system call, and adds the eight bytes of seconds
+// at shiftedSeconds to the result if the clock is CLOCK_REALTIME.
+var shiftedClock = []byte{
+	0xb8, 228, 0, 0, 0, // mov eax, 228: SYS_clock_gettime
+	0x0f, 0x05, // syscall
+	0x85, 0xff, // test edi, edi: CLOCK_REALTIME is 0
+	0x75, 13, // jne to ret
+	0x48, 0xb9, 0, 0, 0, 0, 0, 0, 0, 0, // movabs rcx, the seconds
+	0x48, 0x01, 0x0e, // add [rsi], rcx
+	0xc3, // ret
+}
+
+const shiftedSeconds = 13
+
+// Shift shifts the wall clock of a running Go program by whole seconds, and leaves its monotonic clock. Another call replaces the
+// shift. It works on amd64 only, and needs the permission to trace the process, which the parent of a process has.
+//
+// Programs in C may read the clock with another function.
+func Shift(pid int, by time.Duration) error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("shift the clock of process %d: there is no machine code for %s, only for amd64", pid, runtime.GOARCH)
+	}
+	if by%time.Second != 0 {
+		return fmt.Errorf("shift the clock of process %d: %s is not a number of whole seconds", pid, by)
+	}
+	code := bytes.Clone(shiftedClock)
+	binary.LittleEndian.PutUint64(code[shiftedSeconds:], uint64(by/time.Second))
+	if err := replaceFunction(pid, clockGettime, code); err != nil {
+		return fmt.Errorf("shift the clock of process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// replaceFunction overwrites a function of the vDSO of a process while the process is stopped and none of its threads executes that
+// function.
+func replaceFunction(pid int, name string, code []byte) error {
+	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = memory.Close() }()
+	at, size, err := functionOf(pid, memory, name)
+	if err != nil {
+		return err
+	}
+	if size < int64(len(code)) {
+		return fmt.Errorf("%s has %d bytes, and %d are needed", name, size, len(code))
+	}
+	for range 100 {
+		free, err := stopped(pid, func() (bool, error) {
+			inside, err := executes(pid, at, at+size)
+			if err == nil && !inside {
+				_, err = memory.WriteAt(code, at)
+			}
+			return !inside, err
+		})
+		if free || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("a thread always executes %s", name)
+}
+
+// functionOf returns the address and the size of a function in the vDSO of a process with that memory.
+func functionOf(pid int, memory *os.File, name string) (at, size int64, err error) {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(maps)) {
+		var start, end int64
+		if _, err := fmt.Sscanf(line, "%x-%x", &start, &end); err != nil || !strings.HasSuffix(line, "[vdso]\n") {
+			continue
+		}
+		image := make([]byte, end-start)
+		if _, err := memory.ReadAt(image, start); err != nil {
+			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
+		}
+		library, err := elf.NewFile(bytes.NewReader(image))
+		if err != nil {
+			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
+		}
+		symbols, err := library.DynamicSymbols()
+		if err != nil {
+			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
+		}
+		for _, symbol := range symbols {
+			if symbol.Name == name {
+				return start + int64(symbol.Value), int64(symbol.Size), nil
+			}
+		}
+	}
+	return 0, 0, fmt.Errorf("the vDSO has no function %s", name)
+}
+
+// stopped stops a process, calls do, and lets the process continue.
+func stopped(pid int, do func() (bool, error)) (done bool, err error) {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)) }()
+	for range 1000 {
+		all, err := states(pid)
+		if err != nil {
+			return false, err
+		}
+		if strings.Trim(all, "T") == "" {
+			return do()
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return false, errors.New("the process does not stop")
+}
+
+// states returns the state of each thread of a process, a letter each. T is stopped. See proc_pid_stat(5).
+func states(pid int) (all string, err error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(files) == 0 {
+		return "", errors.Join(err, errors.New("the process has ended"))
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has ended
+		}
+		if err != nil {
+			return "", err
+		}
+		_, rest, _ := strings.Cut(string(text), ") ") // after the name
+		all += rest[:1]
+	}
+	return all, nil
+}
+
+// executes reports whether a thread of a stopped process has its program counter between two addresses. See proc_pid_syscall(5).
+func executes(pid int, from, to int64) (bool, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+	if err != nil || len(files) == 0 {
+		return false, errors.Join(err, errors.New("the process has ended"))
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return false, err
+		}
+		fields := strings.Fields(string(text))
+		counter, err := strconv.ParseInt(strings.TrimPrefix(fields[len(fields)-1], "0x"), 16, 64)
+		if err != nil {
+			return false, fmt.Errorf("%s: %q: %w", file, text, err)
+		}
+		if counter >= from && counter < to {
+			return true, nil
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,82 @@
+package clock
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// programMark is set in the environment of the program of TestShift.
+const programMark = "CLOCK_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programMark) == "" {
+		os.Exit(m.Run())
+	}
+	start := time.Now()
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); { // prints both clocks for each line
+		fmt.Println(time.Now().Unix(), time.Since(start).Nanoseconds())
+	}
+}
+
+// TestShift shifts the clock of a program that runs.
+func TestShift(t *testing.T) {
+	t.Parallel()
+	program := exec.CommandContext(t.Context(), os.Args[0])
+	program.Env = append(os.Environ(), programMark+"=1")
+	in, err := program.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := program.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	began, lines := time.Now(), bufio.NewScanner(out)
+	read := func() (wall, mono time.Duration) {
+		t.Helper()
+		if _, err := fmt.Fprintln(in); err != nil {
+			t.Fatal(err)
+		}
+		var seconds, nanoseconds int64
+		if !lines.Scan() {
+			t.Fatalf("the program ended: %v", lines.Err())
+		}
+		if _, err := fmt.Sscan(lines.Text(), &seconds, &nanoseconds); err != nil {
+			t.Fatal(err)
+		}
+		return time.Until(time.Unix(seconds, 0)), time.Duration(nanoseconds)
+	}
+	read() // it has started
+	for _, by := range []time.Duration{time.Hour, -24 * time.Hour, 0} {
+		if err := Shift(program.Process.Pid, by); err != nil {
+			t.Fatal(err)
+		}
+		wall, mono := read()
+		if wall > by || wall < by-10*time.Second {
+			t.Errorf("the clock is shifted by %s, want %s", wall, by)
+		}
+		if mono < 0 || mono > time.Since(began) {
+			t.Errorf("the monotonic clock shows %s", mono)
+		}
+	}
+	if err := in.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := program.Wait(); err != nil {
+		t.Error(err)
+	}
+	if err := Shift(program.Process.Pid, time.Hour); err == nil {
+		t.Error("the clock of a process that has ended was shifted")
+	}
+	if err := Shift(os.Getpid(), time.Millisecond); err == nil || !strings.Contains(err.Error(), "whole seconds") {
+		t.Errorf("a millisecond: %v", err)
+	}
+}
