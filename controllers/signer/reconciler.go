@@ -123,27 +123,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	obj := &certificatesv1.CertificateSigningRequest{}
-	// This is the cache's own object, or one that the approver shares. Judging only reads it, and writes use a copy.
-	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
-		if apierrors.IsNotFound(err) {
-			r.ahead.drop(key.Name)
-			r.forgetWrites(ctx, key.Name) // the deletion may have come before the failure of the write
-		}
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+	cached, err := r.cached(ctx, key)
+	if cached == nil {
+		return reconcile.Result{}, err
 	}
-	r.gone.Of(obj) // drops what is known of an earlier request of this name
-	obj = r.ahead.of(obj)
 	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
-	if r.signable(obj) {
-		if err := r.ServerTime.Confirm(ctx, obj); err != nil {
+	if r.signable(cached) {
+		if err := r.ServerTime.Confirm(ctx, cached); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
 	now := r.Clock.Now()
-	cached := obj
 	obj, err := r.whole(ctx, cached)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -153,9 +145,6 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	}
 	r.settle(ctx, obj)
 	if !r.signable(obj) {
-		if judged, ok := r.failures.Of(obj); ok && hasFailedAs(obj, obj.UID, judged) {
-			r.failed(ctx, obj, judged) // its write had no answer, but is stored
-		}
 		return reconcile.Result{}, r.reportForeign(ctx, obj)
 	}
 	judged := r.Judge(obj, now)
@@ -171,6 +160,21 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	result := r.requeue(obj, judged)
 	result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
 	return result, nil
+}
+
+// cached returns the newest known version of a request, or nil if there is none. It is the cache's own object, or one that the approver
+// shares. Judging only reads it, and writes use a copy.
+func (r *Reconciler) cached(ctx context.Context, key reconcile.Request) (*certificatesv1.CertificateSigningRequest, error) {
+	obj := &certificatesv1.CertificateSigningRequest{}
+	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.ahead.drop(key.Name)
+			r.forgetWrites(ctx, key.Name) // the deletion may have come before the failure of the write
+		}
+		return nil, client.IgnoreNotFound(err)
+	}
+	r.gone.Of(obj) // drops what is known of an earlier request of this name
+	return r.ahead.of(obj), nil
 }
 
 // whole returns the whole object of cached if more than its state will be read: it waits for a certificate, an earlier

@@ -197,8 +197,12 @@ func (r *Reconciler) afterDiscard(
 	}
 }
 
-// settle ends the issuance for obj if obj has changed since. Its certificate is either stored now, or never will be.
+// settle ends the writes to obj that had no answer, if obj shows what became of them. If obj has changed since its certificate was issued,
+// the certificate is either stored now, or never will be.
 func (r *Reconciler) settle(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) {
+	if judged, ok := r.failures.Of(obj); ok && hasFailedAs(obj, obj.UID, judged) {
+		r.failed(ctx, obj, judged)
+	}
 	issued, ok := r.issued.Of(obj)
 	switch {
 	case !ok:
