@@ -142,7 +142,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 			return reconcile.Result{RequeueAfter: time.Second}, err
 		}
 	}
-	return reconcile.Result{}, r.delete(ctx, obj, next)
+	return r.delete(ctx, obj, next)
 }
 
 // Overdue returns how long obj has been due for deletion. It returns zero if obj is not due, or if that is unknown.
@@ -189,28 +189,28 @@ func (r *Reconciler) next(obj *certificatesv1.CertificateSigningRequest, now tim
 	return first
 }
 
-// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change,
-// which the watch brings to the queue.
-func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why step) error {
+// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change. In both cases
+// the next reconcile, after a second, sees what the watch has brought. If it has brought nothing, the answer was wrong.
+func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why step) (reconcile.Result, error) {
 	state := csr.StateOf(obj)
 	if r.DryRun {
 		r.reportDue(ctx, obj, state, why)
-		return nil
+		return reconcile.Result{}, nil
 	}
 	if err := r.Limiter.Wait(ctx); err != nil {
-		return fmt.Errorf("wait for the deletion rate: %w", err)
+		return reconcile.Result{}, fmt.Errorf("wait for the deletion rate: %w", err)
 	}
 	err := r.Client.Delete(ctx, obj, client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil
+		return reconcile.Result{RequeueAfter: time.Second}, nil
 	case err != nil:
-		return fmt.Errorf("delete request: %w", err)
+		return reconcile.Result{}, fmt.Errorf("delete request: %w", err)
 	}
 	deletedTotal.WithLabelValues(string(state), why.reason).Inc()
 	log.FromContext(ctx).Info("Deleted",
 		"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", why.reason)
-	return nil
+	return reconcile.Result{}, nil
 }
 
 // reportDue reports, once, that obj would be deleted.

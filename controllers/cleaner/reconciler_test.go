@@ -173,13 +173,14 @@ func TestReconcileFaults(t *testing.T) {
 	for name, test := range map[string]struct {
 		get, limit, del error
 		deletions       int
+		again           time.Duration
 		want            string
 	}{
 		"not found":          {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":     {get: down, want: "down"},
 		"stopping":           {limit: context.Canceled, want: "wait for the deletion rate: context canceled"},
-		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1},
-		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1},
+		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: time.Second},
+		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: time.Second},
 		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
 		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
 	} {
@@ -187,9 +188,9 @@ func TestReconcileFaults(t *testing.T) {
 			t.Parallel()
 			r, deleted, limiter := newReconciler(object(), now.Add(25*time.Hour), test.get, test.del)
 			limiter.err = test.limit
-			_, problem := reconcileOnce(t, r)
-			if problem != test.want || len(*deleted) != test.deletions {
-				t.Errorf("error %q, want %q; %d deletions", problem, test.want, len(*deleted))
+			again, problem := reconcileOnce(t, r)
+			if problem != test.want || len(*deleted) != test.deletions || again != test.again {
+				t.Errorf("error %q, want %q; %d deletions; again after %s, want %s", problem, test.want, len(*deleted), again, test.again)
 			}
 		})
 	}
