@@ -169,15 +169,16 @@ func (w *world) verifyTold(s *scenario, began time.Time) (wrong []error) {
 		}
 	}
 	if s.noRecords {
-		wrong = append(wrong, w.verifyLogged()...)
+		wrong = append(wrong, w.verifyRecordedOrLogged()...)
 	}
 	return wrong
 }
 
-// verifyLogged returns which stored certificates the log does not have, with the line that the record could not be written.
-func (w *world) verifyLogged() (wrong []error) {
+// verifyRecordedOrLogged returns which stored certificates neither the audit log has, nor the log with the line that the record could
+// not be written. Those that were made after the fault must be in the audit log.
+func (w *world) verifyRecordedOrLogged() (wrong []error) {
 	w.t.Helper()
-	signed, lost := map[string]string{}, map[string]bool{} // reconcileID by certificate, and whether its record was lost
+	signed, lost, recorded := map[string]string{}, map[string]bool{}, map[string]bool{} // signed has reconcileIDs, lost those without a record
 	for _, r := range w.replicas {
 		log, err := r.Log()
 		if err != nil {
@@ -193,6 +194,13 @@ func (w *world) verifyLogged() (wrong []error) {
 				lost[said.ReconcileID] = true
 			}
 		}
+		last, err := lastRecords(r.audit)
+		if err != nil {
+			return []error{err}
+		}
+		for sum := range last {
+			recorded[sum] = true
+		}
 	}
 	w.history.mu.Lock()
 	defer w.history.mu.Unlock()
@@ -203,9 +211,16 @@ func (w *world) verifyLogged() (wrong []error) {
 		cert, err := parseCertificate(past.last.Status.Certificate)
 		if err != nil {
 			wrong = append(wrong, err)
-		} else if id := signed[fingerprint(cert)]; !lost[id] {
-			wrong = append(wrong, fmt.Errorf("the log does not say that the certificate of %s was not recorded", name))
+			continue
 		}
+		sum := fingerprint(cert)
+		isLate := slices.ContainsFunc(w.late, func(i *item) bool { return i.object.Name == name })
+		if !recorded[sum] && (isLate || !lost[signed[sum]]) {
+			wrong = append(wrong, fmt.Errorf("request %s: the audit log does not have its certificate, late: %t", name, isLate))
+		}
+	}
+	if len(recorded) == len(signed) || len(recorded) < len(w.late) {
+		wrong = append(wrong, fmt.Errorf("%d of %d certificates are recorded: the fault took none away, or all", len(recorded), len(signed)))
 	}
 	return wrong
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"os"
@@ -324,24 +325,18 @@ func (w *world) issued() (issued int) {
 	return issued
 }
 
-func breakSecret(w *world) {
+// secretState is a content of the signing Secret with which nothing can be signed.
+type secretState struct {
+	name      string
+	cert, key []byte // nil if it is deleted
+}
+
+func (w *world) secretStates() []secretState {
 	good, other := w.roots[0], newCA(w.t)
 	leafCert, leafKey := selfSigned(w.t, false, time.Hour)
 	expiredCert, expiredKey := selfSigned(w.t, true, -time.Minute)
 	w.keys = append(w.keys, other.KeyPEM, leafKey, expiredKey)
-	tells := func(what string, told func(value float64) bool) {
-		if w.theirs {
-			w.pause(2 * time.Second) // it tells nobody
-			return
-		}
-		w.until(10*time.Second, string(caRejected)+" tells that the Secret is "+what, func(ctx context.Context) bool {
-			return told(w.oldest().metric(ctx, string(caRejected)))
-		})
-	}
-	for n, state := range []struct {
-		name      string
-		cert, key []byte
-	}{
+	return []secretState{
 		{"empty", []byte{}, []byte{}},
 		{"half", good.CertPEM, []byte{}},
 		{"mismatched", good.CertPEM, other.KeyPEM},
@@ -350,30 +345,63 @@ func breakSecret(w *world) {
 		{"garbage", []byte("garbage"), []byte("garbage")},
 		{"1 MB", make([]byte, 500_000), make([]byte, 500_000)},
 		{"deleted", nil, nil}, // at last: kube-controller-manager then reads its files once a minute only
-	} {
-		w.putCA(state.cert, state.key)
-		tells(state.name, positive)
-		made := w.newItem(&kinds[0], fmt.Sprintf("join-while-%d", n))
-		w.items = append(w.items, made)
-		if err := w.create(w.t.Context(), made); err != nil {
-			w.t.Fatal(err)
-		}
-		w.until(10*time.Second, "a manager that runs keeps the last good CA while the Secret is "+state.name, func(context.Context) bool {
-			return w.isFinished(made)
-		})
-		if !w.theirs && !w.oldest().ready(w.t.Context()) {
-			w.wrong("the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
-		}
-		w.putCA(good.CertPEM, good.KeyPEM)
-		tells("good again", func(value float64) bool { return value == 0 })
 	}
-	// A running manager keeps the last good CA. One that starts has none.
-	w.putCA(leafCert, leafKey)
+}
+
+// breakSecret breaks the signing Secret in each way, first while the program runs, and then while it starts.
+func breakSecret(w *world) {
+	good, states := w.roots[0], w.secretStates()
+	for _, state := range states {
+		w.putCA(state.cert, state.key)
+		w.keepsItsCA(state)
+		w.putCA(good.CertPEM, good.KeyPEM)
+		w.tellsOfCA("good again", func(value float64) bool { return value == 0 })
+	}
+	for _, state := range states {
+		w.putCA(state.cert, state.key)
+		w.startsWithoutCA(state)
+		w.over()
+	}
+}
+
+// tellsOfCA waits until the metric of ours is as told says. kube-controller-manager tells nothing.
+func (w *world) tellsOfCA(state string, told func(value float64) bool) {
+	w.t.Helper()
+	if w.theirs {
+		w.pause(2 * time.Second)
+		return
+	}
+	w.until(10*time.Second, string(caRejected)+" tells that the Secret is "+state, func(ctx context.Context) bool {
+		return told(w.oldest().metric(ctx, string(caRejected)))
+	})
+}
+
+// keepsItsCA checks that a program that runs tells of the broken Secret, and signs with the last good CA.
+func (w *world) keepsItsCA(state secretState) {
+	w.t.Helper()
+	w.tellsOfCA(state.name, positive)
+	made := w.newItem(&kinds[0], "join-while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"))
+	w.items = append(w.items, made)
+	if err := w.create(w.t.Context(), made); err != nil {
+		w.t.Fatal(err)
+	}
+	w.until(10*time.Second, "a manager that runs keeps the last good CA while the Secret is "+state.name, func(context.Context) bool {
+		return w.isFinished(made)
+	})
+	if !w.theirs && !w.oldest().ready(w.t.Context()) {
+		w.wrong("the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
+	}
+}
+
+// startsWithoutCA starts the program anew with the broken Secret, and then restores it. Ours must not be ready, and must sign nothing.
+func (w *world) startsWithoutCA(state secretState) {
+	w.t.Helper()
+	good := w.roots[0]
 	w.oldest().kill()
 	w.pause(time.Second) // its last writes
 	before, r := w.issued(), w.startReplica(false)
-	w.pause(5 * time.Second)
 	if w.theirs {
+		w.pause(3 * time.Second)
 		w.putCA(good.CertPEM, good.KeyPEM)
 		if r.Ended() != nil {
 			r.killed = true // its end is no fault
@@ -381,13 +409,16 @@ func breakSecret(w *world) {
 		}
 		return
 	}
-	if status, body := r.page(w.t.Context(), r.probes, "/readyz/signing-ca"); status != http.StatusInternalServerError {
-		w.wrong("/readyz/signing-ca answers %d: %s", status, body)
-	}
+	w.until(10*time.Second, "a manager that starts is not ready while the Secret is "+state.name, func(ctx context.Context) bool {
+		status, text := r.page(ctx, r.probes, "/readyz/signing-ca")
+		return status == http.StatusInternalServerError && strings.Contains(text, "signing-ca")
+	})
+	w.pause(2 * time.Second)
 	if after := w.issued(); after != before {
-		w.wrong("%d certificates were signed without a CA", after-before)
+		w.wrong("%d certificates were signed while the Secret is %s", after-before, state.name)
 	}
 	w.putCA(good.CertPEM, good.KeyPEM)
+	w.waitReady(r)
 }
 
 // putCA gives the program another CA: ours in the Secret, and kube-controller-manager in its files. Nil deletes them.
@@ -562,22 +593,75 @@ func without(rules []rbacv1.PolicyRule, removed right) []rbacv1.PolicyRule {
 	return left
 }
 
-// hangingDisk makes the audit log a pipe that nobody reads.
+// hangingDisk makes the audit log a full pipe, so writes to it hang.
 func hangingDisk(w *world) {
 	path := fmt.Sprint(w.audit, 0)
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	pipe, err := syscall.Open(path, syscall.O_RDWR|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	pipe, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(func() { _ = syscall.Close(pipe) })
-	for err == nil { // a write hangs when the pipe is full
-		_, err = syscall.Write(pipe, make([]byte, 4096))
-	}
-	if !errors.Is(err, syscall.EAGAIN) {
+	w.t.Cleanup(func() { _ = pipe.Close() }) // ends the copy of w.disk
+	if err := pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 		w.t.Fatal(err)
+	}
+	if _, err := pipe.WriteString(strings.Repeat("\n", 2<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		w.t.Fatalf("fill the pipe: %v", err)
+	}
+	w.disk = func() { // what is written to the pipe reaches a file
+		r := w.oldest()
+		r.audit += ".read"
+		file, err := os.Create(r.audit)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		go func() {
+			_, _ = io.Copy(file, pipe)
+			_ = file.Close()
+		}()
+	}
+}
+
+// fullDisk makes the audit log a file in a full file system, which needs root.
+func fullDisk(w *world) {
+	folder := filepath.Dir(w.audit)
+	if err := syscall.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if err := syscall.Unmount(folder, syscall.MNT_DETACH); err != nil {
+			w.t.Error(err)
+		}
+	})
+	filler := filepath.Join(folder, "filler")
+	if err := os.WriteFile(filler, make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		w.t.Fatalf("fill the disk: %v", err)
+	}
+	w.disk = func() {
+		if err := os.Remove(filler); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// freeDisk lets the disk of the audit log work again. From then on every record must be written.
+func freeDisk(w *world) {
+	w.pause(12 * time.Second)
+	w.disk()
+	w.over()
+	w.until(10*time.Second, "no record is lost any more", func(ctx context.Context) bool {
+		lost := w.oldest().metric(ctx, string(notAudited))
+		w.pause(time.Second)
+		return lost > 0 && w.oldest().metric(ctx, string(notAudited)) == lost
+	})
+	for n := range 10 {
+		late := w.newItem(&kinds[0], fmt.Sprint("join-late-", n))
+		w.items, w.late = append(w.items, late), append(w.late, late)
+		if err := w.create(w.t.Context(), late); err != nil {
+			w.t.Fatal(err)
+		}
 	}
 }
 

@@ -104,7 +104,13 @@ var kinds = []kind{
 	{name: "approved", share: 40, want: csr.Issued, decide: certificatesv1.CertificateApproved, make: userClient},
 	{name: "unapproved", share: 20, want: csr.Pending, make: userClient},
 	{name: "denied", share: 20, want: csr.Denied, decide: certificatesv1.CertificateDenied, make: userClient},
-	{name: "stranger", share: 30, want: csr.Pending, make: func(_ *world, node string) order { return kubeletClient(stranger(), node) }},
+	// A kubelet that asks for the address of another node is never approved, also not while the caches are empty.
+	{name: "thief", share: 10, want: csr.Pending, ours: true, make: func(w *world, name string) order {
+		asked := servingOrder(w, name)
+		asked.ips = []net.IP{net.ParseIP(victimAddress).To4()}
+		return asked
+	}},
+	{name: "stranger", share: 20, want: csr.Pending, make: func(_ *world, node string) order { return kubeletClient(stranger(), node) }},
 	{name: "malformed", share: 20, want: csr.Failed, decide: certificatesv1.CertificateApproved, make: func(_ *world, node string) order {
 		bad := kubeletClient(joiner(), node)
 		bad.subject.CommonName = "admin" // the signer must refuse it even if a person approves
@@ -115,6 +121,9 @@ var kinds = []kind{
 	}},
 	{name: "old", share: 10, ours: true, gone: true, want: csr.Denied},
 }
+
+// victimAddress is the address of a Node that exists from the start.
+const victimAddress = "203.0.113.1"
 
 func servingOrder(w *world, name string) order {
 	node := w.newNode(name)

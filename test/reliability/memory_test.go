@@ -8,39 +8,55 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 )
 
-// endForMemory kills the program, and starts it with so little memory that the kernel ends it, twice. Then it has enough
-// again.
+// endForMemory lets the kernel end the program twice: when it starts with too little memory, and when it works and needs more than it has.
 func endForMemory(w *world) {
 	w.pause(2 * time.Second)
 	w.oldest().kill()
-	enough := w.environment
-	w.environment = append(slices.Clone(enough), "sh", "-c", `echo $$ > `+w.newMemoryLimit()+` && exec "$0" "$@"`)
-	for range 2 {
-		r := w.startReplica(false)
-		r.killed = true // its end is no fault
-		select {
-		case <-r.Done:
-		case <-time.After(30 * time.Second):
-			w.t.Fatal("the kernel does not end the program")
-		}
-		if status, ok := r.Ended().Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-			w.wrong("the program ended with %s, want SIGKILL: %s", r.Ended(), r.Tail(3))
-		}
-	}
+	enough, group := w.environment, w.newMemoryGroup()
+	w.environment = append(slices.Clone(enough), "sh", "-c", `echo $$ > `+group.members+` && exec "$0" "$@"`)
+	group.permit(12 << 20)
+	w.endsForMemory(w.startReplica(false))
+	group.permit(1 << 30)
+	r := w.startReplica(false)
+	w.waitReady(r)
+	w.pause(time.Second)
+	group.permit(group.used() + 1<<20)
+	w.endsForMemory(r)
 	w.environment = enough
 	w.startReplica(false)
 }
 
-// newMemoryLimit makes a control group of 12 MiB, of version 1 or 2, and returns the path of the file to which a member
-// writes its process ID.
-func (w *world) newMemoryLimit() string {
+// endsForMemory waits until the kernel ends r.
+func (w *world) endsForMemory(r *replica) {
 	w.t.Helper()
-	root, file := "/sys/fs/cgroup", "memory.max"
+	r.killed = true // its end is no fault
+	select {
+	case <-r.Done:
+	case <-time.After(30 * time.Second):
+		w.wrong("the kernel does not end the program")
+		r.Kill()
+		return
+	}
+	if status, ok := r.Ended().Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		w.wrong("the program ended with %s, want SIGKILL: %s", r.Ended(), r.Tail(3))
+	}
+}
+
+// memoryGroup is a control group with a memory limit, of version 1 or 2. A process that writes its ID to members becomes a member.
+type memoryGroup struct {
+	t                    *testing.T
+	members, limit, size string
+}
+
+func (w *world) newMemoryGroup() memoryGroup {
+	w.t.Helper()
+	root, limit, size := "/sys/fs/cgroup", "memory.max", "memory.current"
 	if _, err := os.Stat(filepath.Join(root, "memory")); err == nil {
-		root, file = filepath.Join(root, "memory"), "memory.limit_in_bytes"
+		root, limit, size = filepath.Join(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
 	}
 	folder := filepath.Join(root, "reliability-"+strconv.Itoa(os.Getpid()))
 	if err := os.Mkdir(folder, 0o755); err != nil {
@@ -51,10 +67,29 @@ func (w *world) newMemoryLimit() string {
 			w.t.Error(err)
 		}
 	})
-	if err := os.WriteFile(filepath.Join(folder, file), []byte(strconv.Itoa(12<<20)), 0o600); err != nil {
-		w.t.Fatal(err)
+	return memoryGroup{w.t, filepath.Join(folder, "cgroup.procs"), filepath.Join(folder, limit), filepath.Join(folder, size)}
+}
+
+// permit sets the limit in bytes.
+func (g memoryGroup) permit(bytes int) {
+	g.t.Helper()
+	if err := os.WriteFile(g.limit, []byte(strconv.Itoa(bytes)), 0o600); err != nil {
+		g.t.Fatal(err)
 	}
-	return filepath.Join(folder, "cgroup.procs")
+}
+
+// used returns how many bytes the members use.
+func (g memoryGroup) used() int {
+	g.t.Helper()
+	text, err := os.ReadFile(g.size)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	bytes, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return bytes
 }
 
 // reachSoftLimit lasts as long as the load. The collector of the program tries to stay within GOMEMLIMIT.

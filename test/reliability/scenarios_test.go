@@ -48,7 +48,7 @@ type scenario struct {
 	noneDiscarded bool
 	// givesUp reports that the signer gives up certificates whose fate nobody knows, because the CA changes.
 	givesUp bool
-	// noRecords reports that the fault takes the audit log away.
+	// noRecords reports that the fault takes the audit log away for a while. Then a certificate may be without a record.
 	noRecords bool
 	// prepare is called before the program starts. before is called right before the load begins.
 	prepare, before func(w *world)
@@ -60,8 +60,8 @@ type scenario struct {
 // know all roles yet.
 var whileDown = []alarm{unreachable, refused, noRight, notApproved, notStored, notDeleted}
 
-// requestWrites are the writes of an approver and a signer.
-var requestWrites = []string{"certificatesigningrequests/approval", "certificatesigningrequests/status"}
+// requestWrites are the resources to which approver, signer and cleaner write.
+var requestWrites = []string{"certificatesigningrequests", "certificatesigningrequests/approval", "certificatesigningrequests/status"}
 
 var scenarios = []scenario{
 	{
@@ -75,13 +75,13 @@ var scenarios = []scenario{
 		name:  "30% of the writes conflict",
 		users: "nothing",
 		quick: true, ready: stays, noneDiscarded: true, alarms: []alarm{notApproved, notStored},
-		fault: proxied(12*time.Second, faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)}),
+		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)}),
 	},
 	{
 		name:  "each write is answered 500 after it was stored",
 		users: "nothing; the audit log says that an answer was lost",
-		quick: true, ready: stays, noneDiscarded: true, alarms: []alarm{answered500}, recorded: audit.Stored,
-		fault: proxied(12*time.Second, faults.Rule{Resources: requestWrites, Do: faults.Answer(500).Landed()}),
+		quick: true, ready: stays, noneDiscarded: true, alarms: []alarm{answered500, notDeleted}, recorded: audit.Stored,
+		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Do: faults.Answer(500).Landed()}),
 	},
 	{
 		name:  "API server restarts",
@@ -136,7 +136,7 @@ var scenarios = []scenario{
 	{
 		name:  "signing Secret is empty, half, mismatched, a leaf, expired, garbage, 1 MB, and deleted",
 		users: "nothing while the manager runs, because it keeps the last good CA; a manager that starts has none, is not ready, and signs nothing",
-		ready: falls, spread: 32 * time.Second, alarms: []alarm{caRejected}, mayAlarm: []alarm{unreachable}, fault: breakSecret,
+		ready: falls, spread: 60 * time.Second, alarms: []alarm{caRejected}, mayAlarm: []alarm{unreachable}, fault: breakSecret,
 	},
 	{
 		name:   "each verb of its roles is removed and given back",
@@ -165,14 +165,13 @@ var scenarios = []scenario{
 	{
 		name:     "disk of the audit log is full",
 		users:    "nothing; the log and `csr_audit_errors_total` say what was not recorded",
-		oursOnly: noAudit, noRecords: true, ready: stays, alarms: []alarm{notAudited},
-		args: []string{"--audit-log-path=/dev/full"}, fault: proxied(12 * time.Second),
+		oursOnly: noAudit, noRecords: true, ready: stays, alarms: []alarm{notAudited}, prepare: fullDisk, fault: freeDisk,
 	},
 	{
 		name:  "disk of the audit log hangs",
 		users: "the same",
 		quick: true, oursOnly: noAudit, noRecords: true, ready: stays, alarms: []alarm{notAudited},
-		prepare: hangingDisk, fault: proxied(12 * time.Second),
+		prepare: hangingDisk, fault: freeDisk,
 	},
 	{
 		name:  "GOMEMLIMIT is reached",
@@ -181,10 +180,10 @@ var scenarios = []scenario{
 		silent: "nothing fails; `go_memstats_sys_bytes` without `go_memstats_heap_released_bytes` is near the limit",
 	},
 	{
-		name:  "memory limit is too low, and the kernel ends the program twice",
+		name:  "memory limit is reached, and the kernel ends the program, when it starts and while it works",
 		users: "requests wait until the process has enough memory",
 		// Nothing answers while the process is down. When it starts, it is ready at once or after some time.
-		ready:  either,
+		ready: either, spread: 30 * time.Second,
 		alarms: []alarm{restarted}, mayAlarm: []alarm{unreachable}, fault: endForMemory,
 	},
 }

@@ -55,9 +55,11 @@ type world struct {
 	mu       sync.Mutex
 	replicas []*replica // also those that have ended
 
-	audit       string // the path of the audit log of each replica, without its number
-	config      string // the configuration of ours, in YAML
-	binary      string // the program of ours, if it is another version
+	audit       string  // the path of the audit log of each replica, without its number, in a folder of its own
+	disk        func()  // lets the disk of the audit log work again
+	late        []*item // made after that
+	config      string  // the configuration of ours, in YAML
+	binary      string  // the program of ours, if it is another version
 	args        []string
 	environment []string
 	shortLease  bool     // leaders change every few seconds
@@ -116,7 +118,10 @@ func newWorld(t *testing.T, theirs bool) *world {
 		}
 	})
 	w.admin = clientOf(t, started.Config)
-	w.audit = filepath.Join(started.Dir, "audit")
+	w.audit = filepath.Join(started.Dir, "audit", "log")
+	if err := os.Mkdir(filepath.Dir(w.audit), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	w.installRBAC()
 	w.putCA(started.CA.CertPEM, started.CA.KeyPEM)
 	if w.proxy, err = faults.Start(w.identity(), seed); err != nil {
@@ -128,6 +133,11 @@ func newWorld(t *testing.T, theirs bool) *world {
 		}
 	})
 	w.history = w.watch()
+	victim := w.newNode("victim")
+	victim.Status.Addresses[0].Address = victimAddress
+	if err := w.addNode(t.Context(), victim); err != nil {
+		t.Fatal(err)
+	}
 	return w
 }
 
