@@ -64,7 +64,7 @@ func stallWatches(w *world) {
 			}
 			waiting++
 			if !told[i.object.Name] {
-				w.wrong("request %s waits, and no Event NodeNotFound tells", i.object.Name)
+				w.wrong("request %s waits without an Event NodeNotFound", i.object.Name)
 			}
 		}
 		if waiting == 0 {
@@ -355,7 +355,7 @@ func breakSecret(w *world) {
 		w.putCA(state.cert, state.key)
 		w.keepsItsCA(state)
 		w.putCA(good.CertPEM, good.KeyPEM)
-		w.tellsOfCA("good again", func(value float64) bool { return value == 0 })
+		w.showsCA("good again", func(value float64) bool { return value == 0 })
 	}
 	for _, state := range states {
 		w.putCA(state.cert, state.key)
@@ -364,22 +364,22 @@ func breakSecret(w *world) {
 	}
 }
 
-// tellsOfCA waits until the metric of ours is as told says. kube-controller-manager tells nothing.
-func (w *world) tellsOfCA(state string, told func(value float64) bool) {
+// showsCA waits until the metric of ours has the value that shown accepts. kube-controller-manager has no such metric.
+func (w *world) showsCA(state string, shown func(value float64) bool) {
 	w.t.Helper()
 	if w.theirs {
 		w.pause(2 * time.Second)
 		return
 	}
-	w.until(10*time.Second, string(caRejected)+" tells that the Secret is "+state, func(ctx context.Context) bool {
-		return told(w.oldest().metric(ctx, string(caRejected)))
+	w.until(10*time.Second, string(caRejected)+" shows that the Secret is "+state, func(ctx context.Context) bool {
+		return shown(w.oldest().metric(ctx, string(caRejected)))
 	})
 }
 
-// keepsItsCA checks that a program that runs tells of the broken Secret, and signs with the last good CA.
+// keepsItsCA checks that a running program shows the broken Secret, and signs with the last good CA.
 func (w *world) keepsItsCA(state secretState) {
 	w.t.Helper()
-	w.tellsOfCA(state.name, positive)
+	w.showsCA(state.name, positive)
 	made := w.newItem(&kinds[0], "join-while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"))
 	w.items = append(w.items, made)
 	if err := w.create(w.t.Context(), made); err != nil {
@@ -489,7 +489,7 @@ func removeVerbs(w *world) {
 	w.until(time.Minute, "no right is missing", func(ctx context.Context) bool { return r.metric(ctx, string(noRight)) == 0 })
 }
 
-// showsLoss waits until ours says that it has lost a right, if it asks for it. kube-controller-manager tells nobody.
+// showsLoss waits until ours says that it has lost a right, if it asks for it. kube-controller-manager does not show it.
 func (w *world) showsLoss(r *replica, lost right) {
 	w.t.Helper()
 	name := lost.verb + " " + lost.groupResource()

@@ -53,7 +53,7 @@ type kind struct {
 	make   func(w *world, node string) order
 }
 
-// order is what a requester asks for.
+// order is the content of a request.
 type order struct {
 	user    rest.ImpersonationConfig
 	signer  string

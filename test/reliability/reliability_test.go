@@ -60,7 +60,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 		w.waitReady(w.startReplica(true))
 	}
 	w.items = s.load(w)
-	stopProbing, stopListening := w.probe(s.ready == stays), w.listen()
+	stopProbing, stopWatching := w.probe(s.ready == stays), w.watchIndicators()
 	if s.before != nil {
 		s.before(w)
 	}
@@ -78,7 +78,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, r := range w.running() {
 		w.waitReady(r)
 	}
-	unready, heard := stopProbing(), stopListening()
+	unready, fired := stopProbing(), stopWatching()
 	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: w.recovery(items), unready: unready}
 	result.slowest = w.slowest(items)
 	wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
@@ -94,7 +94,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, err := range wrong {
 		t.Error(err)
 	}
-	for _, err := range slices.Concat(s.verifyAlarms(heard), w.verifyMetrics(), w.verifyTold(s, began)) {
+	for _, err := range slices.Concat(s.verifyIndicators(fired), w.verifyMetrics(), w.verifyReports(s, began)) {
 		t.Error(err)
 	}
 	if s.ready == stays && unready >= moment || s.ready == falls && unready < moment {
@@ -267,8 +267,7 @@ func (w *world) slowest(items []*item) (longest time.Duration) {
 	return longest
 }
 
-// recovery returns the longest time from the end of a fault until a request was in its final state whose requester had tried
-// to create it before. If a request has met several faults, the last one counts.
+// recovery returns the longest time from the end of a fault to the final state of a request that its requester had tried to create before. If a request has met several faults, the last one counts.
 func (w *world) recovery(items []*item) (longest time.Duration) {
 	for _, i := range items {
 		if i.kind.want == csr.Pending || !w.isFinished(i) {
@@ -323,7 +322,7 @@ func (r row) String() string {
 // table returns the results in Markdown. Where kube-controller-manager goes through a scenario, its value is the second. A list
 // of the other scenarios follows.
 func table() string {
-	text := "| Fault | What users see | Metrics that tell of it | Longest wait of a joining kubelet | Recovery | Not ready | " +
+	text := "| Fault | What users see | Metrics that show it | Longest wait of a joining kubelet | Recovery | Not ready | " +
 		"Requests that are not as they must be |\n|---|---|---|---|---|---|---|\n"
 	for i := range scenarios {
 		var wait, recovery, unready, wrong []string
@@ -350,13 +349,13 @@ func table() string {
 	return text + "\n" + notTheirs()
 }
 
-// metrics returns the names of the metrics that must tell of the fault, or why none does.
+// metrics returns the names of the metrics that must show the fault, or why there is none.
 func (s *scenario) metrics() string {
-	if len(s.alarms) == 0 {
+	if len(s.indicators) == 0 {
 		return "none: " + s.silent
 	}
 	var names []string
-	for _, name := range s.alarms {
+	for _, name := range s.indicators {
 		names = append(names, "`"+string(name)+"`")
 	}
 	return strings.Join(names, ", ")

@@ -7,7 +7,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// readiness is what the readiness of ours must show.
+// readiness is the readiness of ours that a scenario requires.
 type readiness int
 
 const (
@@ -19,7 +19,7 @@ const (
 // scenario is one fault and what must hold.
 type scenario struct {
 	name string
-	// users is what users see while it lasts.
+	// users describes what users see during the fault.
 	users string
 	// quick reports that it is a part of the subset.
 	quick bool
@@ -34,9 +34,9 @@ type scenario struct {
 	// spread is how long the load takes to be created; zero means ten seconds.
 	spread time.Duration
 	ready  readiness
-	// alarms must sound while it lasts, and mayAlarm may. silent says why no alarm must.
-	alarms, mayAlarm []alarm
-	silent           string
+	// indicators must fire while it lasts, and mayFire may. silent says why there are none.
+	indicators, mayFire []indicator
+	silent              string
 	// events are the reasons of Events that must be written while it lasts, and recorded, if set, an event of the audit log.
 	events   []string
 	recorded audit.Event
@@ -46,7 +46,7 @@ type scenario struct {
 	random int
 	// noneDiscarded reports that the same certificate must be written again, so that none is discarded.
 	noneDiscarded bool
-	// givesUp reports that the signer gives up certificates whose fate nobody knows, because the CA changes.
+	// givesUp reports that the signer gives up certificates with an unknown outcome, because the CA changes.
 	givesUp bool
 	// noRecords reports that the fault takes the audit log away for a while. Then a certificate may be without a record.
 	noRecords bool
@@ -56,9 +56,9 @@ type scenario struct {
 	fault func(w *world)
 }
 
-// whileDown are alarms of a replica whose calls fail. An API server that has just started may refuse calls, because it does not
+// whileDown are indicators of a replica whose calls fail. An API server that has just started may refuse calls, because it does not
 // know all roles yet.
-var whileDown = []alarm{unreachable, refused, noRight, notApproved, notStored, notDeleted}
+var whileDown = []indicator{unreachable, refused, noRight, notApproved, notStored, notDeleted}
 
 // requestWrites are the resources to which approver, signer and cleaner write.
 var requestWrites = []string{"certificatesigningrequests", "certificatesigningrequests/approval", "certificatesigningrequests/status"}
@@ -69,108 +69,108 @@ var scenarios = []scenario{
 		users: "requests wait while calls fail",
 		// It falls if the seed lets all calls of three seconds fail, or if the new process needs some time to start.
 		quick: true, random: 100, spread: 20 * time.Second, ready: either, prepare: shortCA, fault: randomFaults,
-		alarms: []alarm{notApproved, notStored}, mayAlarm: []alarm{unreachable, noRight, refused, notDeleted},
+		indicators: []indicator{notApproved, notStored}, mayFire: []indicator{unreachable, noRight, refused, notDeleted},
 	},
 	{
 		name:  "30% of the writes conflict",
 		users: "nothing",
-		quick: true, ready: stays, noneDiscarded: true, alarms: []alarm{notApproved, notStored},
+		quick: true, ready: stays, noneDiscarded: true, indicators: []indicator{notApproved, notStored},
 		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)}),
 	},
 	{
 		name:  "each write is answered 500 after it was stored",
 		users: "nothing; the audit log says that an answer was lost",
-		quick: true, ready: stays, noneDiscarded: true, alarms: []alarm{answered500, notDeleted}, recorded: audit.Stored,
+		quick: true, ready: stays, noneDiscarded: true, indicators: []indicator{answered500, notDeleted}, recorded: audit.Stored,
 		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Do: faults.Answer(500).Landed()}),
 	},
 	{
 		name:  "API server restarts",
 		users: "requests can't be made, and those that wait are served when it is back",
 		// It falls if the API server needs more than three seconds to come back.
-		quick: true, replicas: 2, ready: either, alarms: []alarm{unreachable}, mayAlarm: whileDown, fault: restartAPIServer,
+		quick: true, replicas: 2, ready: either, indicators: []indicator{unreachable}, mayFire: whileDown, fault: restartAPIServer,
 	},
 	{
 		name:     "etcd is stopped for 20 s",
 		users:    "requests can't be made; replicas are not ready",
-		replicas: 2, ready: falls, alarms: []alarm{unreachable}, mayAlarm: whileDown, fault: stopEtcd,
+		replicas: 2, ready: falls, indicators: []indicator{unreachable}, mayFire: whileDown, fault: stopEtcd,
 	},
 	{
 		name:     "leader is killed every 6 s for two minutes",
 		users:    "requests wait up to a few seconds for the standby",
-		replicas: 2, ready: stays, spread: 125 * time.Second, alarms: []alarm{newLeader}, mayAlarm: []alarm{unreachable}, fault: killLeaders,
+		replicas: 2, ready: stays, spread: 125 * time.Second, indicators: []indicator{newLeader}, mayFire: []indicator{unreachable}, fault: killLeaders,
 	},
 	{
 		name:  "leader is paused twice and wakes up",
 		users: "as above; the paused replica ends when it wakes up, and is started again",
-		quick: true, ready: stays, replicas: 2, spread: 20 * time.Second, alarms: []alarm{newLeader}, mayAlarm: whileDown, fault: pauseLeader,
+		quick: true, ready: stays, replicas: 2, spread: 20 * time.Second, indicators: []indicator{newLeader}, mayFire: whileDown, fault: pauseLeader,
 	},
 	{
 		name:  "kube-controller-manager works beside it, with the same CA",
 		users: "nothing; each certificate is from one of the two",
-		ready: stays, alarms: []alarm{foreign},
+		ready: stays, indicators: []indicator{foreign},
 		oursOnly: "it is the other program", fault: besideTheirs(true),
 	},
 	{
 		name:  "kube-controller-manager works beside it, with another CA",
 		users: "certificates of two CAs; Event `SecondSigner`",
-		ready: stays, alarms: []alarm{foreign},
+		ready: stays, indicators: []indicator{foreign},
 		events:   []string{"SecondSigner"},
 		oursOnly: "it is the other program", fault: besideTheirs(false),
 	},
 	{
 		name:  "its clock is an hour ahead",
 		users: "approved requests wait; readiness and `csr_clock_skew_seconds` name the clock",
-		quick: true, ready: falls, alarms: []alarm{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(time.Hour),
+		quick: true, ready: falls, indicators: []indicator{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(time.Hour),
 	},
 	{
 		name:  "its clock is an hour behind",
 		users: "the same",
-		ready: falls, alarms: []alarm{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(-time.Hour),
+		ready: falls, indicators: []indicator{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(-time.Hour),
 	},
 	{
 		name:  "API server's clock goes back by a day",
 		users: "the same; nothing is deleted before its time",
-		ready: falls, alarms: []alarm{skewed},
+		ready: falls, indicators: []indicator{skewed},
 		spread: 30 * time.Second, prepare: allAhead, before: correctAPIServer, fault: correctProgram,
 	},
 	{
 		name:  "signing Secret is empty, half, mismatched, a leaf, expired, garbage, 1 MB, and deleted",
 		users: "nothing while the manager runs, because it keeps the last good CA; a manager that starts has none, is not ready, and signs nothing",
-		ready: falls, spread: 60 * time.Second, alarms: []alarm{caRejected}, mayAlarm: []alarm{unreachable}, fault: breakSecret,
+		ready: falls, spread: 60 * time.Second, indicators: []indicator{caRejected}, mayFire: []indicator{unreachable}, fault: breakSecret,
 	},
 	{
 		name:   "each verb of its roles is removed and given back",
 		users:  "requests wait for the verb; readiness and `csr_check_missing_rights` name it",
-		spread: 200 * time.Second, ready: falls, alarms: []alarm{noRight, refused, notApproved, notStored, notDeleted}, fault: removeVerbs,
+		spread: 200 * time.Second, ready: falls, indicators: []indicator{noRight, refused, notApproved, notStored, notDeleted}, fault: removeVerbs,
 	},
 	{
 		name:  "authorizer webhook times out",
 		users: "requests wait for the review",
 		// It falls if the approver has nothing else to do than reviews, so that no call is answered for three seconds.
 		ready:   either,
-		prepare: slowAuthorizer, mayAlarm: []alarm{unreachable}, alarms: []alarm{notApproved}, fault: hangAuthorizer,
+		prepare: slowAuthorizer, mayFire: []indicator{unreachable}, indicators: []indicator{notApproved}, fault: hangAuthorizer,
 	},
 	{
 		name:     "inventory is down, slow and lies",
 		users:    "requests for serving certificates wait (`InventoryUnavailable`, `InventoryPending`, `SANNotOwned`)",
 		oursOnly: noInventory, prepare: startInventory, ready: stays, spread: 15 * time.Second,
-		alarms: []alarm{unavailable, slowInventory, notOwned}, events: []string{"InventoryUnavailable", "InventoryPending", "SANNotOwned"},
+		indicators: []indicator{unavailable, slowInventory, notOwned}, events: []string{"InventoryUnavailable", "InventoryPending", "SANNotOwned"},
 		fault: breakInventory,
 	},
 	{
 		name:     "watches of Nodes and Services stall",
 		users:    "requests for serving certificates of new nodes wait (`NodeNotFound`)",
-		oursOnly: noInventory, ready: stays, alarms: []alarm{unknownNode}, events: []string{"NodeNotFound"}, fault: stallWatches,
+		oursOnly: noInventory, ready: stays, indicators: []indicator{unknownNode}, events: []string{"NodeNotFound"}, fault: stallWatches,
 	},
 	{
 		name:     "disk of the audit log is full",
 		users:    "nothing; the log and `csr_audit_errors_total` say what was not recorded",
-		oursOnly: noAudit, noRecords: true, ready: stays, alarms: []alarm{notAudited}, prepare: fullDisk, fault: freeDisk,
+		oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited}, prepare: fullDisk, fault: freeDisk,
 	},
 	{
 		name:  "disk of the audit log hangs",
 		users: "the same",
-		quick: true, oursOnly: noAudit, noRecords: true, ready: stays, alarms: []alarm{notAudited},
+		quick: true, oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited},
 		prepare: hangingDisk, fault: freeDisk,
 	},
 	{
@@ -184,7 +184,7 @@ var scenarios = []scenario{
 		users: "requests wait until the process has enough memory",
 		// Nothing answers while the process is down. When it starts, it is ready at once or after some time.
 		ready: either, spread: 30 * time.Second,
-		alarms: []alarm{restarted}, mayAlarm: []alarm{unreachable}, fault: endForMemory,
+		indicators: []indicator{restarted}, mayFire: []indicator{unreachable}, fault: endForMemory,
 	},
 }
 

@@ -46,7 +46,7 @@ func (s *service) wasAsked(w *world, modes ...mode) {
 	w.t.Helper()
 	for _, one := range modes {
 		if s.calls[one].Load() == 0 {
-			w.wrong("nobody asked the service in mode %d", one)
+			w.wrong("no call reached the service in mode %d", one)
 		}
 	}
 }
@@ -170,13 +170,13 @@ func (w *world) addressOf(ctx context.Context, name string) string {
 func breakInventory(w *world) {
 	for _, state := range []struct {
 		mode  mode
-		tells alarm
+		shown indicator
 	}{{down, unavailable}, {slow, slowInventory}, {lies, notOwned}} {
-		before := w.oldest().alarms(w.t.Context(), nil)
+		before := w.oldest().indicators(w.t.Context(), nil)
 		w.service.mode.Store(state.mode)
 		w.pause(5 * time.Second)
-		if w.oldest().alarms(w.t.Context(), before)[state.tells] == 0 {
-			w.wrong("the inventory is in mode %d, and %s does not tell", state.mode, state.tells)
+		if w.oldest().indicators(w.t.Context(), before)[state.shown] == 0 {
+			w.wrong("the inventory is in mode %d, and %s does not fire", state.mode, state.shown)
 		}
 	}
 	w.service.mode.Store(works)

@@ -55,7 +55,7 @@ type soakForm struct {
 	name string
 	// leaders reports that the leader is killed every six minutes.
 	leaders bool
-	// renew reports that nodes renew with the certificates that they have got. So nobody may accept that certificates of
+	// renew reports that nodes renew with the certificates that they have got. So no operator may accept that certificates of
 	// the retiring CA are left, and a rotation takes as long as they live.
 	renew bool
 }
@@ -409,7 +409,7 @@ func (s *soak) killLeader() {
 	}
 }
 
-// sample is what is measured of one process while nothing is disturbed.
+// sample holds the measurements of one process while there is no fault.
 type sample struct {
 	memory, goroutines, latency float64            // bytes, number, seconds
 	stored                      map[string]float64 // number by kind

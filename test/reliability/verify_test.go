@@ -277,7 +277,7 @@ func (w *world) storedFor(name string) string {
 // has issued it. In that case both must have issued some.
 func (w *world) verifySigners(stored map[string]*x509.Certificate, signers map[string]*replica) (wrong []error) {
 	beside := slices.ContainsFunc(w.replicas, func(r *replica) bool { return r.audit == "" })
-	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, nobody can tell
+	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, this can't be told
 	if err != nil {
 		return []error{err}
 	}

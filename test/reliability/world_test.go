@@ -278,7 +278,7 @@ func uid(t *testing.T) types.UID {
 	return types.UID(hex.EncodeToString(bytes))
 }
 
-// history is what a watch past the proxy has shown of each request, by name.
+// history holds each request by name, as a watch past the proxy has shown it.
 type history struct {
 	mu       sync.Mutex
 	requests map[string]*past

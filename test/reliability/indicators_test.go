@@ -20,77 +20,77 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// An alarm is a metric that tells of a fault. A scenario names those that must sound while it lasts, and those that may.
-// No other may sound.
-type alarm string
+// An indicator is a metric that shows a fault. A scenario names the indicators that must fire while it lasts, and those that may.
+// No other may fire.
+type indicator string
 
 const (
-	unreachable alarm = "csr_api_server_reachable"
-	noRight     alarm = "csr_check_missing_rights"
-	skewed      alarm = "csr_clock_skew_seconds"
-	caRejected  alarm = "csr_signer_ca_rejected"
-	notAudited  alarm = "csr_audit_errors_total"
-	foreign     alarm = "csr_signer_foreign_certificates_total"
-	mismatch    alarm = "csr_signer_certificate_mismatches_total"
-	refused     alarm = "csr_api_refused_total"
-	notApproved alarm = "csr_approver_errors_total"
-	notStored   alarm = "csr_signer_errors_total"
-	notDeleted  alarm = "csr_cleaner_errors_total"
+	unreachable indicator = "csr_api_server_reachable"
+	noRight     indicator = "csr_check_missing_rights"
+	skewed      indicator = "csr_clock_skew_seconds"
+	caRejected  indicator = "csr_signer_ca_rejected"
+	notAudited  indicator = "csr_audit_errors_total"
+	foreign     indicator = "csr_signer_foreign_certificates_total"
+	mismatch    indicator = "csr_signer_certificate_mismatches_total"
+	refused     indicator = "csr_api_refused_total"
+	notApproved indicator = "csr_approver_errors_total"
+	notStored   indicator = "csr_signer_errors_total"
+	notDeleted  indicator = "csr_cleaner_errors_total"
 
-	// These also sound without a fault: a Node is as young as its first request, and processes start and lead.
-	unavailable   alarm = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
-	slowInventory alarm = `csr_approver_decisions_total{reason="InventoryPending"}`
-	notOwned      alarm = `csr_approver_decisions_total{reason="SANNotOwned"}`
-	unknownNode   alarm = `csr_approver_decisions_total{reason="NodeNotFound"}`
-	answered500   alarm = `rest_client_requests_total{code="500"}`
-	newLeader     alarm = "leader_election_master_status"
-	restarted     alarm = "process_start_time_seconds"
+	// These also fire without a fault: a Node is as young as its first request, and processes start and lead.
+	unavailable   indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
+	slowInventory indicator = `csr_approver_decisions_total{reason="InventoryPending"}`
+	notOwned      indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
+	unknownNode   indicator = `csr_approver_decisions_total{reason="NodeNotFound"}`
+	answered500   indicator = `rest_client_requests_total{code="500"}`
+	newLeader     indicator = "leader_election_master_status"
+	restarted     indicator = "process_start_time_seconds"
 )
 
-// alarms says for which values an alarm sounds. Those that end sound no more when the fault is over. The others count: what
-// they add to the value before the fault sounds. An alarm that is harmless may sound in each scenario.
-var alarms = map[alarm]struct {
-	sounds         func(value float64) bool
+// indicators says for which values an indicator fires. Those that end stop when the fault is over. The others are counters: they fire
+// for what was added since the fault began. A harmless indicator may fire in each scenario.
+var indicators = map[indicator]struct {
+	fires          func(value float64) bool
 	ends, harmless bool
 }{
-	unreachable:   {sounds: func(value float64) bool { return value == 0 }, ends: true},
-	noRight:       {sounds: positive, ends: true},
-	skewed:        {sounds: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
-	caRejected:    {sounds: positive, ends: true},
-	notAudited:    {sounds: positive},
-	foreign:       {sounds: positive},
-	mismatch:      {sounds: positive},
-	refused:       {sounds: positive},
-	notApproved:   {sounds: positive},
-	notStored:     {sounds: positive},
-	notDeleted:    {sounds: positive},
-	unavailable:   {sounds: positive, harmless: true},
-	slowInventory: {sounds: positive, harmless: true},
-	notOwned:      {sounds: positive, harmless: true},
-	unknownNode:   {sounds: positive, harmless: true},
-	answered500:   {sounds: positive, harmless: true},
-	newLeader:     {sounds: positive, harmless: true},
-	restarted:     {sounds: positive, harmless: true},
+	unreachable:   {fires: func(value float64) bool { return value == 0 }, ends: true},
+	noRight:       {fires: positive, ends: true},
+	skewed:        {fires: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
+	caRejected:    {fires: positive, ends: true},
+	notAudited:    {fires: positive},
+	foreign:       {fires: positive},
+	mismatch:      {fires: positive},
+	refused:       {fires: positive},
+	notApproved:   {fires: positive},
+	notStored:     {fires: positive},
+	notDeleted:    {fires: positive},
+	unavailable:   {fires: positive, harmless: true},
+	slowInventory: {fires: positive, harmless: true},
+	notOwned:      {fires: positive, harmless: true},
+	unknownNode:   {fires: positive, harmless: true},
+	answered500:   {fires: positive, harmless: true},
+	newLeader:     {fires: positive, harmless: true},
+	restarted:     {fires: positive, harmless: true},
 }
 
 func positive(value float64) bool { return value > 0 }
 
-// listen reads the metrics of the replicas of ours all the time. The returned function ends that, and returns the alarms
-// that sounded, with what they said first.
-func (w *world) listen() (stop func() map[alarm]string) {
+// watchIndicators reads the metrics of the replicas of ours all the time. The returned function ends that, and returns the indicators
+// that fired, with what they said first.
+func (w *world) watchIndicators() (stop func() map[indicator]string) {
 	ctx, cancel := context.WithCancel(w.t.Context())
-	heard, done := map[alarm]string{}, make(chan struct{})
-	before := map[int]map[alarm]float64{} // what counters of the first replicas have counted already
+	fired, done := map[indicator]string{}, make(chan struct{})
+	before := map[int]map[indicator]float64{} // what counters of the first replicas have counted already
 	for _, r := range w.running() {
-		before[r.number] = r.alarms(ctx, nil)
+		before[r.number] = r.indicators(ctx, nil)
 	}
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
 			for _, r := range w.running() {
-				for name, value := range r.alarms(ctx, before[r.number]) {
-					if _, known := heard[name]; !known {
-						heard[name] = fmt.Sprintf("replica %d: %s is %v", r.number, name, value)
+				for name, value := range r.indicators(ctx, before[r.number]) {
+					if _, known := fired[name]; !known {
+						fired[name] = fmt.Sprintf("replica %d: %s is %v", r.number, name, value)
 					}
 				}
 			}
@@ -100,49 +100,49 @@ func (w *world) listen() (stop func() map[alarm]string) {
 			}
 		}
 	}()
-	return func() map[alarm]string {
+	return func() map[indicator]string {
 		cancel()
 		<-done
-		return heard
+		return fired
 	}
 }
 
-// alarms returns the alarms of r that sound, with their values. Of those that count, only what was added to before counts.
-func (r *replica) alarms(ctx context.Context, before map[alarm]float64) map[alarm]float64 {
-	sounding := map[alarm]float64{}
+// indicators returns the indicators of r that fire, with their values. The value of a counter is what was added to before.
+func (r *replica) indicators(ctx context.Context, before map[indicator]float64) map[indicator]float64 {
+	firing := map[indicator]float64{}
 	status, page := r.page(ctx, r.metrics, "/metrics")
 	if status != http.StatusOK {
 		return nil
 	}
-	for name, alarm := range alarms {
+	for name, indicator := range indicators {
 		value, found := sum(page, string(name))
-		if !alarm.ends {
+		if !indicator.ends {
 			value -= before[name]
 		}
-		if found && alarm.sounds(value) {
-			sounding[name] = value
+		if found && indicator.fires(value) {
+			firing[name] = value
 		}
 	}
-	return sounding
+	return firing
 }
 
-// verifyAlarms returns which alarms were missing or false.
-func (s *scenario) verifyAlarms(heard map[alarm]string) (wrong []error) {
-	for _, name := range s.alarms {
-		if heard[name] == "" {
-			wrong = append(wrong, fmt.Errorf("%s did not tell of the fault", name))
+// verifyIndicators returns which indicators were missing or false.
+func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) {
+	for _, name := range s.indicators {
+		if fired[name] == "" {
+			wrong = append(wrong, fmt.Errorf("%s did not show the fault", name))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(heard)) {
-		if !alarms[name].harmless && !slices.Contains(s.alarms, name) && !slices.Contains(s.mayAlarm, name) {
-			wrong = append(wrong, fmt.Errorf("false alarm: %s", heard[name]))
+	for _, name := range slices.Sorted(maps.Keys(fired)) {
+		if !indicators[name].harmless && !slices.Contains(s.indicators, name) && !slices.Contains(s.mayFire, name) {
+			wrong = append(wrong, fmt.Errorf("unexpected indicator: %s", fired[name]))
 		}
 	}
 	return wrong
 }
 
-// verifyTold returns which Events and which lines of the log were missing. The Events must be from the time of the fault.
-func (w *world) verifyTold(s *scenario, began time.Time) (wrong []error) {
+// verifyReports returns which Events and which lines of the log were missing. The Events must be from the time of the fault.
+func (w *world) verifyReports(s *scenario, began time.Time) (wrong []error) {
 	w.t.Helper()
 	told, ended := map[string]bool{}, w.ends[len(w.ends)-1]
 	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
@@ -225,14 +225,14 @@ func (w *world) verifyRecordedOrLogged() (wrong []error) {
 	return wrong
 }
 
-// verifyMetrics waits until the metrics of every replica of ours say what is true after the fault: no alarm that ends
-// sounds, and csr_requests has as many requests in each state as the API server.
+// verifyMetrics waits until the metrics of every replica of ours say what is true after the fault: no indicator that ends
+// fires, and csr_requests has as many requests in each state as the API server.
 func (w *world) verifyMetrics() (wrong []error) {
 	w.t.Helper()
 	for _, r := range w.running() {
 		var last error
 		err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-			last = w.tellsTheTruth(ctx, r)
+			last = w.matchesTheAPIServer(ctx, r)
 			return last == nil, nil
 		})
 		if err != nil {
@@ -242,7 +242,7 @@ func (w *world) verifyMetrics() (wrong []error) {
 	return wrong
 }
 
-func (w *world) tellsTheTruth(ctx context.Context, r *replica) error {
+func (w *world) matchesTheAPIServer(ctx context.Context, r *replica) error {
 	stored := map[string]float64{}
 	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -255,8 +255,8 @@ func (w *world) tellsTheTruth(ctx context.Context, r *replica) error {
 	if status != http.StatusOK {
 		return fmt.Errorf("metrics: status %d", status)
 	}
-	for name, alarm := range alarms {
-		if value, found := sum(page, string(name)); alarm.ends && found && alarm.sounds(value) {
+	for name, indicator := range indicators {
+		if value, found := sum(page, string(name)); indicator.ends && found && indicator.fires(value) {
 			return fmt.Errorf("after the fault %s is %v", name, value)
 		}
 	}
