@@ -37,7 +37,7 @@ func (e *env) testIntermediate(t *testing.T, own program) {
 		turn.settle(t, map[string]string{turn.names[name]: approvedIssued})
 		obj := turn.list(t)[turn.names[name]]
 		found := turn.read(t, client, name, obj)
-		turn.running.check(t, p.ours)
+		turn.running.check(t, p.ours())
 		if found.Certificate == nil {
 			t.Fatalf("%s: nothing was issued: %+v", name, found)
 		}

@@ -1,15 +1,21 @@
 package parity
 
 import (
+	"bytes"
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -20,6 +26,8 @@ import (
 type env struct {
 	*cluster.Cluster
 	admin kubernetes.Interface
+	// kubeconfigs are the kubeconfig files of the ServiceAccounts of ours, and "" is the administrator's.
+	kubeconfigs map[string]string
 	// common are the flags of every start, and byStart the flags of one start.
 	common  []string
 	byStart [starts][]string
@@ -50,7 +58,8 @@ func startEnv(t *testing.T) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.common = []string{"--kubeconfig=" + kubeconfig, "--leader-elect=false"}
+	e.kubeconfigs, e.common = map[string]string{"": kubeconfig}, []string{"--leader-elect=false"}
+	e.installSplit(t)
 	e.bind(t, "system:node-bootstrapper", rbacv1.GroupKind, "system:authenticated")
 	e.bind(t, nodeClientRole, rbacv1.GroupKind, "parity:bootstrappers")
 	e.bind(t, nodeClientRole, rbacv1.UserKind, "named")
@@ -59,6 +68,49 @@ func startEnv(t *testing.T) *env {
 		t.Fatal(err)
 	}
 	return e
+}
+
+// systemNamespace is the namespace of the shipped manifests.
+const systemNamespace = "csr-controller-manager-system"
+
+// installSplit installs the identities and roles of config/overlays/split, and waits until they are in effect.
+func (e *env) installSplit(t *testing.T) {
+	t.Helper()
+	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
+	manifests, err := exec.CommandContext(t.Context(), kubectl, "kustomize", "../../config/overlays/split").Output()
+	if err != nil {
+		t.Fatalf("render config/overlays/split: %v", err)
+	}
+	apply := exec.CommandContext(t.Context(), kubectl, "--kubeconfig="+e.kubeconfigs[""], "apply", "--server-side", "-f", "-")
+	apply.Stdin = bytes.NewReader(manifests)
+	if text, err := apply.CombinedOutput(); err != nil {
+		t.Fatalf("install config/overlays/split: %v: %s", err, text)
+	}
+	for account, needs := range map[string]authorizationv1.ResourceAttributes{
+		"csr-approver": {Verb: "update", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Subresource: "approval"},
+		"csr-signer":   {Verb: "update", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Subresource: "status"},
+		"csr-cleaner":  {Verb: "delete", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests"},
+	} {
+		token, err := e.admin.CoreV1().ServiceAccounts(systemNamespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := rest.AnonymousClientConfig(e.Config)
+		config.BearerToken = token.Status.Token
+		if e.kubeconfigs[account], err = e.WriteKubeconfig(account, config); err != nil {
+			t.Fatal(err)
+		}
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: serviceaccount.MakeUsername(systemNamespace, account), ResourceAttributes: &needs,
+		}}
+		err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+			answer, err := e.admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+			return err == nil && answer.Status.Allowed, err
+		})
+		if err != nil {
+			t.Fatalf("the role of %s is not in effect: %v", account, err)
+		}
+	}
 }
 
 const nodeClientRole = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"

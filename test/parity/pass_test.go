@@ -36,7 +36,7 @@ type pass struct {
 	hasty    bool
 	// awake reports that the program has done something. A program may start slowly.
 	awake   bool
-	running *process
+	running running
 	names   map[string]string // row → object
 	from    map[string]time.Time
 }
@@ -50,7 +50,7 @@ func (e *env) turn(t *testing.T, p program) *pass {
 		if err != nil {
 			t.Fatal(err)
 		}
-		turn.patience, turn.hasty = short, p.ours
+		turn.patience, turn.hasty = short, p.ours()
 	}
 	return turn
 }
@@ -124,7 +124,7 @@ func (p *pass) startCleaning(t *testing.T) {
 		if seen == p.passes {
 			return
 		}
-		if p.ours { // ours needs no second start, and a mutant may never clean
+		if p.ours() { // ours needs no second start, and a mutant may never clean
 			return
 		}
 		p.running.stop()
@@ -156,14 +156,14 @@ func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcom
 	objs = p.list(t)
 	for key, r := range rows {
 		into[key] = p.read(t, r, key, objs[p.names[key]])
-		if p.ours && !p.logs(t, r.log) {
+		if p.ours() && !p.logs(t, r.log) {
 			t.Errorf("%q is not in our log for %q", r.log, key)
 		}
 	}
 	if t.Failed() {
 		t.Logf("%s", p.running.tail(t))
 	}
-	p.running.check(t, p.ours)
+	p.running.check(t, p.ours())
 	p.clear(t)
 }
 
@@ -204,7 +204,7 @@ func (p *pass) wanted(rows map[string]row, which func(row) bool) map[string]stri
 	wanted := map[string]string{}
 	for key, r := range rows {
 		if which(r) {
-			wanted[p.names[key]] = r.expected(p.ours)
+			wanted[p.names[key]] = r.expected(p.ours())
 		}
 	}
 	return wanted

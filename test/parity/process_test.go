@@ -24,8 +24,13 @@ type program struct {
 	passes int
 	// stop is the signal that ends the program. A program without a Lease may be killed.
 	stop syscall.Signal
-	ours bool
+	// identities are the ServiceAccounts of ours by controller. Each controller is a process. kube-controller-manager is one process
+	// and an administrator.
+	identities map[string]string
 }
+
+// ours reports whether the program is ours.
+func (p program) ours() bool { return p.identities != nil }
 
 // firstCleaningMinor is the first minor version of Kubernetes whose kube-controller-manager can be seen to clean.
 // Version 1.34 makes its first pass before it starts its informers, and the next one an hour later: in eight of eight
@@ -43,12 +48,13 @@ func kubeControllerManager(binary string) program {
 
 func csrControllerManager(binary string) program {
 	return program{
-		id: "own", binary: binary, passes: 1, stop: syscall.SIGTERM, ours: true,
-		args: []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"},
+		id: "own", binary: binary, passes: 1, stop: syscall.SIGTERM,
+		identities: map[string]string{"csrapproving": "csr-approver", "csrsigning": "csr-signer", "csrcleaner": "csr-cleaner"},
+		args:       []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"},
 	}
 }
 
-// process is a running program.
+// process is a process of a running program.
 type process struct {
 	cmd    *exec.Cmd
 	log    string
@@ -56,50 +62,59 @@ type process struct {
 	cancel context.CancelFunc
 }
 
-// start runs the program until stop or the end of the test.
-func (p program) start(t *testing.T, on *env, args ...string) *process {
+// running is a program that runs.
+type running []*process
+
+// controllersFlag begins the flag with the controllers of a start.
+const controllersFlag = "--controllers="
+
+// start runs the program until stop or the end of the test. args must have controllersFlag.
+func (p program) start(t *testing.T, on *env, args ...string) running {
+	t.Helper()
+	args = slices.Concat(on.common, args, p.args)
+	if !p.ours() {
+		return running{p.startProcess(t, on, append(args, "--kubeconfig="+on.kubeconfigs[""])...)}
+	}
+	at := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, controllersFlag) })
+	controllers := strings.TrimPrefix(args[at], controllersFlag)
+	var all running
+	for name := range strings.SplitSeq(controllers, ",") {
+		args[at] = controllersFlag + name
+		all = append(all, p.startProcess(t, on, append(slices.Clone(args), "--kubeconfig="+on.kubeconfigs[p.identities[name]])...))
+	}
+	return all
+}
+
+func (p program) startProcess(t *testing.T, on *env, args ...string) *process {
 	t.Helper()
 	log, err := os.CreateTemp(on.Dir, p.id+"-*.log") // the guard removes that folder, however the test ends
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	running := &process{log: log.Name(), ended: make(chan struct{}), cancel: cancel}
-	running.cmd = exec.CommandContext(ctx, p.binary, slices.Concat(on.common, args, p.args)...)
-	running.cmd.Stdout, running.cmd.Stderr = log, log
-	running.cmd.Cancel = func() error { return running.cmd.Process.Signal(p.stop) }
-	running.cmd.WaitDelay = 15 * time.Second
-	if err := running.cmd.Start(); err != nil {
+	made := &process{log: log.Name(), ended: make(chan struct{}), cancel: cancel}
+	made.cmd = exec.CommandContext(ctx, p.binary, args...)
+	made.cmd.Stdout, made.cmd.Stderr = log, log
+	made.cmd.Cancel = func() error { return made.cmd.Process.Signal(p.stop) }
+	made.cmd.WaitDelay = 15 * time.Second
+	if err := made.cmd.Start(); err != nil {
 		cancel()
 		t.Fatal(err)
 	}
-	release := on.Guard(running.cmd.Process)
+	release := on.Guard(made.cmd.Process)
 	go func() {
-		_ = running.cmd.Wait()
+		_ = made.cmd.Wait()
 		release()
 		_ = log.Close()
-		close(running.ended)
+		close(made.ended)
 	}()
-	t.Cleanup(running.stop)
-	return running
+	t.Cleanup(made.stop)
+	return made
 }
 
 func (p *process) stop() {
 	p.cancel()
 	<-p.ended
-}
-
-// check fails the test if the process stopped unexpectedly, or with an error.
-func (p *process) check(t *testing.T, ours bool) {
-	t.Helper()
-	if p.over() {
-		t.Errorf("%v: %s: %s\n%s", errEnded, p.cmd.Path, p.cmd.ProcessState, p.tail(t))
-		return
-	}
-	p.stop()
-	if ours && !p.cmd.ProcessState.Success() {
-		t.Errorf("%s did not stop cleanly: %s\n%s", p.cmd.Path, p.cmd.ProcessState, p.tail(t))
-	}
 }
 
 // over reports whether the process has ended.
@@ -112,19 +127,54 @@ func (p *process) over() bool {
 	}
 }
 
-func (p *process) text(t *testing.T) string {
+// check stops the program. It fails the test if a process stopped before, or with an error, or lacked a right.
+func (r running) check(t *testing.T, ours bool) {
 	t.Helper()
-	text, err := os.ReadFile(p.log)
-	if err != nil {
-		t.Error(err)
+	for _, p := range r {
+		if p.over() {
+			t.Errorf("%v: %s: %s\n%s", errEnded, p.cmd.Path, p.cmd.ProcessState, r.tail(t))
+			continue
+		}
+		p.stop()
+		if ours && !p.cmd.ProcessState.Success() {
+			t.Errorf("%s did not stop cleanly: %s\n%s", p.cmd.Path, p.cmd.ProcessState, r.tail(t))
+		}
 	}
-	return string(text)
+	if text := r.text(t); ours && strings.Contains(text, "forbidden") {
+		t.Errorf("the shipped roles are not enough:\n%s", text)
+	}
 }
 
-func (p *process) tail(t *testing.T) string {
+func (r running) stop() {
+	for _, p := range r {
+		p.stop()
+	}
+}
+
+// over reports whether a process of the program has ended.
+func (r running) over() bool { return slices.ContainsFunc(r, (*process).over) }
+
+// text returns the logs.
+func (r running) text(t *testing.T) (all string) {
 	t.Helper()
-	lines := strings.Split(p.text(t), "\n")
-	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+	for _, p := range r {
+		text, err := os.ReadFile(p.log)
+		if err != nil {
+			t.Error(err)
+		}
+		all += string(text)
+	}
+	return all
+}
+
+// tail returns the end of each log.
+func (r running) tail(t *testing.T) (all string) {
+	t.Helper()
+	for _, p := range r {
+		lines := strings.Split(running{p}.text(t), "\n")
+		all += strings.Join(lines[max(0, len(lines)-30):], "\n")
+	}
+	return all
 }
 
 // ownBinary returns the binary of this tree, or PARITY_BINARY.

@@ -182,7 +182,7 @@ func (e *env) randomTurn(t *testing.T, p program, rows map[string]sample, theirs
 	for key, s := range accepted {
 		outcomes[key] = turn.read(t, s.row, key, objs[turn.names[key]])
 	}
-	turn.running.check(t, p.ours)
+	turn.running.check(t, p.ours())
 	turn.clear(t)
 	return outcomes
 }

@@ -126,12 +126,12 @@ func (e *env) testNotStored(t *testing.T, own program) {
 			t.Fatalf("%s does not try again: %v\n%s", p.id, err, turn.running.tail(t))
 		}
 		switch writes, different := refused.of(name); {
-		case p.ours && different != 1:
+		case p.ours() && different != 1:
 			t.Errorf("we wrote %d certificates in %d writes, want the same one", different, writes)
-		case !p.ours && different != writes:
+		case !p.ours() && different != writes:
 			t.Errorf("kube-controller-manager wrote %d certificates in %d writes, deviation \"not-stored\" no longer differs", different, writes)
 		}
-		turn.running.check(t, p.ours)
+		turn.running.check(t, p.ours())
 		turn.clear(t)
 	}
 }
