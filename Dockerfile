@@ -1,4 +1,4 @@
-# The same image as `make image` builds, for who has a builder: docker buildx build --platform linux/amd64,linux/arm64 .
+# Builds the same image as `make image`, with BuildKit: docker buildx build --platform linux/amd64,linux/arm64 .
 # The builder is the index of both platforms; its Go is at least what go.mod wants.
 FROM --platform=$BUILDPLATFORM docker.io/library/golang:1.26.8-alpine3.23@sha256:a8fa79c5bd40d880b52bd3b6d7669ecdcfd00e85facdd427d279efb5ddd79cb1 AS build
 ARG TARGETOS TARGETARCH

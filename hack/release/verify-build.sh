@@ -3,8 +3,8 @@
 #
 #   hack/release/verify-build.sh VERSION OUT
 #
-# Without BUILDER_PUBLIC_KEY, the builder is the workflow build.yml at the commit that release.yml names, called for the tag GITHUB_REF of
-# GITHUB_REPOSITORY.
+# Without BUILDER_PUBLIC_KEY, the builder is the workflow build.yml at the commit that release.yml names. It must have been called by
+# GITHUB_REPOSITORY, for the tag GITHUB_REF at the commit GITHUB_SHA: workflows of other repositories can call it, too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . hack/release/lib.sh
@@ -13,13 +13,14 @@ checkVersion "$version"
 buildTools
 
 if [ -n "${BUILDER_PUBLIC_KEY:-}" ]; then
-  who=(--key "$BUILDER_PUBLIC_KEY" --insecure-ignore-tlog)
+  signer=(--key "$BUILDER_PUBLIC_KEY" --insecure-ignore-tlog)
 else
-  who=(--certificate-identity "$(builder)" --certificate-oidc-issuer "$issuer"
-    --certificate-github-workflow-repository "${GITHUB_REPOSITORY:?}" --certificate-github-workflow-ref "${GITHUB_REF:?}")
+  signer=(--certificate-identity "$(builder)" --certificate-oidc-issuer "$issuer"
+    --certificate-github-workflow-repository "${GITHUB_REPOSITORY:?}" --certificate-github-workflow-ref "${GITHUB_REF:?}"
+    --certificate-github-workflow-sha "${GITHUB_SHA:?}")
 fi
 
-how=(verify-blob-attestation "${who[@]}" --type slsaprovenance1 --bundle "$out/provenance.sigstore.json")
+how=(verify-blob-attestation "${signer[@]}" --type slsaprovenance1 --bundle "$out/provenance.sigstore.json")
 check "${how[@]}" "$out/checksums.txt"
 (cd "$out" && sha256sum --quiet --strict -c checksums.txt)
 while read -r _ file; do

@@ -3,8 +3,8 @@
 #
 #   hack/release/verify.sh VERSION REGISTRY OUT
 #
-# OUT is the folder with all files of the release. Without COSIGN_PUBLIC_KEY, the signer must be the release workflow of GITHUB_REPOSITORY at
-# the tag GITHUB_REF.
+# OUT is the folder with all files of the release. Without COSIGN_PUBLIC_KEY, the signer must be the release workflow of GITHUB_REPOSITORY, run
+# for the tag GITHUB_REF at the commit GITHUB_SHA.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . hack/release/lib.sh
@@ -15,13 +15,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 if [ -n "${COSIGN_PUBLIC_KEY:-}" ]; then
-  who=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
+  signer=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
 else
-  who=(--certificate-identity "$(identity)" --certificate-oidc-issuer "$issuer")
+  signer=(--certificate-identity "$(identity)" --certificate-oidc-issuer "$issuer"
+    --certificate-github-workflow-sha "${GITHUB_SHA:?}")
 fi
 
 for file in checksums.txt references.txt; do
-  check verify-blob "${who[@]}" --bundle "$out/$file.sigstore.json" "$out/$file"
+  check verify-blob "${signer[@]}" --bundle "$out/$file.sigstore.json" "$out/$file"
 done
 hack/release/verify-build.sh "$version" "$out"
 
@@ -38,13 +39,13 @@ crane manifest "$chart" >"$work/chart"
 hasChart "$work/chart" "$chart" "$out/$name-${version#v}.tgz"
 
 for reference in "${references[@]}"; do
-  check verify "${who[@]}" "$reference"
+  check verify "${signer[@]}" "$reference"
 done
 for reference in "${references[@]:0:2}"; do
   for arch in amd64 arm64; do
     platform=${reference%@*}@$(crane digest --platform "linux/$arch" "$reference")
-    check verify "${who[@]}" "$platform"
-    check verify-attestation "${who[@]}" --type cyclonedx "$platform"
+    check verify "${signer[@]}" "$platform"
+    check verify-attestation "${signer[@]}" --type cyclonedx "$platform"
   done
 done
 say "verified $(wc -l <"$out/checksums.txt") files and ${#references[@]} references"

@@ -211,8 +211,8 @@ func TestAttestRunsNothingOfTheTag(t *testing.T) {
 	}
 }
 
-// TestMainIsNoTag wants the full name of the branch main: git reads the name of a tag before that of a branch, and somebody could push a tag
-// origin/main.
+// TestMainIsNoTag wants the full name of the branch main: git reads the name of a tag before that of a branch, and a tag origin/main
+// could be pushed.
 func TestMainIsNoTag(t *testing.T) {
 	t.Parallel()
 	_, texts := load(t)
@@ -224,15 +224,12 @@ func TestMainIsNoTag(t *testing.T) {
 }
 
 // TestBuilderIsACommit wants build.yml to be called as it was at an earlier commit of this branch, without a difference from the file in
-// the tree, and wants that commit in the instructions for users.
+// the tree.
 func TestBuilderIsACommit(t *testing.T) {
 	t.Parallel()
 	const file = ".github/workflows/build.yml"
-	parsed, texts := load(t)
-	_, commit, found := strings.Cut(parsed["release.yml"].Jobs["build"].Uses, "/"+file+"@")
-	if !found {
-		t.Fatal("release.yml does not call build.yml by a commit")
-	}
+	_, texts := load(t)
+	commit := builtBy(t)
 	if err := exec.CommandContext(t.Context(), "git", "merge-base", "--is-ancestor", commit, "HEAD").Run(); err != nil {
 		t.Errorf("%s is no commit of this branch: %v", commit, err)
 	}
@@ -240,9 +237,37 @@ func TestBuilderIsACommit(t *testing.T) {
 	if err != nil || string(text) != texts["build.yml"] {
 		t.Errorf("build.yml differs from that of commit %s: commit the file, and then its digest in release.yml and SECURITY.md (error %v)", commit, err)
 	}
-	security, err := os.ReadFile("../../SECURITY.md")
-	if err != nil || !strings.Contains(string(security), "build.yml@"+commit) {
-		t.Errorf("SECURITY.md does not verify the builder at %s, error %v", commit, err)
+}
+
+// TestUsersGetTheBuilder wants a row in SECURITY.md for each release, with the commit of build.yml that its release.yml calls. The first row
+// is for the newest or the next release, and the commands have its values.
+func TestUsersGetTheBuilder(t *testing.T) {
+	t.Parallel()
+	var texts []string
+	for _, path := range []string{"../../SECURITY.md", "../../CHANGELOG.md"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, string(text))
+	}
+	rows := regexp.MustCompile("(?m)^\\| (v\\S+) \\| `([0-9a-f]{40})` \\|$").FindAllStringSubmatch(texts[0], -1)
+	if len(rows) == 0 {
+		t.Fatal("SECURITY.md has no row")
+	}
+	if first := rows[0]; first[2] != builtBy(t) || !strings.Contains(texts[0], "\nversion="+first[1]+"\ncommit=COMMIT\nbuilt_by="+first[2]+"\n") {
+		t.Errorf("release.yml calls build.yml at %s: the first row of SECURITY.md is %q, and the commands must have its values", builtBy(t), first[0])
+	}
+	for _, released := range regexp.MustCompile(`(?m)^## (v\S+)`).FindAllStringSubmatch(texts[1], -1) {
+		if !slices.ContainsFunc(rows, func(row []string) bool { return row[1] == released[1] }) {
+			t.Errorf("SECURITY.md has no row for %s", released[1])
+		}
+	}
+	for _, row := range rows {
+		text, err := exec.CommandContext(t.Context(), "git", "show", "refs/tags/"+row[1]+":.github/workflows/release.yml").Output()
+		if err == nil && !strings.Contains(string(text), "/build.yml@"+row[2]+" ") { // without the tag, there is nothing to compare
+			t.Errorf("release.yml of %s does not call build.yml at %s", row[1], row[2])
+		}
 	}
 }
 
@@ -297,6 +322,10 @@ func TestNotes(t *testing.T) {
 		{"pre-release without any section", "# Changelog\n", "v1.0.0-rc.1", "no section"},
 	} {
 		output, err := script(t, row.changelog, "notes.sh", row.version)
+		withCommit, _ := script(t, row.changelog, "notes.sh", row.version, tagged)
+		if err == nil && withCommit != output+"\nCommit: `"+tagged+"`\n" {
+			t.Errorf("%s: with a commit, %q", row.name, withCommit)
+		}
 		if refused := strings.HasPrefix(row.want, "no section"); refused != (err != nil) ||
 			refused && !strings.Contains(output, row.want) || !refused && output != row.want {
 			t.Errorf("%s: %q, error %v", row.name, output, err)

@@ -1,0 +1,268 @@
+package release
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	tagged   = "0123456789abcdef0123456789abcdef01234567"
+	registry = "ghcr.io/csr-controller-manager"
+	chart    = registry + "/charts/csr-controller-manager@sha256:cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+)
+
+// variables are those that GitHub sets for a run of the workflow.
+var variables = map[string]string{
+	"GITHUB_SERVER_URL": "https://github.com",
+	"GITHUB_REPOSITORY": "csr-controller-manager/csr-controller-manager",
+	"GITHUB_REF":        "refs/tags/v1.2.3",
+	"GITHUB_SHA":        tagged,
+}
+
+// The stubs of the programs that verify a release. cosign appends its arguments to the file CALLS, and accepts everything. crane prints the
+// manifest of the chart, and a digest that names the platform.
+const (
+	cosignStub = `#!/bin/sh
+echo "$*" >>"$CALLS"`
+	craneStub = `#!/bin/sh
+case "$1 $3" in
+manifest*) cat "$MANIFEST" ;;
+"digest linux/amd64") echo sha256:a64 ;;
+"digest linux/arm64") echo sha256:r64 ;;
+esac`
+)
+
+// releaseFolder is a folder with the files of a release that the scripts read, and with stubs of cosign and crane beside it.
+type releaseFolder struct {
+	out, tools, calls, manifest string
+	image, fips                 string // digests
+}
+
+func newReleaseFolder(t *testing.T) releaseFolder {
+	t.Helper()
+	dir := t.TempDir()
+	r := releaseFolder{
+		out: filepath.Join(dir, "out"), tools: filepath.Join(dir, "tools"), calls: filepath.Join(dir, "calls"), manifest: filepath.Join(dir, "manifest"),
+		image: strings.Repeat("1", 64), fips: strings.Repeat("2", 64),
+	}
+	write(t, filepath.Join(r.tools, "cosign"), cosignStub)
+	write(t, filepath.Join(r.tools, "crane"), craneStub)
+	write(t, r.calls, "")
+	write(t, r.manifest, fmt.Sprintf(`{"layers":[{"digest":"sha256:%x"}]}`, sha256.Sum256([]byte("chart"))))
+	var checksums string
+	for _, file := range []struct{ name, content string }{
+		{"csr-controller-manager-1.2.3.tgz", "chart"},
+		{"csr-controller-manager-fips_v1.2.3.tar", layout(t, r.fips)},
+		{"csr-controller-manager_v1.2.3.tar", layout(t, r.image)},
+	} {
+		write(t, filepath.Join(r.out, file.name), file.content)
+		checksums += fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte(file.content)), file.name)
+	}
+	write(t, filepath.Join(r.out, "checksums.txt"), checksums)
+	write(t, filepath.Join(r.out, "references.txt"), strings.Join(r.references(), "\n")+"\n")
+	return r
+}
+
+func (r releaseFolder) references() []string {
+	const name = registry + "/csr-controller-manager"
+	return []string{name + "@sha256:" + r.image, name + "@sha256:" + r.fips, chart}
+}
+
+// layout returns the archive of an image with that digest.
+func layout(t *testing.T, digest string) string {
+	t.Helper()
+	index := `{"manifests":[{"digest":"sha256:` + digest + `"}]}`
+	var archive bytes.Buffer
+	writer := tar.NewWriter(&archive)
+	if err := writer.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o600, Size: int64(len(index))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Write([]byte(index)); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return archive.String()
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o700); err != nil { //nolint:gosec // a stub must be executable
+		t.Fatal(err)
+	}
+}
+
+// run runs a command in folder dir with only these variables of GitHub, and returns the calls of cosign.
+func (r releaseFolder) run(t *testing.T, dir string, github map[string]string, name string, args ...string) ([]string, error) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), name, args...)
+	command.Dir = dir
+	command.Env = []string{"PATH=" + r.tools + ":" + os.Getenv("PATH"), "RELEASE_TOOLS=" + r.tools, "CALLS=" + r.calls, "MANIFEST=" + r.manifest}
+	for key, value := range github {
+		command.Env = append(command.Env, key+"="+value)
+	}
+	output, err := command.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, output)
+	}
+	calls, readErr := os.ReadFile(r.calls)
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	return strings.FieldsFunc(string(calls), func(r rune) bool { return r == '\n' }), err
+}
+
+// builtBy returns the commit of build.yml that release.yml calls.
+func builtBy(t *testing.T) string {
+	t.Helper()
+	parsed, _ := load(t)
+	_, commit, found := strings.Cut(parsed["release.yml"].Jobs["build"].Uses, "/build.yml@")
+	if !found {
+		t.Fatal("release.yml does not call build.yml by a commit")
+	}
+	return commit
+}
+
+// sorted returns the calls with their flags sorted, because the order of flags has no effect. Each flag here has a value.
+func sorted(calls []string) []string {
+	var all []string
+	for _, call := range calls {
+		words := strings.Fields(regexp.MustCompile(`(--\S+) `).ReplaceAllString(call, "$1="))
+		slices.Sort(words[1:])
+		all = append(all, strings.Join(words, " "))
+	}
+	return all
+}
+
+const (
+	issuerFlag   = "--certificate-oidc-issuer https://token.actions.githubusercontent.com "
+	commitFlag   = "--certificate-github-workflow-sha " + tagged + " "
+	identityFlag = "--certificate-identity https://github.com/csr-controller-manager/csr-controller-manager/.github/workflows/"
+	// signerFlags require the workflow that publishes, at the tag and its commit.
+	signerFlags = identityFlag + "release.yml@refs/tags/v1.2.3 " + issuerFlag + commitFlag
+	// callerFlags require that this repository called the builder, for the tag and its commit. Other repositories can call it, too.
+	callerFlags = issuerFlag + "--certificate-github-workflow-repository csr-controller-manager/csr-controller-manager " +
+		"--certificate-github-workflow-ref refs/tags/v1.2.3 " + commitFlag
+)
+
+// builtCalls returns the calls of cosign that verify the provenance of the files and of the two images.
+func (r releaseFolder) builtCalls(t *testing.T, bundle string, files ...string) []string {
+	t.Helper()
+	provenance := "verify-blob-attestation " + identityFlag + "build.yml@" + builtBy(t) + " " + callerFlags + "--type slsaprovenance1 --bundle " + bundle + " "
+	var calls []string
+	for _, file := range files {
+		calls = append(calls, provenance+file)
+	}
+	for _, digest := range []string{r.image, r.fips} {
+		calls = append(calls, provenance+"--digestAlg sha256 --digest "+digest)
+	}
+	return calls
+}
+
+// TestScriptsVerifyIdentities checks every argument with which the scripts call cosign without keys: the workflow, its commit, and the
+// repository, tag and commit that called it.
+func TestScriptsVerifyIdentities(t *testing.T) {
+	t.Parallel()
+	r := newReleaseFolder(t)
+	calls, err := r.run(t, ".", variables, "./verify.sh", "v1.2.3", registry, r.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, file := range []string{"checksums.txt", "references.txt"} {
+		want = append(want, "verify-blob "+signerFlags+"--bundle "+r.out+"/"+file+".sigstore.json "+r.out+"/"+file)
+	}
+	var files []string
+	for _, name := range []string{"checksums.txt", "csr-controller-manager-1.2.3.tgz", "csr-controller-manager-fips_v1.2.3.tar", "csr-controller-manager_v1.2.3.tar"} {
+		files = append(files, r.out+"/"+name)
+	}
+	want = append(want, r.builtCalls(t, r.out+"/provenance.sigstore.json", files...)...)
+	for _, reference := range r.references() {
+		want = append(want, "verify "+signerFlags+reference)
+	}
+	for range 2 {
+		for _, digest := range []string{"sha256:a64", "sha256:r64"} {
+			want = append(want, "verify "+signerFlags+registry+"/csr-controller-manager@"+digest,
+				"verify-attestation "+signerFlags+"--type cyclonedx "+registry+"/csr-controller-manager@"+digest)
+		}
+	}
+	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
+		t.Errorf("verify.sh (-want +got):\n%s", diff)
+	}
+
+	r = newReleaseFolder(t)
+	if calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out); err != nil {
+		t.Fatal(err)
+	}
+	for i := range files {
+		files[i] = filepath.Join(r.out, filepath.Base(files[i]))
+	}
+	want = r.builtCalls(t, r.out+"/provenance.sigstore.json", files...)
+	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
+		t.Errorf("verify-build.sh (-want +got):\n%s", diff)
+	}
+}
+
+// TestScriptsNeedAnIdentity checks that nothing is verified if a variable of GitHub is missing: a missing flag would accept other signers.
+func TestScriptsNeedAnIdentity(t *testing.T) {
+	t.Parallel()
+	for name := range variables {
+		github := maps.Clone(variables)
+		delete(github, name)
+		r := newReleaseFolder(t)
+		for _, script := range [][]string{{"./verify-build.sh", "v1.2.3", r.out}, {"./verify.sh", "v1.2.3", registry, r.out}} {
+			calls, err := r.run(t, ".", github, script[0], script[1:]...)
+			if err == nil || len(calls) > 0 || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s without %s: calls %q, error %v", script[0], name, calls, err)
+			}
+		}
+	}
+}
+
+// TestUsersVerifyIdentities checks every argument with which the commands in SECURITY.md call cosign, as they are pasted.
+func TestUsersVerifyIdentities(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../SECURITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Verify a release\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var commands strings.Builder
+	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(section, -1) {
+		commands.WriteString(block[1])
+	}
+	pasted := regexp.MustCompile(`(?m)^version=.*$`).ReplaceAllString(commands.String(), "version=v1.2.3")
+	pasted = regexp.MustCompile(`(?m)^commit=.*$`).ReplaceAllString(pasted, "commit="+tagged)
+	r := newReleaseFolder(t)
+	calls, err := r.run(t, r.out, nil, "bash", "-c", pasted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	built := r.builtCalls(t, "provenance.sigstore.json", "checksums.txt")
+	want := []string{
+		built[0],
+		"verify-blob " + signerFlags + "--bundle references.txt.sigstore.json references.txt",
+		built[1], "verify " + signerFlags + r.references()[0],
+		built[2], "verify " + signerFlags + r.references()[1],
+	}
+	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
+		t.Errorf("SECURITY.md (-want +got):\n%s", diff)
+	}
+}
