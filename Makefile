@@ -99,7 +99,7 @@ test-matrix: ## run the integration tests and parity on every pinned Kubernetes 
 	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./csrenv/... ./test/parity ); \
 	done
 
-# The commit of the version before, from which an upgrade must roll out. It has the tag v0.1.0-alpha.1, and was published nowhere.
+# The tag of the release before, from which an upgrade must roll out. Until there is a release, it is a commit that was published nowhere.
 RELEASE_BEFORE ?= 7dc5d58
 
 .PHONY: test-upgrade
