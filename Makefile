@@ -240,6 +240,10 @@ VULNDB ?= https://vuln.go.dev
 vuln: ## search the programs for known vulnerabilities that they reach; needs the database at VULNDB (default https://vuln.go.dev)
 	hack/vuln.sh "$(VULNDB)"
 
+.PHONY: vuln-tools
+vuln-tools: ## search the tools with which a release is published (cosign, crane, helm) for known vulnerabilities; nightly
+	hack/vuln.sh "$(VULNDB)" --tools
+
 # Licences that permit to distribute the programs in binary form.
 LICENSES := Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT
 
