@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -31,11 +32,12 @@ var variables = map[string]string{
 	"GITHUB_SHA":        tagged,
 }
 
-// The stubs of the programs that verify a release. cosign appends its arguments to the file CALLS, and accepts everything. crane prints the
-// manifest of the chart, and a digest that names the platform.
+// The stubs of the programs that verify a release. cosign appends its arguments to the file CALLS, and accepts everything but call number
+// FAIL_AT. crane prints the manifest of the chart, and a digest that names the platform.
 const (
 	cosignStub = `#!/bin/sh
-echo "$*" >>"$CALLS"`
+echo "$*" >>"$CALLS"
+[ "$(wc -l <"$CALLS")" != "${FAIL_AT:-0}" ]`
 	craneStub = `#!/bin/sh
 case "$1 $3" in
 manifest*) cat "$MANIFEST" ;;
@@ -108,13 +110,13 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// run runs a command in folder dir with only these variables of GitHub, and returns the calls of cosign.
-func (r releaseFolder) run(t *testing.T, dir string, github map[string]string, name string, args ...string) ([]string, error) {
+// run runs a command in folder dir with only these variables, and returns the calls of cosign.
+func (r releaseFolder) run(t *testing.T, dir string, environment map[string]string, name string, args ...string) ([]string, error) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), name, args...)
 	command.Dir = dir
 	command.Env = []string{"PATH=" + r.tools + ":" + os.Getenv("PATH"), "RELEASE_TOOLS=" + r.tools, "CALLS=" + r.calls, "MANIFEST=" + r.manifest}
-	for key, value := range github {
+	for key, value := range environment {
 		command.Env = append(command.Env, key+"="+value)
 	}
 	output, err := command.CombinedOutput()
@@ -235,9 +237,9 @@ func TestScriptsNeedAnIdentity(t *testing.T) {
 	}
 }
 
-// TestUsersVerifyIdentities checks every argument with which the commands in SECURITY.md call cosign, as they are pasted.
-func TestUsersVerifyIdentities(t *testing.T) {
-	t.Parallel()
+// pasted returns the commands in SECURITY.md, for this version and its commit.
+func pasted(t *testing.T) string {
+	t.Helper()
 	text, err := os.ReadFile("../../SECURITY.md")
 	if err != nil {
 		t.Fatal(err)
@@ -248,10 +250,15 @@ func TestUsersVerifyIdentities(t *testing.T) {
 	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(section, -1) {
 		commands.WriteString(block[1])
 	}
-	pasted := regexp.MustCompile(`(?m)^version=.*$`).ReplaceAllString(commands.String(), "version=v1.2.3")
-	pasted = regexp.MustCompile(`(?m)^commit=.*$`).ReplaceAllString(pasted, "commit="+tagged)
+	set := regexp.MustCompile(`(?m)^version=.*$`).ReplaceAllString(commands.String(), "version=v1.2.3")
+	return regexp.MustCompile(`(?m)^commit=.*$`).ReplaceAllString(set, "commit="+tagged)
+}
+
+// TestUsersVerifyIdentities checks every argument with which the commands in SECURITY.md call cosign.
+func TestUsersVerifyIdentities(t *testing.T) {
+	t.Parallel()
 	r := newReleaseFolder(t)
-	calls, err := r.run(t, r.out, nil, "bash", "-c", pasted)
+	calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,5 +271,22 @@ func TestUsersVerifyIdentities(t *testing.T) {
 	}
 	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
 		t.Errorf("SECURITY.md (-want +got):\n%s", diff)
+	}
+}
+
+// TestUsersSeeAFailure checks that the commands in SECURITY.md stop at the first failure, without options of the shell.
+func TestUsersSeeAFailure(t *testing.T) {
+	t.Parallel()
+	for at := 1; at <= 6; at++ {
+		r := newReleaseFolder(t)
+		calls, err := r.run(t, r.out, map[string]string{"FAIL_AT": strconv.Itoa(at)}, "bash", "-c", pasted(t))
+		if err == nil || len(calls) != at || strings.Contains(err.Error(), "verified") {
+			t.Errorf("call %d fails: error %v, calls %q", at, err, calls)
+		}
+	}
+	r := newReleaseFolder(t)
+	write(t, filepath.Join(r.out, "csr-controller-manager-1.2.3.tgz"), "another chart")
+	if calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t)); err == nil || len(calls) != 1 {
+		t.Errorf("a changed file: error %v, calls %q", err, calls)
 	}
 }
