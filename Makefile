@@ -217,7 +217,8 @@ BASE ?= main
 bench-compare: ## compare the Go benchmarks and the quick scenarios with those of another revision; BASE=main~10 selects it
 	$(CONTROL_PLANE) hack/bench-compare.sh "$(BASE)" "$(SCENARIO)"
 
-# The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml.
+# The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml, and mutation on
+# one for each package.
 NIGHTLY := test-upgrade test-standby test-privilege reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
   release-dry-run fuzz mutation
 
@@ -227,7 +228,9 @@ nightly: ## run the tests that take too long for every change
 
 .PHONY: nightly-list
 nightly-list:
-	@list() { local IFS='|'; echo "$$1=[\"$${*:2}\"]" | sed 's/|/","/g'; }; list targets $(NIGHTLY); list versions $(VERSIONS)
+	@list() { local IFS='|'; echo "$$1=[\"$${*:2}\"]" | sed 's/|/","/g'; }; \
+	  list targets $(filter-out mutation,$(NIGHTLY)); list versions $(VERSIONS); \
+	  list packages $$(sed -nE 's/^- \{?dir: *([^ ,}]+).*/\1/p' hack/mutation/targets.yaml)
 
 .PHONY: release-dry-run
 release-dry-run: ## run every step of a release here, with a registry on localhost and new keys, after two builds with one result

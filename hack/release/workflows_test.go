@@ -2,6 +2,7 @@
 package release
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 )
 
@@ -25,7 +27,11 @@ type job struct {
 	Permissions map[string]string `json:"permissions"`
 	Uses        string            `json:"uses"`
 	Timeout     int               `json:"timeout-minutes"`
-	Steps       []step            `json:"steps"`
+	Outputs     map[string]string `json:"outputs"`
+	Strategy    struct {
+		Matrix map[string]any `json:"matrix"`
+	} `json:"strategy"`
+	Steps []step `json:"steps"`
 }
 
 type step struct {
@@ -186,28 +192,36 @@ func TestReleaseSignsWithoutBuilding(t *testing.T) {
 	}
 }
 
-// TestAttestRunsNothingOfTheTag wants no other command in the job that attests the build, which has the files of the tag.
+// runsFiles matches what could run a file of the tag or of its builds: a path at the start of a command, an interpreter, or a tool that reads
+// commands from a file. It does not match a path as an argument of another command.
+var runsFiles = regexp.MustCompile(`(?m)(^|[;&|({` + "`" + `]|\b(do|then|else|if|while|until|exec|env|command|sudo|xargs|time|nice)\b)\s*(\S*/|\.|(source|eval|` +
+	`(ba|da|z)?sh|make|go|python3?|perl|node|git|find|awk|sed)\b)`)
+
+// TestAttestRunsNothingOfTheTag wants no command in the job that attests the build, which has the files of the tag, that could run one of them.
 func TestAttestRunsNothingOfTheTag(t *testing.T) {
 	t.Parallel()
-	parsed, _ := load(t)
-	var got []string
-	for _, one := range parsed["build.yml"].Jobs["attest"].Steps {
-		action, _, _ := strings.Cut(one.Uses, "@")
-		for line := range strings.Lines(action + one.Run) {
-			got = append(got, strings.TrimSpace(line))
+	for _, command := range []string{
+		"first/run", "./run", "diff -r first second && second/run", "(cd first; ./run)", "cat x | sh", "bash first/run", ". first/run", "source first/run",
+		"x=$(first/run)", "for x in y; do first/run; done", "env first/run", "true\nhack/release/build.sh v1 r o", "make build", "go run ./hack", "x=`first/run`",
+	} {
+		if !runsFiles.MatchString(command) {
+			t.Errorf("%q is not found", command)
 		}
 	}
-	want := []string{
-		"actions/download-artifact", "actions/download-artifact", "diff -r first second",
-		"(cd first && sha256sum -- *) >subjects.txt",
-		"for image in csr-controller-manager csr-controller-manager-fips; do",
-		`digest=$(tar -xOf "first/${image}_$GITHUB_REF_NAME.tar" index.json | grep -oE 'sha256:[0-9a-f]{64}')`,
-		`echo "${digest#sha256:}  $image" >>subjects.txt`,
-		"done",
-		"actions/attest", `cp "$BUNDLE" first/provenance.sigstore.json`, "actions/upload-artifact",
+	parsed, _ := load(t)
+	var attests bool
+	for _, one := range parsed["build.yml"].Jobs["attest"].Steps {
+		action, _, _ := strings.Cut(one.Uses, "@")
+		attests = attests || action == "actions/attest"
+		if !slices.Contains([]string{"", "actions/download-artifact", "actions/attest", "actions/upload-artifact"}, action) {
+			t.Errorf("the job uses %s", action)
+		}
+		if found := runsFiles.FindString(one.Run); found != "" {
+			t.Errorf("%q in %s", found, one.Run)
+		}
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
+	if !attests {
+		t.Error("the job does not use actions/attest")
 	}
 }
 
@@ -376,41 +390,127 @@ func TestOnlyAMissingTagIsFree(t *testing.T) {
 	}
 }
 
-// TestNightlyRunsEveryTarget checks that the workflow can read the lists of targets and versions, that it uses them, and that the Makefile has
-// each target.
-func TestNightlyRunsEveryTarget(t *testing.T) {
-	t.Parallel()
+// lists returns the lists that nightly.yml gets from the Makefile.
+func lists(t *testing.T) map[string][]string {
+	t.Helper()
 	command := exec.CommandContext(t.Context(), "make", "--no-print-directory", "nightly-list")
 	command.Dir = "../.."
 	output, err := command.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := strings.Split(strings.TrimSpace(string(output)), "\n")
-	if len(lines) != 2 {
-		t.Fatalf("%q", lines)
+	all := map[string][]string{}
+	for line := range strings.Lines(string(output)) {
+		name, text, _ := strings.Cut(line, "=")
+		var values []string
+		if err := json.Unmarshal([]byte(text), &values); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if slices.Sort(values); len(values) == 0 || len(slices.Compact(slices.Clone(values))) != len(values) {
+			t.Errorf("%s is empty, or has a value twice: %q", name, values)
+		}
+		all[name] = values
 	}
-	want := []string{
-		`targets=["test-upgrade","test-standby","test-privilege","reliability","soak","parity-mutants","parity-fuzz","rule-mutants",` +
-			`"bench-quick","e2e-nightly","test-fips","release-dry-run","fuzz","mutation"]`,
-		`versions=["1.37.1","1.36.3","1.35.4","1.34.4"]`,
+	return all
+}
+
+// TestNightlyRunsEveryTarget checks that the lists for nightly.yml contain what `make nightly` runs, and that all of it exists.
+func TestNightlyRunsEveryTarget(t *testing.T) {
+	t.Parallel()
+	all := lists(t)
+	var texts []string
+	for _, path := range []string{"../../Makefile", "../controlplane/go.mod", "../mutation/targets.yaml"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, string(text))
 	}
-	if !slices.Equal(lines, want) {
-		t.Errorf("got  %q\nwant %q", lines, want)
-	}
-	makefile, err := os.ReadFile("../../Makefile")
+	command := exec.CommandContext(t.Context(), "make", "--dry-run", "nightly")
+	command.Dir = "../.."
+	output, err := command.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, found := range regexp.MustCompile(`[\[,]"([a-z-]+)"`).FindAllStringSubmatch(want[0], -1) {
-		if !strings.Contains(string(makefile), "\n"+found[1]+":") {
-			t.Errorf("the Makefile has no target %s", found[1])
+	_, here, _ := strings.Cut(string(output), " FRESH=1 ")
+	here, _, _ = strings.Cut(here, "\n")
+	want := strings.Fields(here)
+	slices.Sort(want)
+	got := append([]string{"mutation", "test-matrix"}, all["targets"]...) // each has a job of its own
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("make nightly, and nightly.yml (-want +got):\n%s", diff)
+	}
+	for _, target := range got {
+		if !strings.Contains(texts[0], "\n"+target+":") {
+			t.Errorf("the Makefile has no target %s", target)
 		}
 	}
-	_, texts := load(t)
-	for _, used := range []string{"fromJSON(needs.list.outputs.targets)", `make "$TARGET"`, "fromJSON(needs.list.outputs.versions)", "make test-matrix"} {
-		if !strings.Contains(texts["nightly.yml"], used) {
-			t.Errorf("nightly.yml does not use %s", used)
+	for _, version := range all["versions"] {
+		if _, err := os.Stat("../controlplane/go-" + version + ".mod"); err != nil && !strings.Contains(texts[1], "k8s.io/kubernetes v"+version) {
+			t.Errorf("hack/controlplane has no Kubernetes %s", version)
+		}
+	}
+	var targets []struct {
+		Dir string `json:"dir"`
+	}
+	if err := yaml.Unmarshal([]byte(texts[2]), &targets); err != nil {
+		t.Fatal(err)
+	}
+	var dirs []string
+	for _, target := range targets {
+		dirs = append(dirs, target.Dir)
+	}
+	slices.Sort(dirs)
+	if diff := cmp.Diff(dirs, all["packages"]); diff != "" {
+		t.Errorf("the packages in hack/mutation/targets.yaml (-want +got):\n%s", diff)
+	}
+}
+
+// TestNightlyUsesEveryList wants a job for each list: one machine for each value, which a step passes to make.
+func TestNightlyUsesEveryList(t *testing.T) {
+	t.Parallel()
+	parsed, _ := load(t)
+	jobs := parsed["nightly.yml"].Jobs
+	for name := range lists(t) {
+		if got := jobs["list"].Outputs[name]; got != "${{ steps.list.outputs."+name+" }}" {
+			t.Errorf("the output %s is %q", name, got)
+		}
+		var used int
+		for _, each := range jobs {
+			for key, value := range each.Strategy.Matrix {
+				if value != "${{ fromJSON(needs.list.outputs."+name+") }}" {
+					continue
+				}
+				for _, one := range each.Steps {
+					for variable, content := range one.Env {
+						if content == "${{ matrix."+key+" }}" && regexp.MustCompile(` make .*"([A-Z]+=)?\$`+variable+`"`).MatchString(one.Run) {
+							used++
+						}
+					}
+				}
+			}
+		}
+		if used != 1 {
+			t.Errorf("%d steps of nightly.yml pass a value of %s to make, want 1", used, name)
+		}
+	}
+}
+
+// TestPackagesAreInstalled wants .ci/packages before each target of the Makefile that runs as root. Without gcc, tests run without the race
+// detector. .ci/run installs the packages itself.
+func TestPackagesAreInstalled(t *testing.T) {
+	t.Parallel()
+	parsed, _ := load(t)
+	for name, one := range parsed {
+		for id, each := range one.Jobs {
+			var installed bool
+			for _, command := range each.Steps {
+				installed = installed || strings.HasSuffix(command.Run, " .ci/packages")
+				if strings.HasPrefix(command.Run, "sudo env ") && strings.Contains(command.Run, " make ") && !installed {
+					t.Errorf("%s: job %s does not run .ci/packages before %q", name, id, command.Run)
+				}
+			}
 		}
 	}
 }
