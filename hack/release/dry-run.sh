@@ -34,7 +34,7 @@ done
 [ -n "$port" ] || die "the registry did not start within 10 s"
 registry=localhost:$port
 
-hack/release/notes.sh "$version" >"$work/notes.md"
+hack/release/notes.sh "$version" "$(git rev-parse HEAD)" >"$work/notes.md"
 
 say "first build"
 rm -rf "$out"
@@ -101,18 +101,19 @@ crane copy "${chart%:*}@$(digest 3)" "$chart" 2>"$work/log"
 hack/release/sign.sh "$version" "$out"
 hack/release/verify.sh "$version" "$registry" "$out"
 
-# What SECURITY.md tells users to run, with keys in place of the identities.
-awk '/^## /{inside = $0 == "## Verify a release"} !inside{next} /^```/{block += /sh$/; code = /sh$/; next} code && block > 1' SECURITY.md >"$work/users.sh"
+# The commands that SECURITY.md tells users to run, with keys in place of the identities.
+{
+  builder=(--key "$BUILDER_PUBLIC_KEY" --insecure-ignore-tlog) identity=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
+  declare -p version builder identity
+  awk '/^## /{inside = $0 == "## Verify a release"} !inside{next} /^```/{block += /sh$/; code = /sh$/; next} code && block > 1' SECURITY.md
+} >"$work/users.sh"
 for command in verify-blob-attestation "cosign verify "; do
   grep -q "$command" "$work/users.sh" || die "SECURITY.md has no $command"
 done
-(
-  cd "$out"
-  # shellcheck disable=SC2034 # used by the commands
-  builder=(--key "$BUILDER_PUBLIC_KEY" --insecure-ignore-tlog) identity=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
-  # shellcheck disable=SC1091
-  . "$work/users.sh" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "the commands in SECURITY.md fail"; }
-)
+# users runs the commands in folder $1 as they are pasted: without options of the shell.
+users() (cd "$1" && bash "$work/users.sh")
+(cd "$out" && bash -euo pipefail "$work/users.sh" >"$work/log" 2>&1) || { cat "$work/log" >&2; die "the commands in SECURITY.md fail"; }
+[ "$(tail -n 1 "$work/log")" = verified ] || die "the commands in SECURITY.md do not end with the line \"verified\""
 say "the commands in SECURITY.md succeed"
 
 # The verification must fail where it has to, or it proves nothing.
@@ -132,6 +133,7 @@ echo >>"$work/changed/csr-controller-manager-${version#v}.tgz"
 refused "a changed file" ": FAILED" verify "$work/changed"
 (cd "$work/changed" && awk '{print $2}' checksums.txt | xargs sha256sum >new && mv new checksums.txt)
 refused "a changed file with its checksum" "verify-blob $work/changed/checksums.txt failed" verify "$work/changed"
+refused "a changed file with its checksum, by SECURITY.md" "in statement" users "$work/changed"
 signFile "$work/changed/checksums.txt"
 refused "a changed file with its checksum, signed" "verify-blob-attestation $work/changed/checksums.txt failed" verify "$work/changed"
 rm -rf "$work/changed" && cp -r "$out" "$work/changed"
@@ -151,8 +153,10 @@ hack/release/publish.sh "$version" "$registry" "$out" # nothing that was refused
 cp -r "$out" "$work/unsigned"
 hack/release/publish.sh "$version" "$registry/unsigned" "$work/unsigned"
 signFile "$work/unsigned/references.txt"
-refused "an image that nobody signed" "cosign verify $registry/unsigned/csr-controller-manager@$(digest 1) failed" \
+refused "an unsigned image" "cosign verify $registry/unsigned/csr-controller-manager@$(digest 1) failed" \
   hack/release/verify.sh "$version" "$registry/unsigned" "$work/unsigned"
+changed < <(sed -n 1p "$work/unsigned/references.txt" && sed 1d "$out/references.txt")
+refused "an unsigned image before a signed one, by SECURITY.md" "no signatures found" users "$work/changed"
 
 say "pull what a user pulls"
 helm pull "oci://${chart%:*}" --version "${version#v}" --plain-http --destination "$work" >/dev/null
