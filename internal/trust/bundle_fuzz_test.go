@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	certutil "k8s.io/client-go/util/cert"
+
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
@@ -76,33 +78,100 @@ func FuzzWithout(f *testing.F) {
 		for _, choice := range recipe[:min(len(recipe), 24)] {
 			data += parts[int(choice)%len(parts)]
 		}
-		got, err := without([]byte(data), old)
-		before, parseErr := ca.ParseCertificates([]byte(data))
-		isOld := func(cert *x509.Certificate) bool { return SameCA(cert, old) }
-		want := slices.DeleteFunc(slices.Clone(before), isOld)
-		switch {
-		case parseErr != nil || len(want) == 0 && len(before) > 0:
-			if err == nil {
-				t.Errorf("no error, but %q", got)
+		checkWithout(t, data, old)
+	})
+}
+
+// checkWithout checks that data loses the certificates of the CA of old, and nothing else.
+func checkWithout(t *testing.T, data string, old *x509.Certificate) {
+	t.Helper()
+	got, err := without([]byte(data), old)
+	before, parseErr := ca.ParseCertificates([]byte(data))
+	isOld := func(cert *x509.Certificate) bool { return SameCA(cert, old) }
+	want := slices.DeleteFunc(slices.Clone(before), isOld)
+	switch {
+	case parseErr != nil || len(want) == 0 && len(before) > 0:
+		if err == nil {
+			t.Errorf("no error, but %q", got)
+		}
+		return
+	case err != nil:
+		t.Fatal(err)
+	}
+	after, err := ca.ParseCertificates(got)
+	if err != nil || !slices.EqualFunc(after, want, (*x509.Certificate).Equal) {
+		t.Errorf("%d certificates are left, want %d, error %v:\n%s\nof\n%s", len(after), len(want), err, got, data)
+	}
+	if len(want) == len(before) && string(got) != data {
+		t.Errorf("there was nothing to remove, but %q became %q", data, got)
+	}
+	if !subsequence(string(got), data) {
+		t.Errorf("%q is not a part of %q", got, data)
+	}
+	if again, err := without(got, old); err != nil || !bytes.Equal(again, got) {
+		t.Errorf("a second removal makes %q of %q, error %v", again, got, err)
+	}
+}
+
+// FuzzReadBundle reads any bytes as a trust bundle, as the manager reads them from a ConfigMap. der becomes one more block, so that the fuzzer
+// changes a certificate and not only its base64. The result must agree with the readers of crypto/x509 and of API servers. A bundle that is
+// written from it must be read as the same certificates.
+func FuzzReadBundle(f *testing.F) {
+	cert, text := newCert(f, "CA", time.Hour)
+	other, otherText := newCert(f, "other", time.Hour)
+	f.Add([]byte(text), other.Raw)
+	f.Add([]byte(text+text+otherText), []byte(nil))
+	f.Add([]byte("# text\n"+strings.ReplaceAll(text, "\n", "\r\n")+"-----BEGIN CERTIFICATE-----\n"), cert.Raw)
+	f.Add([]byte(strings.Replace(text, "-----\n", "-----\nComment: a\n\n", 1)), append(slices.Clone(other.Raw), 0))
+	f.Add([]byte(strings.ReplaceAll(text, "CERTIFICATE", "TRUSTED CERTIFICATE")), []byte("garbage"))
+	f.Add([]byte(nil), []byte(nil))
+	f.Fuzz(func(t *testing.T, data, der []byte) {
+		if len(der) > 0 {
+			data = slices.Concat(data, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+		}
+		certs, err := ca.ParseCertificates(data)
+		ofAPIServer, refused := certutil.ParseCertsPEM(data)
+		var headers bool // API servers and crypto/x509 ignore certificates with headers
+		for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+			headers = headers || len(block.Headers) > 0
+		}
+		if err != nil {
+			if len(certs) > 0 || refused == nil && !headers {
+				t.Errorf("%d certificates, error %v, but API servers accept it", len(certs), err)
 			}
 			return
-		case err != nil:
-			t.Fatal(err)
 		}
-		after, err := ca.ParseCertificates(got)
-		if err != nil || !slices.EqualFunc(after, want, (*x509.Certificate).Equal) {
-			t.Errorf("%d certificates are left, want %d, error %v:\n%s\nof\n%s", len(after), len(want), err, got, data)
+		pool, want := x509.NewCertPool(), x509.NewCertPool()
+		for _, each := range certs {
+			pool.AddCert(each)
 		}
-		if len(want) == len(before) && string(got) != data {
-			t.Errorf("there was nothing to remove, but %q became %q", data, got)
+		want.AppendCertsFromPEM(data)
+		if !headers && (!pool.Equal(want) || !slices.EqualFunc(certs, ofAPIServer, (*x509.Certificate).Equal)) {
+			t.Errorf("%d certificates, API servers read %d, and crypto/x509 others", len(certs), len(ofAPIServer))
 		}
-		if !subsequence(string(got), data) {
-			t.Errorf("%q is not a part of %q", got, data)
-		}
-		if again, err := without(got, old); err != nil || !bytes.Equal(again, got) {
-			t.Errorf("a second removal makes %q of %q, error %v", again, got, err)
+		checkWritten(t, certs)
+		if len(certs) > 0 {
+			checkWithout(t, string(data), certs[0])
 		}
 	})
+}
+
+// checkWritten checks that the bundle of certs is read as these certificates without duplicates, and holds nothing else.
+func checkWritten(t *testing.T, certs []*x509.Certificate) {
+	t.Helper()
+	var want []*x509.Certificate
+	var exact []byte
+	for _, cert := range certs {
+		if cert.NotAfter.After(time.Time{}) && !slices.ContainsFunc(want, cert.Equal) {
+			want = append(want, cert)
+			exact = append(exact, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
+		}
+	}
+	bundle := Bundle(time.Time{}, certs...)
+	again, err := ca.ParseCertificates(bundle)
+	if err != nil || !slices.EqualFunc(again, want, (*x509.Certificate).Equal) || !bytes.Equal(bundle, exact) {
+		t.Errorf("%d certificates, want %d, error %v:\n%s", len(again), len(want), err, bundle)
+	}
 }
 
 // subsequence reports whether whole has the bytes of part in that order.
