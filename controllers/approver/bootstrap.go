@@ -157,7 +157,7 @@ func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decis
 		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
 			"user %q may not bootstrap nodes: only users %q may", userOf(req), csr.ShortenAll(p.Users))
 	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
-		return refuseBootstrap(verdict.Ignore, "RequestTooOld",
+		return refuseBootstrap(verdict.Ignore, reasonTooOld,
 			"the request is older than approval.nodeClient.maxRequestAge, %s: its kubelet no longer waits for it",
 			p.MaxRequestAge)
 	}

@@ -185,9 +185,6 @@ func (r *Reconciler) reconcileCached(
 		return reconcile.Result{}, nil
 	}
 	if undecided {
-		if err := r.serverTime().Confirm(ctx, cached); err != nil {
-			return reconcile.Result{}, err
-		}
 		age := r.serverTime().Since(cached.CreationTimestamp.Time)
 		if wait := r.paces.wait(cached, age, r.Clock.Now()); wait > 0 {
 			pacedTotal.WithLabelValues(cached.Spec.SignerName).Inc()
@@ -218,6 +215,9 @@ func (r *Reconciler) judge(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
 ) (*csr.Request, Decision, error) {
 	req, decision, err := r.Decide(ctx, obj)
+	if err == nil && decision.Reason == reasonTooOld {
+		req, decision, err = r.decideAgain(ctx, obj, req, decision)
+	}
 	if waiting := (*pending.Waiting)(nil); errors.As(err, &waiting) {
 		if !r.index.holds(obj) { // no other event would drop the question after a deletion
 			r.forget(obj.UID)
@@ -231,6 +231,20 @@ func (r *Reconciler) judge(
 		}
 	}
 	return req, decision, err
+}
+
+// decideAgain decides again about a request that seems to be too old, if the clock of an API server was set back.
+func (r *Reconciler) decideAgain(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+) (*csr.Request, Decision, error) {
+	before := r.serverTime().Now()
+	if err := r.serverTime().Refresh(ctx, obj.ResourceVersion); err != nil {
+		return req, Decision{}, err
+	}
+	if r.serverTime().Now().Before(before) {
+		return r.Decide(ctx, obj)
+	}
+	return req, decision, nil
 }
 
 // pendingAfter is how long a request waits for a source before it reports that. Most answers take less time.

@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -11,9 +12,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -174,16 +177,31 @@ func TestPauseDoubles(t *testing.T) {
 	}
 }
 
-// TestReconcileAsksBeforeARequestIsOld sets the API server's clock back by a day. A request that is made then seems to be a day old.
-func TestReconcileAsksBeforeARequestIsOld(t *testing.T) {
+// TestReconcileMeasuresBeforeARequestIsTooOld sets the API server's clock back by a day. A request that is made then seems to be a day
+// old.
+func TestReconcileMeasuresBeforeARequestIsTooOld(t *testing.T) {
 	t.Parallel()
 	server, set := servertimetest.Measured(t)
 	const day = 24 * time.Hour
-	set(-day)
-	p := newParts(t, object(t, func(obj *request) { obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-day)) }))
-	p.reconciler.ServerTime = server
-	if result, err := p.reconcile(t); err != nil || result.RequeueAfter != time.Second {
-		t.Errorf("%+v, error %v, want the pause of a new request", result, err)
+	for _, test := range []struct {
+		age, back time.Duration
+		approved  bool
+	}{{day, 0, false}, {0, day, true}, {day, day, false}} {
+		set(-test.back)
+		p := newParts(t, object(t, func(obj *request) {
+			obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-test.back - test.age))
+			obj.ResourceVersion = servertimetest.NewVersion()
+		}))
+		p.reconciler.ServerTime = server
+		p.reconciler.Rules[0].Judge = func(_ context.Context, req *csr.Request) (Decision, error) {
+			if server.Since(req.Created) > time.Hour {
+				return Decision{Result: verdict.Ignore.Because("RequestTooOld", "too old")}, nil
+			}
+			return Decision{Result: verdict.Approve.Because("AutoApproved", "new")}, nil
+		}
+		if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) || (len(p.written) == 1) != test.approved {
+			t.Errorf("%+v: %+v, error %v, %d writes", test, result, err, len(p.written))
+		}
 	}
 }
 

@@ -84,6 +84,9 @@ func approved(by Recogniser) Decision {
 // reasonNotAuthorized is the reason of a requester that lacks a permission.
 const reasonNotAuthorized = "NotAuthorized"
 
+// reasonTooOld is the reason of a request that its kubelet no longer waits for.
+const reasonTooOld = "RequestTooOld"
+
 // notAuthorized returns the Decision about a request for which every review was denied.
 func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	wanted := make([]string, len(asked))

@@ -34,6 +34,9 @@ const Name = "csr-cleaner"
 // server.
 const DefaultDeletesPerSecond = 100
 
+// retryAfter is when a deletion is tried again that was answered NotFound or Conflict. Nearly always the watch is faster.
+const retryAfter = 30 * time.Second
+
 // Reconciler deletes requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
 	// Retention says when requests are due.
@@ -121,9 +124,6 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if _, err := r.serverTime().Skew(); err != nil { // with a skewed clock a deletion could be too early
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
-	if err := r.serverTime().Confirm(ctx, obj); err != nil {
-		return reconcile.Result{}, err
-	}
 	now := r.serverTime().Now()
 	next := r.next(obj, now)
 	if next.at.IsZero() {
@@ -135,6 +135,12 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	case left >= 0:
 		// A request is due after its deadline, not at it.
 		return reconcile.Result{RequeueAfter: left + time.Millisecond}, nil
+	}
+	if err := r.serverTime().Refresh(ctx, obj.ResourceVersion); err != nil {
+		return reconcile.Result{}, err
+	}
+	if !next.at.Before(r.serverTime().Now()) { // the clock of an API server was set back
+		return reconcile.Result{RequeueAfter: searchTick}, nil
 	}
 	if next.reason == reasonSuperseded {
 		// The cache may be newer than the index.
@@ -189,8 +195,8 @@ func (r *Reconciler) next(obj *certificatesv1.CertificateSigningRequest, now tim
 	return first
 }
 
-// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change. In both cases
-// the next reconcile, after a second, sees what the watch has brought. If it has brought nothing, the answer was wrong.
+// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change, which
+// the watch brings to the queue. If nothing has changed, the answer was wrong, and delete tries again.
 func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, why step) (reconcile.Result, error) {
 	state := csr.StateOf(obj)
 	if r.DryRun {
@@ -203,7 +209,7 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 	err := r.Client.Delete(ctx, obj, client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: time.Second}, nil
+		return reconcile.Result{RequeueAfter: retryAfter}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("delete request: %w", err)
 	}

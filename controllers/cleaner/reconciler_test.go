@@ -179,8 +179,8 @@ func TestReconcileFaults(t *testing.T) {
 		"not found":          {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":     {get: down, want: "down"},
 		"stopping":           {limit: context.Canceled, want: "wait for the deletion rate: context canceled"},
-		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: time.Second},
-		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: time.Second},
+		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: 30 * time.Second},
+		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: 30 * time.Second},
 		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
 		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
 	} {
@@ -241,21 +241,30 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	}
 }
 
-// TestReconcileAsksBeforeItDeletes sets the API server's clock back by two days. A request that is made then seems to be due.
-func TestReconcileAsksBeforeItDeletes(t *testing.T) {
+// TestReconcileMeasuresBeforeItDeletes sets the API server's clock back by two days. A request that is made, or denied, then seems to
+// be due.
+func TestReconcileMeasuresBeforeItDeletes(t *testing.T) {
 	t.Parallel()
+	const back = 48 * time.Hour
 	server, set := servertimetest.Measured(t)
-	const days = 48 * time.Hour
-	set(-days)
-	made := object(func(obj *request) { obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-days)) })
-	r, deleted, _ := newReconciler(made, now, nil, nil)
-	r.ServerTime = server
-	if _, problem := reconcileOnce(t, r); len(*deleted) > 0 || problem != "" {
-		t.Errorf("%d deletions, error %q", len(*deleted), problem)
-	}
-	made.CreationTimestamp = metav1.NewTime(time.Now().Add(-days - 25*time.Hour))
-	if _, problem := reconcileOnce(t, r); len(*deleted) != 1 || problem != "" {
-		t.Errorf("a request that is due: %d deletions, error %q", len(*deleted), problem)
+	set(-back)
+	at := func(age time.Duration) metav1.Time { return metav1.NewTime(time.Now().Add(-back - age)) }
+	for name, test := range map[string]struct {
+		change func(*request)
+		gone   bool
+	}{
+		"new":            {func(obj *request) { obj.CreationTimestamp = at(0) }, false},
+		"just denied":    {func(obj *request) { with("Denied")(obj); obj.Status.Conditions[0].LastUpdateTime = at(0) }, false},
+		"due":            {func(obj *request) { obj.CreationTimestamp = at(25 * time.Hour) }, true},
+		"denied and due": {func(obj *request) { with("Denied")(obj); obj.Status.Conditions[0].LastUpdateTime = at(2 * time.Hour) }, true},
+	} {
+		made := object(test.change, func(obj *request) { obj.ResourceVersion = servertimetest.NewVersion() })
+		r, deleted, _ := newReconciler(made, now, nil, nil)
+		r.ServerTime = server
+		_, problem := reconcileOnce(t, r)
+		if gone := len(*deleted) == 1; gone != test.gone || problem != "" {
+			t.Errorf("%s: deleted %t, error %q", name, gone, problem)
+		}
 	}
 }
 

@@ -130,11 +130,6 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	}
-	if r.signable(cached) {
-		if err := r.ServerTime.Confirm(ctx, cached); err != nil {
-			return reconcile.Result{}, err
-		}
-	}
 	now := r.Clock.Now()
 	obj, err := r.whole(ctx, cached)
 	if err != nil {
@@ -147,7 +142,10 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 	if !r.signable(obj) {
 		return reconcile.Result{}, r.reportForeign(ctx, obj)
 	}
-	judged := r.Judge(obj, now)
+	judged, err := r.judge(ctx, obj, now)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
 	if judged.Authority != nil {
 		// Certificates have whole seconds. The same instant in the record explains the certificate's times.
 		return reconcile.Result{}, r.sign(ctx, obj, judged, now.Truncate(time.Second))
@@ -205,11 +203,25 @@ func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) boo
 	return ours && csr.StateOf(obj) == csr.Approved
 }
 
+// judge is Judge with a time that was measured after obj was stored, if obj seems to be too old.
+func (r *Reconciler) judge(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) (Judgement, error) {
+	judged := r.Judge(obj, now)
+	if judged.Reason != reasonTooOld {
+		return judged, nil
+	}
+	if err := r.ServerTime.Refresh(ctx, obj.ResourceVersion); err != nil {
+		return Judgement{}, err
+	}
+	return r.Judge(obj, now), nil
+}
+
+const reasonTooOld = "RequestTooOld"
+
 // Judge decides about obj, an approved request for one of Signers, at now by Clock. It writes nothing.
 func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
 	skew, skewErr := r.ServerTime.Skew()
 	if at, ok := r.Retention.Deadline(obj); ok && now.Add(-skew).After(at) && skewErr == nil {
-		return Judgement{Result: verdict.Ignore.Because("RequestTooOld",
+		return Judgement{Result: verdict.Ignore.Because(reasonTooOld,
 			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
 			at.UTC().Format(time.RFC3339))}
 	}

@@ -110,9 +110,9 @@ func TestReconcileLeavesAlone(t *testing.T) {
 	}
 }
 
-// TestReconcileAsksBeforeARequestIsTooOld sets the API server's clock back by a day. A request that is approved then seems to be a day
+// TestReconcileMeasuresBeforeARequestIsTooOld sets the API server's clock back by a day. A request that is approved then seems to be a day
 // old. It waits, because the clocks differ.
-func TestReconcileAsksBeforeARequestIsTooOld(t *testing.T) {
+func TestReconcileMeasuresBeforeARequestIsTooOld(t *testing.T) {
 	t.Parallel()
 	server, set := servertimetest.Measured(t)
 	const day = 24 * time.Hour
@@ -120,6 +120,7 @@ func TestReconcileAsksBeforeARequestIsTooOld(t *testing.T) {
 	made := metav1.NewTime(time.Now().Add(-day))
 	p := newParts(t, object(t, func(obj *request) {
 		obj.CreationTimestamp, obj.Status.Conditions[0].LastUpdateTime = made, made
+		obj.ResourceVersion = servertimetest.NewVersion()
 	}))
 	root := newRoot(t, 1000*day)
 	p.pair.Load(root.cert, root.key)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,8 +19,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// newestVersion is the newest resourceVersion that the API server has stored.
-const newestVersion = "1000"
+var stored atomic.Int64
+
+// NewVersion returns the resourceVersion of a request that the API server stores now.
+func NewVersion() string { return strconv.FormatInt(stored.Add(1), 10) }
 
 // Measured returns a Clock that has measured the time of an API server, and knows it. It does not measure again by itself. set sets
 // that API server's clock ahead of the machine's.
@@ -28,7 +31,7 @@ func Measured(t *testing.T) (measured *servertime.Clock, set func(ahead time.Dur
 	var ahead atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Date", clock.RealClock{}.Now().Add(time.Duration(ahead.Load())).UTC().Format(http.TimeFormat))
-		_, _ = fmt.Fprintf(w, `{"metadata": {"resourceVersion": %q}}`, newestVersion)
+		_, _ = fmt.Fprintf(w, `{"metadata": {"resourceVersion": "%d"}}`, stored.Load())
 	}))
 	t.Cleanup(server.Close)
 	measured, err := servertime.New(&rest.Config{Host: server.URL}, logr.Discard())

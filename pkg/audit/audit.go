@@ -36,6 +36,10 @@ const maxSubject = 2 * 64 << 10
 // wait at all.
 const patience = 2 * time.Second
 
+// halves is the number of timers for patience. If the process was suspended, the first timer has expired when it wakes up, but the disk
+// has had no time yet.
+const halves = 2
+
 var errHangs = errors.New("an earlier write to it hangs")
 
 // errorsTotal counts records that could not be written to the audit log.
@@ -214,14 +218,16 @@ func (l *Log) write(line []byte) error {
 		<-l.turn
 		done <- err
 	}()
-	select {
-	case err := <-done:
-		l.hangs.Store(false)
-		return err
-	case <-time.After(patience):
-		l.hangs.Store(true)
-		return fmt.Errorf("the write takes longer than %s", patience)
+	for range halves {
+		select {
+		case err := <-done:
+			l.hangs.Store(false)
+			return err
+		case <-time.After(patience / halves):
+		}
 	}
+	l.hangs.Store(true)
+	return fmt.Errorf("the write takes longer than %s", patience)
 }
 
 // begin takes the turn. It waits for it, but not at all while a write hangs.
@@ -234,12 +240,14 @@ func (l *Log) begin() bool {
 	if l.hangs.Load() {
 		return false
 	}
-	select {
-	case l.turn <- struct{}{}:
-		return true
-	case <-time.After(patience):
-		return false
+	for range halves {
+		select {
+		case l.turn <- struct{}{}:
+			return true
+		case <-time.After(patience / halves):
+		}
 	}
+	return false
 }
 
 // bounded shortens the texts that a requester chose. The record of a certificate keeps all of its names, which

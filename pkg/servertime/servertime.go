@@ -66,7 +66,7 @@ func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 type Clock struct {
 	machine, shown clock.PassiveClock // if shown is set, it is the time, and nothing is measured
 	ask            func(context.Context) (time.Time, error)
-	askVersion     func(context.Context) (time.Time, string, error) // also asks for the newest resourceVersion of all requests
+	newest         func(context.Context) (string, error) // the newest resourceVersion of all requests
 	now            func() instant
 	log            logr.Logger
 	again          chan struct{} // requests a measurement at once
@@ -78,10 +78,8 @@ type Clock struct {
 	readings []reading // of the last rounds
 	err      error     // why the last measurement failed
 
-	confirming sync.Mutex    // held while Confirm asks
-	confirmed  string        // the newest resourceVersion when an API server answered it
-	refused    error         // why the last question of Confirm had no answer
-	refusedAt  time.Duration // by the monotonic clock
+	refreshing sync.Mutex // held while Refresh measures
+	refreshed  refreshed
 }
 
 // instant is one moment by the wall clock and by the monotonic clock of the machine.
@@ -115,14 +113,14 @@ func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
 	}
-	askVersion, err := versionOf(cfg)
+	newest, err := newestOf(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
 	}
 	real := clock.RealClock{}
 	start := real.Now()
 	return &Clock{
-		ask: ask, askVersion: askVersion, log: log, again: make(chan struct{}, 1), spread: time.Second / perRound,
+		ask: ask, newest: newest, log: log, again: make(chan struct{}, 1), spread: time.Second / perRound,
 		now: func() instant { return instant{real.Now().Round(0), real.Since(start)} },
 	}, nil
 }
@@ -156,53 +154,81 @@ func (c *Clock) Skew() (time.Duration, error) {
 	return now.wall.Sub(server), nil
 }
 
-// Confirm asks an API server for its time if obj, a CertificateSigningRequest, seems to be older than MaxSkew and was stored after the
-// last such question. Call it before an age decides about obj: if the clock of an API server was set back since the last measurement, a
-// new request seems to be old. Of many requests that are already stored, only the first one costs a call. An error says that no API server
-// has answered. While the time is unknown, Confirm does nothing.
-//
-// It compares resourceVersions, as KEP-5504 permits.
-func (c *Clock) Confirm(ctx context.Context, obj metav1.Object) error {
+// Refresh measures the time of the API servers, unless that was done after they stored version, the resourceVersion of a
+// CertificateSigningRequest. Call it before an age decides about that request: if an API server's clock was set back since
+// the last measurement, a new request seems to be old. All requests that are already stored share one measurement, because
+// clients may compare resourceVersions (KEP-5504). An error says that no API server has answered. While the time is unknown,
+// Refresh does nothing.
+func (c *Clock) Refresh(ctx context.Context, version string) error {
 	if c.shown != nil {
 		return nil
 	}
-	now, err := c.server(c.now())
-	if err != nil || now.Sub(obj.GetCreationTimestamp().Time).Abs() <= MaxSkew {
-		return nil
+	if done, err := c.refreshedSince(version); done {
+		return err
 	}
-	c.confirming.Lock()
-	defer c.confirming.Unlock()
-	if order, err := resourceversion.CompareResourceVersion(obj.GetResourceVersion(), c.confirmed); err == nil && order <= 0 {
-		return nil
+	c.refreshing.Lock()
+	defer c.refreshing.Unlock()
+	if done, err := c.refreshedSince(version); done { // another worker has measured meanwhile
+		return err
 	}
-	sent := c.now()
-	if c.refused != nil && sent.mono-c.refusedAt < roundRetry { // the other workers do not wait for an answer, too
-		return c.refused
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	newest, err := c.newest(ctx) // first: the measurement must come later
+	var taken []reading
+	if err == nil {
+		taken, err = c.take(ctx, 0)
 	}
-	server, newest, err := c.askVersion(ctx)
-	if err != nil {
-		c.refused, c.refusedAt = fmt.Errorf("ask the API server for its time: %w", err), c.now().mono
-		return c.refused
-	}
-	c.follow(reading{server: server, latest: server.Add(time.Second), sent: sent, at: c.now()})
-	c.refused, c.confirmed = nil, newest
-	return nil
-}
-
-// follow adds one to the readings if its API server is behind all others that are known.
-func (c *Clock) follow(one reading) {
-	if earliest, err := c.server(one.at); err != nil || !one.upper(one.at).Before(earliest) {
-		return
+	now := c.instant()
+	if len(taken) > 0 {
+		c.follow(combine(taken), now)
+		err = nil
+	} else {
+		err = fmt.Errorf("measure the time of the API servers: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.keep(one)
+	c.refreshed = refreshed{version: newest, err: err, at: now.mono}
+	return err
 }
 
-// keep adds one to the readings. The oldest one makes room.
-func (c *Clock) keep(one reading) {
+// refreshed is the result of the last measurement of Refresh.
+type refreshed struct {
+	version string // the newest one before the measurement
+	err     error
+	at      time.Duration // by the monotonic clock
+}
+
+// refreshedSince reports whether Refresh has nothing to do: it has measured after the API servers stored version, it has just failed, or
+// the time is unknown. A restored etcd has lower resourceVersions, so a measurement counts for as long as any other.
+func (c *Clock) refreshedSince(version string) (done bool, err error) {
+	now := c.instant()
+	if _, err := c.server(now); err != nil {
+		return true, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	age := now.mono - c.refreshed.at
+	if c.refreshed.err != nil {
+		return age < roundRetry, c.refreshed.err
+	}
+	order, err := resourceversion.CompareResourceVersion(version, c.refreshed.version)
+	return err == nil && order <= 0 && age < roundEvery, nil
+}
+
+// follow adds the reading to the others if its API server is behind all of theirs.
+func (c *Clock) follow(added reading, now instant) {
+	if earliest, err := c.server(now); err == nil && added.upper(now).Before(earliest) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.keep(added)
+		c.measureAgain() // and report the skew
+	}
+}
+
+// keep adds the reading to the others. The oldest one makes room.
+func (c *Clock) keep(added reading) {
 	earlier := c.readings[max(0, len(c.readings)-rounds+1):]
-	c.readings = append(slices.Clone(earlier), one)
+	c.readings = append(slices.Clone(earlier), added)
 }
 
 func (c *Clock) instant() instant {
@@ -221,10 +247,7 @@ func (c *Clock) server(now instant) (time.Time, error) {
 		passed := now.mono - one.at.mono
 		if (now.wall.Sub(one.at.wall) - passed).Abs() > maxStep {
 			c.readings, c.err = nil, errors.New("the clock of this machine was set, or the machine was suspended")
-			select {
-			case c.again <- struct{}{}:
-			default: // already requested
-			}
+			c.measureAgain()
 			break
 		}
 		if server := one.server.Add(passed); earliest.IsZero() || server.Before(earliest) {
@@ -235,6 +258,14 @@ func (c *Clock) server(now instant) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("the time of the API servers is not known: %w", cmp.Or(c.err, errUnknown))
 	}
 	return earliest, nil
+}
+
+// measureAgain requests a measurement at once.
+func (c *Clock) measureAgain() {
+	select {
+	case c.again <- struct{}{}:
+	default: // already requested
+	}
 }
 
 // Ready returns an error if the skew is unknown or too large. It is a readiness check.
@@ -307,21 +338,10 @@ func (c *Clock) measure(ctx context.Context) {
 	c.mu.Lock()
 	first := len(c.readings) == 0
 	c.mu.Unlock()
-	var taken []reading
-	var lastErr error
-	ask := func() {
-		sent := c.now()
-		server, err := c.ask(ctx)
-		if err != nil {
-			lastErr = err
-			return
-		}
-		taken = append(taken, reading{server: server, at: c.now(), latest: server.Add(time.Second), sent: sent})
-	}
-	keep := func() {
+	keep := func(taken []reading, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.err = lastErr
+		c.err = err
 		if len(taken) == 0 {
 			return // earlier readings still hold
 		}
@@ -330,20 +350,34 @@ func (c *Clock) measure(ctx context.Context) {
 		}
 		c.keep(combine(taken))
 	}
+	var taken []reading
+	var err error
 	if first {
-		for range perRound {
-			ask()
-		}
-		keep()
+		taken, err = c.take(ctx, 0)
+		keep(taken, err)
 	}
+	more, moreErr := c.take(ctx, c.spread)
+	keep(append(taken, more...), cmp.Or(moreErr, err))
+}
+
+// take makes the requests of a round, each over a new connection and after that pause. err is that of the last request that failed.
+func (c *Clock) take(ctx context.Context, pause time.Duration) (taken []reading, err error) {
 	for range perRound {
-		select {
-		case <-ctx.Done():
-		case <-time.After(c.spread):
+		if pause > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
 		}
-		ask()
+		sent := c.now()
+		server, failure := c.ask(ctx)
+		if failure != nil {
+			err = failure
+			continue
+		}
+		taken = append(taken, reading{server: server, latest: server.Add(time.Second), sent: sent, at: c.now()})
 	}
-	keep()
+	return taken, err
 }
 
 // combine returns the most exact of the readings of one round, if all can be of the same clock. If API servers differ,
@@ -400,11 +434,6 @@ func date(ctx context.Context, used *http.Client, address string) (time.Time, er
 	if response.StatusCode >= http.StatusInternalServerError { // perhaps from a proxy in front of the API server
 		return time.Time{}, fmt.Errorf("GET %s: status %s", address, response.Status)
 	}
-	return dateIn(response)
-}
-
-// dateIn returns the Date of response.
-func dateIn(response *http.Response) (time.Time, error) {
 	text := response.Header.Get("Date")
 	if text == "" {
 		return time.Time{}, errors.New(
@@ -417,45 +446,42 @@ func dateIn(response *http.Response) (time.Time, error) {
 	return shown, nil
 }
 
-// versionOf returns a function that asks an API server of cfg for its time and for the newest resourceVersion of all
-// CertificateSigningRequests. A list that can hold no request has both, and needs only the right to list.
-func versionOf(cfg *rest.Config) (func(context.Context) (time.Time, string, error), error) {
+// newestOf returns a function that asks an API server of cfg for the newest resourceVersion of all CertificateSigningRequests. A
+// list that can hold no request has it, and needs only the right to list.
+func newestOf(cfg *rest.Config) (func(context.Context) (string, error), error) {
 	used, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, err
 	}
-	own := *used
-	own.Timeout = askTimeout
 	base, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
 		return nil, err
 	}
 	list := base.JoinPath("apis", certificatesv1.GroupName, "v1", "certificatesigningrequests")
 	list.RawQuery = url.Values{"fieldSelector": {"metadata.name=-"}}.Encode()
-	return func(ctx context.Context) (time.Time, string, error) {
+	return func(ctx context.Context) (string, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, list.String(), nil)
 		if err != nil {
-			return time.Time{}, "", err
+			return "", err
 		}
 		request.Header.Set("Accept", runtime.ContentTypeJSON)
-		response, err := own.Do(request)
+		response, err := used.Do(request)
 		if err != nil {
-			return time.Time{}, "", err
+			return "", err
 		}
 		defer func() { _ = response.Body.Close() }()
-		body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+		body, err := io.ReadAll(io.LimitReader(response.Body, 1<<16))
 		if err != nil {
-			return time.Time{}, "", err
+			return "", err
 		}
 		if response.StatusCode != http.StatusOK {
-			return time.Time{}, "", fmt.Errorf("GET %s: status %s", list, response.Status)
+			return "", fmt.Errorf("GET %s: status %s", list, response.Status)
 		}
 		var found metav1.PartialObjectMetadataList
 		if err := json.Unmarshal(body, &found); err != nil {
-			return time.Time{}, "", fmt.Errorf("GET %s: %w", list, err)
+			return "", fmt.Errorf("GET %s: %w", list, err)
 		}
-		shown, err := dateIn(response)
-		return shown, found.ResourceVersion, err
+		return found.ResourceVersion, nil
 	}, nil
 }
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 )
@@ -108,70 +107,79 @@ func TestClockForgetsReadings(t *testing.T) {
 	m.shows(t, noon, 0)
 }
 
-// stored returns a request that the machine's API server has stored with that version when its clock showed created.
-func stored(version string, created time.Time) *metav1.ObjectMeta {
-	return &metav1.ObjectMeta{Name: "csr-1", ResourceVersion: version, CreationTimestamp: metav1.NewTime(created)}
-}
-
-// TestConfirmNoticesAClockThatWasSetBack sets an API server's clock back by a day between two measurements. A new request then seems
-// to be a day old.
-func TestConfirmNoticesAClockThatWasSetBack(t *testing.T) {
+// TestRefreshNoticesAClockThatWasSetBack sets an API server's clock back by a day between two measurements.
+func TestRefreshNoticesAClockThatWasSetBack(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	m := newMachine(noon, 0)
+	newest := "10"
+	m.newest = func(context.Context) (string, error) { return newest, nil }
 	m.measure(t.Context())
-	m.askVersion = func(ctx context.Context) (time.Time, string, error) {
-		server, err := m.ask(ctx)
-		return server, "10", err
-	}
 	for n, step := range []struct {
-		obj   *metav1.ObjectMeta
-		set   time.Duration // the API server's clock
-		asks  int
-		shows time.Duration
+		version, newest string
+		servers         []time.Duration
+		passed          time.Duration
+		requests        int
+		shows           time.Duration
 	}{
-		{stored("5", noon), 0, 0, 0},                  // it is young
-		{stored("5", noon.Add(-MaxSkew)), 0, 0, 0},    // it is as young
-		{stored("5", noon.Add(-MaxSkew-1)), 0, 1, 0},  // it may be new
-		{stored("10", noon.Add(-day)), -day, 0, 0},    // it was stored before the clock was set back
-		{stored("11", noon.Add(-day)), -day, 1, -day}, // it was not
-		{stored("11", noon.Add(-day)), -day, 0, -day},
-		{stored("12", noon.Add(-day)), -day, 0, -day}, // it is young
-		{stored("13", noon.Add(day)), -day, 1, -day},  // it is from the future
+		{"5", "10", []time.Duration{0}, 0, perRound, 0},
+		{"10", "11", []time.Duration{-day}, 0, 0, 0},                 // it was stored before the clock was set back
+		{"11", "11", []time.Duration{0, 0, -day}, 0, perRound, -day}, // one of three API servers
+		{"11", "12", []time.Duration{0}, 0, 0, -day},
+		{"12", "12", []time.Duration{day}, 0, perRound, -day}, // the API server that is most behind counts
+		{"9", "9", []time.Duration{0}, roundEvery - 1, 0, -day},
+		{"9", "9", []time.Duration{0}, 1, perRound, -day}, // etcd may have been restored
+		{"no number", "9", []time.Duration{0}, 0, perRound, -day},
 	} {
 		before := m.asked
-		m.servers = []time.Duration{step.set}
-		err := m.Confirm(t.Context(), step.obj)
-		if asks := m.asked - before; err != nil || asks != step.asks {
-			t.Errorf("step %d: %d questions, error %v, want %d", n, asks, err, step.asks)
+		m.servers, newest = step.servers, step.newest
+		m.pass(step.passed)
+		err := m.Refresh(t.Context(), step.version)
+		if requests := m.asked - before; err != nil || requests != step.requests {
+			t.Errorf("step %d: %d requests, error %v, want %d", n, requests, err, step.requests)
 		}
-		m.shows(t, noon.Add(step.shows), -step.shows)
+		m.shows(t, noon.Add(step.shows+m.at.mono), -step.shows)
+	}
+	if len(m.again) != 1 {
+		t.Error("the skew is not reported before the next round")
 	}
 }
 
-// TestConfirmAsksOnceASecondWhileNothingAnswers checks that the workers do not wait one after the other.
-func TestConfirmAsksOnceASecondWhileNothingAnswers(t *testing.T) {
+// TestRefreshFailsOnceASecond checks that the workers do not wait one after the other while nothing answers.
+func TestRefreshFailsOnceASecond(t *testing.T) {
 	t.Parallel()
 	m := newMachine(noon, 0)
-	asked := 0
-	m.askVersion = func(context.Context) (time.Time, string, error) {
-		asked++
-		return time.Time{}, "", errors.New("connection refused")
+	lists := 0
+	m.newest = func(context.Context) (string, error) { lists++; return "10", nil }
+	if err := m.Refresh(t.Context(), "5"); err != nil || lists > 0 {
+		t.Errorf("while the time is unknown: %d lists, error %v", lists, err)
 	}
-	old := stored("5", noon.Add(-time.Hour))
-	if err := m.Confirm(t.Context(), old); err != nil || asked > 0 {
-		t.Errorf("while the time is unknown: %d questions, error %v", asked, err)
+	if err := (&Clock{}).Refresh(t.Context(), "5"); err != nil {
+		t.Errorf("the zero Clock: %v", err)
 	}
 	m.measure(t.Context())
-	for range 3 {
-		const want = "ask the API server for its time: connection refused"
-		if err := m.Confirm(t.Context(), old); err == nil || err.Error() != want || asked != 1 {
-			t.Errorf("%d questions, error %v", asked, err)
+	m.err = errors.New("connection refused")
+	fails := func(want int) {
+		t.Helper()
+		const text = "measure the time of the API servers: connection refused"
+		if err := m.Refresh(t.Context(), "5"); err == nil || err.Error() != text || lists != want {
+			t.Errorf("%d lists, error %v, want %d", lists, err, want)
 		}
 	}
+	fails(1)
+	fails(1)
 	m.pass(roundRetry)
-	if err := m.Confirm(t.Context(), old); err == nil || asked != 2 {
-		t.Errorf("after a second: %d questions, error %v", asked, err)
+	fails(2)
+	m.pass(roundRetry)
+	m.newest = func(context.Context) (string, error) { lists++; return "", errors.New("connection refused") }
+	asked := m.asked
+	if fails(3); m.asked != asked {
+		t.Error("it measured although the newest version is unknown")
+	}
+	m.pass(roundRetry)
+	m.err, m.newest = nil, func(context.Context) (string, error) { return "10", nil }
+	if err := m.Refresh(t.Context(), "5"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -235,7 +243,6 @@ func TestInjectedClockIsNotMeasured(t *testing.T) {
 	}
 }
 
-// TestNewestVersion reads the time and the newest resourceVersion from one response.
 func TestNewestVersion(t *testing.T) {
 	t.Parallel()
 	status, body := http.StatusOK, `{"metadata": {"resourceVersion": "42"}, "items": []}`
@@ -244,24 +251,23 @@ func TestNewestVersion(t *testing.T) {
 		if r.URL.String() != want || r.Header.Get("Authorization") != "Bearer secret" {
 			t.Errorf("asked %s with %s", r.URL, r.Header)
 		}
-		w.Header().Set("Date", noon.Format(http.TimeFormat))
 		w.WriteHeader(status)
 		_, _ = fmt.Fprint(w, body)
 	}))
 	t.Cleanup(server.Close)
-	ask, err := versionOf(&rest.Config{Host: server.URL + "/prefix", BearerToken: "secret"})
+	newest, err := newestOf(&rest.Config{Host: server.URL + "/prefix", BearerToken: "secret"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, newest, err := ask(t.Context()); err != nil || !got.Equal(noon) || newest != "42" {
-		t.Errorf("%s, %q, error %v", got, newest, err)
+	if got, err := newest(t.Context()); err != nil || got != "42" {
+		t.Errorf("%q, error %v", got, err)
 	}
 	for want, change := range map[string]func(){
 		"status 403":        func() { status = http.StatusForbidden },
 		"invalid character": func() { status, body = http.StatusOK, "<html>" },
 	} {
 		change()
-		if _, _, err := ask(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := newest(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	}

@@ -16,11 +16,12 @@ import (
 	"time"
 )
 
-// clockGettime is the function of the vDSO, a library that the kernel maps into each process, with which Go reads clocks. See vdso(7).
-const clockGettime = "__vdso_clock_gettime"
+// Go reads clocks with clockGettime, a function of the vDSO, a library that the kernel maps into each process. See vdso(7). Shift
+// replaces its first instruction with a jump to shiftedClock, which takes the place of clockGetres. Go does not call that function.
+const clockGettime, clockGetres = "__vdso_clock_gettime", "__vdso_clock_getres"
 
-// shiftedClock is machine code for amd64 in the place of clockGettime. It makes the system call, and adds the eight bytes of seconds
-// at shiftedSeconds to the result if the clock is CLOCK_REALTIME.
+// shiftedClock is machine code for amd64. It makes the system call, and adds the eight bytes of seconds at shiftedSeconds to the
+// result if the clock is CLOCK_REALTIME.
 var shiftedClock = []byte{
 	0xb8, 228, 0, 0, 0, // mov eax, 228: SYS_clock_gettime
 	0x0f, 0x05, // syscall
@@ -33,6 +34,13 @@ var shiftedClock = []byte{
 
 const shiftedSeconds = 13
 
+// jump returns the instruction at from that continues at to.
+func jump(from, to int64) []byte {
+	code := []byte{0xe9, 0, 0, 0, 0}
+	binary.LittleEndian.PutUint32(code[1:], uint32(int32(to-from-int64(len(code)))))
+	return code
+}
+
 // Shift shifts the wall clock of a running Go program by whole seconds, and leaves its monotonic clock. Another call replaces the
 // shift. It works on amd64 only, and needs the permission to trace the process, which the parent of a process has.
 //
@@ -44,42 +52,61 @@ func Shift(pid int, by time.Duration) error {
 	if by%time.Second != 0 {
 		return fmt.Errorf("shift the clock of process %d: %s is not a number of whole seconds", pid, by)
 	}
-	code := bytes.Clone(shiftedClock)
-	binary.LittleEndian.PutUint64(code[shiftedSeconds:], uint64(by/time.Second))
-	if err := replaceFunction(pid, clockGettime, code); err != nil {
+	if err := shift(pid, by); err != nil {
 		return fmt.Errorf("shift the clock of process %d: %w", pid, err)
 	}
 	return nil
 }
 
-// replaceFunction overwrites a function of the vDSO of a process while the process is stopped and none of its threads executes that
-// function.
-func replaceFunction(pid int, name string, code []byte) error {
+// patch is code for an address.
+type patch struct {
+	at   int64
+	code []byte
+}
+
+func shift(pid int, by time.Duration) error {
 	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = memory.Close() }()
-	at, size, err := functionOf(pid, memory, name)
+	entry, _, err := functionOf(pid, memory, clockGettime)
 	if err != nil {
 		return err
 	}
-	if size < int64(len(code)) {
-		return fmt.Errorf("%s has %d bytes, and %d are needed", name, size, len(code))
+	unused, size, err := functionOf(pid, memory, clockGetres)
+	if err != nil {
+		return err
 	}
+	if size < int64(len(shiftedClock)) {
+		return fmt.Errorf("%s has %d bytes, and %d are needed", clockGetres, size, len(shiftedClock))
+	}
+	code := bytes.Clone(shiftedClock)
+	binary.LittleEndian.PutUint64(code[shiftedSeconds:], uint64(by/time.Second))
+	return write(pid, memory, []patch{{unused, code}, {entry, jump(entry, unused)}})
+}
+
+// write writes the patches while the process is stopped, and no thread executes the code that they replace.
+func write(pid int, memory *os.File, patches []patch) error {
 	for range 100 {
 		free, err := stopped(pid, func() (bool, error) {
-			inside, err := executes(pid, at, at+size)
-			if err == nil && !inside {
-				_, err = memory.WriteAt(code, at)
+			for _, one := range patches {
+				if inside, err := executes(pid, one.at, one.at+int64(len(one.code))); inside || err != nil {
+					return false, err
+				}
 			}
-			return !inside, err
+			for _, one := range patches {
+				if _, err := memory.WriteAt(one.code, one.at); err != nil {
+					return false, err
+				}
+			}
+			return true, nil
 		})
 		if free || err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("a thread always executes %s", name)
+	return errors.New("a thread always reads the clock")
 }
 
 // functionOf returns the address and the size of a function in the vDSO of a process with that memory.

@@ -11,7 +11,7 @@ import (
 )
 
 // script reads processes to end, as arguments of kill, until its input ends. If the last line is not "done", it ends
-// the remaining processes, and the processes whose IDs are in *.pid in the folder $1. It then removes that folder.
+// the remaining processes, and the processes whose IDs are in *.pid in the folder $1. It then unmounts what is mounted in that folder, and removes it.
 const script = `targets=
 while read -r verb target; do
   case $verb in
@@ -21,6 +21,7 @@ while read -r verb target; do
   esac
 done
 for target in $targets $(cat "$1"/*.pid 2>/dev/null); do kill -9 "$target" 2>/dev/null; done
+grep -F " $1/" /proc/self/mounts 2>/dev/null | while read -r device mount rest; do umount -l "$mount"; done
 for try in 1 2 3; do rm -rf "$1" && exit 0; sleep 1; done`
 
 // Guard is a process that waits for the end of this one.

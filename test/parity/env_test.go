@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
@@ -91,7 +92,9 @@ func (e *env) installSplit(t *testing.T) {
 		"csr-signer":   {Verb: "update", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Subresource: "status"},
 		"csr-cleaner":  {Verb: "delete", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests"},
 	} {
-		token, err := e.admin.CoreV1().ServiceAccounts(systemNamespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		token, err := e.admin.CoreV1().ServiceAccounts(systemNamespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)},
+		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +108,7 @@ func (e *env) installSplit(t *testing.T) {
 		}}
 		err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 			answer, err := e.admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-			return err == nil && answer.Status.Allowed, err
+			return err == nil && answer.Status.Allowed, nil
 		})
 		if err != nil {
 			t.Fatalf("the role of %s is not in effect: %v", account, err)

@@ -140,7 +140,7 @@ func (r running) check(t *testing.T, ours bool) {
 			t.Errorf("%s did not stop cleanly: %s\n%s", p.cmd.Path, p.cmd.ProcessState, r.tail(t))
 		}
 	}
-	if text := r.text(t); ours && strings.Contains(text, "forbidden") {
+	if text := r.text(t); ours && strings.Contains(text, "is forbidden: User") {
 		t.Errorf("the shipped roles are not enough:\n%s", text)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
@@ -195,10 +196,18 @@ func (g random) requester(r *row) {
 	sum := sha256.Sum256([]byte("n1"))
 	r.user = oneOf(g, bootstrapper, stranger, nodeUser("n1", groups...), nodeUser("n2", groups...), nodeUser("", groups...), user{name: "named", groups: stranger.groups},
 		boundUser(hex.EncodeToString(sum[:8])), boundUser("0123456789abcdef"), boundUser(""),
-		user{name: g.text(), groups: append(groups, "system:authenticated")})
+		user{name: strings.Map(header, g.text()), groups: append(groups, "system:authenticated")})
 	if r.user.name == "" {
 		r.user.name = "x"
 	}
+}
+
+// header drops the characters that the header Impersonate-User can't hold.
+func header(r rune) rune {
+	if unicode.IsControl(r) {
+		return -1
+	}
+	return r
 }
 
 func (g random) decided(r *row) {

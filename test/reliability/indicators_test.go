@@ -215,7 +215,7 @@ func (w *world) verifyRecordedOrLogged() (wrong []error) {
 		}
 		sum := fingerprint(cert)
 		isLate := slices.ContainsFunc(w.late, func(i *item) bool { return i.object.Name == name })
-		if !recorded[sum] && (isLate || !lost[signed[sum]]) {
+		if id := signed[sum]; !recorded[sum] && (isLate || id == "" || !lost[id]) {
 			wrong = append(wrong, fmt.Errorf("request %s: the audit log does not have its certificate, late: %t", name, isLate))
 		}
 	}

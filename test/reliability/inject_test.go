@@ -266,11 +266,13 @@ func allAhead(w *world) {
 	w.shiftAPIServersClock(w.ahead)
 }
 
-// correctAPIServer sets the API server's clock right, so it goes back by a day. New requests seem to be a day old.
-func correctAPIServer(w *world) { w.shiftAPIServersClock(0) }
-
-// correctProgram sets the program's clock right, too, some time after correctAPIServer.
-func correctProgram(w *world) { w.whileSkewed(w.ahead) }
+// setBack sets the API server's clock right during the load, so it goes back by a day, and new requests seem to be a day old. Some time
+// after that it sets the program's clock right, too.
+func setBack(w *world) {
+	w.pause(3 * time.Second)
+	w.shiftAPIServersClock(0)
+	w.whileSkewed(w.ahead)
+}
 
 // whileSkewed waits while the clock of the program is ahead of the API server's by that time, and sets it right. Ours must say that
 // it is. Then it may sign nothing, and deletes the old requests, which are due by the API server's time.
@@ -651,17 +653,23 @@ func freeDisk(w *world) {
 	w.pause(12 * time.Second)
 	w.disk()
 	w.over()
-	w.until(10*time.Second, "no record is lost any more", func(ctx context.Context) bool {
-		lost := w.oldest().metric(ctx, string(notAudited))
-		w.pause(time.Second)
-		return lost > 0 && w.oldest().metric(ctx, string(notAudited)) == lost
-	})
-	for n := range 10 {
-		late := w.newItem(&kinds[0], fmt.Sprint("join-late-", n))
-		w.items, w.late = append(w.items, late), append(w.late, late)
+	made := 0
+	join := func() *item {
+		late := w.newItem(&kinds[0], fmt.Sprint("join-late-", made))
+		made, w.items = made+1, append(w.items, late)
 		if err := w.create(w.t.Context(), late); err != nil {
 			w.t.Fatal(err)
 		}
+		w.until(10*time.Second, "a request is issued after the fault", func(context.Context) bool { return w.isFinished(late) })
+		return late
+	}
+	w.until(10*time.Second, "no record is lost any more", func(ctx context.Context) bool {
+		lost := w.oldest().metric(ctx, string(notAudited))
+		join()
+		return lost > 0 && w.oldest().metric(ctx, string(notAudited)) == lost
+	})
+	for range 10 {
+		w.late = append(w.late, join())
 	}
 }
 

@@ -149,7 +149,7 @@ type item struct {
 	tried      time.Time   // when its requester first tried to create it
 	stored     atomic.Bool // in etcd, if kind.gone
 	began      time.Time   // when it was created for the first time
-	// ahead is how far the right time was ahead of the test's clock when it was signed.
+	// ahead is how far the API server's clock was ahead of the test's when it was created, in hours.
 	ahead time.Duration
 }
 
@@ -233,9 +233,12 @@ func (w *world) create(ctx context.Context, i *item) error {
 	}
 	i.began = time.Now()
 	err := retry(ctx, func() error {
-		_, err := i.client.CertificatesV1().CertificateSigningRequests().Create(ctx, i.object, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // the answer to the attempt before was lost
+		created, err := i.client.CertificatesV1().CertificateSigningRequests().Create(ctx, i.object, metav1.CreateOptions{})
+		switch {
+		case apierrors.IsAlreadyExists(err): // the answer to the attempt before was lost
 			return nil
+		case err == nil:
+			i.ahead = time.Until(created.CreationTimestamp.Time).Round(time.Hour)
 		}
 		return err
 	})
@@ -376,7 +379,7 @@ func (i *item) content(cert, ca *x509.Certificate, stored time.Time) error {
 		return fmt.Errorf("CA is %t", cert.IsCA)
 	case !slices.Equal(usagesOf(cert), slices.Sorted(slices.Values(i.order.usages))):
 		return fmt.Errorf("its usages are %v, and the request has %v", usagesOf(cert), i.order.usages)
-	case cert.NotBefore.Before(i.began.Add(i.ahead-backdate-time.Second)) || cert.NotBefore.After(stored.Add(i.ahead-backdate)):
+	case cert.NotBefore.Before(i.began.Add(-backdate-time.Second)) || cert.NotBefore.After(stored.Add(i.ahead-backdate)):
 		return fmt.Errorf("it begins at %s; it was requested at %s and stored at %s", cert.NotBefore, i.began, stored)
 	case !cert.NotAfter.Equal(end):
 		return fmt.Errorf("it is valid from %s to %s, want %s", cert.NotBefore, cert.NotAfter, end)

@@ -1,6 +1,7 @@
 package reliability
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -59,7 +60,7 @@ func (w *world) newMemoryGroup() memoryGroup {
 		root, limit, size = filepath.Join(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
 	}
 	folder := filepath.Join(root, "reliability-"+strconv.Itoa(os.Getpid()))
-	if err := os.Mkdir(folder, 0o755); err != nil {
+	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // a test that was killed leaves it
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() {
@@ -67,6 +68,12 @@ func (w *world) newMemoryGroup() memoryGroup {
 			w.t.Error(err)
 		}
 	})
+	swap := filepath.Join(folder, "memory.swap.max") // of version 2, if there is swap
+	if _, err := os.Stat(swap); err == nil {
+		if err := os.WriteFile(swap, []byte("0"), 0o600); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 	return memoryGroup{w.t, filepath.Join(folder, "cgroup.procs"), filepath.Join(folder, limit), filepath.Join(folder, size)}
 }
 

@@ -24,8 +24,8 @@ const (
 	requests, fewRequests = 500, 150
 	// spread is how long a load takes to be created, unless a scenario says otherwise.
 	spread = 10 * time.Second
-	// moment is how long readiness may be away if it stays, and must be away if it falls: on a busy machine a page may come late, and a
-	// replica that starts is not ready at once.
+	// moment is how long readiness must be away if it falls, because a replica that starts is not ready at once. If it stays, answers
+	// may be missing for as long, because a page may be late on a busy machine.
 	moment = 2 * time.Second
 	// creators is the number of concurrent clients.
 	creators = 10
@@ -60,10 +60,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 		w.waitReady(w.startReplica(true))
 	}
 	w.items = s.load(w)
-	stopProbing, stopWatching := w.probe(s.ready == stays), w.watchIndicators()
-	if s.before != nil {
-		s.before(w)
-	}
+	stopProbing, stopWatching := w.probe(), w.watchIndicators()
 	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, spread))
 	s.fault(w)
 	if len(w.ends) == 0 {
@@ -78,7 +75,8 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, r := range w.running() {
 		w.waitReady(r)
 	}
-	unready, fired := stopProbing(), stopWatching()
+	unready, silent := stopProbing()
+	fired := stopWatching()
 	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: w.recovery(items), unready: unready}
 	result.slowest = w.slowest(items)
 	wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
@@ -97,8 +95,8 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, err := range slices.Concat(s.verifyIndicators(fired), w.verifyMetrics(), w.verifyReports(s, began)) {
 		t.Error(err)
 	}
-	if s.ready == stays && unready >= moment || s.ready == falls && unready < moment {
-		t.Errorf("it was not ready for %s", unready)
+	if s.ready == stays && (unready > 0 || silent >= moment) || s.ready == falls && unready < moment {
+		t.Errorf("it was not ready for %s, and did not answer for %s", unready, silent)
 	}
 	if t.Failed() {
 		w.explain(items)
@@ -152,7 +150,6 @@ func (w *world) warmUp() *item {
 	if w.settle([]*item{first}) == 0 {
 		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state, w.replicas[0].Tail(40))
 	}
-	first.ahead = w.ahead
 	leader := w.replicas[0]
 	w.waitReady(leader)
 	if leader.metrics == "" {
@@ -204,15 +201,14 @@ func (w *world) createAll(items []*item, takes time.Duration) <-chan error {
 	return done
 }
 
-// probe asks the replicas of ours all the time whether they are ready. The returned function waits until one is, and
-// returns for how long those that answered said that they are not. A paused or killed replica answers nothing. If always
-// is set, a replica is ready at any time, so no answer counts like an answer that it is not ready.
-func (w *world) probe(always bool) (stop func() time.Duration) {
+// probe asks the replicas of ours all the time whether they are ready. The returned function waits until one is. It returns for how
+// long those that answered said that they were not, and for how long none answered. A paused or killed replica answers nothing.
+func (w *world) probe() (stop func() (unready, silent time.Duration)) {
 	if w.theirs {
-		return func() time.Duration { return 0 }
+		return func() (unready, silent time.Duration) { return 0, 0 }
 	}
 	ctx, cancel := context.WithCancel(w.t.Context())
-	var unready time.Duration
+	var unready, silent time.Duration
 	done := make(chan struct{})
 	anyReady := func() (ready, answered bool, said string) {
 		for _, r := range w.running() {
@@ -229,7 +225,11 @@ func (w *world) probe(always bool) (stop func() time.Duration) {
 		for ctx.Err() == nil {
 			ready, answered, said := anyReady()
 			now := time.Now()
-			if (answered || always) && !ready && ctx.Err() == nil {
+			switch {
+			case ready || ctx.Err() != nil:
+			case !answered:
+				silent += now.Sub(last)
+			default:
 				if unready == 0 {
 					w.t.Logf("not ready after %s: %s", now.Sub(began).Round(time.Second), said)
 				}
@@ -242,7 +242,7 @@ func (w *world) probe(always bool) (stop func() time.Duration) {
 			}
 		}
 	}()
-	return func() time.Duration {
+	return func() (time.Duration, time.Duration) {
 		w.t.Helper()
 		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
 			ready, _, _ := anyReady()
@@ -253,7 +253,7 @@ func (w *world) probe(always bool) (stop func() time.Duration) {
 		if err != nil {
 			w.t.Error("it is not ready again")
 		}
-		return unready
+		return unready, silent
 	}
 }
 
@@ -267,7 +267,8 @@ func (w *world) slowest(items []*item) (longest time.Duration) {
 	return longest
 }
 
-// recovery returns the longest time from the end of a fault to the final state of a request that its requester had tried to create before. If a request has met several faults, the last one counts.
+// recovery returns the longest time from the end of a fault to the final state of a request. Only requests that were tried before that
+// end count. If a request has met several faults, the last one counts.
 func (w *world) recovery(items []*item) (longest time.Duration) {
 	for _, i := range items {
 		if i.kind.want == csr.Pending || !w.isFinished(i) {

@@ -50,8 +50,8 @@ type scenario struct {
 	givesUp bool
 	// noRecords reports that the fault takes the audit log away for a while. Then a certificate may be without a record.
 	noRecords bool
-	// prepare is called before the program starts. before is called right before the load begins.
-	prepare, before func(w *world)
+	// prepare is called before the program starts.
+	prepare func(w *world)
 	// fault causes the fault and returns when it is over, unless it calls over. The load begins at the same time.
 	fault func(w *world)
 }
@@ -131,7 +131,7 @@ var scenarios = []scenario{
 		name:  "API server's clock goes back by a day",
 		users: "the same; nothing is deleted before its time",
 		ready: falls, indicators: []indicator{skewed},
-		spread: 30 * time.Second, prepare: allAhead, before: correctAPIServer, fault: correctProgram,
+		spread: 30 * time.Second, prepare: allAhead, fault: setBack,
 	},
 	{
 		name:  "signing Secret is empty, half, mismatched, a leaf, expired, garbage, 1 MB, and deleted",
