@@ -136,6 +136,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reco
 		// A request is due after its deadline, not at it.
 		return reconcile.Result{RequeueAfter: left + time.Millisecond}, nil
 	}
+	return r.confirm(ctx, obj, next)
+}
+
+// confirm deletes obj if next, a deletion that is due, still holds by a fresh measurement of the time and by the cache.
+func (r *Reconciler) confirm(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, next step) (reconcile.Result, error) {
 	if err := r.serverTime().Refresh(ctx, obj.ResourceVersion); err != nil {
 		return reconcile.Result{}, err
 	}
