@@ -34,10 +34,12 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		s.binary = versions[rolls%2]
 		t.Logf("%s: version %d takes over", phase, rolls%2)
 		s.roll()
-		if now := s.phase(t.Context()); now != phase {
+		if now := s.authority(t.Context()).Status.Phase; now != phase {
 			t.Errorf("the rotation is %s after the roll, want %s", now, phase)
 		}
 	}
+	s.hold(v1alpha1.Completed) // at first the authority adopts its CA
+	s.rolling.Unlock()
 	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
 	for range 2 { // each phase in both directions
 		for _, phase := range phases {
@@ -67,14 +69,17 @@ func (s *soak) roll() {
 	}
 }
 
-// hold waits until the rotation is in phase, and locks s.rolling, so that no operator acts. Without one no phase ends:
-// trust in a CA begins and ends when an operator copies the trust bundle.
+// hold waits until the rotation is in phase and no operation is left to do, and locks s.rolling, so that no operator acts. Without one
+// no phase ends: trust in a CA begins and ends when an operator copies the trust bundle.
 func (s *soak) hold(phase v1alpha1.Phase) {
 	s.t.Helper()
 	last := v1alpha1.Phase("")
 	err := wait.PollUntilContextTimeout(s.t.Context(), 50*time.Millisecond, 10*time.Minute, true, func(ctx context.Context) (bool, error) {
 		s.rolling.Lock()
-		if last = s.phase(ctx); last == phase {
+		obj := s.authority(ctx)
+		candidate := obj.Status.Candidate
+		confirmed := phase == v1alpha1.Preparing && (candidate == nil || candidate.TrustConfirmedAt != nil)
+		if last = obj.Status.Phase; last == phase && !confirmed && obj.Annotations[v1alpha1.OperationAnnotation] == "" {
 			return true, nil
 		}
 		s.rolling.Unlock()
@@ -85,11 +90,9 @@ func (s *soak) hold(phase v1alpha1.Phase) {
 	}
 }
 
-// phase returns the phase of the rotation, or "" if it can't be read.
-func (s *soak) phase(ctx context.Context) v1alpha1.Phase {
+// authority returns the SigningAuthority, or an empty one if it can't be read.
+func (s *soak) authority(ctx context.Context) *v1alpha1.SigningAuthority {
 	obj := &v1alpha1.SigningAuthority{}
-	if err := s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil {
-		return ""
-	}
-	return obj.Status.Phase
+	_ = s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // the next attempt may succeed
+	return obj
 }
