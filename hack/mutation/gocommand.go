@@ -14,7 +14,9 @@ import (
 
 const (
 	// realGo is the environment variable with the path of the go command.
-	realGo     = "MUTATION_GO"
+	realGo = "MUTATION_GO"
+	// slowTests is the environment variable with target.Slow.
+	slowTests  = "MUTATION_SLOW"
 	modulePath = "github.com/csr-controller-manager/csr-controller-manager"
 	// memoryLimit bounds the address space of a test binary, because a mutant can allocate without end.
 	memoryLimit = 6 << 30
@@ -44,7 +46,8 @@ func asGo(args []string) error {
 	return syscall.Exec(os.Getenv(realGo), append([]string{"go"}, args...), os.Environ())
 }
 
-// testMutant builds the tests of a package and runs them. args are those that gremlins gives to "go test".
+// testMutant builds the tests of a package and runs them. args are those that gremlins gives to "go test". The slow tests
+// run last, and only if no other test has killed the mutant.
 func testMutant(args []string) error {
 	flags := flag.NewFlagSet("test", flag.ContinueOnError)
 	timeout := flags.Duration("timeout", time.Minute, "")
@@ -64,11 +67,22 @@ func testMutant(args []string) error {
 	if err := build.Run(); err != nil {
 		return notViable
 	}
-	command := exec.Command(binary, fmt.Sprintf("-test.failfast=%t", *failFast))
-	if command.Dir, err = packageDir(flags.Arg(0)); err != nil {
+	sources, err := packageDir(flags.Arg(0))
+	if err != nil {
 		return err
 	}
-	return runTests(command, deadline)
+	passes := []string{"-test.run=."}
+	if slow := os.Getenv(slowTests); slow != "" {
+		passes = []string{"-test.skip=" + slow, "-test.run=" + slow}
+	}
+	for _, choice := range passes {
+		command := exec.Command(binary, fmt.Sprintf("-test.failfast=%t", *failFast), choice)
+		command.Dir = sources
+		if err := runTests(command, deadline); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 const (

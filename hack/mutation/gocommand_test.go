@@ -66,6 +66,15 @@ func TestF(t *testing.T) {
 	}
 	_ = fmt.Sprintf("%d", "a")
 }
+
+func TestSlow(t *testing.T) {
+	if err := os.WriteFile("slow", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f("", "b") != "b" {
+		t.Error("a mutant")
+	}
+}
 `
 
 // TestGoCommand checks that a mutant is killed only if a test fails.
@@ -86,6 +95,27 @@ func TestGoCommand(t *testing.T) {
 		}
 		if left, err := filepath.Glob(filepath.Join(dir, "mutant-*")); err != nil || len(left) > 0 {
 			t.Errorf("%s: leaves %q, error %v", body, left, err)
+		}
+	}
+}
+
+// TestSlowTestsRunLast checks that slow tests run only if the other tests pass, and that they can kill a mutant.
+func TestSlowTestsRunLast(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]struct {
+		code int
+		slow bool
+	}{
+		"return a + b":                           {0, true},
+		"return b + a":                           {int(testsFailed), false},
+		`if a == "" { return "" }; return a + b`: {int(testsFailed), true},
+	} {
+		command, dir := mutated(t, body, time.Minute)
+		command.Env = append(command.Env, slowTests+"=^TestSlow$")
+		out, _ := command.CombinedOutput()
+		_, err := os.Stat(filepath.Join(dir, "a", "slow"))
+		if got := command.ProcessState.ExitCode(); got != want.code || (err == nil) != want.slow {
+			t.Errorf("%s: exit code %d, slow test ran: %t, want %v\n%s", body, got, err == nil, want, out)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -113,9 +114,9 @@ func (l *lab) buildTests(t target) error {
 	return nil
 }
 
-// unleash mutates the package and returns every mutant. If dryRun is set, it only lists the mutants, and the status of
-// a covered mutant is runnable.
-func (l *lab) unleash(t target, dryRun bool) ([]mutant, error) {
+// unleash mutates the package and returns every mutant. If verbose is set, gremlins prints each mutant when its tests have
+// ended. If dryRun is set, gremlins only lists the mutants, and the status of a covered mutant is runnable.
+func (l *lab) unleash(t target, verbose, dryRun bool) ([]mutant, error) {
 	if err := l.buildTests(t); err != nil {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func (l *lab) unleash(t target, dryRun bool) ([]mutant, error) {
 		return nil, err
 	}
 	args := []string{
-		"unleash", "--silent", "--output", output, "--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "10",
+		"unleash", fmt.Sprintf("--silent=%t", !verbose), "--output", output, "--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "10",
 		// The operators that gremlins does not change by default. --invert-bitwise is missing: gremlins also changes the &
 		// of an address, which never compiles.
 		"--invert-logical", "--invert-loopctrl", "--invert-assignments", "--remove-self-assignments", "--invert-bwassign",
@@ -136,9 +137,12 @@ func (l *lab) unleash(t target, dryRun bool) ([]mutant, error) {
 		args = append(args, "--exclude-files", "^"+regexp.QuoteMeta(file)+"$")
 	}
 	command := exec.Command(l.gremlins, append(args, "./"+t.Dir)...)
-	command.Dir, command.Env = l.tree, l.env
+	command.Dir, command.Env = l.tree, append(l.env, slowTests+"="+t.Slow)
 	var text bytes.Buffer
 	command.Stdout, command.Stderr = &text, &text
+	if verbose {
+		command.Stdout = io.MultiWriter(&text, os.Stdout)
+	}
 	if err := command.Run(); err != nil {
 		return nil, fmt.Errorf("gremlins: %w\n%s", err, text.String())
 	}

@@ -24,6 +24,8 @@ type target struct {
 	Dir string `json:"dir"`
 	// Files, if any, are the only files to mutate. The others need an API server, which unit tests do not have.
 	Files []string `json:"files"`
+	// Slow is a regular expression for tests that take seconds. They test only the mutants that no other test kills.
+	Slow string `json:"slow"`
 	// MinKilled and MinCovered are the floors, in percent. MinKilled is for the covered mutants that a test kills, without
 	// those in accepted.yaml. MinCovered is for the mutants that unit tests cover.
 	MinKilled  float64 `json:"minKilled"`
@@ -60,16 +62,17 @@ func main() {
 	only := flag.String("only", "", "comma-separated `packages` to mutate, such as pkg/csr,pkg/ca; all without it")
 	workers := flag.Int("workers", 0, "mutants to test at a time; 0 is the number of processors")
 	uncovered := flag.Bool("uncovered", false, "print also the mutants that unit tests do not cover")
+	verbose := flag.Bool("verbose", false, "print each mutant as soon as it is tested")
 	dryRun := flag.Bool("dry-run", false, "test no mutant; print how many mutants unit tests cover")
 	flag.Parse()
-	if err := run(*only, *workers, *uncovered, *dryRun); err != nil {
+	if err := run(*only, *workers, *uncovered, *verbose, *dryRun); err != nil {
 		fmt.Fprintln(os.Stderr, "mutation:", err)
 		os.Exit(1)
 	}
 }
 
 // run mutates the packages and prints a line for each. Its error joins every package below a floor.
-func run(only string, workers int, uncovered, dryRun bool) error {
+func run(only string, workers int, uncovered, verbose, dryRun bool) error {
 	targets, err := readTargets("hack/mutation/targets.yaml")
 	if err != nil {
 		return err
@@ -89,7 +92,7 @@ func run(only string, workers int, uncovered, dryRun bool) error {
 	defer lab.remove()
 	var errs []error
 	for _, t := range chosen {
-		found, err := lab.unleash(t, dryRun)
+		found, err := lab.unleash(t, verbose, dryRun)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", t.Dir, err))
 			continue
