@@ -144,7 +144,8 @@ var rows = []row{
 		also: generation(1)},
 	{name: "a CA is brought", facts: good(SecretFacts{TLS: fact("old")}), phase: v1alpha1.Preparing, action: TakeCandidate,
 		also: func(s *v1alpha1.SigningAuthorityStatus) bool {
-			return s.Candidate.Fingerprint == "old" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt != nil
+			return s.Candidate.Fingerprint == "old" && s.Candidate.AdoptedAt != nil && s.Candidate.TrustConfirmedAt != nil &&
+				s.Generation == 1
 		}},
 	{name: "what is brought has ended", facts: good(SecretFacts{TLS: ended("old")}), phase: v1alpha1.New,
 		waits: "it has expired"},
@@ -237,6 +238,8 @@ var rows = []row{
 	}},
 	{name: "the candidate is gone", state: preparing(), facts: good(onlyOld), phase: v1alpha1.Preparing,
 		action: MakeCandidate},
+	{name: "an adopted candidate is gone, and another CA signs", state: adoptedBesideSigning(), facts: good(onlyOld),
+		phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "the candidate is another one", state: confirmed(preparing()),
 		facts: good(SecretFacts{TLS: fact("old"), Signing: fact("old"), Candidate: fact("other")}), phase: v1alpha1.Preparing,
 		waits: "they hold the CA other, which no rotation has put there", refused: asItLeftIt},
@@ -293,7 +296,7 @@ var rows = []row{
 		refused: "certificates of s"},
 	{name: "complete with an adopted CA", state: adopted(prepared()),
 		facts: good(switched, asked(v1alpha1.RotateComplete)), phase: v1alpha1.Prepared, take: true,
-		refused: "that others have issued from the CA old are valid until 2027-03-01T11:00:00Z"},
+		refused: "rotation complete is refused: certificates that others have issued from the CA old are valid until 2027-03-01T11:00:00Z"},
 	{name: "complete with what was accepted", state: accepted(adopted(prepared())),
 		facts: good(switched, asked(v1alpha1.RotateComplete), outstanding), phase: v1alpha1.Completing, take: true},
 	{name: "complete while one does not trust", state: prepared(),
@@ -508,6 +511,8 @@ var rows = []row{
 		phase: v1alpha1.Completed,
 		waits: "remove retiring.crt and retiring.key from the Secret", refused: asItLeftIt},
 	{name: "due by age", state: since(completed(), noon.Add(-48*time.Hour)), spec: aged(24 * time.Hour),
+		facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
+	{name: "due at the very end of rotateAfter", state: since(completed(), noon.Add(-24*time.Hour)), spec: aged(24 * time.Hour),
 		facts: good(onlyOld), phase: v1alpha1.Preparing, action: MakeCandidate},
 	{name: "not due yet", state: since(completed(), noon.Add(-23*time.Hour)), spec: aged(24 * time.Hour),
 		facts: good(onlyOld), phase: v1alpha1.Completed},

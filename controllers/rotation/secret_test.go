@@ -1,11 +1,14 @@
 package rotation
 
 import (
+	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 var (
@@ -21,8 +24,14 @@ func lastRetired(s v1alpha1.SigningAuthorityStatus, name string) v1alpha1.Signin
 }
 
 func adoptedCandidate() v1alpha1.SigningAuthorityStatus {
+	s := adoptedBesideSigning()
+	s.Signing = nil
+	return s
+}
+
+func adoptedBesideSigning() v1alpha1.SigningAuthorityStatus {
 	s, at := preparing(), metav1.NewTime(noon)
-	s.Signing, s.Candidate.AdoptedAt = nil, &at
+	s.Candidate.AdoptedAt = &at
 	return s
 }
 
@@ -168,4 +177,28 @@ var lostRows = []row{
 		action: Publish},
 	{name: "the ledger was closed by who led before", state: completed(),
 		facts: good(onlyOld, func(f *Facts) { f.SigningSealed = true }), phase: v1alpha1.Completed, action: Unseal},
+}
+
+// TestEditSecretSetsThePermit checks that each edit gives the signer the new permit, except the copy of another
+// authority's CA, with which nothing signs yet. The lifetime cap ends with the candidate.
+func TestEditSecretSetsThePermit(t *testing.T) {
+	t.Parallel()
+	pair := func(name string) keypair.Pair { return keypair.Pair{Cert: []byte(name), Key: []byte(name)} }
+	before := keypair.Permit{Authority: "before"}
+	permit := keypair.Permit{Authority: "cluster", LifetimeCap: time.Hour}
+	uncapped := keypair.Permit{Authority: "cluster"}
+	old, made := pair("old"), pair("made")
+	for action, want := range map[Action]keypair.Ring{
+		CopyFrom:      {TLS: made, Signing: old, Permit: before},
+		MakeCandidate: {TLS: old, Signing: old, Candidate: made, Permit: permit},
+		Permit:        {TLS: old, Signing: old, Permit: uncapped},
+	} {
+		got, err := editSecret(keypair.Ring{TLS: old, Signing: old, Permit: before}, action, made, permit)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: error %v, (-want +got):\n%s", action, err, diff)
+		}
+	}
+	if got, err := editSecret(keypair.Ring{TLS: old}, Seal, made, permit); err == nil || cmp.Diff(keypair.Ring{TLS: old}, got) != "" {
+		t.Errorf("an action that does not change the Secret: %+v, error %v", got, err)
+	}
 }
