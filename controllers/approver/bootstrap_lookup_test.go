@@ -79,6 +79,9 @@ func TestConfirm(t *testing.T) {
 					if test.down {
 						return errors.New("down")
 					}
+					if err := ctx.Err(); err != nil {
+						return err
+					}
 					return c.Get(ctx, key, obj, options...)
 				},
 			}).Build()
@@ -123,5 +126,10 @@ func TestOutsideOfAManager(t *testing.T) {
 	}
 	if rule.Recognisers[0].Gate != nil {
 		t.Error("renewals are gated")
+	}
+	certificate, _ := serving()
+	got, err = KubeletServing(Serving{Inventory: &Inventory{}}).Judge(t.Context(), certificate)
+	if err != nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
+		t.Errorf("serving: %+v, %v", got, err)
 	}
 }

@@ -88,6 +88,9 @@ func TestBootstrap(t *testing.T) {
 		}, pass},
 		"just young enough": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15 * time.Minute }, pass},
 		"too old":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15*time.Minute + 1 }, "Ignore RequestTooOld older than approval.nodeClient.maxRequestAge, 15m0s"},
+		"no limit of the age": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
+			p.MaxRequestAge, f.age = 0, 1000*time.Hour
+		}, pass},
 		"too old, and a source fails": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
 			*f = bootstrapFacts{age: time.Hour, unavailable: "x"}
 		}, "Ignore RequestTooOld older than"},
@@ -135,6 +138,13 @@ func TestBootstrap(t *testing.T) {
 			}
 			if got.Verdict.String() != verdict || got.Reason != reason || !strings.Contains(got.Message, text) {
 				t.Errorf("%+v, want %s", got, test.want)
+			}
+			advice := "; a new request is needed"
+			if verdict == "Wait" {
+				advice = "; the request is checked again when this changes, unless it is too old by then"
+			}
+			if !strings.HasSuffix(got.Message, advice) {
+				t.Errorf("%q, want the advice %q at the end", got.Message, advice)
 			}
 		})
 	}

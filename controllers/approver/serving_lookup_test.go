@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -126,6 +127,102 @@ func TestRivalsAreBounded(t *testing.T) {
 		err := c.compare(facts)
 		if (err != nil) != (more > 0) || err != nil && !strings.Contains(err.Error(), "more than 50 other Nodes") || len(source.asked) != inventory.MaxRivals*(1-more) {
 			t.Errorf("with %d more: %v, asked for %d nodes", more, err, len(source.asked))
+		}
+	}
+}
+
+// owning is a source that knows owners.
+type owning struct {
+	askedOf
+	owners map[string]string
+	fails  error
+}
+
+func (o *owning) Owner(name san.SAN) (string, error) { return o.owners[name.String()], o.fails }
+
+// TestOwnersAreAskedBeforeNodes checks when the owner of a name comes before the claim of the requesting node: if its
+// source is stronger, or if it is the same source and assigns the name to the node less firmly.
+func TestOwnersAreAskedBeforeNodes(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	names := manySANs(2)
+	first, second := names[0].String(), names[1].String()
+	alone := &inventory.Entry{SANs: names}
+	ranged := &inventory.Entry{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
+	listed := &inventory.Entry{SANs: names[:1], Shared: true, Prefixes: ranged.Prefixes}
+	for name, test := range map[string]struct {
+		entry  *inventory.Entry
+		rank   int
+		owners map[string]string
+		fails  error
+		want   []string // contested, for each name
+	}{
+		"nobody owns it":                            {entry: ranged, want: []string{"", ""}},
+		"in a range of the same source":             {entry: ranged, owners: map[string]string{first: "Machine b"}, want: []string{"Machine b", ""}},
+		"only the second":                           {entry: ranged, owners: map[string]string{second: "Machine b"}, want: []string{"", "Machine b"}},
+		"the node has it alone by that source":      {entry: alone, owners: map[string]string{first: "Machine a"}, want: []string{"", ""}},
+		"the node has it alone by a weaker source":  {entry: alone, rank: 1, owners: map[string]string{first: "Machine b"}, want: []string{"Machine b", ""}},
+		"one for several nodes, and one in a range": {entry: listed, owners: map[string]string{second: "Machine b"}, want: []string{"", "Machine b"}},
+		"the source fails":                          {entry: ranged, fails: down, want: []string{"", ""}},
+	} {
+		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a"}, names)
+		c.found.Entry = test.entry
+		c.sources = inventory.Sources{&owning{owners: test.owners, fails: test.fails}, &reporting{}}
+		err := c.compare(facts)
+		got := []string{facts[0].contested, facts[1].contested}
+		if !errors.Is(err, test.fails) || !slices.Equal(got, test.want) {
+			t.Errorf("%s: contested by %q, error %v, want %q", name, got, err, test.want)
+		}
+	}
+}
+
+// TestSharedNamesMustBeReported checks that a name that several nodes may have must be in the Node's own report.
+func TestSharedNamesMustBeReported(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		shared  bool
+		holders []string
+		want    bool
+	}{
+		"its own, reported":      {false, []string{"a"}, false},
+		"its own, not reported":  {false, nil, false},
+		"shared, reported":       {true, []string{"b", "a"}, false},
+		"shared, not reported":   {true, []string{"b"}, true},
+		"shared, nobody reports": {true, nil, true},
+	} {
+		c, facts, _ := contestOf(&askedOf{}, 0, test.holders, manySANs(1))
+		c.found.Shared = test.shared
+		if err := c.compare(facts); err != nil || facts[0].unpublished != test.want {
+			t.Errorf("%s: unpublished %t, error %v, want %t", name, facts[0].unpublished, err, test.want)
+		}
+	}
+}
+
+// TestLookupsOfARequestAreBounded checks the bound of all lookups of one request. Each name has fewer rivals than may be
+// compared.
+func TestLookupsOfARequestAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, more := range []int{0, 1} {
+		source := &askedOf{}
+		c, facts, _ := contestOf(source, 0, nil, manySANs(5))
+		at := map[san.SAN]int{}
+		for i, each := range facts {
+			at[each.san] = i
+		}
+		c.holders = func(name san.SAN) ([]string, error) {
+			rivals := inventory.MaxRivals
+			if at[name] == 4 {
+				rivals = more
+			}
+			holders := []string{"a"}
+			for i := range rivals {
+				holders = append(holders, fmt.Sprintf("b-%d-%02d", at[name], i))
+			}
+			return holders, nil
+		}
+		err := c.compare(facts)
+		if (err != nil) != (more > 0) || len(source.asked) != 200 {
+			t.Errorf("with %d more: error %v, asked for %d nodes, want 200", more, err, len(source.asked))
 		}
 	}
 }

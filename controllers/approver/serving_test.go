@@ -90,6 +90,10 @@ func TestServingApproves(t *testing.T) {
 			req.Cert.IPAddresses, req.Cert.DNSNames = nil, []string{"node-a"}
 			facts.SANs, facts.names = []san.SAN{name}, []nameFacts{{san: name}}
 		},
+		"a DNS name and an address": func(req *csr.Request, facts *servingFacts) {
+			name := san.Parse("node-a")
+			req.Cert.DNSNames, facts.SANs, facts.names = []string{"node-a"}, append(facts.SANs, name), append(facts.names, nameFacts{san: name})
+		},
 		"fewer names than the node has": func(_ *csr.Request, facts *servingFacts) {
 			facts.SANs = append(facts.SANs, san.Parse("node-a"))
 		},
@@ -208,6 +212,16 @@ func TestServingRefuses(t *testing.T) {
 			got := judgeGiven(t, req, *facts)
 			if got.Verdict != test.verdict || got.Reason != test.reason || got.Rule != "" {
 				t.Errorf("%+v, want %s %s", got, test.verdict, test.reason)
+			}
+			advice := "; the request is checked again when this changes"
+			switch {
+			case test.verdict == verdict.Deny && test.reason == "SANReserved": // which names are reserved is configured
+				advice = "; a new request is needed, or a configuration that permits this one"
+			case test.verdict == verdict.Deny:
+				advice = "; a new request is needed"
+			}
+			if !strings.HasSuffix(got.Message, advice) {
+				t.Errorf("%q, want the advice %q at the end", got.Message, advice)
 			}
 			for _, part := range test.parts {
 				if !strings.Contains(got.Message, part) {
