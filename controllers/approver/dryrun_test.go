@@ -180,6 +180,24 @@ func TestDryRunWaits(t *testing.T) {
 	}
 }
 
+// TestEachRequestIsComparedOnce checks that a dry run counts a request once, and not for another request of its name.
+func TestEachRequestIsComparedOnce(t *testing.T) {
+	t.Parallel()
+	var o opinions
+	obj, other := object(t), object(t)
+	other.UID = "another"
+	o.of(obj, now)
+	o.note(obj, Decision{})
+	for i, step := range []struct {
+		obj  *request
+		want bool
+	}{{other, false}, {obj, true}, {obj, false}} {
+		if got := o.markCompared(step.obj); got != step.want {
+			t.Errorf("step %d: compared for the first time: %t, want %t", i, got, step.want)
+		}
+	}
+}
+
 func TestDryRunFaults(t *testing.T) {
 	t.Parallel()
 	p, signer := dryRunParts(t)

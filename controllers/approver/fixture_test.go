@@ -148,7 +148,10 @@ func (p *parts) client(t testing.TB) client.Client {
 	}).Build()
 }
 
-func (p *parts) review(_ context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+func (p *parts) review(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
 	p.reviews = append(p.reviews, what)
 	for _, granted := range p.grants {
 		if granted == what.Subresource && who.Username == p.served.Spec.Username {

@@ -6,6 +6,8 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // TestARequesterWithoutApprovalsIsPaced judges requests of a user who lacks the permission. After a thousand judgements,
@@ -52,6 +54,10 @@ func TestARequesterWithoutApprovalsIsPaced(t *testing.T) {
 	if !judged() {
 		t.Error("a young request waits")
 	}
+	p.served.CreationTimestamp.Time = p.clock.Now().Add(-pacedAfter)
+	if judged() {
+		t.Error("a request that is just old enough does not wait")
+	}
 	p.served.CreationTimestamp = created
 
 	p.clock.SetTime(now.Add(2 * time.Second))
@@ -66,5 +72,33 @@ func TestARequesterWithoutApprovalsIsPaced(t *testing.T) {
 	p.grants, p.served.UID = nil, types.UID("next")
 	if got := count(500); got != 500 {
 		t.Errorf("after an approval %d requests are judged at once", got)
+	}
+}
+
+// TestOnlyMissingPermissionsArePaced checks which judgements count for the pace of their requester. A permission that
+// is missing for one request is missing for all of them.
+func TestOnlyMissingPermissionsArePaced(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		result  verdict.Result
+		pending bool
+		want    int
+	}{
+		"the permission is missing":     {result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized"}, want: 1},
+		"the requester may never do it": {result: verdict.Result{Verdict: verdict.Ignore, Reason: "NotAuthorized"}},
+		"the limit is reached":          {result: verdict.Result{Verdict: verdict.Wait, Reason: "RateLimited"}},
+		"an answer is missing":          {result: verdict.Result{Verdict: verdict.Wait, Reason: "InventoryPending"}, pending: true},
+	} {
+		p := newParts(t, object(t))
+		r := p.reconciler
+		r.paces.forget("") // makes it ready
+		r.refuse(t.Context(), p.served, parse(t, p.served), Decision{Result: test.result, Pending: test.pending})
+		got := 0
+		if counted := r.paces.of(requesterOf(p.served)); counted != nil {
+			got = counted.refused
+		}
+		if got != test.want {
+			t.Errorf("%s: %d judgements count, want %d", name, got, test.want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -202,6 +204,33 @@ func TestChangesAreGathered(t *testing.T) {
 	}
 }
 
+// TestWakeUpsAreGathered checks how long each kind of change is collected before it wakes requests.
+func TestWakeUpsAreGathered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		woken := make(chan time.Duration)
+		start := time.Now()
+		texts := func(workQueue, map[string]bool) { woken <- time.Since(start) }
+		digests := func(workQueue, map[uint64]bool) { woken <- time.Since(start) }
+		w := newWakeUps()
+		for _, source := range []source.Source{w.nodes.source(texts), w.freed.source(digests), w.answered.source(texts)} {
+			if err := source.Start(ctx, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.node("a")
+		w.free(sans("10.0.0.1"))
+		w.answered.add("csr-1")
+		for _, want := range []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond} {
+			if got := <-woken; got != want {
+				t.Errorf("requests are woken after %s, want %s", got, want)
+			}
+		}
+	})
+}
+
 // TestDebouncerGathersNothingBeforeItsSourceStarts checks that a debouncer keeps nothing before its source starts. A
 // standby never takes what a debouncer collects.
 func TestDebouncerGathersNothingBeforeItsSourceStarts(t *testing.T) {
@@ -320,6 +349,88 @@ func TestRequestInfo(t *testing.T) {
 	p.add(of(t, "a", slices.Repeat([]string{"10.0.0.1", "a"}, 1000)...), nil, csr.Limits{}, true)
 	if got := p.requests["a"]; got.Name == "" || len(got.sans) > 0 {
 		t.Errorf("%d names of a request that is too large are remembered", len(got.sans))
+	}
+}
+
+// TestIndexHoldsTheRequestItself checks that the index does not take a request for another one of the same name.
+func TestIndexHoldsTheRequestItself(t *testing.T) {
+	t.Parallel()
+	var p pendingIndex
+	held, other, unknown := object(t), object(t), object(t, named("unknown"))
+	other.UID, unknown.UID = "another", ""
+	p.add(held, nil, csr.Limits{}, true)
+	for name, test := range map[string]struct {
+		obj  *request
+		want bool
+	}{
+		"the request":                  {held, true},
+		"another request of that name": {other, false},
+		"an unknown request":           {unknown, false},
+	} {
+		if got := p.holds(test.obj); got != test.want {
+			t.Errorf("%s: held %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+// TestNewestOfOneSecondAreNotSuperseded checks that of the requests of one second, exactly the newest few are not
+// superseded.
+func TestNewestOfOneSecondAreNotSuperseded(t *testing.T) {
+	t.Parallel()
+	var p pendingIndex
+	for i := range mostWoken + 2 {
+		p.add(object(t, named(fmt.Sprint("csr-", i))), nil, csr.Limits{}, true)
+	}
+	superseded := 0
+	for i := range mostWoken + 2 {
+		if p.superseded(fmt.Sprint("csr-", i)) {
+			superseded++
+		}
+	}
+	if superseded != 2 {
+		t.Errorf("%d of %d requests are superseded, want 2", superseded, mostWoken+2)
+	}
+}
+
+// TestDecidedRequestsAreNotQueued checks that a decided request is queued only in a dry run, which compares it.
+func TestDecidedRequestsAreNotQueued(t *testing.T) {
+	t.Parallel()
+	other := func(obj *request) { obj.Spec.SignerName = "example.com/other" }
+	for name, test := range map[string]struct {
+		change []func(*request)
+		dryRun bool
+		want   bool
+	}{
+		"undecided":                        {want: true},
+		"decided":                          {change: []func(*request){with("Approved")}},
+		"another signer":                   {change: []func(*request){other}},
+		"undecided, dry run":               {dryRun: true, want: true},
+		"decided, dry run":                 {change: []func(*request){with("Approved")}, dryRun: true, want: true},
+		"another signer, decided, dry run": {change: []func(*request){other, with("Approved")}, dryRun: true},
+	} {
+		r := newParts(t, object(t)).reconciler
+		r.DryRun = test.dryRun
+		r.Track(object(t))
+		obj := object(t, test.change...)
+		if got := r.queues(obj); got != test.want || r.index.holds(obj) != test.want {
+			t.Errorf("%s: queued %t, in the index %t, want %t", name, got, r.index.holds(obj), test.want)
+		}
+		if got, want := r.Waits(obj), len(test.change) == 0; got != want {
+			t.Errorf("%s: waits %t, want %t", name, got, want)
+		}
+	}
+}
+
+// TestNothingFreedWakesNothing checks that the end of no name causes no lookup of waiting requests.
+func TestNothingFreedWakesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWakeUps()
+	w.freed.runs = true
+	if w.free(nil); len(w.freed.changed) != 0 {
+		t.Error("waiting requests are looked up although nothing became free")
+	}
+	if w.free(sans("10.0.0.1")); len(w.freed.changed) != 1 {
+		t.Error("waiting requests are not looked up after an address became free")
 	}
 }
 

@@ -33,3 +33,17 @@ func TestFailedWritesUseUpNoLimit(t *testing.T) {
 		t.Errorf("an hour later: %s, then %s", first, second)
 	}
 }
+
+// TestRefusalsUseUpNoLimit checks that only approvals count.
+func TestRefusalsUseUpNoLimit(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.reconciler.limiter = newLimiter(Limit{Burst: 1, PerHour: 1}, p.clock)
+	for range 3 {
+		p.outcome(t)
+	}
+	p.grants = []string{"nodeclient"}
+	if got := p.outcome(t); got != "Approved" {
+		t.Errorf("after three refusals: %s", got)
+	}
+}

@@ -8,13 +8,17 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -131,7 +135,7 @@ func TestReconcileFaults(t *testing.T) {
 	for name, test := range map[string]struct {
 		get, review, write error
 		grants             []string
-		writes             int
+		writes, reads      int
 		want               string
 		told               int
 	}{
@@ -139,9 +143,9 @@ func TestReconcileFaults(t *testing.T) {
 		"cannot be read":            {get: down, want: "down"},
 		"review fails":              {review: down, want: "review permission nodeclient of the requester: down"},
 		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review permission nodeclient of the requester: down"},
-		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1},
-		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1, want: "not found"},
-		"write fails":               {grants: []string{"nodeclient"}, write: down, writes: 1, want: "update approval: down"},
+		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, reads: 1},
+		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1, reads: 1, want: "not found"},
+		"write fails":               {grants: []string{"nodeclient"}, write: down, writes: 1, reads: 1, want: "update approval: down"},
 		"write is forbidden":        {grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: `update approval: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
 		"write is invalid":          {grants: []string{"nodeclient"}, write: invalid, writes: 1, told: 1},
 	} {
@@ -149,7 +153,15 @@ func TestReconcileFaults(t *testing.T) {
 			t.Parallel()
 			p := newParts(t, object(t))
 			p.getFault, p.fault, p.writeFault, p.grants = test.get, test.review, test.write, test.grants
+			live, reads := p.reconciler.Live, 0
+			p.reconciler.Live = liveFunc(func(now *request) error {
+				reads++
+				return live.Get(t.Context(), client.ObjectKeyFromObject(p.served), now)
+			})
 			_, err := p.reconcile(t)
+			if reads != test.reads {
+				t.Errorf("%d reads after the write, want %d", reads, test.reads)
+			}
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
@@ -249,6 +261,101 @@ func TestApprovedIsCalledAfterAnApproval(t *testing.T) {
 		_, _ = p.reconcile(t)
 		if calls != test.want {
 			t.Errorf("%s: %d calls, want %d", name, calls, test.want)
+		}
+	}
+}
+
+// TestFailedReconcilesAreCounted checks that a reconcile counts as failed if and only if it returns an error.
+func TestFailedReconcilesAreCounted(t *testing.T) {
+	t.Parallel()
+	const reason = "InternalError" // which no other test causes
+	count := func() float64 {
+		counted := &dto.Metric{}
+		if err := errorsTotal.WithLabelValues(reason).Write(counted); err != nil {
+			t.Fatal(err)
+		}
+		return counted.Counter.GetValue()
+	}
+	p := newParts(t, object(t))
+	before := count()
+	p.getFault = apierrors.NewInternalError(errors.New("down"))
+	if _, err := p.reconcile(t); err == nil || count() != before+1 {
+		t.Errorf("error %v, %g reconciles are counted, want one more than %g", err, count(), before)
+	}
+	p.getFault = nil
+	if _, err := p.reconcile(t); err != nil || count() != before+1 {
+		t.Errorf("error %v, %g reconciles are counted after a success", err, count())
+	}
+}
+
+// TestGateAndConfirmSurroundTheReview checks the order of Gate, review and Confirm, and that each of them ends the
+// judgement if it refuses or fails.
+func TestGateAndConfirmSurroundTheReview(t *testing.T) {
+	t.Parallel()
+	down := errors.New("down")
+	refused := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "Refused", Message: "no"}}
+	for name, test := range map[string]struct {
+		gate, confirm       Decision
+		gateErr, confirmErr error
+		denied              bool
+		want, steps         string
+	}{
+		"all permit":               {want: "AutoApproved", steps: "gate review confirm"},
+		"Gate refuses":             {gate: refused, want: "Refused", steps: "gate"},
+		"Gate fails":               {gateErr: down, want: "down", steps: "gate"},
+		"the requester may not":    {denied: true, want: "NotAuthorized", steps: "gate review"},
+		"Confirm refuses":          {confirm: refused, want: "Refused", steps: "gate review confirm"},
+		"Confirm fails":            {confirmErr: down, want: "down", steps: "gate review confirm"},
+		"Confirm fails in refusal": {confirm: refused, confirmErr: down, want: "down", steps: "gate review confirm"},
+	} {
+		var steps []string
+		step := func(name string, decision Decision, err error) Gate {
+			return func(context.Context, *csr.Request) (Decision, error) {
+				steps = append(steps, name)
+				return decision, err
+			}
+		}
+		rule := NodeClient()
+		rule.Recognisers[1].Gate, rule.Recognisers[1].Confirm = step("gate", test.gate, test.gateErr), step("confirm", test.confirm, test.confirmErr)
+		p := newParts(t, object(t))
+		p.reconciler.Rules = []Rule{rule}
+		p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+			steps = append(steps, "review")
+			return !test.denied, nil
+		})
+		_, decision, err := p.reconciler.Decide(t.Context(), p.served)
+		got := decision.Reason
+		if err != nil {
+			got = err.Error()
+		}
+		if got != test.want || strings.Join(steps, " ") != test.steps {
+			t.Errorf("%s: %s after %q, want %s after %q", name, got, steps, test.want, test.steps)
+		}
+	}
+}
+
+// TestReviewsAreMeasuredByResult checks the label of each result in the metric of reviews.
+func TestReviewsAreMeasuredByResult(t *testing.T) {
+	t.Parallel()
+	count := func(result string) uint64 {
+		observed := &dto.Metric{}
+		if err := reviewSeconds.WithLabelValues(result).(interface{ Write(*dto.Metric) error }).Write(observed); err != nil {
+			t.Fatal(err)
+		}
+		return observed.Histogram.GetSampleCount()
+	}
+	down := errors.New("down")
+	for want, test := range map[string]struct {
+		allowed bool
+		err     error
+	}{"allowed": {allowed: true}, "refused": {}, "error": {allowed: true, err: down}} {
+		before := count(want)
+		review := measured{authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+			return test.allowed, test.err
+		})}
+		allowed, err := review.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{})
+		if allowed != test.allowed || !errors.Is(err, test.err) || count(want) != before+1 {
+			t.Errorf("%s: %t, error %v, %d reviews, want one more than %d", want, allowed, err, count(want), before)
 		}
 	}
 }

@@ -20,7 +20,10 @@ import (
 // liveFunc answers the API server's read of a request.
 type liveFunc func(*request) error
 
-func (f liveFunc) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+func (f liveFunc) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	return f(obj.(*request))
 }
 
