@@ -2,6 +2,7 @@ package approver
 
 import (
 	"crypto/x509/pkix"
+	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -126,5 +127,34 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("decision (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestUnreadNamesTheRemedy checks the Decision about each kind of request that cannot be read.
+func TestUnreadNamesTheRemedy(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err  error
+		want verdict.Result
+	}{
+		"malformed": {
+			&csr.Refused{Reason: "Malformed", Message: "no PEM"},
+			verdict.Result{Verdict: verdict.Deny, Reason: "Malformed", Message: "no PEM; a new request is needed"},
+		},
+		"larger than the configuration permits": {
+			&csr.Refused{Reason: "RequestTooLarge", Message: "too large"},
+			verdict.Result{Verdict: verdict.Deny, Reason: "RequestTooLarge",
+				Message: "too large; a new request is needed, or a configuration that permits this one"},
+		},
+		"not parsed because of a bug": {
+			errors.New("index out of range"),
+			verdict.Result{Verdict: verdict.Wait, Reason: "InternalError",
+				Message: "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
+					"The request is parsed again within a minute"},
+		},
+	} {
+		if diff := cmp.Diff(Decision{Result: test.want}, unread(test.err)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
