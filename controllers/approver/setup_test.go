@@ -192,27 +192,30 @@ func TestInventoryWaitsUntilItIsRead(t *testing.T) {
 	if err := i.Unavailable(t.Context(), &csr.Request{}); !errors.Is(err, informer.ErrNotRead) {
 		t.Errorf("before the Nodes are read: %v", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	enqueued := make(chan struct{})
-	if err := i.firstRead(func(workQueue) { close(enqueued) }).Start(ctx, nil); err != nil {
-		t.Fatal(err)
-	}
-	if !i.reading.Load() {
-		t.Error("the inventory is not read yet, and requests do not wait for it")
-	}
-	select {
-	case <-enqueued:
-		t.Error("requests are judged before the inventory is read")
-	case <-time.After(50 * time.Millisecond):
-	}
-	cancel()
-	select {
-	case <-enqueued:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the inventory still waits although its context has ended")
-	}
-	if i.reading.Load() {
-		t.Error("requests wait for an inventory that is not read any more")
+	hung := time.AfterFunc(time.Minute, func() { panic("the wait for the inventory does not end") })
+	defer hung.Stop()
+	for name, end := range map[string]func(cancel func()){
+		"the controller ends": func(cancel func()) { cancel() },
+		"ten seconds pass":    func(func()) { <-time.After(10 * time.Second) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			enqueued := false
+			if err := i.firstRead(func(workQueue) { enqueued = true }).Start(ctx, nil); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(10*time.Second - 1)
+			synctest.Wait()
+			if !i.reading.Load() || enqueued {
+				t.Errorf("%s: the inventory is not read yet, and requests do not wait for it", name)
+			}
+			end(cancel)
+			synctest.Wait()
+			if i.reading.Load() || !enqueued {
+				t.Errorf("%s: requests wait for an inventory that is not read any more", name)
+			}
+		})
 	}
 }
 
@@ -320,8 +323,11 @@ func TestBlockListChangesWakeRequests(t *testing.T) {
 	}
 	r.Track(object(t))
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.added[len(mgr.added)-1].Start(ctx) }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = mgr.added[len(mgr.added)-1].Start(ctx) // the API server does not answer
+	}()
 	t.Cleanup(func() { cancel(); <-ended })
 	for i := 0; queue.Len() == 0; i++ { // the controller starts its sources in the background
 		if i == 1000 {
