@@ -125,7 +125,8 @@ func (l *lab) unleash(t target, verbose, dryRun bool) ([]mutant, error) {
 		return nil, err
 	}
 	args := []string{
-		"unleash", fmt.Sprintf("--silent=%t", !verbose), "--output", output, "--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "10",
+		"unleash", fmt.Sprintf("--silent=%t", !verbose), "--output", output,
+		"--workers", strconv.Itoa(l.workers), "--timeout-coefficient", "10",
 		// The operators that gremlins does not change by default. --invert-bitwise is missing: gremlins also changes the &
 		// of an address, which never compiles.
 		"--invert-logical", "--invert-loopctrl", "--invert-assignments", "--remove-self-assignments", "--invert-bwassign",
