@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,18 +202,18 @@ func TestInventoryWaitsUntilItIsRead(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			enqueued := false
-			if err := i.firstRead(func(workQueue) { enqueued = true }).Start(ctx, nil); err != nil {
+			var enqueued atomic.Bool
+			if err := i.firstRead(func(workQueue) { enqueued.Store(true) }).Start(ctx, nil); err != nil {
 				t.Fatal(err)
 			}
 			<-time.After(10*time.Second - 1)
 			synctest.Wait()
-			if !i.reading.Load() || enqueued {
+			if !i.reading.Load() || enqueued.Load() {
 				t.Errorf("%s: the inventory is not read yet, and requests do not wait for it", name)
 			}
 			end(cancel)
 			synctest.Wait()
-			if i.reading.Load() || !enqueued {
+			if i.reading.Load() || !enqueued.Load() {
 				t.Errorf("%s: requests wait for an inventory that is not read any more", name)
 			}
 		})
