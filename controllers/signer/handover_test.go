@@ -3,7 +3,6 @@ package signer
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -202,19 +201,28 @@ func TestHandoverEndsWhenTheCacheIsNewer(t *testing.T) {
 	}
 }
 
+// TestHandoverTakesTheLargestRequest hands a request over that has as many bytes as are permitted.
+func TestHandoverTakesTheLargestRequest(t *testing.T) {
+	t.Parallel()
+	p, _, queue, approved := handed(t)
+	padTo(t, approved, 16<<10)
+	p.reconciler.Handover(p.served, approved)
+	if queue.Len() != 1 {
+		t.Error("not handed over")
+	}
+}
+
 // TestHandoverWaitsForTheWatch checks that a request whose approval is not clear is not handed over.
 func TestHandoverWaitsForTheWatch(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(p *parts, approved *request){
-		"another UID":    func(_ *parts, approved *request) { approved.UID = "uid-2" },
-		"another name":   func(_ *parts, approved *request) { approved.Name = "csr-2" },
-		"not approved":   func(_ *parts, approved *request) { approved.Status.Conditions = nil },
-		"denied too":     func(_ *parts, approved *request) { with("Denied", "True")(approved) },
-		"already signed": func(_ *parts, approved *request) { approved.Status.Certificate = []byte("x") },
-		"another signer": func(_ *parts, approved *request) { approved.Spec.SignerName = "example.com/other" },
-		"too large": func(_ *parts, approved *request) {
-			approved.Annotations = map[string]string{"a": strings.Repeat("x", largestAhead)}
-		},
+		"another UID":           func(_ *parts, approved *request) { approved.UID = "uid-2" },
+		"another name":          func(_ *parts, approved *request) { approved.Name = "csr-2" },
+		"not approved":          func(_ *parts, approved *request) { approved.Status.Conditions = nil },
+		"denied too":            func(_ *parts, approved *request) { with("Denied", "True")(approved) },
+		"already signed":        func(_ *parts, approved *request) { approved.Status.Certificate = []byte("x") },
+		"another signer":        func(_ *parts, approved *request) { approved.Spec.SignerName = "example.com/other" },
+		"too large":             func(_ *parts, approved *request) { padTo(t, approved, 16<<10+1) },
 		"the same version":      func(_ *parts, approved *request) { approved.ResourceVersion = "6" },
 		"without a version":     func(_ *parts, approved *request) { approved.ResourceVersion = "" },
 		"dry run":               func(p *parts, _ *request) { p.reconciler.DryRun = true },

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,43 +30,46 @@ import (
 // others.
 func TestANewAuthorityWakesWhatWaits(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
-	other, _, _ := newPair()
-	serving := p.reconciler.Signers["kubernetes.io/kubelet-serving"]
-	serving.KeyPair = other
-	p.reconciler.Signers["kubernetes.io/kubelet-serving"] = serving
-	named := func(name string, change func(*request)) *request {
-		return object(t, change, func(obj *request) { obj.Name = name })
-	}
-	stored := []client.Object{
-		named("waits", func(*request) {}),
-		named("waits-too", signerName("example.com/custom")),
-		named("for-another-ca", signerName("kubernetes.io/kubelet-serving")),
-		named("foreign", signerName("example.com/foreign")),
-		named("pending", func(obj *request) { obj.Status.Conditions = nil }),
-		named("denied", with("Denied", "True")),
-		named("failed", with("Failed", "True")),
-		named("issued", func(obj *request) { obj.Status.Certificate = []byte("x") }),
-	}
-	p.reconciler.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(stored...).Build()
-	for _, obj := range stored {
-		p.reconciler.queueEvents().Create(event.CreateEvent{Object: obj})
-	}
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
-	defer queue.ShutDown()
-	if err := p.reconciler.wakeAfter(p.pair).Start(t.Context(), queue); err != nil {
-		t.Fatal(err)
-	}
-	root := newRoot(t, time.Hour)
-	p.pair.Load(root.cert, root.key)
-	got := map[string]bool{}
-	for range 2 {
-		key, _ := queue.Get()
-		got[key.Name] = true
-	}
-	if diff := cmp.Diff(map[string]bool{"waits": true, "waits-too": true}, got); diff != "" || queue.Len() > 0 {
-		t.Errorf("%d more; woken (-want +got):\n%s", queue.Len(), diff)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t, object(t))
+		other, _, _ := newPair()
+		serving := p.reconciler.Signers["kubernetes.io/kubelet-serving"]
+		serving.KeyPair = other
+		p.reconciler.Signers["kubernetes.io/kubelet-serving"] = serving
+		named := func(name string, change func(*request)) *request {
+			return object(t, change, func(obj *request) { obj.Name = name })
+		}
+		stored := []client.Object{
+			named("waits", func(*request) {}),
+			named("waits-too", signerName("example.com/custom")),
+			named("for-another-ca", signerName("kubernetes.io/kubelet-serving")),
+			named("foreign", signerName("example.com/foreign")),
+			named("pending", func(obj *request) { obj.Status.Conditions = nil }),
+			named("denied", with("Denied", "True")),
+			named("failed", with("Failed", "True")),
+			named("issued", func(obj *request) { obj.Status.Certificate = []byte("x") }),
+		}
+		p.reconciler.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(stored...).Build()
+		for _, obj := range stored {
+			p.reconciler.queueEvents().Create(event.CreateEvent{Object: obj})
+		}
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer queue.ShutDown()
+		if err := p.reconciler.wakeAfter(p.pair).Start(t.Context(), queue); err != nil {
+			t.Fatal(err)
+		}
+		root := newRoot(t, time.Hour)
+		p.pair.Load(root.cert, root.key)
+		synctest.Wait()
+		got := map[string]bool{}
+		for queue.Len() > 0 {
+			key, _ := queue.Get()
+			got[key.Name] = true
+		}
+		if diff := cmp.Diff(map[string]bool{"waits": true, "waits-too": true}, got); diff != "" {
+			t.Errorf("woken (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {

@@ -224,6 +224,24 @@ func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
 	}
 }
 
+// TestAFullObjectIsSigned checks a request that fills an object together with the longest possible certificate. With
+// one byte more, the request is refused.
+func TestAFullObjectIsSigned(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, nil)
+	root := newRoot(t, 365*24*time.Hour)
+	p.pair.Load(root.cert, root.key)
+	obj := object(t)
+	req := must(p.reconciler.Requests.Parse(obj, csr.Limits{}))
+	largest := 1536<<10 - 4<<10 - must(p.pair.Authority(now)).LongestPEM(req.Cert)
+	for more, want := range map[int]string{0: "Issued", 1: "Failed"} {
+		padTo(t, obj, largest+more)
+		if judged := p.reconciler.Judge(obj, now); judged.Outcome() != want {
+			t.Errorf("with %d bytes more: %s (%s), want %s", more, judged.Outcome(), judged.Message, want)
+		}
+	}
+}
+
 // TestALostAnswerAboutAFailure checks that a Failed condition is reported once, even if its write had no answer.
 func TestALostAnswerAboutAFailure(t *testing.T) {
 	t.Parallel()
@@ -319,7 +337,7 @@ func TestEndOfACertificate(t *testing.T) {
 		}, want: audit.Discarded, fails: true},
 		"no answer, another request with the same name": {write: down, live: func(p *parts, now *request) error {
 			*now = *p.served.DeepCopy()
-			now.UID = "another"
+			now.UID, now.ResourceVersion = "another", "8"
 			return nil
 		}, want: audit.Uncertain, fails: true},
 		"no answer, deleted":   {write: down, live: func(*parts, *request) error { return apierrors.NewNotFound(requests, "csr-1") }, want: audit.Uncertain, fails: true},
@@ -416,6 +434,19 @@ func TestWritesToARequestThatIsGoneAreForgotten(t *testing.T) {
 	}
 }
 
+// TestADeletionAfterTheAnswerIsNotKept deletes requests without an unanswered write. If something were kept of them, there
+// would be no room for other deletions.
+func TestADeletionAfterTheAnswerIsNotKept(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	if p.reconciler.queueEvents().Delete(event.DeleteEvent{Object: p.served}) {
+		t.Error("enqueued")
+	}
+	if _, kept := p.reconciler.gone.Take("csr-1"); kept {
+		t.Error("the deletion is kept")
+	}
+}
+
 // TestDeletedDuringTheWrite deletes the request while the write to it is under way.
 func TestDeletedDuringTheWrite(t *testing.T) {
 	t.Parallel()
@@ -445,6 +476,22 @@ func (g *goneLater) Get(ctx context.Context, key client.ObjectKey, obj client.Ob
 		return apierrors.NewNotFound(requests, key.Name)
 	}
 	return g.Client.Get(ctx, key, obj, options...)
+}
+
+// TestReplacedBeforeTheWrite has another request of the same name by the time the certificate is signed. Nothing is
+// written.
+func TestReplacedBeforeTheWrite(t *testing.T) {
+	t.Parallel()
+	p, events := audited(t, object(t))
+	judged := p.reconciler.Judge(p.served, now)
+	obj := p.served.DeepCopy()
+	p.served.UID = "uid-2"
+	if err := p.reconciler.sign(t.Context(), obj, judged, now); err != nil || len(p.written) > 0 {
+		t.Errorf("%d writes, error %v", len(p.written), err)
+	}
+	if got := events(); got != "Signed, Discarded" {
+		t.Errorf("recorded %s", got)
+	}
 }
 
 // TestDeletedBeforeTheWrite deletes the request while its certificate is signed, so that nothing is written.
