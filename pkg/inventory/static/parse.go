@@ -84,8 +84,8 @@ func (r *reader) readRow(node *yaml.Node) {
 		return
 	}
 	seen := map[string]bool{}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		key, value := node.Content[i], node.Content[i+1]
+	for pair := range slices.Chunk(node.Content, 2) { // a mapping has as many values as keys
+		key, value := pair[0], pair[1]
 		if seen[key.Value] {
 			r.fail(key, key.Value, "is set twice")
 			continue
