@@ -296,10 +296,12 @@ func (s *Source) Taken(value san.SAN) (service, endpoint string, err error) {
 	if err := errors.Join(err, endpointsErr); err != nil {
 		return "", "", err
 	}
-	for _, obj := range services { // the same result for any order
-		if name := fmt.Sprintf("Service %s", client.ObjectKeyFromObject(obj)); service == "" || name < service {
-			service = name
-		}
+	var names []string
+	for _, obj := range services {
+		names = append(names, fmt.Sprintf("Service %s", client.ObjectKeyFromObject(obj)))
+	}
+	if len(names) > 0 {
+		service = slices.Min(names) // the same result for any order
 	}
 	if len(endpoints) > 0 {
 		endpoint = "an endpoint"

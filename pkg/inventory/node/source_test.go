@@ -241,13 +241,15 @@ func TestTaken(t *testing.T) {
 		t.Error("no error before the Services are read")
 	}
 	s.nodes.Fake(nil)
-	s.services.Fake(nil, serviceWith("10.0.0.1"))
+	shared := serviceWith("10.0.0.1", "10.0.0.4")
+	shared.Name = "zone"
+	s.services.Fake(nil, shared, serviceWith("10.0.0.1"))
 	s.endpoints.Fake(nil, &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
 		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}},
 	})
 	for text, want := range map[string][2]string{
-		"10.0.0.1": {"Service default/web", ""}, "10.0.0.2": {"", "an endpoint"}, "10.0.0.3": {},
+		"10.0.0.1": {"Service default/web", ""}, "10.0.0.2": {"", "an endpoint"}, "10.0.0.3": {}, "10.0.0.4": {"Service default/zone", ""},
 		"web": {"Service default/web", ""}, "web.default": {"Service default/web", ""}, "host.web.default": {"Service default/web", ""},
 		"host.web.other": {}, "other.default": {},
 	} {
