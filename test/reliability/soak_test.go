@@ -58,11 +58,18 @@ type soakForm struct {
 	// renew reports that nodes renew with the certificates that they have got. So no operator may accept that certificates of
 	// the retiring CA are left, and a rotation takes as long as they live.
 	renew bool
+	// environment is that of the replicas.
+	environment []string
 }
 
 var soakForms = []soakForm{
 	{name: "one leader, and one rotation after the other"},
-	{name: "leaders that are killed, and nodes that renew with their certificates", leaders: true, renew: true},
+	{
+		name: "leaders that are killed, and nodes that renew with their certificates", leaders: true, renew: true,
+		// A standby that may fill 64 MiB before it collects needs more than five minutes for that. With Go's default, only what it keeps
+		// needs memory.
+		environment: []string{"GOGC=100"},
+	},
 }
 
 // soak is an endurance test: a load, a fault each minute, and a rotation after the other.
@@ -161,7 +168,7 @@ func startSoak(t *testing.T, binary string, form soakForm) (s *soak, end func())
 		world: newWorld(t, false), soakForm: form,
 		stored: map[string]*x509.Certificate{}, credentials: map[string]tls.Certificate{},
 	}
-	s.binary, s.config = binary, soakConfig
+	s.binary, s.config, s.world.environment = binary, soakConfig, form.environment
 	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
 	s.prepareRotation()
 	s.leader = s.startReplica(true)
