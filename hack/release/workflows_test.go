@@ -192,36 +192,29 @@ func TestReleaseSignsWithoutBuilding(t *testing.T) {
 	}
 }
 
-// runsFiles matches what could run a file of the tag or of its builds: a path at the start of a command, an interpreter, or a tool that reads
-// commands from a file. It does not match a path as an argument of another command.
-var runsFiles = regexp.MustCompile(`(?m)(^|[;&|({` + "`" + `]|\b(do|then|else|if|while|until|exec|env|command|sudo|xargs|time|nice)\b)\s*(\S*/|\.|(source|eval|` +
-	`(ba|da|z)?sh|make|go|python3?|perl|node|git|find|awk|sed)\b)`)
-
-// TestAttestRunsNothingOfTheTag wants no command in the job that attests the build, which has the files of the tag, that could run one of them.
+// TestAttestRunsNothingOfTheTag wants exactly these commands in the job that attests the build, which has the files of the tag: a change of the
+// job that can sign provenance must be a conscious one.
 func TestAttestRunsNothingOfTheTag(t *testing.T) {
 	t.Parallel()
-	for _, command := range []string{
-		"first/run", "./run", "diff -r first second && second/run", "(cd first; ./run)", "cat x | sh", "bash first/run", ". first/run", "source first/run",
-		"x=$(first/run)", "for x in y; do first/run; done", "env first/run", "true\nhack/release/build.sh v1 r o", "make build", "go run ./hack", "x=`first/run`",
-	} {
-		if !runsFiles.MatchString(command) {
-			t.Errorf("%q is not found", command)
-		}
-	}
 	parsed, _ := load(t)
-	var attests bool
+	var got []string
 	for _, one := range parsed["build.yml"].Jobs["attest"].Steps {
 		action, _, _ := strings.Cut(one.Uses, "@")
-		attests = attests || action == "actions/attest"
-		if !slices.Contains([]string{"", "actions/download-artifact", "actions/attest", "actions/upload-artifact"}, action) {
-			t.Errorf("the job uses %s", action)
-		}
-		if found := runsFiles.FindString(one.Run); found != "" {
-			t.Errorf("%q in %s", found, one.Run)
+		for line := range strings.Lines(action + one.Run) {
+			got = append(got, strings.TrimSpace(line))
 		}
 	}
-	if !attests {
-		t.Error("the job does not use actions/attest")
+	want := []string{
+		"actions/download-artifact", "actions/download-artifact", "diff -r first second",
+		"(cd first && sha256sum -- *) >subjects.txt",
+		"for image in csr-controller-manager csr-controller-manager-fips; do",
+		`digest=$(tar -xOf "first/${image}_$GITHUB_REF_NAME.tar" index.json | grep -oE 'sha256:[0-9a-f]{64}')`,
+		`echo "${digest#sha256:}  $image" >>subjects.txt`,
+		"done",
+		"actions/attest", `cp "$BUNDLE" first/provenance.sigstore.json`, "actions/upload-artifact",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("commands (-want +got):\n%s", diff)
 	}
 }
 
