@@ -360,7 +360,8 @@ func (c *Clock) measure(ctx context.Context) {
 	keep(append(taken, more...), cmp.Or(moreErr, err))
 }
 
-// take makes the requests of a round, each over a new connection and after that pause. err is that of the last request that failed.
+// take asks the API servers perRound times, each time over a new connection and after the pause. It returns the readings of all
+// answers, and the error of the last request that failed.
 func (c *Clock) take(ctx context.Context, pause time.Duration) (taken []reading, err error) {
 	for range perRound {
 		if pause > 0 {
