@@ -123,7 +123,7 @@ signing:
     duration: 1h
     maxDuration: 2h
 `, func(string) string { return dir })))
-	maySign(t, "example.com/webhook")
+	maySign(t, managerAccount, "example.com/webhook")
 	installRBAC(t)
 	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
 	create(t, admin(t), secret)

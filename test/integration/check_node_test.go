@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -90,7 +89,7 @@ func TestCheckNodeAsksTheInventory(t *testing.T) {
 // TestCheckNodeNotIssued is the third step: the request is approved, and there is no signer, or no CA.
 func TestCheckNodeNotIssued(t *testing.T) {
 	parallel(t)
-	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer = nil }})
+	startLoop(t, csrenv.Options{}, "approver", "cleaner")
 	waiting := createRequest(t, admin(t), nodeRequest(t, "check-unsigned"))
 	reaches(t, waiting, csr.Approved)
 	output, code := checkNode(t, "check-unsigned", caFiles(t, controlPlane(t).CA)...) // within seconds of the approval

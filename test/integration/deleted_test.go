@@ -43,7 +43,7 @@ func TestDeletedRequestTakesNoRoom(t *testing.T) {
 	parallel(t)
 	grant(t, "joiner", mayCreate)
 	held := &requestcache.Cache{}
-	mgr := newManager(t, managerConfig(t), manager.Options{Cache: held.CacheOptions()})
+	mgr := newManager(t, roleConfig(t, "approver"), manager.Options{Cache: held.CacheOptions()})
 	options := controllers.Options{Requests: held, Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}}}
 	if err := options.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)

@@ -200,7 +200,7 @@ func TestDryRun(t *testing.T) {
 func besides(t *testing.T, dry *process, signer string) {
 	t.Helper()
 	const many = 40
-	live := startManager(t, managerConfig(t), "--leader-elect=false", "--controllers=approver", "--self-check-interval=0")
+	live := startManager(t, roleConfig(t, "approver"), "--leader-elect=false", "--controllers=approver", "--self-check-interval=0")
 	var all []*request
 	for i := range many {
 		all = append(all, createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprintf("dry-%d", i))))

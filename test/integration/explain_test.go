@@ -55,10 +55,10 @@ func TestExplainSaysWhatTheEventsSay(t *testing.T) {
 	installRBAC(t)
 	explainCAs(t)
 	for _, state := range []string{"own", "missing", "invalid", "expired", "short"} {
-		maySign(t, "explain.example.com/"+state)
-		applyAll(t, rolesForSecret(t, "explain-"+state))
+		maySign(t, managerAccount, "explain.example.com/"+state)
+		applyAll(t, rolesForSecret(t, "explain-"+state, managerAccount))
 	}
-	applyAll(t, rolesForSecret(t, "explain-good"))
+	applyAll(t, rolesForSecret(t, "explain-good", managerAccount))
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(explainConfig))
 	args := []string{"--config", file, "--signing-secret", systemNamespace + "/explain-good"}

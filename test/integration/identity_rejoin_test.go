@@ -27,8 +27,7 @@ func listed(rows []static.Row) approver.SourceBuilder {
 // approving runs only an approver, in this process and with its own clock.
 func approving(t *testing.T, steps *clocktesting.FakeClock, policy approver.BootstrapPolicy, rows ...static.Row) {
 	t.Helper()
-	apply(t, "node-identity")
-	mgr := newManager(t, managerConfig(t), manager.Options{})
+	mgr := newManager(t, roleConfig(t, "approver", "node-identity"), manager.Options{})
 	known := &approver.Inventory{Sources: []approver.SourceBuilder{listed(rows)}}
 	options := controllers.Options{
 		Approver: &approver.Reconciler{

@@ -38,7 +38,7 @@ func TestGuardedSigner(t *testing.T) {
 	secret := signingSecret(made.CertPEM, made.KeyPEM)
 	secret.Name = "guarded"
 	create(t, admin(t), secret)
-	applyAll(t, rolesForSecret(t, secret.Name))
+	applyAll(t, rolesForSecret(t, secret.Name, "csr-signer"))
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Guarded{Secret: keypair.Secret(client.ObjectKeyFromObject(secret))})})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
 	hasEvent(t, waiting, "CANotProven", "holds no CA yet that its verifiers are proven to trust")

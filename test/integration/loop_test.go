@@ -5,23 +5,94 @@ import (
 	"encoding/pem"
 	"maps"
 	"os"
+	"strings"
 	"testing"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 )
 
-// startLoop runs the three controllers in process on the shared control plane, under the shipped roles, for the
-// duration of the test.
-func startLoop(t testing.TB, opts csrenv.Options) *csrenv.Env {
+// startLoop runs approver, signer and cleaner in process on the shared control plane until stop is called or the test ends. Each
+// runs in a manager of its own, whose identity has only the roles that are shipped for this controller. If some are named, the
+// others do not run.
+func startLoop(t testing.TB, opts csrenv.Options, some ...string) (stop func()) {
 	t.Helper()
-	return startLoopAs(t, managerConfig(t), opts)
+	if len(some) == 0 {
+		some = []string{"approver", "signer", "cleaner"}
+	}
+	if opts.CA == nil {
+		opts.CA = controlPlane(t).CA
+	}
+	customize := opts.Customize
+	var customized *controllers.Options
+	var stops []func()
+	for _, controller := range some {
+		opts.Customize = func(o *controllers.Options) {
+			own := o.Requests
+			if customized != nil {
+				*o = *customized
+			} else if customize != nil {
+				customize(o)
+			}
+			all := *o
+			customized = &all
+			only(o, controller)
+			o.Requests = own // a cache belongs to one manager
+		}
+		stops = append(stops, startLoopAs(t, roleConfig(t, controller), opts))
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
 }
 
-// startLoopAs is startLoop with another user.
-func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) *csrenv.Env {
+// only removes every controller but one.
+func only(o *controllers.Options, controller string) {
+	if controller != "approver" {
+		o.Approver = nil
+	}
+	if controller != "signer" {
+		o.Signer = nil
+	}
+	if controller != "cleaner" {
+		o.Cleaner = nil
+	}
+}
+
+// TestLoopsHaveOneRoleEach checks that each identity of startLoop may do the work of its own controller, and not that of another.
+func TestLoopsHaveOneRoleEach(t *testing.T) {
+	parallel(t)
+	work := map[string]string{"approver": "update certificatesigningrequests/approval", "signer": "update certificatesigningrequests/status", "cleaner": "delete certificatesigningrequests"}
+	accounts := map[string]*rest.Config{}
+	for controller := range work {
+		accounts[controller] = roleConfig(t, controller)
+	}
+	for controller, cfg := range accounts {
+		for of, right := range work {
+			verb, resource, _ := strings.Cut(right, " ")
+			asked := check.Right{Verb: verb, Group: certificatesv1.GroupName, Resource: resource}
+			as, err := client.New(cfg, client.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			result := check.RightsByRules(t.Context(), as, []check.Right{asked})[0]
+			if may := result.Status == check.OK; may != (of == controller) {
+				t.Errorf("the %s may %s: %t (%s)", controller, right, may, result.Evidence)
+			}
+		}
+	}
+}
+
+// startLoopAs is startLoop with all controllers in one manager, which runs as cfg's user.
+func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) (stop func()) {
 	t.Helper()
 	forbidAdministrator(t, cfg)
 	if opts.CA == nil {
@@ -32,12 +103,13 @@ func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) *csrenv.En
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop = func() {
 		if err := env.Stop(); err != nil {
 			t.Error(err)
 		}
-	})
-	return env
+	}
+	t.Cleanup(stop)
+	return stop
 }
 
 // counted returns the sum of a counter of the loops in this process over all series with labels.

@@ -66,7 +66,7 @@ func TestManager(t *testing.T) {
 // checks.
 func TestManagerWithNothingToCheckIsReady(t *testing.T) {
 	parallel(t)
-	p := startManager(t, managerConfig(t), "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
+	p := startManager(t, roleConfig(t, "cleaner"), "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 }
 
@@ -127,7 +127,6 @@ func secretParts(keyPEM []byte) []string {
 // runs.
 func TestManagerCleans(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
 kind: ControllerManagerConfiguration
@@ -151,7 +150,7 @@ cleaning:
 		obj.Spec.SignerName = certificatesv1.KubeletServingSignerName
 	}))
 	approve(t, short)
-	startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", file)
+	startManager(t, roleConfig(t, "cleaner"), "--leader-elect=false", "--config", file)
 	for _, obj := range []*request{old, short} {
 		eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
 			err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj)

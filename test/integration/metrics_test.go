@@ -52,7 +52,7 @@ func TestRandomTokensCostFewReviews(t *testing.T) {
 	}
 	create(t, admin(t), role)
 	grant(t, "joiner", role.Name)
-	p := startManager(t, managerConfig(t), "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
+	p := startManager(t, roleConfig(t, "cleaner"), "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 40}}
 	scrape := func(ctx context.Context, token string) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.metrics+"/metrics", nil)

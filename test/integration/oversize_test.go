@@ -103,7 +103,7 @@ func TestOversizeKeyIsNotSigned(t *testing.T) {
 func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
 	parallel(t)
 	records := filepath.Join(t.TempDir(), "audit.log")
-	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver, o.Audit = nil, openAudit(t, records) }})
+	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Audit = openAudit(t, records) }}, "signer", "cleaner")
 	const limit = 1536 << 10 // etcd's --max-request-bytes
 	obj := storeLarge(t, limit-5<<10)
 	reaches(t, obj, csr.Failed)

@@ -258,7 +258,7 @@ func shippedRights(t *testing.T, all []*unstructured.Unstructured) map[string][]
 	rights := map[string][]check.Right{}
 	for _, obj := range all {
 		binding := rbacv1.ClusterRoleBinding{}
-		if !strings.HasSuffix(obj.GetKind(), "RoleBinding") {
+		if !isBinding(obj) {
 			continue
 		}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &binding); err != nil {

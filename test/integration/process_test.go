@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -57,7 +58,7 @@ func apply(t testing.TB, folder string) {
 func applyAll(t testing.TB, all []*unstructured.Unstructured) {
 	t.Helper()
 	for _, obj := range createMissing(t, admin(t), all) {
-		if strings.HasSuffix(obj.GetKind(), "RoleBinding") {
+		if isBinding(obj) {
 			t.Cleanup(func() {
 				if err := client.IgnoreNotFound(admin(t).Delete(context.Background(), obj)); err != nil {
 					t.Error(err)
@@ -81,15 +82,21 @@ func createMissing(t testing.TB, c client.Client, all []*unstructured.Unstructur
 	return created
 }
 
-// rolesForSecret returns the roles of a signing CA in the Secret called name. They are a copy of those that
+// rolesForSecret returns the roles of a signing CA in the Secret called name, bound to holder. They are a copy of those that
 // config/rotation/kubelet-serving ships for its Secret, as that folder says.
-func rolesForSecret(t testing.TB, name string) []*unstructured.Unstructured {
+func rolesForSecret(t testing.TB, name, holder string) []*unstructured.Unstructured {
 	t.Helper()
-	return renamed(t, rendered(t, "rotation/kubelet-serving"), "csr-kubelet-serving-ca", name)
+	all := renamed(t, rendered(t, "rotation/kubelet-serving"), "csr-kubelet-serving-ca", name)
+	for _, obj := range all {
+		if isBinding(obj) {
+			bind(t, obj, accountCalled(holder))
+		}
+	}
+	return all
 }
 
-// maySign grants the manager the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.
-func maySign(t testing.TB, signers ...string) {
+// maySign grants holder the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.
+func maySign(t testing.TB, holder string, signers ...string) {
 	t.Helper()
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
@@ -98,7 +105,7 @@ func maySign(t testing.TB, signers ...string) {
 		}},
 	}
 	create(t, admin(t), role)
-	grant(t, serviceaccount.MakeUsername(systemNamespace, managerAccount), role.Name)
+	grant(t, serviceaccount.MakeUsername(systemNamespace, holder), role.Name)
 }
 
 // renamed returns all, with the text to in the place of from.
@@ -146,6 +153,60 @@ func managerConfig(t testing.TB) *rest.Config {
 	return cfg
 }
 
+// roleConfig returns the configuration of a ServiceAccount that has only the roles of one controller, as config/overlays/split binds
+// them, and those in more folders of config. It waits until they are in effect.
+func roleConfig(t testing.TB, controller string, more ...string) *rest.Config {
+	t.Helper()
+	name := "csr-" + controller
+	needed := []string{"Namespace", "ServiceAccount", "ConfigMap", "ClusterRole", "Role"}
+	all := slices.DeleteFunc(rendered(t, "overlays/split"), func(obj *unstructured.Unstructured) bool {
+		if isBinding(obj) {
+			return !slices.Contains(subjectsOf(t, obj), accountCalled(name))
+		}
+		return !slices.Contains(needed, obj.GetKind())
+	})
+	for _, folder := range more {
+		all = append(all, rendered(t, folder)...)
+	}
+	for _, obj := range all {
+		if isBinding(obj) {
+			obj.SetName(obj.GetName() + "-for-" + name) // config/rbac may be installed too
+			bind(t, obj, accountCalled(name))
+		}
+	}
+	applyAll(t, all)
+	cfg := tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: name}})
+	awaitRights(t, cfg, false, "--controllers="+controller, "--leader-elect-resource-name="+name)
+	return cfg
+}
+
+func isBinding(obj *unstructured.Unstructured) bool {
+	return strings.HasSuffix(obj.GetKind(), "RoleBinding")
+}
+
+func accountCalled(name string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: name}
+}
+
+// bind replaces the subjects of a binding.
+func bind(t testing.TB, binding *unstructured.Unstructured, subjects ...rbacv1.Subject) {
+	t.Helper()
+	all, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&rbacv1.RoleBinding{Subjects: subjects})
+	if err != nil {
+		t.Fatal(err)
+	}
+	binding.Object["subjects"] = all["subjects"]
+}
+
+func subjectsOf(t testing.TB, obj *unstructured.Unstructured) []rbacv1.Subject {
+	t.Helper()
+	binding := rbacv1.ClusterRoleBinding{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &binding); err != nil {
+		t.Fatal(err)
+	}
+	return binding.Subjects
+}
+
 // managerConfigOn is managerConfig for the control plane of cfg, and keeps the bindings. For a manager that rotates it also
 // installs config/rotation.
 func managerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotates bool) *rest.Config {
@@ -160,10 +221,10 @@ func managerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotate
 	return cfg
 }
 
-// awaitRights waits until the API server grants cfg's user what a manager with standardArgs needs.
-func awaitRights(t testing.TB, cfg *rest.Config, rotates bool) {
+// awaitRights waits until the API server grants cfg's user what a manager with standardArgs and args needs.
+func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
-	c, _, err := config.Load(slices.Clone(standardArgs), nil)
+	c, _, err := config.Load(slices.Concat(standardArgs, args), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -163,7 +163,7 @@ func (r *rotating) managerConfig(t *testing.T) *rest.Config {
 // grantSecret grants the manager what it needs for a CA in the Secret called name.
 func (r *rotating) grantSecret(t *testing.T, name string) {
 	t.Helper()
-	createMissing(t, r.admin, rolesForSecret(t, name))
+	createMissing(t, r.admin, rolesForSecret(t, name, managerAccount))
 }
 
 // grantConfigMap grants the manager what it needs to publish a trust bundle, with copies of the shipped roles.

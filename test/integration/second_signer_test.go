@@ -20,11 +20,9 @@ import (
 // that signs for the same signers under the shipped roles.
 func TestSecondSignerIsReported(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
-	apply(t, "node-block-list")
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	blockList(t, "second-theirs\n") // the manager signs nothing for it
-	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--controllers=signer", "--node-block-list="+blockListName)
+	p := startManager(t, roleConfig(t, "signer", "node-block-list"), "--leader-elect=false", "--controllers=signer", "--node-block-list="+blockListName)
 	w := &takeover{Cluster: controlPlane(t), admin: admin(t)}
 
 	own := approvedClient(t, "second-own")

@@ -131,7 +131,7 @@ func TestSecureMetrics(t *testing.T) {
 	}
 	create(t, admin(t), role)
 	grant(t, "joiner", role.Name)
-	p := startManager(t, managerConfig(t), "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
+	p := startManager(t, roleConfig(t, "cleaner"), "--leader-elect=false", "--controllers=cleaner", "--metrics-secure")
 	for token, status := range map[string]int{
 		"": http.StatusUnauthorized, "nonsense": http.StatusInternalServerError, // controller-runtime's answer
 		"stranger-token": http.StatusForbidden, "joiner-token": http.StatusOK,

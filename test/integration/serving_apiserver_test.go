@@ -231,7 +231,7 @@ func TestServingOnKubeadmControlPlane(t *testing.T) {
 // TestServingWaitsForAPIServersCertificate has no certificate of an API server that the manager could verify.
 func TestServingWaitsForAPIServersCertificate(t *testing.T) {
 	parallel(t)
-	mgr := newManager(t, servingManagerConfig(t), manager.Options{})
+	mgr := newManager(t, roleConfig(t, "approver", "kubelet-serving"), manager.Options{})
 	mgr.GetConfig().CAData = serverAuthority(t).certPEM // its clients exist already
 	if err := (controllers.Options{Approver: servingApprover()}).SetupWithManager(mgr); err != nil {
 		t.Fatal(err)

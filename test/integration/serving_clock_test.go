@@ -29,19 +29,12 @@ func servingApprover() *approver.Reconciler {
 	}
 }
 
-// servingManagerConfig is managerConfig with the rights to approve serving certificates.
-func servingManagerConfig(t *testing.T) *rest.Config {
-	t.Helper()
-	apply(t, "kubelet-serving")
-	return managerConfig(t)
-}
-
 // startCandidate runs an approver with leader election. It returns a function that stops it, and a channel that is
 // closed once it leads.
 func startCandidate(t *testing.T, steps clock.WithTicker) (stop func(), leads <-chan struct{}) {
 	t.Helper()
-	mgr := newManager(t, servingManagerConfig(t), manager.Options{
-		LeaderElection: true, LeaderElectionID: "csr-controller-manager", LeaderElectionNamespace: systemNamespace, LeaderElectionReleaseOnCancel: true,
+	mgr := newManager(t, roleConfig(t, "approver", "kubelet-serving"), manager.Options{
+		LeaderElection: true, LeaderElectionID: "csr-approver", LeaderElectionNamespace: systemNamespace, LeaderElectionReleaseOnCancel: true,
 	})
 	if err := (controllers.Options{Approver: servingApprover(), Clock: steps}).SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
@@ -117,6 +110,7 @@ func holdNodes(cfg *rest.Config, release <-chan struct{}) *rest.Config {
 // after ten seconds. Renewals need no source.
 func TestColdStart(t *testing.T) {
 	parallel(t)
+	apply(t, "kubelet-serving")
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
 	options := csrenv.Options{Customize: func(o *controllers.Options) { o.Approver = servingApprover() }}
 	serving := func(name, address string) *request {
@@ -125,7 +119,7 @@ func TestColdStart(t *testing.T) {
 	}
 	t.Run("it answers late", func(t *testing.T) {
 		waiting, release := serving("cold-a", "192.0.2.160"), make(chan struct{})
-		startLoopAs(t, holdNodes(servingManagerConfig(t), release), options)
+		startLoopAs(t, holdNodes(managerConfig(t), release), options)
 		reaches(t, createRequest(t, kubeletOf(t, "cold-b"), nodeRequest(t, "cold-b")), csr.Issued)
 		isPending(t, waiting)
 		close(release)
@@ -137,7 +131,7 @@ func TestColdStart(t *testing.T) {
 	t.Run("it never does", func(t *testing.T) {
 		waiting := serving("cold-c", "192.0.2.161")
 		start := time.Now()
-		startLoopAs(t, holdNodes(servingManagerConfig(t), t.Context().Done()), options)
+		startLoopAs(t, holdNodes(managerConfig(t), t.Context().Done()), options)
 		hasEvent(t, waiting, "InventoryUnavailable", "not read yet")
 		if took := time.Since(start); took < 9*time.Second {
 			t.Errorf("judged after %s", took)

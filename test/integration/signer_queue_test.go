@@ -26,9 +26,8 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 	certFile, keyFile, records := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), filepath.Join(dir, "audit.log")
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		signingFrom(keypair.Files{Cert: certFile, Key: keyFile})(o)
-		o.Approver, o.Concurrency.Signer = nil, 1
-		o.Audit = openAudit(t, records)
-	}})
+		o.Concurrency.Signer, o.Audit = 1, openAudit(t, records)
+	}}, "signer", "cleaner")
 	asMallory := impersonate(t, "flooder-0")
 	f := &flood{body: nodeRequest(t, "victim").Spec.Request}
 	t.Cleanup(func() {

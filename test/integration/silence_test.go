@@ -34,7 +34,7 @@ func TestSilentWatchHoldsServingApprovalsUp(t *testing.T) {
 		t.Run(resource, func(t *testing.T) {
 			followed := []string{resource}
 			// Lists fail later, so that nothing is read again before the test has checked.
-			proxy := throughFaults(t, servingManagerConfig(t),
+			proxy := throughFaults(t, roleConfig(t, "approver", "kubelet-serving"),
 				faults.Rule{Verbs: []string{"list"}, Resources: followed, Skip: 1, Do: faults.Answer(503)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Times: 1, Do: faults.Stall(limit)},
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Stall(0)})

@@ -32,7 +32,7 @@ func TestWritesKeepTheMetadata(t *testing.T) {
 			}
 		})
 		before := obj.DeepCopy()
-		env := startLoop(t, csrenv.Options{})
+		stop := startLoop(t, csrenv.Options{})
 		issued := reaches(t, obj, csr.Issued)
 		issued.ManagedFields, issued.ResourceVersion = before.ManagedFields, before.ResourceVersion
 		if diff := cmp.Diff(before.ObjectMeta, issued.ObjectMeta); diff != "" {
@@ -41,8 +41,6 @@ func TestWritesKeepTheMetadata(t *testing.T) {
 		if diff := cmp.Diff(before.Spec, issued.Spec); diff != "" {
 			t.Errorf("%s: spec (-created +issued):\n%s", name, diff)
 		}
-		if err := env.Stop(); err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 }

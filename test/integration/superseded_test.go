@@ -45,7 +45,6 @@ func madeBefore(t *testing.T, name, user, node string, age time.Duration, mods .
 // neither.
 func TestSuperseded(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
 	approved := func(obj *request) {
 		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "", time.Now())
 	}
@@ -69,7 +68,7 @@ func TestSuperseded(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
 		"cleaning: {supersededAfter: 1h}\n"))
-	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--controllers=cleaner", "--config="+file)
+	p := startManager(t, roleConfig(t, "cleaner"), "--leader-elect=false", "--controllers=cleaner", "--config="+file)
 	deleted(t, gone)
 	begun := time.Now()
 	deleted(t, soon)
