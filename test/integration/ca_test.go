@@ -39,10 +39,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// mayCreateCA binds the role of config/create-ca to the manager's account.
-func mayCreateCA(t *testing.T) {
+// mayCreateCA binds the role of config/create-ca to holder.
+func mayCreateCA(t *testing.T, holder string) {
 	t.Helper()
-	apply(t, "create-ca")
+	applyAll(t, boundTo(t, holder, rendered(t, "create-ca")))
 	for _, obj := range []client.Object{&rbacv1.RoleBinding{}, &rbacv1.Role{}} {
 		obj.SetNamespace(systemNamespace)
 		obj.SetName("csr-create-ca")
@@ -71,12 +71,11 @@ func TestCreateIfMissing(t *testing.T) {
 			one.KeyPair.Create = &keypair.Creation{Algorithm: ca.ECDSAP384, Lifetime: 24 * time.Hour}
 		}
 	}
-	account := serviceAccountConfig(t)
-	startLoopAs(t, account, csrenv.Options{Customize: creating})
+	startLoop(t, csrenv.Options{Customize: creating})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "waiting")), csr.Approved)
 	hasEvent(t, secretCalled(name), "CAMissing", "can't be created", "forbidden")
-	mayCreateCA(t)
-	startLoopAs(t, account, csrenv.Options{Customize: creating}) // it creates the CA at once; the other retries later
+	mayCreateCA(t, signerAccount)
+	startLoop(t, csrenv.Options{Customize: creating}) // it creates the CA at once; the other retries later
 
 	secret := secretCalled(name)
 	reaches(t, waiting, csr.Issued)
@@ -208,7 +207,6 @@ func TestIntermediates(t *testing.T) {
 	root, upper, lower, keyPEM := chainOf(t)
 	secret := signingSecret(slices.Concat(lower, upper), keyPEM)
 	secret.Data["ca.crt"] = root
-	installRBAC(t)
 	create(t, admin(t), secret)
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
 

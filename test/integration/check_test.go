@@ -17,7 +17,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -45,11 +44,7 @@ func impersonating(t *testing.T, user string) client.Client {
 	t.Helper()
 	cfg := rest.CopyConfig(controlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return clientOf(t, cfg)
 }
 
 // allow grants rights to user, with one role for each namespace.

@@ -143,7 +143,7 @@ var (
 // ways. It must not issue a certificate without an extended key usage, or for a forbidden name or subject.
 func TestServerSignerMakesNoAdministrator(t *testing.T) {
 	parallel(t)
-	maySign(t, "csr-signer", hookSigner)
+	maySign(t, signerAccount, hookSigner)
 	root := issueCA(t, "root", newKey(t), nil, 48*time.Hour)
 	trustAlso(t, root.pem())
 	below := issueCA(t, "below", newKey(t), root, 24*time.Hour)
@@ -225,7 +225,7 @@ func onlyProbes(t *testing.T, log *bytes.Buffer) {
 // no certificate without an extended key usage, unless configured.
 func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 	parallel(t)
-	maySign(t, "csr-signer", hookSigner)
+	maySign(t, signerAccount, hookSigner)
 	own := newCA(t)
 	allow := false
 	change := func(s *signer.Signer) { s.AllowNoExtKeyUsage = allow }
@@ -248,7 +248,7 @@ func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 // not sign wait and never fail, and all others are signed.
 func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	parallel(t)
-	maySign(t, "csr-signer", hookSigner)
+	maySign(t, signerAccount, hookSigner)
 	own := newCA(t)
 	silent := freeAddress(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
@@ -273,12 +273,11 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 // the API server.
 func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
 	untrusted := newCA(t)
 	secret := signingSecret(untrusted.CertPEM, untrusted.KeyPEM)
 	secret.Name = "untrusted"
 	create(t, admin(t), secret)
-	applyAll(t, rolesForSecret(t, secret.Name, "csr-signer"))
+	applyAll(t, rolesForSecret(t, secret.Name, signerAccount))
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
 	hasEvent(t, secret, "CANotTrusted", "API servers "+controlPlane(t).Config.Host+" answer 401 to certificates of key", "--client-ca-file")
 	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
@@ -287,7 +286,7 @@ func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	trusted := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
 	trusted.Name = "trusted"
 	create(t, admin(t), trusted)
-	applyAll(t, rolesForSecret(t, trusted.Name, "csr-signer"))
+	applyAll(t, rolesForSecret(t, trusted.Name, signerAccount))
 	log := &bytes.Buffer{}
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		o.Audit = auditTo(t, log)

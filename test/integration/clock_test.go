@@ -89,7 +89,6 @@ cleaning:
 // TestClockAnHourBehind deletes requests that are due by the API server's time.
 func TestClockAnHourBehind(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
 kind: ControllerManagerConfiguration
@@ -98,7 +97,7 @@ cleaning:
   signers:
   - {name: example.com/short, retention: {denied: 59m}}
 `))
-	proxy := throughFaults(t, serviceAccountConfig(t), faults.Rule{Do: faults.ShiftDate(time.Hour)})
+	proxy := throughFaults(t, roleConfig(t, "cleaner"), faults.Rule{Do: faults.ShiftDate(time.Hour)})
 	startManager(t, proxy.Config, "--leader-elect=false", "--config", file)
 	denied := createRequest(t, admin(t), nodeRequest(t, "denied", func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
 	decide(t, denied, "Denied")

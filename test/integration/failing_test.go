@@ -36,7 +36,7 @@ func (w failingWriter) Update(ctx context.Context, obj client.Object, opts ...cl
 func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
 	unshared(t)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		o.Approver.Client, o.Signer.Client = failing{admin(t)}, failing{admin(t)}
+		o.Approver.Client, o.Signer.Client = failing{clientOf(t, roleConfig(t, "approver"))}, failing{clientOf(t, roleConfig(t, "signer"))}
 		o.Concurrency.Approver, o.Concurrency.Signer = 1, 1
 	}})
 	grant(t, "joiner", mayCreate)

@@ -211,32 +211,21 @@ func recorded(t *testing.T, file string) {
 // TestHungDeleteHoldsUpNoOther has one hanging delete of the cleaner: the others continue, and it is retried.
 func TestHungDeleteHoldsUpNoOther(t *testing.T) {
 	unshared(t)
-	installRBAC(t)
-	proxy, err := faults.Start(controlPlane(t).Config, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := proxy.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	proxy.Use(faults.Rule{Verbs: []string{"delete"}, Resources: []string{"certificatesigningrequests"}, Times: 1, Do: faults.Hang()})
+	proxy := throughFaults(t, roleConfig(t, "cleaner"),
+		faults.Rule{Verbs: []string{"delete"}, Resources: []string{"certificatesigningrequests"}, Times: 1, Do: faults.Hang()})
 	var due []*request
 	for i := range 20 {
 		obj := nodeRequest(t, fmt.Sprint("due-", i))
 		obj.Spec.SignerName = "example.com/foreign"
 		due = append(due, createRequest(t, admin(t), obj))
 	}
-	cfg := rest.CopyConfig(proxy.Config)
-	cfg.BearerToken = serviceAccountConfig(t).BearerToken
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
 kind: ControllerManagerConfiguration
 controllers: [csrcleaner]
 cleaning: {signers: [{name: example.com/foreign, retention: {pending: 2s}}]}
 `))
-	startManager(t, cfg, "--config", file, "--leader-elect=false")
+	startManager(t, proxy.Config, "--config", file, "--leader-elect=false")
 	gone := func(objs []*request) (left int) {
 		for _, obj := range objs {
 			if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {

@@ -14,7 +14,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -66,7 +65,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 		"many requesters": {users: 20, each: 20},
 	} {
 		t.Run(name, func(t *testing.T) {
-			held := &gate{Authorizer: authz.SubjectAccess{Client: admin(t)}, opened: make(chan struct{})}
+			held := &gate{Authorizer: authz.SubjectAccess{Client: clientOf(t, roleConfig(t, "approver"))}, opened: make(chan struct{})}
 			startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 				o.Approver.Authorizer, o.Concurrency.Approver = held, 1
 			}})
@@ -95,11 +94,7 @@ func impersonate(t *testing.T, user string) client.Client {
 	t.Helper()
 	cfg := rest.CopyConfig(controlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"flooders"}}
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return clientOf(t, cfg)
 }
 
 // request returns a request of the flood. All have the same key, because keys are expensive.

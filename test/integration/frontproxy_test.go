@@ -39,7 +39,7 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	if got := asRemoteUser(t, proxies.leaf(t, plain.CommonName)); got != http.StatusUnauthorized {
 		t.Fatalf("a client that is no front proxy gets %d", got)
 	}
-	maySign(t, "csr-signer", hookSigner)
+	maySign(t, signerAccount, hookSigner)
 	startLoop(t, csrenv.Options{Customize: hook(proxies.pem(), proxies.keyPEM(t), func(s *signer.Signer) {
 		s.Usages, s.AllowNoExtKeyUsage = append(s.Usages, "client auth"), true
 	})})

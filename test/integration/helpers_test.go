@@ -20,7 +20,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -39,11 +38,7 @@ func as(t *testing.T, user string) client.Client {
 	t.Helper()
 	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken, cfg.QPS = user+"-token", -1
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return clientOf(t, cfg)
 }
 
 func newKey(t testing.TB) crypto.Signer {

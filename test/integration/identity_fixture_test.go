@@ -164,10 +164,7 @@ func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, clie
 	}
 	cfg := rest.AnonymousClientConfig(controlPlane(t).Config)
 	cfg.BearerToken, cfg.QPS = token.Status.Token, -1
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := clientOf(t, cfg)
 	user := "system:serviceaccount:" + namespace + ":" + name
 	grant(t, user, mayCreate)
 	grant(t, user, mayJoin)

@@ -33,12 +33,11 @@ func TestLedgerSeal(t *testing.T) {
 // signers and lifetimes, and each certificate is in the ledger first.
 func TestGuardedSigner(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
 	made := newCA(t)
 	secret := signingSecret(made.CertPEM, made.KeyPEM)
 	secret.Name = "guarded"
 	create(t, admin(t), secret)
-	applyAll(t, rolesForSecret(t, secret.Name, "csr-signer"))
+	applyAll(t, rolesForSecret(t, secret.Name, signerAccount))
 	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Guarded{Secret: keypair.Secret(client.ObjectKeyFromObject(secret))})})
 	waiting := reaches(t, createRequest(t, admin(t), nodeRequest(t, "guarded")), csr.Approved)
 	hasEvent(t, waiting, "CANotProven", "holds no CA yet that its verifiers are proven to trust")

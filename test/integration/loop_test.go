@@ -1,51 +1,48 @@
 package integration
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"maps"
 	"os"
-	"strings"
 	"testing"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
-// startLoop runs approver, signer and cleaner in process on the shared control plane until stop is called or the test ends. Each
-// runs in a manager of its own, whose identity has only the roles that are shipped for this controller. If some are named, the
-// others do not run.
-func startLoop(t testing.TB, opts csrenv.Options, some ...string) (stop func()) {
+// startLoop runs the named controllers in process, or approver, signer and cleaner. Each has a manager of its own, with only the
+// roles that are shipped for it. They run until stop is called or the test ends.
+func startLoop(t testing.TB, opts csrenv.Options, names ...string) (stop func()) {
 	t.Helper()
-	if len(some) == 0 {
-		some = []string{"approver", "signer", "cleaner"}
-	}
-	if opts.CA == nil {
-		opts.CA = controlPlane(t).CA
+	if len(names) == 0 {
+		names = []string{"approver", "signer", "cleaner"}
 	}
 	customize := opts.Customize
-	var customized *controllers.Options
+	var whole *controllers.Options
 	var stops []func()
-	for _, controller := range some {
+	for _, name := range names {
 		opts.Customize = func(o *controllers.Options) {
-			own := o.Requests
-			if customized != nil {
-				*o = *customized
-			} else if customize != nil {
-				customize(o)
+			if whole == nil { // once: it may open files
+				if customize != nil {
+					customize(o)
+				}
+				whole = &controllers.Options{}
+				*whole = *o
 			}
-			all := *o
-			customized = &all
-			only(o, controller)
-			o.Requests = own // a cache belongs to one manager
+			*o = partOf(*whole, name)
 		}
-		stops = append(stops, startLoopAs(t, roleConfig(t, controller), opts))
+		stops = append(stops, startLoopAs(t, roleConfig(t, name), opts))
 	}
 	return func() {
 		for _, stop := range stops {
@@ -54,44 +51,52 @@ func startLoop(t testing.TB, opts csrenv.Options, some ...string) (stop func()) 
 	}
 }
 
-// only removes every controller but one.
-func only(o *controllers.Options, controller string) {
-	if controller != "approver" {
-		o.Approver = nil
+// partOf returns the options of one controller.
+func partOf(o controllers.Options, name string) controllers.Options {
+	part := controllers.Options{
+		Requests: &requestcache.Cache{}, Audit: o.Audit, Concurrency: o.Concurrency, Clock: o.Clock, WrapQueue: o.WrapQueue, RequestLimits: o.RequestLimits,
 	}
-	if controller != "signer" {
-		o.Signer = nil
+	switch name {
+	case "approver":
+		part.Approver = o.Approver
+	case "signer":
+		part.Signer = o.Signer
+	case "cleaner":
+		part.Cleaner = o.Cleaner
 	}
-	if controller != "cleaner" {
-		o.Cleaner = nil
-	}
+	return part
 }
 
-// TestLoopsHaveOneRoleEach checks that each identity of startLoop may do the work of its own controller, and not that of another.
+// TestLoopsHaveOneRoleEach takes the signer's role away. The approver goes on, and does not sign.
 func TestLoopsHaveOneRoleEach(t *testing.T) {
-	parallel(t)
-	work := map[string]string{"approver": "update certificatesigningrequests/approval", "signer": "update certificatesigningrequests/status", "cleaner": "delete certificatesigningrequests"}
-	accounts := map[string]*rest.Config{}
-	for controller := range work {
-		accounts[controller] = roleConfig(t, controller)
+	unshared(t)
+	startLoop(t, csrenv.Options{})
+	reaches(t, createRequest(t, admin(t), nodeRequest(t, "before")), csr.Issued)
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "csr-signer-for-" + signerAccount}}
+	if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(binding), binding); err != nil {
+		t.Fatal(err)
 	}
-	for controller, cfg := range accounts {
-		for of, right := range work {
-			verb, resource, _ := strings.Cut(right, " ")
-			asked := check.Right{Verb: verb, Group: certificatesv1.GroupName, Resource: resource}
-			as, err := client.New(cfg, client.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			result := check.RightsByRules(t.Context(), as, []check.Right{asked})[0]
-			if may := result.Status == check.OK; may != (of == controller) {
-				t.Errorf("the %s may %s: %t (%s)", controller, right, may, result.Evidence)
-			}
+	if err := admin(t).Delete(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	refused := counted(t, "csr_signer_errors_total", nil)
+	var waiting *request
+	eventually(t, "the signer is refused", func(context.Context) error {
+		waiting = reaches(t, createRequest(t, admin(t), nodeRequest(t, "waits")), csr.Approved)
+		if counted(t, "csr_signer_errors_total", nil) == refused {
+			return errors.New("it is not")
 		}
+		return nil
+	})
+	if state := csr.StateOf(reload(t, waiting)); state != csr.Approved {
+		t.Errorf("without the signer's role, a request is %s", state)
 	}
+	binding.ResourceVersion, binding.UID = "", ""
+	create(t, admin(t), binding)
+	reaches(t, waiting, csr.Issued)
 }
 
-// startLoopAs is startLoop with all controllers in one manager, which runs as cfg's user.
+// startLoopAs runs the controllers of opts in one manager, as cfg's user.
 func startLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) (stop func()) {
 	t.Helper()
 	forbidAdministrator(t, cfg)

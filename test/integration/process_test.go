@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -41,6 +42,9 @@ const systemNamespace = "csr-controller-manager-system"
 
 // managerAccount is the ServiceAccount that config/rbac binds.
 const managerAccount = "csr-controller-manager"
+
+// signerAccount is the ServiceAccount of the signer in config/overlays/split.
+const signerAccount = "csr-signer"
 
 // installRBAC applies config/rbac.
 func installRBAC(t testing.TB) {
@@ -87,12 +91,12 @@ func createMissing(t testing.TB, c client.Client, all []*unstructured.Unstructur
 func rolesForSecret(t testing.TB, name, holder string) []*unstructured.Unstructured {
 	t.Helper()
 	all := renamed(t, rendered(t, "rotation/kubelet-serving"), "csr-kubelet-serving-ca", name)
-	for _, obj := range all {
-		if isBinding(obj) {
-			bind(t, obj, accountCalled(holder))
-		}
+	if holder == signerAccount { // the other binding is for csr-rotation
+		all = slices.DeleteFunc(all, func(obj *unstructured.Unstructured) bool {
+			return isBinding(obj) && obj.GetName() == name+"-rotation"
+		})
 	}
-	return all
+	return boundTo(t, holder, all)
 }
 
 // maySign grants holder the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.
@@ -153,25 +157,28 @@ func managerConfig(t testing.TB) *rest.Config {
 	return cfg
 }
 
-// roleConfig returns the configuration of a ServiceAccount that has only the roles of one controller, as config/overlays/split binds
-// them, and those in more folders of config. It waits until they are in effect.
+// roleConfig returns the configuration of the ServiceAccount of one controller. The account has only the roles that
+// config/overlays/split binds to it, and those in more folders of config. roleConfig waits until they are in effect.
 func roleConfig(t testing.TB, controller string, more ...string) *rest.Config {
 	t.Helper()
 	name := "csr-" + controller
-	needed := []string{"Namespace", "ServiceAccount", "ConfigMap", "ClusterRole", "Role"}
-	all := slices.DeleteFunc(rendered(t, "overlays/split"), func(obj *unstructured.Unstructured) bool {
-		if isBinding(obj) {
-			return !slices.Contains(subjectsOf(t, obj), accountCalled(name))
-		}
-		return !slices.Contains(needed, obj.GetKind())
-	})
-	for _, folder := range more {
+	var all []*unstructured.Unstructured
+	for _, folder := range more { // first, so that they are in effect when the others are
 		all = append(all, rendered(t, folder)...)
 	}
-	for _, obj := range all {
+	for _, obj := range rendered(t, "overlays/split") {
+		switch obj.GetKind() {
+		case "Namespace", "ServiceAccount", "ClusterRole", "Role":
+			all = append(all, obj)
+		case "ClusterRoleBinding", "RoleBinding":
+			if slices.Contains(subjectsOf(t, obj), accountCalled(name)) {
+				all = append(all, obj)
+			}
+		}
+	}
+	for _, obj := range boundTo(t, name, all) {
 		if isBinding(obj) {
 			obj.SetName(obj.GetName() + "-for-" + name) // config/rbac may be installed too
-			bind(t, obj, accountCalled(name))
 		}
 	}
 	applyAll(t, all)
@@ -188,14 +195,19 @@ func accountCalled(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: name}
 }
 
-// bind replaces the subjects of a binding.
-func bind(t testing.TB, binding *unstructured.Unstructured, subjects ...rbacv1.Subject) {
+// boundTo makes the ServiceAccount called holder the only subject of each binding in all, and returns all.
+func boundTo(t testing.TB, holder string, all []*unstructured.Unstructured) []*unstructured.Unstructured {
 	t.Helper()
-	all, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&rbacv1.RoleBinding{Subjects: subjects})
+	binding, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&rbacv1.RoleBinding{Subjects: []rbacv1.Subject{accountCalled(holder)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	binding.Object["subjects"] = all["subjects"]
+	for _, obj := range all {
+		if isBinding(obj) {
+			obj.Object["subjects"] = runtime.DeepCopyJSONValue(binding["subjects"])
+		}
+	}
+	return all
 }
 
 func subjectsOf(t testing.TB, obj *unstructured.Unstructured) []rbacv1.Subject {
@@ -233,10 +245,7 @@ func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	as, err := client.New(cfg, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	as := clientOf(t, cfg)
 	eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		for _, result := range check.RightsByRules(ctx, as, rights) {
 			if result.Status != check.OK {
@@ -257,6 +266,16 @@ func serviceAccountConfig(t testing.TB) *rest.Config {
 func tokenOf(t testing.TB, account *corev1.ServiceAccount) *rest.Config {
 	t.Helper()
 	return accountConfig(t, controlPlane(t).Config, admin(t), account)
+}
+
+// clientOf returns a client of cfg's user.
+func clientOf(t testing.TB, cfg *rest.Config) client.Client {
+	t.Helper()
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 // accountConfig is tokenOf for the control plane of cfg.
@@ -284,7 +303,7 @@ func forbidAdministrator(t testing.TB, cfg *rest.Config) {
 			return
 		}
 	}
-	t.Fatal("this manager would run as the administrator: use managerConfig, and the shipped roles")
+	t.Fatal("this manager would run as the administrator: use managerConfig or roleConfig, and the shipped roles")
 }
 
 // newManager returns a manager that runs in this process as cfg's user.

@@ -16,11 +16,20 @@ import (
 
 // TestWritesKeepTheMetadata checks that approval, certificate and failure erase nothing of a request, although the
 // cache strips requests. A large request is read from the API server before each write.
+// One manager with all controllers hands a small request from the approver to the signer.
 func TestWritesKeepTheMetadata(t *testing.T) {
 	parallel(t)
-	for name, size := range map[string]int{"kept": 10, "kept-large": 20 << 10} {
+	together := func() (stop func()) { return startLoopAs(t, managerConfig(t), csrenv.Options{}) }
+	apart := func() (stop func()) { return startLoop(t, csrenv.Options{}) }
+	for name, test := range map[string]struct {
+		size  int
+		start func() (stop func())
+	}{
+		"kept-together": {10, together}, "kept-large-together": {20 << 10, together},
+		"kept": {10, apart}, "kept-large": {20 << 10, apart},
+	} {
 		obj := createRequest(t, admin(t), nodeRequest(t, name, func(obj *request) {
-			obj.Annotations = map[string]string{"example.com/note": strings.Repeat("x", size)}
+			obj.Annotations = map[string]string{"example.com/note": strings.Repeat("x", test.size)}
 			obj.Labels = map[string]string{"example.com/label": "y"}
 			obj.Finalizers = []string{"example.com/finalizer"}
 			obj.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: "u"}}
@@ -32,7 +41,7 @@ func TestWritesKeepTheMetadata(t *testing.T) {
 			}
 		})
 		before := obj.DeepCopy()
-		stop := startLoop(t, csrenv.Options{})
+		stop := test.start()
 		issued := reaches(t, obj, csr.Issued)
 		issued.ManagedFields, issued.ResourceVersion = before.ManagedFields, before.ResourceVersion
 		if diff := cmp.Diff(before.ObjectMeta, issued.ObjectMeta); diff != "" {
