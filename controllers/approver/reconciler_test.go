@@ -217,6 +217,21 @@ func TestReconcileMeasuresBeforeARequestIsTooOld(t *testing.T) {
 	}
 }
 
+// TestReconcileMeasuresOnlyForARequestThatIsTooOld: a measurement costs calls to each API server.
+func TestReconcileMeasuresOnlyForARequestThatIsTooOld(t *testing.T) {
+	t.Parallel()
+	server, set := servertimetest.Measured(t)
+	set(-24 * time.Hour)
+	p := newParts(t, object(t, func(obj *request) { obj.ResourceVersion = servertimetest.NewVersion() }))
+	p.reconciler.ServerTime = server
+	if _, err := p.reconcile(t); err != nil {
+		t.Fatal(err)
+	}
+	if behind := time.Since(server.Now()); behind > time.Hour {
+		t.Errorf("the time was measured: it is %s behind", behind)
+	}
+}
+
 func TestARefusalIsToldOnce(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
