@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -83,6 +84,13 @@ func (c *Cluster) prepare(tokens []Token) (err error) {
 	}
 	apiServer := c.Env.ControlPlane.GetAPIServer()
 	apiServer.CertDir = certDir
+	address, err := FreeAddress() // RestartAPIServer needs it again
+	if err != nil {
+		return err
+	}
+	if apiServer.SecureServing.Address, apiServer.SecureServing.Port, err = net.SplitHostPort(address); err != nil {
+		return err
+	}
 	args := apiServer.Configure().
 		Set("authorization-mode", "Node", "RBAC").
 		Set("enable-bootstrap-token-auth", "true").

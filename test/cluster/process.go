@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -114,13 +113,4 @@ func Get(ctx context.Context, address, path string) (int, string) {
 		return 0, err.Error()
 	}
 	return response.StatusCode, string(body)
-}
-
-// FreeAddress returns an address on which a process can listen.
-func FreeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	return listener.Addr().String(), listener.Close()
 }

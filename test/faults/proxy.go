@@ -32,6 +32,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // Proxy is a running proxy. Its rules can be changed at any time.
@@ -81,8 +83,12 @@ func Start(upstream *rest.Config, seed uint64, rules ...Rule) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the proxy's certificate: %w", err)
 	}
+	address, err := cluster.FreeAddress()
+	if err != nil {
+		return nil, err
+	}
 	p := &Proxy{
-		address:     "127.0.0.1:0",
+		address:     address,
 		certificate: certificate,
 		seed:        seed,
 		infos: request.RequestInfoFactory{
@@ -144,7 +150,6 @@ func (p *Proxy) Up() error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	p.address = listener.Addr().String()
 	ctx, end := context.WithCancel(context.Background())
 	p.end = end
 	p.server = &http.Server{
