@@ -59,6 +59,7 @@ func (g random) rows(t *testing.T, n int) map[string]sample {
 		s := sample{r, traits(r)}
 		if len(s.traits) > 0 && len(r.conditions) > 0 {
 			s.conditions = justApproved // the table lists deviations of new and of approved requests
+			s.traits = traits(s.row)    // a bound token counts before a decision only
 		}
 		rows[fmt.Sprintf("%03d", i)] = s
 	}
@@ -280,7 +281,10 @@ func traits(r row) []string {
 	add(r.signerName() == apiserverClient && slices.Contains(payload.Subject.Organization, "system:masters"), "forbidden-subject")
 	bound := slices.DeleteFunc(slices.Clone(r.user.groups), func(group string) bool { return !strings.HasPrefix(group, "system:bootstrappers:node:") })
 	sum := sha256.Sum256([]byte(strings.TrimPrefix(payload.Subject.CommonName, "system:node:")))
-	add(len(r.conditions) == 0 && len(bound) > 0 && !slices.Contains(bound, "system:bootstrappers:node:"+hex.EncodeToString(sum[:8])), "bound-token")
+	decided := slices.ContainsFunc(r.conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
+		return c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied
+	})
+	add(!decided && len(bound) > 0 && !slices.Contains(bound, "system:bootstrappers:node:"+hex.EncodeToString(sum[:8])), "bound-token")
 	return all
 }
 

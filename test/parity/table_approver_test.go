@@ -94,6 +94,14 @@ var approverRows = map[string]row{
 		r.stored, r.want = true, "Approved Approved Failed"
 		r.conditions = conditions(since("Approved", time.Minute), since("Approved", time.Minute), since("Failed", time.Minute))
 	}),
+	"failed, undecided, bound to another node": with(node, func(r *row) {
+		r.conditions = conditions(since("Failed", time.Minute))
+		r.want, r.user, r.deviation, r.ours = "Failed Approved", boundUser("0123456789abcdef"), "bound-token", "Failed"
+	}),
+	"another condition, bound to another node": with(node, func(r *row) {
+		r.conditions = conditions(since("Example", time.Minute))
+		r.want, r.user, r.deviation, r.ours = "Example Approved Issued", boundUser("0123456789abcdef"), "bound-token", "Example"
+	}),
 	"failed, undecided": with(node, func(r *row) { r.conditions = conditions(since("Failed", time.Minute)); r.want = "Failed Approved" }),
 	"failed, undecided, stranger": with(node, func(r *row) {
 		r.user = stranger
