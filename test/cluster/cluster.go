@@ -88,7 +88,7 @@ func (c *Cluster) prepare(tokens []Token) (err error) {
 	if err != nil {
 		return err
 	}
-	if apiServer.SecureServing.Address, apiServer.SecureServing.Port, err = net.SplitHostPort(address); err != nil {
+	if apiServer.Address, apiServer.Port, err = net.SplitHostPort(address); err != nil {
 		return err
 	}
 	args := apiServer.Configure().
