@@ -129,10 +129,7 @@ func loseRole(t *testing.T, w *wire, account *rest.Config, secret *corev1.Secret
 	if err := admin(t).Delete(t.Context(), role); err != nil {
 		t.Fatal(err)
 	}
-	c, err := client.New(account, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := clientOf(t, account)
 	eventually(t, "the Secret is out of reach", func(ctx context.Context) error {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(secret), &corev1.Secret{}); !apierrors.IsForbidden(err) {
 			return fmt.Errorf("read it: %w", err)

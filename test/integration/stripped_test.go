@@ -15,8 +15,8 @@ import (
 )
 
 // TestWritesKeepTheMetadata checks that approval, certificate and failure erase nothing of a request, although the
-// cache strips requests. A large request is read from the API server before each write.
-// One manager with all controllers hands a small request from the approver to the signer.
+// cache strips requests. A large request is read from the API server before each write. In one manager with all controllers,
+// the approver hands a small request to the signer.
 func TestWritesKeepTheMetadata(t *testing.T) {
 	parallel(t)
 	together := func() (stop func()) { return startLoopAs(t, managerConfig(t), csrenv.Options{}) }
