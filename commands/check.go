@@ -396,11 +396,12 @@ func (c *checker) running(ctx context.Context) []check.Result {
 	return c.holds(ctx, election, leases)
 }
 
-// holds checks whether a manager holds the first of leases that exists.
+// holds checks whether a manager holds the first of leases that exists. It takes at most half of the command's time,
+// because election may be from a published configuration, and somebody else may have written that.
 func (c *checker) holds(
 	ctx context.Context, election config.LeaderElection, leases []types.NamespacedName,
 ) []check.Result {
-	pause := 2*election.RetryPeriod.Duration + time.Second
+	pause := min(2*election.RetryPeriod.Duration+time.Second, checkTimeout/2)
 	return check.Running{Reader: c.api, Leases: leases, Pause: pause, Clock: c.clock}.Check(ctx)
 }
 

@@ -55,7 +55,7 @@ func (r Running) Check(ctx context.Context) []Result {
 }
 
 // judge sets result to who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must
-// also stay unchanged for a while.
+// also stay unchanged for a while. The duration in the Lease decides nothing: whoever may write the Lease chooses it.
 func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result *Result) {
 	holder, renewed := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Spec.RenewTime
 	if holder == "" || renewed == nil {
@@ -63,12 +63,7 @@ func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result 
 		return
 	}
 	age := r.Clock.Since(renewed.Time).Round(time.Second)
-	term := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second
-	moving := age <= term && age >= -term
-	if !moving {
-		moving = r.moves(ctx, lease)
-	}
-	if moving {
+	if age.Abs() <= r.Pause || r.moves(ctx, lease) {
 		result.Status, result.NextStep = OK, ""
 		result.Evidence = fmt.Sprintf("held by %s, renewed %s ago", holder, age)
 		return

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,8 @@ func TestRunning(t *testing.T) {
 			HolderIdentity: ptr.To(holder), LeaseDurationSeconds: ptr.To(int32(15)), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(-age))),
 		}}
 	}
+	endless := lease("intruder", time.Hour)
+	endless.Spec.LeaseDurationSeconds = ptr.To[int32](math.MaxInt32)
 	deployment := func(wanted, ready int32) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: ptr.To(wanted)}, Status: appsv1.DeploymentStatus{ReadyReplicas: ready}}
 	}
@@ -52,6 +55,7 @@ func TestRunning(t *testing.T) {
 		"renewed just now":                   {objects: []client.Object{lease("pod-a", 3*time.Second)}, want: []Status{OK}, says: "held by pod-a, renewed 3s ago"},
 		"released":                           {objects: []client.Object{lease("", 3*time.Second)}, want: []Status{Failed}, says: "it has no holder"},
 		"old, and standing still":            {objects: []client.Object{lease("pod-a", time.Hour)}, want: []Status{Failed}, says: "last renewed 1h0m0s ago"},
+		"old, though valid for years":        {objects: []client.Object{endless}, want: []Status{Failed}, says: "held by intruder, but last renewed 1h0m0s ago"},
 		"old by our clock, but renewed":      {objects: []client.Object{lease("pod-a", time.Hour)}, renewed: true, want: []Status{OK}},
 		"in our future, and standing still":  {objects: []client.Object{lease("pod-a", -time.Hour)}, want: []Status{Failed}},
 		"with its Deployment":                {objects: []client.Object{lease("pod-a", 0), deployment(2, 2)}, want: []Status{OK, OK}},
@@ -76,7 +80,7 @@ func TestRunning(t *testing.T) {
 				}
 			}}
 			results := Running{
-				Reader: reader, Clock: watching, Pause: time.Second,
+				Reader: reader, Clock: watching, Pause: 5 * time.Second,
 				Leases: []types.NamespacedName{{Namespace: "elsewhere", Name: "manager"}, {Namespace: "ns", Name: "manager"}},
 			}.Check(t.Context())
 			var got []Status
