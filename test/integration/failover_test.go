@@ -312,6 +312,12 @@ func (p *pair) works(t *testing.T, early bool) {
 	})
 }
 
+// hasLed reports whether p has been elected. The text is from client-go.
+func (p *process) hasLed(t *testing.T) bool {
+	t.Helper()
+	return strings.Contains(p.log(t), "Successfully acquired lease")
+}
+
 func TestFailoverWhenTheLeaderIsKilled(t *testing.T) {
 	parallel(t)
 	p := startPair(t)
