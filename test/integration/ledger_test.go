@@ -29,8 +29,8 @@ func TestLedgerSeal(t *testing.T) {
 	})
 }
 
-// TestGuardedSigner checks that a plain Secret signs nothing. A Secret that a rotation wrote signs for the permitted
-// signers and lifetimes, and each certificate is in the ledger first.
+// TestGuardedSigner checks that a plain Secret signs nothing, and neither does a CA without a ledger or with a spoilt one. A
+// Secret that a rotation wrote signs for the permitted signers and lifetimes, and each certificate is in the ledger first.
 func TestGuardedSigner(t *testing.T) {
 	parallel(t)
 	made := newCA(t)
@@ -53,6 +53,15 @@ func TestGuardedSigner(t *testing.T) {
 		t.Fatal(err)
 	}
 	hasEvent(t, waiting, "LedgerUnavailable", "the account does not exist")
+	spoilt := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: secret.Namespace, Name: books.BookName(secret.Name)},
+		Data:       map[string]string{load(t, made).KeyID(): `{"signers":{},"sealed":"no"}`},
+	}
+	create(t, admin(t), spoilt)
+	hasEvent(t, waiting, "LedgerUnavailable", "read the account of key")
+	if err := admin(t).Delete(t.Context(), spoilt); err != nil {
+		t.Fatal(err)
+	}
 	book := books.NewBook(admin(t), admin(t), client.ObjectKeyFromObject(secret), clock.RealClock{})
 	if err := book.Open(t.Context(), load(t, made).KeyID()); err != nil {
 		t.Fatal(err)

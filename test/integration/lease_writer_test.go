@@ -1,0 +1,184 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// TestWriterOfConfigMapsAndLeases plays a user who may only write ConfigMaps and Leases, in the manager's namespace. While
+// requests arrive, ten times a second this user takes, releases or deletes the Lease, and forges the published
+// configuration. So both replicas work at the same time. Each request that must get a certificate gets one, and no other
+// does.
+//
+// At the end the user holds a Lease that lasts for years. A new replica works nevertheless, and check says that no manager
+// leads. Once the Lease is deleted, the replica leads, and publishes its own configuration again.
+func TestWriterOfConfigMapsAndLeases(t *testing.T) {
+	parallel(t)
+	args := append(leadsFor(5*time.Minute), configure(t, "approval: {denial: Permanent}\n"))
+	p := startPair(t, args...)
+	awaitPublished(t, "csr-controller-manager", "user: ")
+	w := &leaseWriter{Client: clientOf(t, leaseWriterConfig(t)), replica: leaderAfter(t, "")}
+	l := startJoining(t)
+	endRefusals := l.refuse(t)
+	endAttack := every(t, time.Second/10, func(i int) error { return w.attack(t.Context(), i) })
+	eventually(t, "the standby leads too", func(context.Context) error {
+		if !p.standby.hasLed(t) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	time.Sleep(2 * time.Second) // both work
+	endRefusals()
+	endAttack()
+	w.keep(t)
+	l.longest(t)
+	stored, discarded := p.checkRecords(t, l)
+	p.checkRefused(t, l)
+	if stored[1] == 0 || discarded[0]+discarded[1] == 0 {
+		t.Errorf("leader and standby stored %v certificates and discarded %v: the attack had no effect", stored, discarded)
+	}
+
+	p.leader.Kill()
+	p.standby.Kill()
+	next := p.start(t, serviceAccountConfig(t), args)
+	next.answers(t, next.probes, "/readyz", 200)
+	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "after")), csr.Issued)
+	eventually(t, "check says that nobody leads", func(context.Context) error {
+		out, _ := runCheck(t, serviceAccountConfig(t), standardArgs...)
+		if line := row(t, out, "manager-running", "Lease"); !strings.Contains(line, "failed") || !strings.Contains(line, "held by intruder, but last renewed") {
+			return errors.New(line)
+		}
+		return nil
+	})
+	forgetLeader(t)
+	leaderAfter(t, "intruder")
+	awaitPublished(t, "csr-controller-manager", "denial: Permanent", "user: system:serviceaccount:"+systemNamespace)
+	invented := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "intruder"}}
+	hold(invented, "intruder")
+	create(t, w, invented)
+	create(t, w, forged("intruder"))
+	out, _, _ := plugin(t, controlPlane(t).Config, "check", "--verbose")
+	row(t, out, "configuration", "manager csr-controller-manager")
+	if line := row(t, out, "configuration", "manager intruder"); !strings.Contains(line, "version forged") {
+		t.Error(line)
+	}
+}
+
+// leaseWriter is a client of the user who may write ConfigMaps and Leases.
+type leaseWriter struct {
+	client.Client
+	replica string // a holder of the Lease
+}
+
+func leaseWriterConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	meta := metav1.ObjectMeta{Namespace: systemNamespace, Name: "intruder"}
+	verbs := []string{"get", "create", "update", "delete"}
+	create(t, admin(t), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: verbs},
+		{APIGroups: []string{coordinationv1.GroupName}, Resources: []string{"leases"}, Verbs: verbs},
+	}})
+	create(t, admin(t), &rbacv1.RoleBinding{
+		ObjectMeta: *meta.DeepCopy(), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+		Subjects: []rbacv1.Subject{accountCalled(meta.Name)},
+	})
+	account := &corev1.ServiceAccount{ObjectMeta: *meta.DeepCopy()}
+	create(t, admin(t), account)
+	cfg := tokenOf(t, account)
+	eventually(t, "the role is in effect", func(ctx context.Context) error {
+		return clientOf(t, cfg).Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: "csr-controller-manager"}, &coordinationv1.Lease{})
+	})
+	return cfg
+}
+
+// attack changes or deletes the Lease in one of four ways, and forges the published configuration.
+func (w *leaseWriter) attack(ctx context.Context, i int) error {
+	err := w.changeLease(ctx, func(lease *coordinationv1.Lease) error {
+		switch i % 5 {
+		case 0:
+			hold(lease, "intruder")
+		case 1:
+			hold(lease, w.replica)
+		case 2:
+			return w.Delete(ctx, lease)
+		default: // long enough for the standby
+			hold(lease, "")
+		}
+		return w.Update(ctx, lease)
+	})
+	return errors.Join(err, w.Update(ctx, forged("csr-controller-manager")))
+}
+
+// hold makes holder the holder of lease for 68 years.
+func hold(lease *coordinationv1.Lease, holder string) {
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime = &holder, ptr.To(metav1.NowMicro())
+	lease.Spec.LeaseDurationSeconds = ptr.To[int32](math.MaxInt32)
+}
+
+// changeLease calls change with the Lease, if there is one. A replica may write at the same time.
+func (w *leaseWriter) changeLease(ctx context.Context, change func(*coordinationv1.Lease) error) error {
+	lease := &coordinationv1.Lease{}
+	err := w.Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: "csr-controller-manager"}, lease)
+	if err == nil {
+		err = change(lease)
+	}
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
+}
+
+// forged returns a configuration that a manager with that Lease would publish. The manager would sign with another CA, and
+// delete pending requests after a second.
+func forged(lease string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: systemNamespace, Name: lease + config.PublishedSuffix, Labels: map[string]string{config.PublishedLabel: config.PublishedValue},
+		},
+		Data: map[string]string{
+			config.PublishedKey: fmt.Sprintf(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+controllers: [approver, signer, cleaner]
+leaderElection: {resourceName: %s, resourceNamespace: %s}
+signing: {secret: %s/intruder}
+cleaning: {retention: {pending: 1s}}
+`, lease, systemNamespace, systemNamespace),
+			controllers.StatusKey: "version: forged\nuser: system:serviceaccount:" + systemNamespace + ":intruder\n",
+		},
+	}
+}
+
+// keep makes the user the holder of the Lease, until it is deleted.
+func (w *leaseWriter) keep(t *testing.T) {
+	t.Helper()
+	eventually(t, "the Lease is taken", func(ctx context.Context) error {
+		held := errors.New("it has changed, or there is none")
+		err := w.changeLease(ctx, func(lease *coordinationv1.Lease) error {
+			hold(lease, "intruder")
+			err := w.Update(ctx, lease)
+			if err == nil {
+				held = nil
+			}
+			return err
+		})
+		return errors.Join(err, held)
+	})
+}
