@@ -123,21 +123,8 @@ func TestManagersPublishBesideEachOther(t *testing.T) {
 // TestManagerWithoutTheRightToPublish works on, and logs once what is missing.
 func TestManagerWithoutTheRightToPublish(t *testing.T) {
 	parallel(t)
-	installRBAC(t)
-	obj, err := readPublished(t.Context(), t, "csr-controller-manager")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := admin(t).Delete(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		obj.ResourceVersion, obj.UID = "", ""
-		if err := client.IgnoreAlreadyExists(admin(t).Create(context.Background(), obj)); err != nil {
-			t.Error(err)
-		}
-	})
-	p := startManager(t, serviceAccountConfig(t), "--controllers=cleaner")
+	// roleConfig creates roles but no ConfigMap, and the role may not create one.
+	p := startManager(t, roleConfig(t, "cleaner"), "--controllers=cleaner", "--leader-elect-resource-name=csr-cleaner")
 	const said = "The configuration is not published"
 	eventually(t, "the manager logs it", func(context.Context) error {
 		if log := p.log(t); !strings.Contains(log, said) || !strings.Contains(log, "cannot create resource") {
@@ -149,7 +136,7 @@ func TestManagerWithoutTheRightToPublish(t *testing.T) {
 	if count := strings.Count(p.log(t), said); count != 1 {
 		t.Errorf("logged %d times", count)
 	}
-	if _, err := readPublished(t.Context(), t, "csr-controller-manager"); !apierrors.IsNotFound(err) {
+	if _, err := readPublished(t.Context(), t, "csr-cleaner"); !apierrors.IsNotFound(err) {
 		t.Errorf("the ConfigMap: %v", err)
 	}
 }
