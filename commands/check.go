@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -377,14 +378,17 @@ func (c *checker) rights(ctx context.Context) ([]check.Result, error) {
 
 // running checks whether the managers run. Without leader election there is no Lease that shows it.
 func (c *checker) running(ctx context.Context) []check.Result {
-	var results []check.Result
-	for _, manager := range c.setup.Managers {
-		leases := []types.NamespacedName{manager.Lease}
-		results = append(results, c.holds(ctx, manager.Configuration.LeaderElection, leases)...)
+	found := make([][]check.Result, len(c.setup.Managers))
+	var asked sync.WaitGroup // so that many managers do not take longer than one
+	for i, manager := range c.setup.Managers {
+		asked.Go(func() {
+			found[i] = c.holds(ctx, manager.Configuration.LeaderElection, []types.NamespacedName{manager.Lease})
+		})
 	}
+	asked.Wait()
 	election := c.configuration.LeaderElection
-	if len(c.setup.Managers) > 0 || !election.Enabled {
-		return results
+	if len(found) > 0 || !election.Enabled {
+		return slices.Concat(found...)
 	}
 	leases := []types.NamespacedName{
 		{Namespace: controllers.LeaseNamespace(c.configuration), Name: election.ResourceName},
@@ -396,8 +400,8 @@ func (c *checker) running(ctx context.Context) []check.Result {
 	return c.holds(ctx, election, leases)
 }
 
-// holds checks whether a manager holds the first of leases that exists. It takes at most half of the command's time,
-// because election may be from a published configuration, and somebody else may have written that.
+// holds checks whether a manager holds the first of leases that exists. It waits at most half of the command's time: a
+// forged published configuration may have a long retryPeriod.
 func (c *checker) holds(
 	ctx context.Context, election config.LeaderElection, leases []types.NamespacedName,
 ) []check.Result {

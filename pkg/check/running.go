@@ -63,26 +63,34 @@ func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result 
 		return
 	}
 	age := r.Clock.Since(renewed.Time).Round(time.Second)
-	if age.Abs() <= r.Pause || r.moves(ctx, lease) {
+	moving, err := age.Abs() <= r.Pause, error(nil)
+	if !moving {
+		moving, err = r.moves(ctx, lease)
+	}
+	switch {
+	case err != nil:
+		result.Status, result.Evidence, result.NextStep = Unknown, ReadError("get leases", err), askAgain
+	case moving:
 		result.Status, result.NextStep = OK, ""
 		result.Evidence = fmt.Sprintf("held by %s, renewed %s ago", holder, age)
-		return
+	default:
+		result.Evidence = fmt.Sprintf("held by %s, but last renewed %s ago, and a leader renews it every few seconds",
+			holder, age)
 	}
-	result.Evidence = fmt.Sprintf("held by %s, but last renewed %s ago, and a leader renews it every few seconds",
-		holder, age)
 }
 
 // moves reports whether lease is renewed while it is watched.
-func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) bool {
+func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) (bool, error) {
 	select {
 	case <-ctx.Done():
-		return false
+		return false, ctx.Err()
 	case <-r.Clock.After(r.Pause):
 	}
 	again := &coordinationv1.Lease{}
-	err := r.Reader.Get(ctx, client.ObjectKeyFromObject(lease), again)
-	renewed := err == nil && !again.Spec.RenewTime.Equal(lease.Spec.RenewTime)
-	return renewed && ptr.Deref(again.Spec.HolderIdentity, "") != ""
+	if err := r.Reader.Get(ctx, client.ObjectKeyFromObject(lease), again); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	return !again.Spec.RenewTime.Equal(lease.Spec.RenewTime) && ptr.Deref(again.Spec.HolderIdentity, "") != "", nil
 }
 
 // deployment returns a Result about the Deployment called name, or nothing if it can't be read. A manager may run

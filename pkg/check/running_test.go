@@ -1,6 +1,7 @@
 package check
 
 import (
+	"context"
 	"math"
 	"strings"
 	"testing"
@@ -29,6 +30,24 @@ func (p pausing) After(time.Duration) <-chan time.Time {
 	done := make(chan time.Time, 1)
 	done <- p.Now()
 	return done
+}
+
+// TestRunningOutOfTime ends the wait for a renewal: whether a manager leads is unknown then.
+func TestRunningOutOfTime(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "manager"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("pod-a"), RenewTime: ptr.To(metav1.NewMicroTime(time.Unix(0, 0)))},
+	}
+	results := Running{
+		Reader: fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(lease).Build(), Pause: time.Second,
+		Leases: []types.NamespacedName{client.ObjectKeyFromObject(lease)}, Clock: clocktesting.NewFakeClock(time.Now()),
+	}.Check(ctx)
+	if len(results) != 1 || results[0].Status != Unknown || !strings.Contains(results[0].Evidence, "context canceled") {
+		t.Errorf("%+v", results)
+	}
 }
 
 func TestRunning(t *testing.T) {

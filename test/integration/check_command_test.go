@@ -19,7 +19,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
@@ -121,9 +120,7 @@ selfCheck: {bootstrapGroups: [check-nobodies, check-joiners], nodeGroups: [check
 		}
 		return nil
 	})
-	renewed := metav1.NowMicro()
-	lease.Spec = coordinationv1.LeaseSpec{HolderIdentity: ptr.To("manager-a"), LeaseDurationSeconds: ptr.To(int32(3600)), RenewTime: &renewed}
-	create(t, admin(t), lease)
+	leaseOf(t, "manager-a")
 	eventually(t, "all is well", func(context.Context) error {
 		output, code := runCheck(t, manager, "--config", file)
 		if code != 0 {

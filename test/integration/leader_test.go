@@ -73,7 +73,7 @@ func TestStandbyQueuesNothing(t *testing.T) {
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
-	lease := leaseOfAnother(t)
+	lease := leaseOf(t, "another")
 	p := startManager(t, serviceAccountConfig(t))
 	waiting := createRequest(t, as(t, "joiner"), nodeRequest(t, "waits"))
 	for i := range 20 {
@@ -83,9 +83,12 @@ func TestStandbyQueuesNothing(t *testing.T) {
 	}
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, // the cache of the standby is filled
 		`csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 1`)
-	_, metrics := cluster.Get(t.Context(), p.metrics, "/metrics")
+	status, metrics := cluster.Get(t.Context(), p.metrics, "/metrics")
+	if status != http.StatusOK {
+		t.Errorf("status %d: %s", status, metrics)
+	}
 	for line := range strings.Lines(metrics) {
-		if strings.HasPrefix(line, "workqueue_adds_total{") && strings.Contains(line, `"csr-`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+		if strings.HasPrefix(line, `workqueue_adds_total{controller="csr-`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
 			t.Errorf("the standby queues requests: %s", line)
 		}
 	}
@@ -93,17 +96,17 @@ func TestStandbyQueuesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	reaches(t, waiting, csr.Issued)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `workqueue_adds_total{controller="csr-approver"`)
 }
 
-// leaseOfAnother creates the Lease of the managers, held by a replica that does not exist. It is renewed until it is
-// deleted.
-func leaseOfAnother(t *testing.T) *coordinationv1.Lease {
+// leaseOf creates the Lease of the managers, held by a replica that does not exist. It is renewed until it is deleted.
+func leaseOf(t *testing.T, holder string) *coordinationv1.Lease {
 	t.Helper()
 	now := metav1.NowMicro()
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"},
 		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity: ptr.To("another"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now,
+			HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: &now, AcquireTime: &now,
 		},
 	}
 	if err := client.IgnoreNotFound(admin(t).Delete(t.Context(), lease.DeepCopy())); err != nil {

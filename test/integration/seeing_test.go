@@ -178,7 +178,7 @@ func TestRequestsAreCountedAtScrape(t *testing.T) {
 		t.Fatal(err)
 	}
 	installRBAC(t)
-	leaseOfAnother(t)
+	leaseOf(t, "another")
 	p := startManager(t, serviceAccountConfig(t), "--controllers=approver")
 	const pending = `csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} `
 	const other = `csr_requests{signer="other",state="Denied"} `
