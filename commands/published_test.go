@@ -179,6 +179,9 @@ func TestReadPublishedOfAForger(t *testing.T) {
 	if got := setup.Configuration.Signing.Secret; got != "ns/true" || setup.Incomplete == nil {
 		t.Errorf("Secret %s, incomplete %v", got, setup.Incomplete)
 	}
+	if aside.Len() == 0 {
+		t.Error("no warning")
+	}
 	for line := range strings.Lines(aside.String()) {
 		if !strings.HasPrefix(line, "Warning: ConfigMap ns/forged") || len(line) > 1100 {
 			t.Errorf("a line of %d bytes: %.200q", len(line), line)

@@ -98,6 +98,7 @@ func TestAnAbsentControllerDoesNothing(t *testing.T) {
 	start(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer, o.Cleaner = nil, nil }})
 	obj := create(t, newClient(t, admin), newRequest(t, "approved-only"))
 	eventually(t, obj, csr.Approved)
+	eventually(t, create(t, newClient(t, admin), newRequest(t, "approved-later")), csr.Approved)
 	still(t, obj, csr.Approved)
 }
 

@@ -83,7 +83,6 @@ func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 		t.Error("a stopped loop gave a certificate")
 	}
 	still(t, reviewed, csr.Pending)
-	still(t, create(t, newClient(t, admin), newRequest(t, "after-stop")), csr.Pending)
 }
 
 func ended(t *testing.T) context.Context {

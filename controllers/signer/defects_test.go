@@ -95,6 +95,9 @@ func TestDefect24TheRequesterChooses(t *testing.T) {
 					t.Error(err)
 				}
 			}
+			if len(p.written) == 0 {
+				t.Errorf("node %s has no certificate", node)
+			}
 			for _, written := range p.written {
 				certs, err := ca.ParseCertificates(written.Status.Certificate)
 				if err != nil || len(certs) != 1 || certs[0].Subject.CommonName != "system:node:"+node || certs[0].Issuer.CommonName != "CA" || certs[0].NotAfter.After(now.Add(24*time.Hour)) {

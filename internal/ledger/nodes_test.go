@@ -127,7 +127,10 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), first.Name) {
 		t.Errorf("flush: %v", err)
 	}
-	got, _ = nodes.Read(t.Context())
+	got, err = nodes.Read(t.Context())
+	if err == nil || len(got) != len(names)-lost {
+		t.Errorf("read %d of %d, of which %d are broken: %v", len(got), len(names), lost, err)
+	}
 	for _, one := range got {
 		if one.KeyID != other {
 			t.Errorf("node %s was not written: %+v", one.Node, one)

@@ -97,6 +97,9 @@ func TestCheckOwnRights(t *testing.T) {
 
 // lacksOnly returns an error unless exactly the right with that index is missing. -1 means none.
 func lacksOnly(results []check.Result, rights []check.Right, missing int) error {
+	if len(results) != len(rights) {
+		return fmt.Errorf("%d results for %d rights", len(results), len(rights))
+	}
 	for i, result := range results {
 		want := check.OK
 		if i == missing {

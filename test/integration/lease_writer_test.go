@@ -119,7 +119,7 @@ func (w *leaseWriter) attack(ctx context.Context, i int) error {
 			hold(lease, w.replica)
 		case 2:
 			return w.Delete(ctx, lease)
-		default: // long enough for the standby
+		default: // twice, so that the standby has time to take the Lease
 			hold(lease, "")
 		}
 		return w.Update(ctx, lease)
@@ -127,7 +127,7 @@ func (w *leaseWriter) attack(ctx context.Context, i int) error {
 	return errors.Join(err, w.Update(ctx, forged("csr-controller-manager")))
 }
 
-// hold makes holder the holder of lease for 68 years.
+// hold makes holder the holder of lease for 68 years. An empty holder releases it.
 func hold(lease *coordinationv1.Lease, holder string) {
 	lease.Spec.HolderIdentity, lease.Spec.RenewTime = &holder, ptr.To(metav1.NowMicro())
 	lease.Spec.LeaseDurationSeconds = ptr.To[int32](math.MaxInt32)

@@ -99,8 +99,8 @@ func TestRandomTokensCostFewReviews(t *testing.T) {
 	attackers.Wait()
 	// The limit is 5 a second, and 10 at once. Requests that were queued at the end of the flood are ignored.
 	took := time.Since(begun).Seconds()
-	if got, most := tokenReviews(t)-before, 10+5*took+5; got > most || sent.Load() < 4*int64(most) {
-		t.Errorf("%d random tokens in %.1fs cost %.0f reviews, want %.0f at most", sent.Load(), took, got, most)
+	if got, most := tokenReviews(t)-before, 10+5*took+5; got < 1 || got > most || sent.Load() < 4*int64(most) {
+		t.Errorf("%d random tokens in %.1fs cost %.0f reviews, want 1 to %.0f", sent.Load(), took, got, most)
 	}
 	if lines := strings.Count(p.log(t), "Authentication failed"); lines > 2 {
 		t.Errorf("%d lines of log", lines)

@@ -58,7 +58,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 	newNode(t, "panics", "192.0.2.1") // wakes the requests that wait for it
 	serves()
 	approve(t, reload(t, first))
-	hasEvent(t, first, "InternalError")
+	hasEventBy(t, first, "csr-signer", "InternalError")
 	serves()
 	for _, obj := range []*request{first, approved, serving} {
 		if state := csr.StateOf(reload(t, obj)); state != csr.Pending && state != csr.Approved {

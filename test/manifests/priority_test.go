@@ -106,6 +106,9 @@ func TestOnlyNamedNamespacesReachTheMetrics(t *testing.T) {
 	t.Parallel()
 	for what, all := range map[string]objects{"default": kustomize(t, "default"), "split": kustomize(t, "overlays/split"), "chart": helm(t)} {
 		policy := typed[networkingv1.NetworkPolicy](t, all, "NetworkPolicy")["csr-controller-manager"]
+		if len(policy.Spec.Ingress) == 0 {
+			t.Errorf("%s lets in nobody", what)
+		}
 		for _, rule := range policy.Spec.Ingress {
 			if len(rule.From) != 1 || rule.From[0].NamespaceSelector == nil || len(rule.From[0].NamespaceSelector.MatchLabels) == 0 {
 				t.Errorf("%s lets in %+v", what, rule.From)
