@@ -27,7 +27,7 @@ const (
 
 var (
 	// failure finds the row that noticed: it can't reach its wanted state, or reached it in another way.
-	failure = regexp.MustCompile(`(?m)this can't become right: own-([^;\n]*)|^    --- FAIL: TestParity/(.*) \(`)
+	failure = regexp.MustCompile(`(?m)this can't become right: own-([^;\n]*)|^    --- FAIL: TestParity/(.*) \(|(ours exceeds the shipped roles): `)
 	// quiet finds a row that has not reached its wanted state.
 	quiet = regexp.MustCompile(`nothing happens any more: own-([^;\n]*)`)
 	// unitFailure finds a unit test that has noticed.
@@ -173,7 +173,7 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 	case abnormal.MatchString(out) || failed == nil && waited == nil:
 		return broken, fmt.Sprintf("%v\n%s", err, out)
 	case failed != nil:
-		return caught, fmt.Sprintf("%.80s%.80s", failed[1], failed[2])
+		return caught, fmt.Sprintf("%.80s", strings.Join(failed[1:], ""))
 	case patience == shortPatience:
 		return slow, fmt.Sprintf("%.80s", waited[1])
 	}

@@ -51,7 +51,7 @@ var approverMutations = []mutation{
 // preconditions of a deletion, which need a race. The pure and the in-line tests cover them.
 var cleanerMutations = []mutation{
 	{"cleaner: deviation, approved unissued", "pkg/csr/retention.go", "Approved: time.Hour,", "Approved: 24 * time.Hour,", ""},
-	{"cleaner: approved", "pkg/csr/retention.go", "{certificatesv1.CertificateApproved, keep.Approved},", "certificatesv1.CertificateApproved: -1,", ""},
+	{"cleaner: approved", "pkg/csr/retention.go", "{certificatesv1.CertificateApproved, keep.Approved},", "{certificatesv1.CertificateApproved, -1},", ""},
 	{"cleaner: approved, not before", "pkg/csr/retention.go", "Approved: time.Hour,", "Approved: 45 * time.Minute,", ""},
 	{"cleaner: denied", "pkg/csr/retention.go", "\t\t{certificatesv1.CertificateDenied, keep.Denied},\n", "", ""},
 	{"cleaner: denied, not before", "pkg/csr/retention.go", "Denied: time.Hour,", "Denied: 45 * time.Minute,", ""},
@@ -63,7 +63,7 @@ var cleanerMutations = []mutation{
 	{"cleaner: pending, not before", "pkg/csr/retention.go", "Pending: 24 * time.Hour", "Pending: 23 * time.Hour", ""},
 	{"cleaner: pending, not later", "pkg/csr/retention.go", "Pending: 24 * time.Hour", "Pending: 25 * time.Hour", ""},
 	{"cleaner: decided requests are not pending", "pkg/csr/retention.go", "if !decided {", "if decided || true {", ""},
-	{"cleaner: deviation, foreign conditions", "pkg/csr/retention.go", "if !decided {", "if !decided && len(obj.Status.Conditions) == 0 {", ""},
+	{"cleaner: deviation, foreign conditions", "pkg/csr/strip.go", "condition := Condition(obj, kind)\n", "condition := Condition(obj, kind)\n\t\tif condition == nil && kind == certificatesv1.CertificateFailed && len(obj.Status.Conditions) > 0 && Undecided(obj) {\n\t\t\tcondition = &certificatesv1.CertificateSigningRequestCondition{}\n\t\t}\n", ""},
 	{"cleaner: condition without a time", "pkg/csr/retention.go", "if since.IsZero() || age < 0 {", "if age < 0 {", ""},
 	{"cleaner: ended certificates", "pkg/csr/retention.go", "deadline.add(certificateEnd(obj), keep.Expired)", "", ""},
 	{"cleaner: ended certificates, approved only", "pkg/csr/retention.go", "if _, approved := decidedAt(obj, certificatesv1.CertificateApproved); approved {", "if true {", ""},

@@ -20,14 +20,15 @@ type start int
 const (
 	// oneCA has one CA for all signers, and certificates for a day. The cleaner runs only in this start.
 	oneCA start = iota
-	// ownCAs has a CA for each signer but kubernetes.io/kube-apiserver-client, and certificates for five minutes. The
+	// ownCAs has a CA for each signer but kubernetes.io/kube-apiserver-client, and certificates for an hour. The
 	// CA for kubernetes.io/kubelet-serving expires before its certificates would. The flags for
 	// kubernetes.io/legacy-unknown have no effect here.
 	ownCAs
 	// defaults has no --cluster-signing-duration. Only kubernetes.io/kube-apiserver-client has a usable CA.
 	defaults
 	// endedCAs has an expired CA for kubernetes.io/kube-apiserver-client-kubelet, and a CA for
-	// kubernetes.io/kubelet-serving that may not sign.
+	// kubernetes.io/kubelet-serving that may not sign. Its certificates live for five minutes, which is less than the
+	// least lifetime that a request may ask for.
 	endedCAs
 	starts
 )
@@ -71,7 +72,7 @@ func (e *env) writeCAs() error {
 		signerCA{"kubelet-client", "Ed25519", soon.Add(-time.Hour), nil},
 		signerCA{"kubelet-serving", "P-521", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }},
 	)
-	e.byStart[endedCAs] = append(ended, "--controllers=csrsigning",
+	e.byStart[endedCAs] = append(ended, "--controllers=csrsigning", "--cluster-signing-duration=5m",
 		"--cluster-signing-kube-apiserver-client-cert-file="+cert, "--cluster-signing-kube-apiserver-client-key-file="+key)
 	return err
 }

@@ -24,6 +24,7 @@ var startRows = map[string]row{
 	"CA not yet valid":             unfit(serving, "ca-not-yet-valid", "is not valid before"),
 
 	"CA of another signer": with(client, func(r *row) { r.start, r.live = endedCAs, true }),
+	"longest, 5 min":       with(client, func(r *row) { r.start, r.seconds = endedCAs, 600 }), // the least wish is ten minutes
 	"CA ended":             with(byHand, func(r *row) { r.start, r.want = endedCAs, approvedOnly }),
 	"CA that may not sign": with(unfit(serving, "unfit-ca", "may not sign certificates"), func(r *row) { r.start = endedCAs }),
 }
