@@ -167,7 +167,7 @@ e2e: e2e-root image ## as root: test that real kubelets join, renew and resume t
 .PHONY: e2e-nightly
 e2e-nightly: e2e-root image ## run make e2e, e2e-kubeadm, kubelets of every pinned version, static pods, and a test of six minutes
 	OLD_KUBELETS=$$(for version in $(OLDER); do KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh kubelet | \
-	  sed -n 's|^CONTROLPLANE=\(.*\)|\1/kubelet|p'; done); export OLD_KUBELETS; \
+	  sed -n 's|^CONTROLPLANE=\(.*\)|\1/kubelet|p' || exit 1; done); export OLD_KUBELETS; \
 	  $(NODES_AND_KUBEADM) go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 40m -v ./test/e2e
 
 .PHONY: e2e-kubeadm

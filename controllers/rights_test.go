@@ -210,6 +210,8 @@ func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
 // controllers, with what the configuration adds.
 func TestRightsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()
+	resourceOf := func(right string) string { return strings.Fields(right)[1] }
+	resources, unasked := map[string]bool{}, []string(nil) // of all rows
 	for name, test := range map[string]struct {
 		change  func(*config.Configuration)
 		have    []string
@@ -242,7 +244,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 				"create events.events.k8s.io in default", "get secrets a in b",
 			},
 			havenot: []string{
-				"update certificatesigningrequests.certificates.k8s.io/approval", "update certificatesigningrequests.certificates.k8s.io/status",
+				"update certificatesigningrequests/approval.certificates.k8s.io", "update certificatesigningrequests/status.certificates.k8s.io",
 				"delete certificatesigningrequests.certificates.k8s.io", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving",
 				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet", "create secrets in b",
 			},
@@ -251,13 +253,17 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			change: func(c *config.Configuration) { c.DryRun = []string{"approver"} },
 			have:   []string{"delete certificatesigningrequests.certificates.k8s.io"},
 			havenot: []string{
-				"update certificatesigningrequests.certificates.k8s.io/approval", "approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
+				"update certificatesigningrequests/approval.certificates.k8s.io", "approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
 			},
 		},
 		"a dry run of the cleaner": {
 			change:  func(c *config.Configuration) { c.Controllers, c.DryRun = []string{"cleaner"}, []string{"cleaner"} },
 			have:    []string{"list certificatesigningrequests.certificates.k8s.io", "create events.events.k8s.io in default"},
 			havenot: []string{"delete certificatesigningrequests.certificates.k8s.io"},
+		},
+		"machines": {
+			change: func(c *config.Configuration) { c.Approval.NodeClient.Inventory = config.InventoryClusterAPI },
+			have:   []string{"list machines.cluster.x-k8s.io"},
 		},
 		"machines of another cluster": {
 			change: func(c *config.Configuration) {
@@ -289,13 +295,14 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		}
 		index := map[string]check.Right{}
 		for _, right := range rights {
-			index[right.String()] = right
+			index[right.String()], resources[resourceOf(right.String())] = right, true
 		}
 		for _, want := range test.have {
 			if _, found := index[want]; !found {
 				t.Errorf("%s: does not ask for %q", name, want)
 			}
 		}
+		unasked = append(unasked, test.havenot...)
 		for _, not := range test.havenot {
 			if _, found := index[not]; found {
 				t.Errorf("%s: asks for %q", name, not)
@@ -303,6 +310,11 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		}
 		if right, found := index["create subjectaccessreviews.authorization.k8s.io"]; found && right.Optional {
 			t.Errorf("%s: the approver does not work without reviews", name)
+		}
+	}
+	for _, right := range unasked {
+		if !resources[resourceOf(right)] {
+			t.Errorf("no configuration asks for a right like %q", right)
 		}
 	}
 }

@@ -294,9 +294,10 @@ func TestBill(t *testing.T) {
 		slices.Sort(want)
 		want = slices.Compact(want)
 		var got []string
+		withStd := false
 		for _, component := range *bill.Components {
 			if component.Name == "std" {
-				if "go"+component.Version != runtime.Version() {
+				if withStd = true; "go"+component.Version != runtime.Version() {
 					t.Errorf("standard library %s, but Go is %s", component.Version, runtime.Version())
 				}
 				continue
@@ -307,7 +308,7 @@ func TestBill(t *testing.T) {
 			}
 		}
 		slices.Sort(got)
-		if !slices.Equal(got, want) {
+		if !withStd || !slices.Equal(got, want) {
 			t.Errorf("%s: components %q, want %q", arch, got, want)
 		}
 		if main := bill.Metadata.Component; main.Version != "v1.2.3" || len(*main.Hashes) != 1 {

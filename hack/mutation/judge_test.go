@@ -80,7 +80,7 @@ func TestAccepted(t *testing.T) {
 			t.Errorf("%s: no such line, error %v", entry, err)
 		}
 	}
-	for _, wrong := range []string{"- {file: a, mutation: b, code: c}", "- {file: a, more: b}", "- {file: a, code: c, reason: d, count: -1}", "- &a {file: a, code: c, reason: d}\n- *a"} {
+	for _, wrong := range []string{"- {file: a, mutation: b, code: c}", "- {file: a, code: c, reason: d, more: b}", "- {file: a, code: c, reason: d, count: -1}", "- &a {file: a, code: c, reason: d}\n- *a"} {
 		file := filepath.Join(t.TempDir(), "accepted.yaml")
 		if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
 			t.Fatal(err)
@@ -117,7 +117,7 @@ func TestTargets(t *testing.T) {
 	}
 	for _, wrong := range []string{
 		"- {dir: a, minKilled: 97, minCovered: 79}", "- {dir: a, minKilled: 96, minCovered: 80}", "- {dir: a, minKilled: 97, minCovered: 80, left: b}",
-		"- {minKilled: 97, minCovered: 80}", "- {dir: a, more: b}",
+		"- {minKilled: 97, minCovered: 80}", "- {dir: a, minKilled: 97, minCovered: 80, more: b}",
 	} {
 		file := filepath.Join(t.TempDir(), "targets.yaml")
 		if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {

@@ -24,11 +24,12 @@ func TestPercentFor(t *testing.T) {
 		"a large heap":                    {64 * mib, 1024 * mib, 5 * mib, 100},
 		"no room":                         {0, 10 * mib, 0, 100},
 	} {
-		if got := percentFor(test.floor, test.live, test.roots); got != test.want {
+		got := percentFor(test.floor, test.live, test.roots)
+		if got != test.want {
 			t.Errorf("%s: GOGC=%d, want %d", name, got, test.want)
 		}
 		// The runtime computes the next goal so.
-		goal := max(test.live+(test.live+test.roots)*int64(test.want)/100, 4*mib*int64(test.want)/100)
+		goal := max(test.live+(test.live+test.roots)*int64(got)/100, 4*mib*int64(got)/100)
 		if most := max(test.floor, 2*test.live+test.roots, 4*mib); goal > most {
 			t.Errorf("%s: the heap grows to %d bytes, want at most %d", name, goal, most)
 		}

@@ -187,12 +187,15 @@ func TestALateAnswerDoesNotCount(t *testing.T) {
 	r := newRig(t)
 	late := func() { r.clock.Step(5 * time.Minute) } // a machine that sleeps
 	r.second.hook = late
-	r.targets = []Target{r.targets[1], r.targets[1]}
-	for name, round := range map[string]Round{
-		"recognise": r.Recognise(t.Context(), r.new, r.targets[:1]),
-		"refuse":    r.Refuse(t.Context(), r.old, r.new, r.targets[:1]),
+	start := r.clock.Now() // as the server's Date: it sees nothing of the sleep
+	s, cluster := serveAt(t, func() time.Time { return start }, r.second.answer(r.clock))
+	targets := []Target{{Name: s.Listener.Addr().String(), Cluster: cluster}}
+	for name, ask := range map[string]func() Round{
+		"recognise": func() Round { return r.Recognise(t.Context(), r.new, targets) },
+		"refuse":    func() Round { return r.Refuse(t.Context(), r.old, r.new, targets) },
 	} {
-		if got := round.Answers[r.targets[0].Name]; got.Trust != Unknown {
+		start = r.clock.Now()
+		if got := ask().Answers[targets[0].Name]; got.Trust != Unknown || !strings.Contains(got.Evidence, "but the answer came at") {
 			t.Errorf("%s: %s: %s", name, got.Trust, got.Evidence)
 		}
 	}

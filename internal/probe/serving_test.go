@@ -2,11 +2,13 @@ package probe
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/pem"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,13 +18,17 @@ import (
 // TestServingCertificate checks that a certificate is read even if it can't be trusted, and that Verified says so.
 func TestServingCertificate(t *testing.T) {
 	t.Parallel()
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "" || len(r.TLS.PeerCertificates) > 0 {
+	var connections atomic.Int32
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, VerifyConnection: func(state tls.ConnectionState) error {
+		if connections.Add(1); len(state.PeerCertificates) > 0 {
 			t.Error("it shows a credential")
 		}
-		w.WriteHeader(http.StatusUnauthorized)
-	}))
+		return nil
+	}}
+	server.StartTLS()
 	defer server.Close()
+	other := mint(t)
 	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	for name, test := range map[string]struct {
 		tls      rest.TLSClientConfig
@@ -34,10 +40,15 @@ func TestServingCertificate(t *testing.T) {
 		"the system's CAs":        {rest.TLSClientConfig{}, false},
 		"not verified at all":     {rest.TLSClientConfig{Insecure: true}, true},
 	} {
-		shown, err := ServingCertificate(t.Context(), &rest.Config{Host: server.URL, TLSClientConfig: test.tls, BearerToken: "secret"})
+		cluster := &rest.Config{Host: server.URL, TLSClientConfig: test.tls}
+		withCredentials(t, cluster, other)
+		shown, err := ServingCertificate(t.Context(), cluster)
 		if err != nil || shown.Verified != test.verified || !slices.Contains(shown.Certificate.DNSNames, "example.com") {
 			t.Errorf("%s: %+v, %v", name, shown, err)
 		}
+	}
+	if connections.Load() == 0 {
+		t.Error("the server was not asked")
 	}
 }
 

@@ -165,6 +165,9 @@ func TestRotationAdmissionOfUpdates(t *testing.T) {
 	const owner = "rotation-owner"
 	grantAuthorities(t, owner, "patch", "update")
 	obj := newAuthority(t, api, "rotation-update", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed})
+	const patcher = "rotation-patcher"
+	grantAuthorities(t, patcher, "patch")
+	patchesOf(t, obj, userConfig(t, patcher), api.Scheme()).awaitPolicy(t)
 	p := patchesOf(t, obj, userConfig(t, owner), api.Scheme())
 	eventually(t, "the role holds", func(ctx context.Context) error { return p.merge(ctx, publishMine) })
 	changed := obj.DeepCopy()

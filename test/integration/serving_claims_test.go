@@ -39,8 +39,7 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 	reaches(t, asksFor(t, liar.Name, "192.0.2.20"), csr.Issued) // an address that only this Node reports is its own
 	checkStop(t, p)
 	p = startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, ""))
-	again := asksFor(t, liar.Name, "192.0.2.21")
-	hasEvent(t, again, "SANContested", "b-younger-victim")
+	theirs, ours = asksFor(t, liar.Name, "192.0.2.21"), asksFor(t, "b-younger-victim", "192.0.2.21")
 	waits()
 	issuedSoon(t, ours, func() {
 		if err := admin(t).Delete(t.Context(), liar); err != nil {

@@ -61,11 +61,18 @@ func TestKubeletAlertsDuringRotation(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		count := 0
 		for _, r := range rules {
 			concerned := r.Name == "CSRKubeletClientExpiring" || r.Name == "CSRKubeletServerExpiring"
+			if concerned {
+				count++
+			}
 			if concerned && (len(r.Alerts) != 1 || r.Alerts[0].Labels["node"] != "stuck") {
 				return fmt.Errorf("%s sees %v", r.Name, r.Alerts)
 			}
+		}
+		if count != 2 {
+			return fmt.Errorf("%d of the two alerts are loaded", count)
 		}
 		return nil
 	})

@@ -33,7 +33,10 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		rolls++
 		s.binary = versions[rolls%2]
 		t.Logf("%s: version %d takes over", phase, rolls%2)
+		changes := s.leaderChanges()
 		s.roll()
+		s.until(patience, "the other version leads", func(context.Context) bool { return s.leaderChanges() > changes })
+		time.Sleep(6 * time.Second) // more than settleFor, after which it may wrongly go on
 		if now := s.authority(t.Context()).Status.Phase; now != phase {
 			t.Errorf("the rotation is %s after the roll, want %s", now, phase)
 		}
