@@ -77,7 +77,7 @@ func TestRunbookCommandsOfThePlugin(t *testing.T) {
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	grant(t, "joiner", mayCreate)
 	startManager(t, serviceAccountConfig(t))
-	awaitPublished(t, "csr-controller-manager", "user: ", "-----BEGIN CERTIFICATE-----")
+	awaitPublished(t, "csr-controller-manager", "user: ", ofAllSigners)
 	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "check-runbook"))
 	hasEvent(t, obj, "NotAuthorized")
 	for command, parts := range map[string][]string{

@@ -88,7 +88,7 @@ func TestPluginReadsThePublishedConfiguration(t *testing.T) {
 	apply(t, "kubectl-plugin")
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	startManager(t, serviceAccountConfig(t), "--cluster-signing-duration=1h")
-	awaitPublished(t, "csr-controller-manager", "user: ", "-----BEGIN CERTIFICATE-----")
+	awaitPublished(t, "csr-controller-manager", "user: ", ofAllSigners)
 
 	// As an administrator: the manager's rights are asked for as the manager's.
 	out, _, _ := plugin(t, controlPlane(t).Config, "check", "-v")

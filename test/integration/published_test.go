@@ -27,6 +27,9 @@ func readPublished(ctx context.Context, t *testing.T, lease string) (*corev1.Con
 	return obj, admin(t).Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: lease + "-configuration"}, obj)
 }
 
+// ofAllSigners is in what a manager publishes once it has loaded the CA of each signer.
+const ofAllSigners = "  - kubernetes.io/kube-apiserver-client\n  - kubernetes.io/kube-apiserver-client-kubelet\n  - kubernetes.io/kubelet-serving\n"
+
 // awaitPublished returns the ConfigMap once the manager has filled it.
 func awaitPublished(t *testing.T, lease string, parts ...string) *corev1.ConfigMap {
 	t.Helper()
@@ -58,7 +61,7 @@ func TestManagerPublishesItsConfiguration(t *testing.T) {
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	p := startManager(t, serviceAccountConfig(t), "--cluster-signing-duration=1h")
 	user := "system:serviceaccount:" + systemNamespace + ":csr-controller-manager"
-	obj := awaitPublished(t, "csr-controller-manager", "duration: 1h0m0s", "user: "+user, "-----BEGIN CERTIFICATE-----")
+	obj := awaitPublished(t, "csr-controller-manager", "duration: 1h0m0s", "user: "+user, ofAllSigners)
 
 	c, unknown, err := config.ParsePublished([]byte(obj.Data[config.PublishedKey]))
 	if err = errors.Join(err, unknown); err != nil {
