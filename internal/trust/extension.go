@@ -105,11 +105,17 @@ func (p *Publisher) extension() dynamic.ResourceInterface {
 	return p.objects.Resource(configMaps).Namespace(ExtensionNamespace)
 }
 
+// errJoined is the error for a bundle with damaged blocks around a block that is to be removed.
+var errJoined = errors.New("it has text that would be read as a certificate without the retired CA: remove lines that begin with -----BEGIN " +
+	"or -----END and belong to no certificate")
+
 // without returns data without the PEM blocks that hold a certificate of the CA of old. Text between blocks stays. It
-// fails if no certificate would be left, because API servers would then refuse every client certificate.
+// fails if no certificate would be left, because API servers would then refuse every client certificate, or if the rest
+// would be read as other certificates than before.
 func without(data []byte, old *x509.Certificate) ([]byte, error) {
 	var kept []byte
-	removed, left := 0, 0
+	var left []*x509.Certificate
+	removed := 0
 	for {
 		block, rest := pem.Decode(data)
 		if block == nil {
@@ -120,19 +126,23 @@ func without(data []byte, old *x509.Certificate) ([]byte, error) {
 		if block.Type == "CERTIFICATE" {
 			cert, err := x509.ParseCertificate(block.Bytes)
 			if err != nil {
-				return nil, fmt.Errorf("parse certificate %d: %w", removed+left+1, err)
+				return nil, fmt.Errorf("parse certificate %d: %w", removed+len(left)+1, err)
 			}
 			if SameCA(cert, old) {
 				removed++
 				text = text[:bytes.LastIndex(text, []byte("-----BEGIN "))]
 			} else {
-				left++
+				left = append(left, cert)
 			}
 		}
 		kept = append(kept, text...)
 	}
-	if removed > 0 && left == 0 {
+	kept = append(kept, data...)
+	if removed > 0 && len(left) == 0 {
 		return nil, errors.New("it trusts no CA other than the retired CA")
 	}
-	return append(kept, data...), nil
+	if read, err := ca.ParseCertificates(kept); err != nil || !slices.EqualFunc(read, left, (*x509.Certificate).Equal) {
+		return nil, errJoined
+	}
+	return kept, nil
 }

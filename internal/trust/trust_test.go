@@ -90,6 +90,8 @@ func TestWithout(t *testing.T) {
 		"other blocks stay":            {data: odd + oldPEM + otherPEM, want: odd + otherPEM},
 		"nothing would be left":        {data: oldPEM, err: "no CA other than the retired CA"},
 		"no certificate would be left": {data: odd + oldPEM + "# text", err: "no CA other than the retired CA"},
+		"damaged around it":            {data: "-----BEGIN CERTIFICATE-----\n" + oldPEM + "-----END CERTIFICATE-----\n" + otherPEM, err: "text that would be read as a certificate"},
+		"damaged elsewhere":            {data: "-----BEGIN CERTIFICATE-----\n" + otherPEM + oldPEM, want: "-----BEGIN CERTIFICATE-----\n" + otherPEM},
 		"cannot be read":               {data: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + oldPEM, err: "parse certificate 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
