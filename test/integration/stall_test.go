@@ -45,7 +45,7 @@ func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	stalls := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // only then is a disconnected client noticed
 		select {
-		case <-time.After(10 * time.Second):
+		case <-time.After(20 * time.Second): // longer than the manager waits
 		case <-r.Context().Done():
 		}
 	}))
