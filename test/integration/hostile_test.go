@@ -50,7 +50,7 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 		return func() {
 			stop()
 			running.Wait()
-			if t.Logf("%d flips", flips); flips < 20 {
+			if t.Logf("%d flips", flips); flips < 5 { // a fast machine measures for less than a second
 				t.Errorf("%d flips prove nothing", flips)
 			}
 		}
