@@ -55,7 +55,7 @@ func (r Running) Check(ctx context.Context) []Result {
 }
 
 // judge sets result to who holds lease and whether it is renewed. Clocks may differ, so a Lease that looks old must
-// also stay unchanged for a while. The duration in the Lease decides nothing: whoever may write the Lease chooses it.
+// also stay unchanged for a while. judge ignores the duration in the Lease, because whoever may write the Lease chooses it.
 func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result *Result) {
 	holder, renewed := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Spec.RenewTime
 	if holder == "" || renewed == nil {
@@ -63,11 +63,7 @@ func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result 
 		return
 	}
 	age := r.Clock.Since(renewed.Time).Round(time.Second)
-	moving, err := age.Abs() <= r.Pause, error(nil)
-	if !moving {
-		moving, err = r.moves(ctx, lease)
-	}
-	switch {
+	switch moving, err := r.moves(ctx, lease, age); {
 	case err != nil:
 		result.Status, result.Evidence, result.NextStep = Unknown, ReadError("get leases", err), askAgain
 	case moving:
@@ -79,8 +75,11 @@ func (r Running) judge(ctx context.Context, lease *coordinationv1.Lease, result 
 	}
 }
 
-// moves reports whether lease is renewed while it is watched.
-func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease) (bool, error) {
+// moves reports whether lease was renewed less than a pause ago, or is renewed while it is watched for a pause.
+func (r Running) moves(ctx context.Context, lease *coordinationv1.Lease, age time.Duration) (bool, error) {
+	if age.Abs() <= r.Pause {
+		return true, nil
+	}
 	select {
 	case <-ctx.Done():
 		return false, ctx.Err()
