@@ -72,6 +72,7 @@ func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	late := create(t, newClient(t, admin), newRequest(t, "after-stop"))
 	var left []string
 	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(context.Context) (bool, error) {
 		left = goroutines()
@@ -83,6 +84,7 @@ func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 		t.Error("a stopped loop gave a certificate")
 	}
 	still(t, reviewed, csr.Pending)
+	still(t, late, csr.Pending)
 }
 
 func ended(t *testing.T) context.Context {

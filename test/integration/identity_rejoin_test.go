@@ -106,7 +106,7 @@ func TestRejoin(t *testing.T) {
 	time.Sleep(2 * time.Second) // the time of two checks for dead nodes
 	notYet("after an outage of 10 minutes")
 	c.pass(t, 3)
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // the time of two checks for dead nodes
 	notYet("30 s after the outage")
 
 	c.pass(t, 4)

@@ -45,7 +45,7 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(2 * time.Second) // both work
+	time.Sleep(2 * time.Second) // both lead while requests arrive
 	endRefusals()
 	endAttack()
 	w.keep(t)

@@ -39,14 +39,19 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 	reaches(t, asksFor(t, liar.Name, "192.0.2.20"), csr.Issued) // an address that only this Node reports is its own
 	checkStop(t, p)
 	p = startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, ""))
+	theirsBefore, oursBefore := theirs, ours
 	theirs, ours = asksFor(t, liar.Name, "192.0.2.21"), asksFor(t, "b-younger-victim", "192.0.2.21")
-	waits()
+	waits() // the Events about the requests before are older than the restart
+	isPending(t, theirsBefore)
+	isPending(t, oursBefore)
 	issuedSoon(t, ours, func() {
 		if err := admin(t).Delete(t.Context(), liar); err != nil {
 			t.Fatal(err)
 		}
 	})
 	isPending(t, theirs)
+	reaches(t, oursBefore, csr.Issued)
+	isPending(t, theirsBefore)
 	checkStop(t, p)
 }
 
