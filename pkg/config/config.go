@@ -132,15 +132,15 @@ type Concurrency struct {
 
 // LeaderElection configures the Lease that selects one of several replicas.
 type LeaderElection struct {
-	// Enabled makes the manager work only while it holds the Lease, or while the holder does not renew it.
+	// Enabled makes the manager work only while it holds the Lease.
 	Enabled bool `json:"enabled"`
 	// LeaseDuration is how long a standby waits before it takes the Lease over.
 	LeaseDuration metav1.Duration `json:"leaseDuration"`
 	// RenewDeadline is how long the leader tries to renew the Lease before it gives up. It must be less than
 	// `leaseDuration`.
 	RenewDeadline metav1.Duration `json:"renewDeadline"`
-	// RetryPeriod is the pause between two attempts. After four pauses without a renewal, and after two seconds at least,
-	// a standby begins to approve, sign and delete.
+	// RetryPeriod is the pause between two attempts, of the leader to renew the Lease and of a standby to take it. A
+	// leader that stops releases the Lease, so a standby takes over after one to two pauses.
 	RetryPeriod metav1.Duration `json:"retryPeriod"`
 	// ResourceName is the name of the Lease.
 	ResourceName string `json:"resourceName"`
@@ -172,9 +172,6 @@ type Signing struct {
 	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
 	// `CN=value`, with at most one `*`, at the end. If it is not set, it is `O=system:masters`.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
-	// APIServers lists the API servers to ask whether they trust a CA for clients, each as `host:port` or as an https
-	// URL. Set it if the manager can't reach the endpoints of the Service `kubernetes`.
-	APIServers []string `json:"apiServers,omitempty"`
 	// Signers lists the signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`
 }
@@ -237,10 +234,6 @@ type Cleaning struct {
 	Retention Retention `json:"retention"`
 	// Signers lists the signers with a retention of their own.
 	Signers []SignerRetention `json:"signers"`
-	// SupersededAfter is how long a pending request of a node is kept after the same requester made a newer request for
-	// the same node and signer. It must be 15m or more. 0 keeps it as long as any pending request, as
-	// kube-controller-manager does.
-	SupersededAfter metav1.Duration `json:"supersededAfter"`
 	// DeletesPerSecond limits how fast a backlog is deleted.
 	DeletesPerSecond int `json:"deletesPerSecond"`
 }
@@ -275,7 +268,7 @@ func Default() *Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  Concurrency{Approver: 20, Signer: 20, Cleaner: 1},
+		Concurrency:  Concurrency{Approver: 50, Signer: 20, Cleaner: 1},
 		LeaderElection: LeaderElection{
 			Enabled:       true,
 			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},

@@ -317,6 +317,9 @@ func (c *Configuration) read(file string) error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
+	if err := checkRemoved(data); err != nil {
+		return fmt.Errorf("--config: %s: %w", file, err)
+	}
 	if err := c.parse(data, yaml.UnmarshalStrict); err != nil {
 		return fmt.Errorf("--config: %s: %w", file, err)
 	}

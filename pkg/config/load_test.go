@@ -48,7 +48,7 @@ func defaults() *config.Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  config.Concurrency{Approver: 20, Signer: 20, Cleaner: 1},
+		Concurrency:  config.Concurrency{Approver: 50, Signer: 20, Cleaner: 1},
 		LeaderElection: config.LeaderElection{
 			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: metav1.Duration{Duration: 500 * time.Millisecond}, ResourceName: "csr-controller-manager",
 		},
@@ -123,7 +123,6 @@ signing:
   - {name: example.com/a, certFile: c, keyFile: k, duration: 1h, minDuration: 30m, maxDuration: 3h, usages: [client auth], forbiddenSubjects: [CN=a*]}
 cleaning:
   deletesPerSecond: 5
-  supersededAfter: 30m
   retention: {pending: -1s}
   signers: [{name: example.com/a, retention: {approved: 5m}}]
 `,
@@ -138,7 +137,7 @@ cleaning:
 					Usages: []string{"client auth"}, ForbiddenSubjects: []string{"CN=a*"},
 				}}
 				c.Cleaning = config.Cleaning{
-					SupersededAfter: seconds(1800), DeletesPerSecond: 5, Retention: config.Retention{Pending: duration(-1)},
+					DeletesPerSecond: 5, Retention: config.Retention{Pending: duration(-1)},
 					Signers: []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: duration(300)}}},
 				}
 			},

@@ -3,8 +3,6 @@ package config
 import (
 	"encoding/json"
 	"fmt"
-	"net/url"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -21,6 +19,9 @@ const (
 	PublishedValue = "configuration"
 	// PublishedKey is the key of the configuration in the ConfigMap.
 	PublishedKey = "configuration.yaml"
+
+	// hiddenURL stands for the URL of a webhook: any part of a URL, its path too, may be a secret.
+	hiddenURL = "https://REMOVED"
 )
 
 // Published returns a copy of c as a manager publishes it: with explicit controllers, retention and namespace of the
@@ -46,12 +47,9 @@ func (c *Configuration) Published(leaseNamespace string) (*Configuration, error)
 		}
 	}
 	out.Cleaning.Retention = withDefaults(c.Cleaning.Retention)
-	for i, server := range out.Signing.APIServers {
-		out.Signing.APIServers[i] = withoutCredentials(server)
-	}
 	for _, source := range out.Approval.Inventory.Sources {
 		if source.Webhook != nil {
-			source.Webhook.URL = withoutCredentials(source.Webhook.URL)
+			source.Webhook.URL = hiddenURL
 		}
 	}
 	return out, nil
@@ -77,24 +75,6 @@ func withDefaults(r Retention) Retention {
 		}
 	}
 	return r
-}
-
-// withoutCredentials returns address, which is host:port or a URL, without a user, a password and the values of a
-// query: a query may hold a token.
-func withoutCredentials(address string) string {
-	const removed = "REMOVED"
-	if !strings.Contains(address, "://") {
-		return address[strings.LastIndex(address, "@")+1:]
-	}
-	u, err := url.Parse(address)
-	if err != nil {
-		return removed
-	}
-	u.User = nil
-	if u.RawQuery != "" {
-		u.RawQuery = removed
-	}
-	return u.String()
 }
 
 // ParsePublished returns the configuration that a manager has published. A newer manager may publish fields that this

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -23,10 +22,6 @@ func (s *Signing) validate(m *mistakes, path *field.Path, needed bool) {
 	m.unless(s.MinRSABits <= ca.MaxRSABits, path.Child("minRSABits"), s.MinRSABits,
 		fmt.Sprintf("longer RSA keys than %d bits are never permitted", ca.MaxRSABits))
 	m.subjects(path.Child("forbiddenSubjects"), s.ForbiddenSubjects)
-	if len(s.APIServers) > 0 {
-		_, err := probe.Listed(s.APIServers)
-		m.check(err, path.Child("apiServers"), strings.Join(s.APIServers, ","))
-	}
 	seen := map[string]bool{}
 	hasCA := !s.Empty()
 	for i := range s.Signers {
@@ -189,9 +184,6 @@ func (m *mistakes) signerName(path *field.Path, name string) {
 
 func (c *Cleaning) validate(m *mistakes, path *field.Path) {
 	m.atLeast(path.Child("deletesPerSecond"), c.DeletesPerSecond, 1)
-	after := c.SupersededAfter.Duration
-	m.unless(after == 0 || after >= csr.MinSupersededAfter, path.Child("supersededAfter"), after,
-		fmt.Sprintf("must be %s or more, as a kubelet waits for its request so long, or 0 for never", csr.MinSupersededAfter))
 	c.Retention.validate(m, path.Child("retention"))
 	seen := map[string]bool{}
 	for _, signer := range c.Signers {
