@@ -5,10 +5,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// deletedTotal counts deletions by the state that the request was in, and the reason: Due or Superseded.
+// reasonDue is the reason of every deletion.
+const reasonDue = "Due"
+
+// deletedTotal counts deletions by the state that the request was in.
 var deletedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_deleted_total",
-	Help: "CertificateSigningRequests that were deleted because they were due or superseded, by state and reason.",
+	Help: "CertificateSigningRequests that were deleted because they were due, by state and reason.",
 }, []string{"state", "reason"})
 
 var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
