@@ -1,0 +1,291 @@
+package fairqueue
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// keyOf reads "alice/node-1/name@7": requester, lane, name and creation time.
+func keyOf(text string) Key {
+	text, created, _ := strings.Cut(text, "@")
+	parts := strings.Split(text, "/")
+	key := Key{Name: parts[2], UID: types.UID(parts[2]), Requester: Digest(parts[0]), Lane: Digest(parts[0], parts[1])}
+	_, _ = fmt.Sscan(created, &key.Created)
+	return key
+}
+
+func queueOf(workers int, keys ...string) *Queue {
+	q := New("test", workers)
+	for _, key := range keys {
+		q.Add(keyOf(key))
+	}
+	return q
+}
+
+// taken returns the names of the keys that free workers get now.
+func taken(q *Queue, most int) []string {
+	var names []string
+	for range most {
+		if len(q.turns) == 0 {
+			break
+		}
+		key, _ := q.Get()
+		names = append(names, key.Name)
+	}
+	return names
+}
+
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		workers int
+		add     []string
+		want    []string
+	}{
+		"requesters take turns": {
+			workers: 100, add: []string{"a/1/a1@1", "a/2/a2@1", "a/3/a3@1", "b/1/b1@1", "c/1/c1@1"},
+			want: []string{"a1", "b1", "c1", "a2", "a3"},
+		},
+		"one request of a lane at a time, the newest first": {
+			workers: 100, add: []string{"a/1/old@1", "a/1/newest@3", "a/1/newer@2", "a/2/other@1"},
+			want: []string{"newest", "other"},
+		},
+		"of one second the last that was added": {
+			workers: 100, add: []string{"a/1/x@1", "a/1/y@1", "a/1/z@1"}, want: []string{"z"},
+		},
+		"one requester gets half of the workers": {
+			workers: 4, add: []string{"a/1/a1@1", "a/2/a2@1", "a/3/a3@1", "a/4/a4@1", "b/1/b1@1"},
+			want: []string{"a1", "b1", "a2"},
+		},
+		"one worker": {workers: 1, add: []string{"a/1/a1@1", "b/1/b1@1"}, want: []string{"a1", "b1"}},
+		"a key that is queued already": {
+			workers: 100, add: []string{"a/1/a1@1", "a/1/a1@1"}, want: []string{"a1"},
+		},
+	} {
+		q := queueOf(test.workers, test.add...)
+		if diff := cmp.Diff(test.want, taken(q, 100)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestDoneFreesLaneAndWorker(t *testing.T) {
+	t.Parallel()
+	q := queueOf(4, "a/1/a1@2", "a/1/a1-older@1", "a/2/a2@1", "a/3/a3@1")
+	if got := taken(q, 9); !slices.Equal(got, []string{"a1", "a2"}) {
+		t.Fatalf("took %q", got)
+	}
+	q.Done(keyOf("a/2/a2@1"))
+	if got := taken(q, 9); !slices.Equal(got, []string{"a3"}) {
+		t.Errorf("after a2 is done: took %q", got)
+	}
+	q.Done(keyOf("a/1/a1@2"))
+	if got := taken(q, 9); !slices.Equal(got, []string{"a1-older"}) {
+		t.Errorf("after a1 is done: took %q", got)
+	}
+	q.Done(keyOf("a/3/a3@1"))
+	q.Done(keyOf("a/1/a1-older@1"))
+	q.Done(keyOf("a/1/a1-older@1"))
+	if len(q.requesters)+len(q.working)+len(q.added)+q.Len() != 0 {
+		t.Errorf("the empty queue holds %d requesters, %d keys in progress", len(q.requesters), len(q.working))
+	}
+}
+
+func TestAddDuringWorkQueuesAgain(t *testing.T) {
+	t.Parallel()
+	q := queueOf(2, "a/1/a1@1")
+	key, _ := q.Get()
+	q.Add(key)
+	q.Add(key)
+	if got := taken(q, 9); len(got) > 0 || q.Len() != 1 {
+		t.Fatalf("took %q in progress, %d queued", got, q.Len())
+	}
+	q.Done(key)
+	if got := taken(q, 9); !slices.Equal(got, []string{"a1"}) {
+		t.Errorf("took %q", got)
+	}
+	q.Done(key)
+	if q.Len() != 0 || len(q.turns) != 0 {
+		t.Errorf("%d keys are queued", q.Len())
+	}
+}
+
+// A requester whose 2,000 requests never end leaves half of the workers to others.
+func TestHangingRequesterLeavesWorkers(t *testing.T) {
+	t.Parallel()
+	q := New("test", 50)
+	for n := range 2000 {
+		q.Add(keyOf(fmt.Sprintf("hostile/node-%d/h-%d@1", n, n)))
+	}
+	if got := taken(q, 50); len(got) != 25 {
+		t.Fatalf("one requester holds %d of 50 workers", len(got))
+	}
+	for n := range 100 {
+		q.Add(keyOf(fmt.Sprintf("honest-%d/node/b-%d@1", n, n)))
+		key, _ := q.Get()
+		if want := fmt.Sprintf("b-%d", n); key.Name != want {
+			t.Fatalf("got %s, want %s", key.Name, want)
+		}
+		q.Done(key)
+	}
+}
+
+func TestGetWaitsForWork(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := New("test", 2)
+		got := make(chan string, 9)
+		for range 2 {
+			go func() {
+				for {
+					key, shutdown := q.Get()
+					if shutdown {
+						got <- "shut down"
+						return
+					}
+					got <- key.Name
+					time.Sleep(time.Minute)
+					q.Done(key)
+				}
+			}()
+		}
+		synctest.Wait()
+		q.Add(keyOf("a/1/a1@1"))
+		synctest.Wait()
+		q.Add(keyOf("a/1/a2@1"))
+		synctest.Wait()
+		if len(got) != 1 || q.Len() != 1 {
+			t.Fatalf("%d keys in progress, %d queued", len(got), q.Len())
+		}
+		drained := make(chan bool)
+		go func() {
+			q.ShutDownWithDrain()
+			close(drained)
+		}()
+		synctest.Wait()
+		q.Add(keyOf("b/1/late@1"))
+		select {
+		case <-drained:
+			t.Error("drained before the keys were done")
+		default:
+		}
+		<-drained
+		synctest.Wait()
+		var all []string
+		for len(got) > 0 {
+			all = append(all, <-got)
+		}
+		if diff := cmp.Diff([]string{"a1", "a2", "shut down", "shut down"}, all); diff != "" || !q.ShuttingDown() {
+			t.Errorf("shutting down %t (-want +got):\n%s", q.ShuttingDown(), diff)
+		}
+	})
+}
+
+// FuzzQueue checks that no key is lost, and that lanes and shares hold, for any order of calls.
+func FuzzQueue(f *testing.F) {
+	f.Add([]byte{0, 1, 2, 3, 200, 4, 5, 201, 202, 6, 0, 203})
+	f.Fuzz(func(t *testing.T, calls []byte) {
+		q := New("test", 4)
+		var working []Key
+		wanted := map[Key]bool{}
+		take := func() {
+			key, _ := q.Get()
+			if !wanted[key] {
+				t.Fatalf("got %v, which is not queued", key)
+			}
+			delete(wanted, key)
+			perRequester := 1
+			for _, other := range working {
+				if other.Lane == key.Lane {
+					t.Fatalf("two requests of a lane in progress")
+				}
+				if other.Requester == key.Requester {
+					perRequester++
+				}
+			}
+			if perRequester > 2 {
+				t.Fatalf("%d requests of a requester in progress", perRequester)
+			}
+			working = append(working, key)
+		}
+		done := func(n int) {
+			q.Done(working[n])
+			working = slices.Delete(working, n, n+1)
+		}
+		for _, call := range calls {
+			switch {
+			case call < 200:
+				key := keyOf(fmt.Sprintf("r%d/n%d/k%d@%d", call%3, call%7, call, call%5))
+				q.Add(key)
+				wanted[key] = true
+			case call%2 == 0 && len(q.turns) > 0:
+				take()
+			case len(working) > 0:
+				done(int(call) % len(working))
+			}
+			if q.Len() != len(wanted) {
+				t.Fatalf("%d keys are queued, want %d", q.Len(), len(wanted))
+			}
+		}
+		for len(wanted)+len(working) > 0 {
+			for len(q.turns) > 0 {
+				take()
+			}
+			if len(working) == 0 {
+				t.Fatalf("%d keys never get a worker", len(wanted))
+			}
+			done(0)
+		}
+		if len(q.requesters) > 0 {
+			t.Errorf("the empty queue holds %d requesters", len(q.requesters))
+		}
+	})
+}
+
+func TestIndex(t *testing.T) {
+	t.Parallel()
+	var i Index
+	for n, text := range []string{"a/1/a1@1", "a/1/a2@2", "a/1/a3@3", "b/1/b1@1", "c/1/c1@1"} {
+		i.Put(keyOf(text), Digest("node", "x"), uint64(n))
+	}
+	i.Put(keyOf("c/1/c1@1"), Digest("node", "y"))
+	names := func(keys []Key) (all []string) {
+		for _, key := range keys {
+			all = append(all, key.Name)
+		}
+		slices.Sort(all)
+		return all
+	}
+	for _, test := range []struct {
+		got  []Key
+		want []string
+	}{
+		{i.All(), []string{"a1", "a2", "a3", "b1", "c1"}},
+		{i.Marked(2, map[uint64]bool{Digest("node", "x"): true}), []string{"a2", "a3", "b1"}},
+		{i.Marked(2, map[uint64]bool{Digest("node", "y"): true, 0: true}), []string{"a1", "c1"}},
+		{i.Marked(2, nil), nil},
+	} {
+		if diff := cmp.Diff(test.want, names(test.got)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	i.Remove("a3")
+	i.Remove("absent")
+	if i.Has(keyOf("a/1/a3@3")) || !i.Has(keyOf("a/1/a2@2")) || len(i.All()) != 4 {
+		t.Errorf("after the removal: %q", names(i.All()))
+	}
+}
+
+func TestDigestKeepsPartsApart(t *testing.T) {
+	t.Parallel()
+	if Digest("a", "bc") == Digest("ab", "c") || Digest("a") == Digest("a", "") || Digest("a", "b") != Digest("a", "b") {
+		t.Error("digests of different parts are equal, or those of equal parts differ")
+	}
+}
