@@ -2,7 +2,16 @@ package cleaner
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,14 +23,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -46,6 +57,33 @@ func with(kind certificatesv1.RequestConditionType) func(*request) {
 	return func(obj *request) {
 		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: "True", LastUpdateTime: metav1.NewTime(now)})
 	}
+}
+
+// issued adds a certificate that expires after lifetime.
+func issued(t *testing.T, lifetime time.Duration) func(*request) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now, NotAfter: now.Add(lifetime)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(obj *request) {
+		obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	}
+}
+
+// trimmed returns obj as the manager's cache holds it.
+func trimmed(t *testing.T, obj *request) *request {
+	t.Helper()
+	held, err := csr.Trim{Ours: func(string) bool { return false }}.Transform(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held.(*request)
 }
 
 // deletion is a call to delete.
@@ -87,7 +125,8 @@ func newReconciler(served *request, at time.Time, getFault, deleteFault error) (
 		},
 	}).Build()
 	return &Reconciler{
-		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Limiter: limiter, Client: reads, Clock: clocktesting.NewFakePassiveClock(at),
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Limiter: limiter, Client: reads,
+		ServerTime: servertime.Of(clocktesting.NewFakePassiveClock(at)),
 	}, deleted, limiter
 }
 
@@ -111,10 +150,9 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		again  time.Duration
 		gone   bool
 	}{
-		"pending":                       {},
-		"pending for 23 hours":          {age: 23 * hour},
-		"pending, in the horizon":       {age: day - horizon, again: horizon + time.Millisecond},
-		"pending, beyond the horizon":   {age: day - horizon - 1},
+		"pending":                       {again: 10 * time.Minute},
+		"pending for 23 hours":          {age: 23 * hour, again: 10 * time.Minute},
+		"pending, due in ten minutes":   {age: day - 10*time.Minute, again: 10 * time.Minute},
 		"pending, nearly due":           {age: day - time.Minute, again: time.Minute + time.Millisecond},
 		"pending, exactly due":          {age: day, again: time.Millisecond}, // "older" is strict, as in kube-controller-manager
 		"pending, a nanosecond overdue": {age: day + 1, gone: true},
@@ -123,38 +161,46 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		"approved, due":                 {change: []func(*request){with("Approved")}, age: hour + 1, gone: true},
 		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
 		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
-		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1},
+		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1, again: 10 * time.Minute},
 		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
 		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
-		"created in the future":         {age: -hour},
+		"created in the future":         {age: -hour, again: 10 * time.Minute},
+		"issued":                        {change: []func(*request){with("Approved"), issued(t, 2*hour)}, age: 55 * time.Minute, again: 5*time.Minute + time.Millisecond},
+		"certificate expires":           {change: []func(*request){with("Approved"), issued(t, 10*time.Minute)}, age: 10*time.Minute - time.Second, again: time.Second + time.Millisecond},
+		"certificate has expired":       {change: []func(*request){with("Approved"), issued(t, 10*time.Minute)}, age: 10*time.Minute + 1, gone: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			served := object(test.change...)
-			before := served.DeepCopy()
-			r, deleted, limiter := newReconciler(served, now.Add(test.age), nil, nil)
-			if test.keep != (csr.Retention{}) {
-				r.Retention.Default = test.keep
-			}
-			again, problem := reconcileOnce(t, r)
-			if again != test.again || problem != "" {
-				t.Errorf("again after %s, want %s; error %q", again, test.again, problem)
-			}
-			var want []deletion
-			if test.gone {
-				uid, version := types.UID("uid-1"), "7"
-				want = []deletion{{"csr-1", client.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}}}
-			}
-			if diff := cmp.Diff(want, append([]deletion(nil), *deleted...)); diff != "" {
-				t.Errorf("deleted (-want +got):\n%s", diff)
-			}
-			if limiter.waits != len(want) {
-				t.Errorf("%d waits for the rate", limiter.waits)
-			}
-			if diff := cmp.Diff(before, served); diff != "" {
-				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
-			}
-		})
+		for _, form := range []string{"whole", "trimmed"} {
+			t.Run(name+", "+form, func(t *testing.T) {
+				t.Parallel()
+				served := object(test.change...)
+				if form == "trimmed" {
+					served = trimmed(t, served)
+				}
+				before := served.DeepCopy()
+				r, deleted, limiter := newReconciler(served, now.Add(test.age), nil, nil)
+				if test.keep != (csr.Retention{}) {
+					r.Retention.Default = test.keep
+				}
+				again, problem := reconcileOnce(t, r)
+				if again != test.again || problem != "" {
+					t.Errorf("again after %s, want %s; error %q", again, test.again, problem)
+				}
+				var want []deletion
+				if test.gone {
+					uid, version := types.UID("uid-1"), "7"
+					want = []deletion{{"csr-1", client.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}}}
+				}
+				if diff := cmp.Diff(want, append([]deletion(nil), *deleted...)); diff != "" {
+					t.Errorf("deleted (-want +got):\n%s", diff)
+				}
+				if limiter.waits != len(want) {
+					t.Errorf("%d waits for the rate", limiter.waits)
+				}
+				if diff := cmp.Diff(before, served); diff != "" {
+					t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
+				}
+			})
+		}
 	}
 }
 
@@ -177,12 +223,13 @@ func TestReconcileFaults(t *testing.T) {
 		want            string
 	}{
 		"not found":          {get: apierrors.NewNotFound(requests, "csr-1")},
-		"cannot be read":     {get: down, want: "down"},
+		"cannot be read":     {get: down, want: "read request: down"},
 		"stopping":           {limit: context.Canceled, want: "wait for the deletion rate: context canceled"},
-		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: 30 * time.Second},
-		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: 30 * time.Second},
+		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: 10 * time.Minute},
+		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: 10 * time.Minute},
 		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
-		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
+		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, again: 5 * time.Minute},
+		"a policy denies it": {del: apierrors.NewInvalid(schema.GroupKind{}, "csr-1", nil), deletions: 1, again: 5 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -218,88 +265,94 @@ func TestErrorsAreCounted(t *testing.T) {
 	}
 }
 
-// TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong by an
-// hour must neither delete early nor late.
-func TestReconcileCountsAgesInServerTime(t *testing.T) {
+// serverTime returns the time of an API server whose clock is ahead of this machine's by shift.
+func serverTime(t *testing.T, shift time.Duration) *servertime.Clock {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Date", time.Now().Add(shift).UTC().Format(http.TimeFormat))
+	}))
+	t.Cleanup(server.Close)
+	measured, err := servertime.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return measured
+}
+
+// TestReconcileDeletesNothingByAWrongClock checks requests that one clock takes for old and the other for new. The
+// cleaner can't know which clock is right.
+func TestReconcileDeletesNothingByAWrongClock(t *testing.T) {
 	t.Parallel()
+	const day, minute = 24 * time.Hour, time.Minute
 	for name, test := range map[string]struct {
-		machine, server time.Duration // since the approval, by each clock
-		gone            bool
+		ahead time.Duration // the API server's clock, before this machine's
+		age   time.Duration // by this machine's clock
+		again time.Duration
+		gone  bool
 	}{
-		"fresh, the clock is an hour ahead": {machine: time.Hour + time.Second, server: time.Second},
-		"due, the clock is an hour behind":  {machine: time.Second, server: time.Hour + time.Second, gone: true},
-		"fresh, the clock is a year behind": {machine: -365 * 24 * time.Hour, server: time.Second},
-		"nearly due, both clocks are right": {machine: time.Hour, server: time.Hour},
-		"due by the server's clock only":    {machine: time.Hour, server: time.Hour + 1, gone: true},
+		"this clock is set forward by 25 h":              {ahead: -25 * time.Hour, age: 25 * time.Hour, again: time.Second},
+		"the API server's clock is set forward by 25 h":  {ahead: 25 * time.Hour, again: time.Second},
+		"due by both clocks, which differ by 25 h":       {ahead: 25 * time.Hour, age: 1000 * day, again: time.Second},
+		"due by the API server's clock only":             {ahead: 4 * minute, age: day - 2*minute, gone: true},
+		"due by this clock only":                         {ahead: -4 * minute, age: day + 2*minute, again: 2 * minute},
+		"the clocks differ by less than five minutes":    {ahead: 4 * minute, age: minute, again: 10 * minute},
+		"the clocks differ by more than five minutes":    {ahead: 6 * minute, age: 2 * day, again: time.Second},
+		"the clocks differ by more, and nothing is due":  {ahead: -6 * minute, age: minute, again: time.Second},
+		"the clocks agree, and the request is a day old": {age: day + minute, gone: true},
 	} {
-		r, deleted, _ := newReconciler(object(with("Approved")), now.Add(test.machine), nil, nil)
-		r.ServerTime = servertime.Apart(r.Clock, clocktesting.NewFakePassiveClock(now.Add(test.server)))
-		again, problem := reconcileOnce(t, r)
-		if gone := len(*deleted) == 1; gone != test.gone || problem != "" || again > horizon+time.Millisecond {
-			t.Errorf("%s: deleted %t, again after %s, error %q", name, gone, again, problem)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			obj := object(func(obj *request) { obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-test.age)) })
+			r, deleted, limiter := newReconciler(obj, now, nil, nil)
+			r.ServerTime = serverTime(t, test.ahead)
+			again, problem := reconcileOnce(t, r)
+			if diff := (again - test.again).Abs(); diff > 2*time.Second || problem != "" { // a Date has whole seconds
+				t.Errorf("again after %s, want %s; error %q", again, test.again, problem)
+			}
+			if gone := len(*deleted) == 1; gone != test.gone {
+				t.Errorf("deleted %t, want %t", gone, test.gone)
+			}
+			if bounded := limiter.waits == 1; bounded != (test.gone || test.again == time.Second) {
+				t.Errorf("%d waits for the rate", limiter.waits)
+			}
+		})
 	}
 }
 
-// TestReconcileMeasuresBeforeItDeletes sets the API server's clock back by two days. A request that is made, or denied, then seems to
-// be due.
-func TestReconcileMeasuresBeforeItDeletes(t *testing.T) {
-	t.Parallel()
-	const back = 48 * time.Hour
-	server, set := servertimetest.Measured(t)
-	set(-back)
-	at := func(age time.Duration) metav1.Time { return metav1.NewTime(time.Now().Add(-back - age)) }
-	for name, test := range map[string]struct {
-		change func(*request)
-		gone   bool
-	}{
-		"new":            {func(obj *request) { obj.CreationTimestamp = at(0) }, false},
-		"just denied":    {func(obj *request) { with("Denied")(obj); obj.Status.Conditions[0].LastUpdateTime = at(0) }, false},
-		"due":            {func(obj *request) { obj.CreationTimestamp = at(25 * time.Hour) }, true},
-		"denied and due": {func(obj *request) { with("Denied")(obj); obj.Status.Conditions[0].LastUpdateTime = at(2 * time.Hour) }, true},
-	} {
-		made := object(test.change, func(obj *request) { obj.ResourceVersion = servertimetest.NewVersion() })
-		r, deleted, _ := newReconciler(made, now, nil, nil)
-		r.ServerTime = server
-		_, problem := reconcileOnce(t, r)
-		if gone := len(*deleted) == 1; gone != test.gone || problem != "" {
-			t.Errorf("%s: deleted %t, error %q", name, gone, problem)
-		}
-	}
-}
-
-// TestReconcileWaitsForServerTime checks that nothing is deleted before the API servers' time is known.
+// TestReconcileWaitsForServerTime checks that nothing is deleted while no API server tells the time, and that the rate
+// bounds the attempts.
 func TestReconcileWaitsForServerTime(t *testing.T) {
 	t.Parallel()
-	r, deleted, _ := newReconciler(object(), now.Add(1000*time.Hour), nil, nil)
-	r.ServerTime = &servertime.Clock{}
-	if again, problem := reconcileOnce(t, r); len(*deleted) > 0 || again != time.Second || problem != "" {
-		t.Errorf("%d deletions, again after %s, error %q", len(*deleted), again, problem)
+	r, deleted, limiter := newReconciler(object(), now.Add(1000*time.Hour), nil, nil)
+	unknown, err := servertime.New(&rest.Config{Host: "http://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.ServerTime = unknown
+	if again, problem := reconcileOnce(t, r); len(*deleted) > 0 || again != time.Second || problem != "" || limiter.waits != 1 {
+		t.Errorf("%d deletions, %d waits, again after %s, error %q", len(*deleted), limiter.waits, again, problem)
 	}
 }
 
-func TestOverdue(t *testing.T) {
+func TestDryRunDeletesNothing(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		age    time.Duration
-		change func(*request)
-		clock  *servertime.Clock
-		want   time.Duration
-	}{
-		"not due":                 {age: time.Hour},
-		"due since ten seconds":   {age: time.Hour + 10*time.Second, want: 10 * time.Second},
-		"being deleted":           {age: 2 * time.Hour, change: func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }},
-		"the time is not known":   {age: 2 * time.Hour, clock: &servertime.Clock{}},
-		"the server's clock lags": {age: 2 * time.Hour, clock: servertime.Of(clocktesting.NewFakePassiveClock(now))},
-	} {
-		obj := object(with("Approved"))
-		if test.change != nil {
-			test.change(obj)
+	r, deleted, limiter := newReconciler(object(with("Denied")), now.Add(2*time.Hour), nil, nil)
+	recorder := events.NewFakeRecorder(10)
+	r.DryRun, r.Reporter = true, report.New(recorder, clocktesting.NewFakePassiveClock(now.Add(2*time.Hour)))
+	for range 3 {
+		if again, problem := reconcileOnce(t, r); again != 10*time.Minute || problem != "" {
+			t.Errorf("again after %s, error %q", again, problem)
 		}
-		r, _, _ := newReconciler(object(), now.Add(test.age), nil, nil)
-		r.ServerTime = test.clock
-		if got := r.Overdue(obj); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
+	}
+	if len(*deleted) != 0 || limiter.waits != 0 {
+		t.Fatalf("%d deletions, %d waits", len(*deleted), limiter.waits)
+	}
+	var told []string
+	for len(recorder.Events) > 0 {
+		told = append(told, <-recorder.Events)
+	}
+	want := []string{"Normal WouldDelete Due: the request is Denied and due for deletion since 2026-03-01T13:00:00Z"}
+	if !slices.Equal(told, want) {
+		t.Errorf("%q, want %q", told, want)
 	}
 }
