@@ -1,0 +1,97 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	authorizationv1 "k8s.io/api/authorization/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// reviewTimeout bounds one review, and the time that a review waits for its place.
+	reviewTimeout = 45 * time.Second
+	// placesPerQuestion is the number of identical reviews that are in progress at a time. Others wait, and share the next.
+	placesPerQuestion = 4
+)
+
+// Shared is an Authorizer in which identical reviews that are not sent yet share one. A review that is sent is never
+// shared, so an answer is never older than its question. The zero value with an Authorizer is ready.
+type Shared struct {
+	Authorizer
+
+	unsent singleflight.Group
+	mu     sync.Mutex
+	places map[string]*place
+}
+
+// place bounds the reviews of one question.
+type place struct {
+	free chan struct{}
+	used int // by reviews that wait or are in progress
+}
+
+// Allowed implements Authorizer. ctx bounds only the wait of its caller, because others may share the review.
+func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+	// %#v quotes every string and sorts every map: texts of different questions differ.
+	question := fmt.Sprintf("%#v %#v", who, what)
+	detached := context.WithoutCancel(ctx)
+	answer := s.unsent.DoChan(question, func() (allowed any, err error) {
+		defer func() {
+			if cause := recover(); cause != nil {
+				err = fmt.Errorf("review: panic: %v", cause)
+			}
+		}()
+		leave, err := s.enter(detached, question)
+		if err != nil {
+			return false, err
+		}
+		defer leave()
+		s.unsent.Forget(question)
+		ctx, cancel := context.WithTimeout(detached, reviewTimeout)
+		defer cancel()
+		return s.Authorizer.Allowed(ctx, who, what)
+	})
+	select {
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	case result := <-answer:
+		allowed, _ := result.Val.(bool)
+		return allowed, result.Err
+	}
+}
+
+// enter waits until a review of question may be sent. The caller calls leave after it.
+func (s *Shared) enter(ctx context.Context, question string) (leave func(), err error) {
+	s.mu.Lock()
+	if s.places == nil {
+		s.places = map[string]*place{}
+	}
+	at := s.places[question]
+	if at == nil {
+		at = &place{free: make(chan struct{}, placesPerQuestion)}
+		s.places[question] = at
+	}
+	at.used++
+	s.mu.Unlock()
+	drop := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if at.used--; at.used == 0 {
+			delete(s.places, question)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	select {
+	case <-ctx.Done():
+		drop()
+		return nil, fmt.Errorf("wait for identical reviews: %w", ctx.Err())
+	case at.free <- struct{}{}:
+		return func() { <-at.free; drop() }, nil
+	}
+}
