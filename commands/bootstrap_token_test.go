@@ -40,7 +40,7 @@ func printed(t *testing.T, args ...string) (out, aside string) {
 
 func TestBootstrapToken(t *testing.T) {
 	t.Parallel()
-	const group = "system:bootstrappers:node:13029f9e83d15b3d"
+	const group = "system:bootstrappers:node:13029f9e83d15b3d437c2a7568fc1ca7990ecf3ff79bef6da08f13ff5ae12af8"
 	for name, test := range map[string]struct {
 		args []string
 		want map[string]string // beside the token
@@ -87,7 +87,7 @@ func TestBootstrapToken(t *testing.T) {
 
 func TestBootstrapTokenBindings(t *testing.T) {
 	t.Parallel()
-	const group = "system:bootstrappers:node:13029f9e83d15b3d"
+	const group = "system:bootstrappers:node:13029f9e83d15b3d437c2a7568fc1ca7990ecf3ff79bef6da08f13ff5ae12af8"
 	out, _ := printed(t, "--node", "worker-1", "--rbac")
 	documents := strings.Split(out, "---\n")
 	if len(documents) != 3 {

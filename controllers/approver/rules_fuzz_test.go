@@ -33,8 +33,8 @@ func FuzzRules(f *testing.F) {
 	const client, serving = uint8(5), uint8(3)
 	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "system:bootstrap:abcdef", "system:bootstrappers", client)
 	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "system:node:a", "system:nodes", client)
+	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "bound", "system:bootstrappers:node:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb", client)
 	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "bound", "system:bootstrappers:node:ca978112ca1bbdca", client)
-	f.Add("system:node:a", "system:nodes", "", "", []byte{}, "", "bound", "system:bootstrappers:node:0123456789abcdef", client)
 	f.Add("system:node:a", "system:nodes", "", "a.example.com", []byte{10, 0, 0, 1}, "", "system:node:a", "system:nodes", serving)
 	f.Add("system:node:a", "system:nodes", "", "a.example.com", []byte{10, 0, 0, 1}, "", "system:node:a", "system:node", serving)
 	f.Add("system:node:a", "system:nodes", "", "A.example.com.,10.0.0.1", []byte{}, "", "system:node:a", "x,system:nodes", serving|4)
@@ -155,7 +155,7 @@ func (a asked) strictClient() []string {
 	}
 	sum := sha256.Sum256([]byte(node))
 	bound := slices.DeleteFunc(slices.Clone(a.groups), func(group string) bool { return !strings.HasPrefix(group, "system:bootstrappers:node:") })
-	if len(bound) == 0 || slices.Contains(bound, "system:bootstrappers:node:"+hex.EncodeToString(sum[:])[:16]) {
+	if len(bound) == 0 || slices.Contains(bound, "system:bootstrappers:node:"+hex.EncodeToString(sum[:])) {
 		names = append(names, "nodeclient")
 	}
 	return names

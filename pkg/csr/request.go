@@ -282,11 +282,11 @@ func X509Usages(usages []certificatesv1.KeyUsage) (
 const TokenGroupPrefix = "system:bootstrappers:node:"
 
 // TokenGroup returns the group whose members may request a first certificate for node and for no other node. It
-// contains the first 16 hex digits of the SHA-256 of the node's name. The name itself can be longer than the API
-// server permits for a group.
+// contains the SHA-256 of the node's name in hex digits. The name itself may have characters that the API server does
+// not permit in a group of a bootstrap token.
 func TokenGroup(node string) string {
 	sum := sha256.Sum256([]byte(node))
-	return TokenGroupPrefix + hex.EncodeToString(sum[:8])
+	return TokenGroupPrefix + hex.EncodeToString(sum[:])
 }
 
 // maxText is the longest text from a requester, in bytes, that a log line or a message holds.

@@ -196,7 +196,7 @@ func (g random) requester(r *row) {
 	groups := some(g, 3, "parity:bootstrappers", "parity:renewers", "system:nodes", "system:bootstrappers")
 	sum := sha256.Sum256([]byte("n1"))
 	r.user = oneOf(g, bootstrapper, stranger, nodeUser("n1", groups...), nodeUser("n2", groups...), nodeUser("", groups...), user{name: "named", groups: stranger.groups},
-		boundUser(hex.EncodeToString(sum[:8])), boundUser("0123456789abcdef"), boundUser(""),
+		boundUser(hex.EncodeToString(sum[:])), boundUser("0123456789abcdef"), boundUser(""),
 		user{name: strings.Map(header, g.text()), groups: append(groups, "system:authenticated")})
 	if r.user.name == "" {
 		r.user.name = "x"
@@ -284,7 +284,7 @@ func traits(r row) []string {
 	decided := slices.ContainsFunc(r.conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 		return c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied
 	})
-	add(!decided && len(bound) > 0 && !slices.Contains(bound, "system:bootstrappers:node:"+hex.EncodeToString(sum[:8])), "bound-token")
+	add(!decided && len(bound) > 0 && !slices.Contains(bound, "system:bootstrappers:node:"+hex.EncodeToString(sum[:])), "bound-token")
 	return all
 }
 

@@ -42,9 +42,9 @@ var approverRows = map[string]row{
 	"bootstrapper, other attributes": with(node, func(r *row) {
 		r.subject = &pkix.Name{Organization: []string{"system:nodes"}, OrganizationalUnit: []string{"ou"}, CommonName: "system:node:n1"}
 	}),
-	"bootstrapper, bound to the node": with(node, func(r *row) { r.user = boundUser("676b8bb84ce7267d") }),
+	"bootstrapper, bound to the node": with(node, func(r *row) { r.user = boundUser("676b8bb84ce7267dd520deca4811c8f10a53e636352f06987f42fe425acedd80") }),
 	"bootstrapper, bound to another node": with(node, func(r *row) {
-		r.user, r.deviation, r.ours = boundUser("0123456789abcdef"), "bound-token", untouched
+		r.user, r.deviation, r.ours = boundUser("676b8bb84ce7267d"), "bound-token", untouched
 	}),
 	"node renews":                               with(node, func(r *row) { r.user = nodeUser("n1", "parity:renewers") }),
 	"node renews, may do both":                  with(node, func(r *row) { r.user = nodeUser("n1", "parity:renewers", "parity:bootstrappers") }),
@@ -96,11 +96,11 @@ var approverRows = map[string]row{
 	}),
 	"failed, undecided, bound to another node": with(node, func(r *row) {
 		r.conditions = conditions(since("Failed", time.Minute))
-		r.want, r.user, r.deviation, r.ours = "Failed Approved", boundUser("0123456789abcdef"), "bound-token", "Failed"
+		r.want, r.user, r.deviation, r.ours = "Failed Approved", boundUser("676b8bb84ce7267d"), "bound-token", "Failed"
 	}),
 	"another condition, bound to another node": with(node, func(r *row) {
 		r.conditions = conditions(since("Example", time.Minute))
-		r.want, r.user, r.deviation, r.ours = "Example Approved Issued", boundUser("0123456789abcdef"), "bound-token", "Example"
+		r.want, r.user, r.deviation, r.ours = "Example Approved Issued", boundUser("676b8bb84ce7267d"), "bound-token", "Example"
 	}),
 	"failed, undecided": with(node, func(r *row) { r.conditions = conditions(since("Failed", time.Minute)); r.want = "Failed Approved" }),
 	"failed, undecided, stranger": with(node, func(r *row) {
