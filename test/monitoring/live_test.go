@@ -115,8 +115,7 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 		"CSRErrors warning csr-signer": "pending", // example.com/forbidden
 
 		// Pending at first, for the replica that has just started.
-		"CSRNoLeader critical":            "inactive",
-		"CSRAPIServerUnreachable warning": "inactive", "CSRAPIServerUnreachable critical": "inactive",
+		"CSRNoLeader critical":   "inactive",
 		"CSRClockSkewed warning": "inactive", "CSRClockSkewed critical": "inactive",
 	})
 	rules, err := p.rules(t.Context())
