@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -15,13 +16,10 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/health"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/heap"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/apiuse"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // managerCommand returns the root command, which runs the manager.
@@ -38,10 +36,9 @@ func (p *program) managerCommand() *cobra.Command {
 
 // manage runs the manager until ctx is done or the manager fails.
 func manage(ctx context.Context, configuration *config.Configuration) error {
-	heap.Tune()
 	logger := NewLogger(configuration.Verbosity, os.Stderr)
 	logger.Info("Starting", "version", VersionOrBuild())
-	if err := heap.ForbidCoreDumps(); err != nil { // a sandbox may not permit it
+	if err := forbidCoreDumps(); err != nil { // a sandbox may not permit it
 		logger.Error(err, "The memory of this process, with the keys of CAs, may be written to disk if it crashes")
 	}
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
@@ -54,10 +51,15 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	if options.Publish, err = controllers.PublishOf(configuration, VersionOrBuild()); err != nil {
 		return err
 	}
-	options.Standby = controllers.StandbyOf(configuration)
-	options.Observer = apiuse.New()
-	options.Requests = &requestcache.Cache{}
-	mgr, err := newManager(configuration, options, logger)
+	cluster, err := RESTConfig(configuration)
+	if err != nil {
+		return err
+	}
+	if options.ServerTime, err = servertime.New(cluster); err != nil {
+		return err
+	}
+	cluster.Wrap(options.ServerTime.Wrap) // each answer shows the time
+	mgr, err := newManager(cluster, configuration, options, logger)
 	if err != nil {
 		return err
 	}
@@ -79,13 +81,12 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	return nil
 }
 
-func newManager(c *config.Configuration, options controllers.Options, logger logr.Logger) (manager.Manager, error) {
-	cluster, err := RESTConfig(c)
-	if err != nil {
-		return nil, err
-	}
-	apicall.Bound(cluster)
-	options.Observer.Wrap(cluster)
+// stopTime is how long a stopping manager waits for its last calls. A write and the read after it have 45 s each.
+const stopTime = 100 * time.Second
+
+func newManager(
+	cluster *rest.Config, c *config.Configuration, options controllers.Options, logger logr.Logger,
+) (manager.Manager, error) {
 	election := rest.CopyConfig(cluster)
 	election.QPS = -1 // renewing the Lease never waits behind work
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
@@ -95,9 +96,10 @@ func newManager(c *config.Configuration, options controllers.Options, logger log
 	return manager.New(cluster, manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
 		Logger:                        logger,
-		Cache:                         options.Requests.CacheOptions(),
+		Cache:                         options.CacheOptions(),
 		Metrics:                       served,
 		HealthProbeBindAddress:        health.Off, // health.Serve does
+		GracefulShutdownTimeout:       new(stopTime),
 		LeaderElection:                c.LeaderElection.Enabled,
 		LeaderElectionID:              c.LeaderElection.ResourceName,
 		LeaderElectionNamespace:       controllers.LeaseNamespace(c),
