@@ -55,8 +55,12 @@ type Event string
 
 // The events.
 const (
-	// Decided is a verdict of the approver, recorded once for each distinct verdict about a request.
+	// Decided is a verdict of the approver, recorded once for each distinct verdict about a request. An approval or a
+	// denial is recorded before it is written.
 	Decided Event = "Decided"
+	// NotStored is a Decided approval or denial of which it is not known that the API server has stored it. The request is
+	// judged again, and gets another record.
+	NotStored Event = "NotStored"
 	// NotSigned is an approved request that failed, waits or is ignored, recorded once for each distinct outcome of a
 	// request.
 	NotSigned Event = "NotSigned"

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
+
+// Again is the time after which the same outcome of a request is reported again, because Events live for an hour.
+const Again = 50 * time.Minute
 
 const (
 	// told is the number of requests whose last outcome is kept. Outcomes are dropped with their request. So the
@@ -46,9 +50,15 @@ type Reporter struct {
 	clock    clock.PassiveClock
 
 	mu         sync.Mutex
-	outcomes   *lru.Cache // types.UID → digest of the last outcome
+	outcomes   *lru.Cache // types.UID → outcome, the last one
 	requesters *lru.Cache // digest of the user name → *allowance
 	successes  flowcontrol.PassiveRateLimiter
+}
+
+// outcome is what was reported about a request, and when.
+type outcome struct {
+	digest
+	at time.Time
 }
 
 // digest replaces a text that a requester may make long.
@@ -84,8 +94,8 @@ func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
 	}
 }
 
-// Request writes a Warning Event about a request, unless its last outcome was the same or its requester caused too
-// many Events. action is the attempted action ("Approve", "Sign"). Request reports whether the outcome is new, so
+// Request writes a Warning Event about a request, unless its last outcome was the same less than 50 minutes ago or its
+// requester caused too many Events. action is the attempted action ("Approve", "Sign"). Request reports whether the outcome is new, so
 // that a caller also logs and counts it once.
 func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
@@ -101,11 +111,11 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 	r.mu.Lock()
 	now := digest(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
-	if known && last == any(now) {
+	if known && last.(outcome).digest == now && r.clock.Since(last.(outcome).at) < Again {
 		r.mu.Unlock()
 		return false
 	}
-	r.outcomes.Add(obj.GetUID(), now)
+	r.outcomes.Add(obj.GetUID(), outcome{now, r.clock.Now()})
 	leftOut, tell := r.allow(requester, eventType == corev1.EventTypeNormal)
 	r.mu.Unlock()
 	if !tell {

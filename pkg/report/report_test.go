@@ -60,6 +60,23 @@ func newReporter() (*report.Reporter, *recorder, *clocktesting.FakePassiveClock)
 	return report.New(written, clock), written, clock
 }
 
+func TestSameOutcomeIsReportedAgainAfterItsEventEnds(t *testing.T) {
+	t.Parallel()
+	reporter, written, clock := newReporter()
+	for i, step := range []struct {
+		pause time.Duration
+		want  bool
+	}{{0, true}, {49 * time.Minute, false}, {time.Minute, true}, {49 * time.Minute, false}, {time.Minute, true}} {
+		clock.SetTime(clock.Now().Add(step.pause))
+		if got := reporter.Request(request("1"), "user", "Approve", "NotAuthorized", "no"); got != step.want {
+			t.Errorf("step %d: reported %t, want %t", i, got, step.want)
+		}
+	}
+	if n := len(written.take()); n != 3 {
+		t.Errorf("%d Events, want 3", n)
+	}
+}
+
 func TestOncePerDistinctOutcome(t *testing.T) {
 	t.Parallel()
 	reporter, written, clock := newReporter()
