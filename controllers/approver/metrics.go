@@ -18,17 +18,14 @@ var (
 	// is the recogniser that approved, or empty.
 	decisionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_decisions_total",
-		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once.",
+		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once, and again after 50 minutes.",
 	}, []string{"signer", "rule", "verdict", "reason"})
 
-	// dryRunTotal counts requests after another approver has decided them, or after their deletion. verdict and reason
-	// are of the dry run. outcome is agreed (both approved, or neither did), disagreed, or undecided (deleted without a
-	// decision).
+	// dryRunTotal counts the decisions of a dry run, as decisionsTotal counts real ones.
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
-		Help: "CertificateSigningRequests that a dry run has judged, each once, by its verdict and by whether another " +
-			"approver decided the same: agreed, disagreed, or undecided.",
-	}, []string{"signer", "verdict", "reason", "outcome"})
+		Help: "Decisions that a dry run would have made, each distinct outcome of a request once.",
+	}, []string{"signer", "verdict", "reason"})
 
 	createdToApproved = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_approver_created_to_approved_seconds",
@@ -42,18 +39,6 @@ var (
 		Buckets: prometheus.DefBuckets,
 	}, []string{"result"})
 
-	nodesLeftOut = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_approver_nodes_left_out",
-		Help: "Nodes that report names or addresses of two or more other Nodes: " +
-			"what they report is left out of the comparison.",
-	})
-
-	pacedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "csr_approver_paced_total",
-		Help: "Judgements that were postponed by one to two minutes, because the requester has lacked the permission " +
-			"1000 times.",
-	}, []string{"signer"})
-
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_errors_total",
 		Help: "Reconciles of the approver that failed and are retried, by the API server's reason, or Other.",
@@ -61,8 +46,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, nodesLeftOut, pacedTotal,
-		errorsTotal)
+	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, errorsTotal)
 }
 
 // measured records the duration of the reviews that are sent.

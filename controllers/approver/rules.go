@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,18 +10,19 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// Decision is the approver's decision about a request. Rule names the recogniser that approved it, if any. Pending
-// reports that nothing is decided, because an answer is missing.
+// Decision is the approver's decision about a request. Rule names the recogniser that approved it, if any.
 type Decision struct {
 	verdict.Result
-	Rule    string
-	Pending bool
+	Rule string
 }
+
+// Judge decides about a request. An error means that it could not find out.
+type Judge func(context.Context, *csr.Request) (Decision, error)
 
 // Rule says how to judge the requests for one signer. Shape checks the content. Then the permission of each matching
 // recogniser is reviewed, in order. Judge, if set, replaces both.
@@ -49,6 +51,45 @@ type Recogniser struct {
 func (r Recogniser) Asks() string {
 	what := r.Permission
 	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
+}
+
+// decide judges req. It asks by for the permission of each matching recogniser, in order.
+func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
+	if r.Judge != nil {
+		return r.Judge(ctx, req)
+	}
+	recognisers, decision := r.review(req)
+	if decision.Verdict != verdict.Ignore {
+		return decision, nil
+	}
+	for _, recogniser := range recognisers {
+		if decision, err := recogniser.decide(ctx, req, by); err != nil || decision.Reason != "" {
+			return decision, err
+		}
+	}
+	return notAuthorized(req, recognisers), nil
+}
+
+// decide judges req by one recogniser. If the requester lacks the permission, the Decision has no reason.
+func (r Recogniser) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
+	if r.Gate != nil {
+		if decision, err := r.Gate(ctx, req); err != nil || decision.Reason != "" {
+			return decision, err
+		}
+	}
+	allowed, err := by.Allowed(ctx, req.Requester, r.Permission)
+	if err != nil {
+		return Decision{}, fmt.Errorf("review permission %s of the requester: %w", r.Name, err)
+	}
+	if !allowed {
+		return Decision{}, nil
+	}
+	if r.Confirm != nil {
+		if decision, err := r.Confirm(ctx, req); err != nil || decision.Reason != "" {
+			return decision, err
+		}
+	}
+	return approved(r), nil
 }
 
 // review judges req before any SubjectAccessReview. It returns a final decision, or the recognisers whose permission
@@ -95,7 +136,7 @@ func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
 	}
 	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
 		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
-			"bind a ClusterRole with this permission to it; the request is checked again within a minute",
+			"bind a ClusterRole with this permission to it; the request is checked again within five minutes",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),
 		strings.Join(wanted, " or "))}
 }
@@ -111,12 +152,6 @@ func unread(err error) Decision {
 		remedy += ", or a configuration that permits this one"
 	}
 	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, remedy)}
-}
-
-// isWaiting reports whether err means that an answer is not there yet.
-func isWaiting(err error) bool {
-	waiting := (*pending.Waiting)(nil)
-	return errors.As(err, &waiting)
 }
 
 // ByConfiguration reports whether a denial for reason depends on the configuration. With another configuration the

@@ -7,13 +7,13 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-// countedKeys bounds the Keys whose approvals are counted. An evicted count starts again from zero.
-const countedKeys = 20_000
+// countedNodes bounds the nodes whose approvals are counted. An evicted count starts again from zero.
+const countedNodes = 20_000
 
 // Limit bounds the approvals of one requester for one node and one signer: Burst at once, then PerHour. The zero value
 // means no limit.
@@ -25,17 +25,17 @@ type limiter struct {
 	clock clock.PassiveClock
 
 	mu      sync.Mutex
-	counted *lru.Cache // pending.Key → *allowance
+	counted *lru.Cache // digest of signer, requester and node → *allowance
 }
 
-// allowance counts the approvals of one pending.Key.
+// allowance counts the approvals of one requester for one node and one signer.
 type allowance struct {
 	flowcontrol.PassiveRateLimiter
 	unused int // approvals that were taken but not written
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
-	return &limiter{limit: limit, clock: clock, counted: lru.New(countedKeys)}
+	return &limiter{limit: limit, clock: clock, counted: lru.New(countedNodes)}
 }
 
 // take takes an approval of req's requester and returns true. If none is left, it returns the Decision to wait.
@@ -72,7 +72,7 @@ func (l *limiter) giveBack(req *csr.Request) {
 
 // allowance returns the allowance of req's requester. The caller holds mu.
 func (l *limiter) allowance(req *csr.Request) *allowance {
-	key := pending.KeyOf(req)
+	key := fairqueue.Digest(req.SignerName, req.Requester.Username, req.NodeName())
 	if known, found := l.counted.Get(key); found {
 		return known.(*allowance)
 	}

@@ -1,0 +1,139 @@
+package approver
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+type workQueue = workqueue.TypedRateLimitingInterface[fairqueue.Key]
+
+const (
+	// gatherFor is how long changes are gathered. When a thousand nodes join, their requests are looked up once.
+	gatherFor = 100 * time.Millisecond
+	// restShare bounds the time for which waiting requests are searched, as a part of all time. A node may change what
+	// it reports as often as it likes.
+	restShare = 20
+	// mostWoken is how many requests of a lane a change wakes, the newest first. A kubelet waits only for its last
+	// request. The others are judged again after their pause.
+	mostWoken = 3
+	// mostMarks bounds what is gathered. Beyond it, a change wakes every request that uses the inventory.
+	mostMarks = 10_000
+)
+
+// The marks of waiting requests. All that use the inventory have markInventory.
+var markInventory = fairqueue.Digest("inventory")
+
+func markNode(name string) uint64 { return fairqueue.Digest("node", name) }
+
+func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String()) }
+
+// marksOf returns what may wake obj: its node, and the names and addresses that it asks for. There are none if its rule
+// does not use the inventory, or if it cannot be read.
+func (r *Reconciler) marksOf(obj *certificatesv1.CertificateSigningRequest) []uint64 {
+	rule := r.rule(obj)
+	if rule == nil || !rule.looksUp() {
+		return nil
+	}
+	req, err := r.RequestLimits.Parse(obj)
+	if err != nil {
+		return nil
+	}
+	marks := []uint64{markInventory, markNode(req.NodeName())}
+	for _, value := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
+		marks = append(marks, markSAN(value))
+	}
+	return marks
+}
+
+// wakeUps gathers what has changed in the inventory, and wakes the requests that may wait for it.
+type wakeUps struct {
+	changed chan struct{}
+
+	mu    *sync.Mutex
+	marks map[uint64]bool
+}
+
+func newWakeUps() wakeUps {
+	return wakeUps{changed: make(chan struct{}, 1), mu: &sync.Mutex{}, marks: map[uint64]bool{}}
+}
+
+// node wakes the requests for a node, or all that use the inventory if name is empty.
+func (w wakeUps) node(name string) {
+	if name == "" {
+		w.add(markInventory)
+		return
+	}
+	w.add(markNode(name))
+}
+
+// free wakes the requests that ask for any of values, because another node no longer has them.
+func (w wakeUps) free(values []san.SAN) {
+	marks := make([]uint64, len(values))
+	for i, value := range values {
+		marks[i] = markSAN(value)
+	}
+	w.add(marks...)
+}
+
+func (w wakeUps) add(marks ...uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, mark := range marks {
+		w.marks[mark] = true
+	}
+	if len(w.marks) > mostMarks {
+		clear(w.marks)
+		w.marks[markInventory] = true
+	}
+	select {
+	case w.changed <- struct{}{}:
+	default: // already signalled
+	}
+}
+
+// take returns the marks since the last call.
+func (w wakeUps) take() map[uint64]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	taken := make(map[uint64]bool, len(w.marks))
+	for mark := range w.marks {
+		taken[mark] = true
+	}
+	clear(w.marks)
+	return taken
+}
+
+// source returns a source that enqueues the waiting requests that a change concerns.
+func (w wakeUps) source(waiting *fairqueue.Index) source.TypedSource[fairqueue.Key] {
+	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue workQueue) error {
+		go func() {
+			pause := gatherFor
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-w.changed:
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(pause):
+				}
+				start := time.Now()
+				for _, key := range waiting.Marked(mostWoken, w.take()) {
+					queue.Add(key)
+				}
+				pause = max(gatherFor, restShare*time.Since(start))
+			}
+		}()
+		return nil
+	})
+}
