@@ -1,19 +1,19 @@
-// Package informer watches one named object, or all objects of one kind, and answers only while it can't have missed
-// a change.
+// Package informer watches one named object, or all objects of one kind, for a caller that must know whether its copy
+// may be trusted.
 //
-// An informer of client-go continues to answer while its API server is unreachable, or after the right to watch was
-// withdrawn. Its copy then has an unknown age and still holds deleted objects. That suits a work queue. It does not
-// suit the decision whether a node may have a certificate. An Informer drops its copy instead, and Err says why:
+// The informers of the manager's cache continue to answer after the right to watch was withdrawn, and stop the manager
+// if a kind is not installed. An Informer does neither. It retries by itself, after a second at first and after ten
+// seconds at most, and never blocks a caller. Err says why there is no copy:
 //
-//   - a list or a watch has failed: a CRD is not installed, a right is missing, the API server is unreachable;
-//   - there has been no watch for ten seconds, or a watch has not opened within 90 seconds;
-//   - watches have delivered neither an event nor a bookmark for three minutes, even if they were opened again.
+//   - nothing was read yet: a CRD is not installed, a right is missing, the API server is unreachable;
+//   - the API server has refused a list or a watch (status 401, 403, 404 or 405): the copy is dropped at once;
+//   - for a minute, nothing could be listed or watched for any other reason: the copy is dropped.
 //
-// It retries by itself, after a second at first and after ten seconds at most. A caller that continues with the last
-// copy, as the signer does with its CA, keeps that copy in OnSync and OnChange.
+// During a shorter failure the copy stays in use. A caller that continues with the last copy for longer, as the signer
+// does with its CA, keeps that copy itself. HTTP/2 health checks of client-go end dead connections. As with every
+// informer, an API server that accepts a watch and sends nothing is not noticed.
 //
-// FromCache is for the informers of the manager's cache. Controllers share these informers, and work again when the
-// API server is reachable again, so the informers may keep their copy.
+// FromCache is for the informers of the manager's cache.
 package informer
 
 import (
@@ -24,21 +24,26 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// firstRetry and lastRetry bound the pause between attempts.
-const firstRetry, lastRetry = time.Second, 10 * time.Second
+const (
+	// firstRetry and lastRetry bound the pause between attempts.
+	firstRetry, lastRetry = time.Second, 10 * time.Second
+	// longestGap is how long a copy stays in use while nothing can be listed or watched.
+	longestGap = time.Minute
+	// listTimeout bounds one page of a list.
+	listTimeout = 45 * time.Second
+)
 
 // ErrNotRead is the error of an Informer that has not tried to read anything yet.
 var ErrNotRead = errors.New("not read yet")
 
 // Informer holds a copy of the objects that it watches. T is the type of the copy of an object. Set the fields before
-// Start.
+// Start. Start calls Find, Convert, OnSync, OnChange and OnFailure one at a time, and waits for each.
 type Informer[T metav1.Object] struct {
 	// Resource is the resource to watch. If Find is set, it returns the resource before each attempt, because a CRD may
 	// come and go.
@@ -48,27 +53,29 @@ type Informer[T metav1.Object] struct {
 	// that name is enough.
 	Namespace, Name, Selector string
 
-	// Convert, if set, returns the copy that is kept of an object. It is called for one object at a time.
+	// Convert, if set, returns the copy that is kept of an object.
 	Convert func(runtime.Object) T
 	// Indexers return the keys by which ByIndex finds an object, by the name of the index.
 	Indexers map[string]func(T) []string
 
-	// OnSync, if set, is called after all objects have been read: at the start, and after each failure.
+	// OnSync, if set, is called after all objects have been read: at the start, and whenever a watch could not be
+	// resumed. Any object may have changed or be gone.
 	OnSync func()
 	// OnChange, if set, is called after an object has changed since OnSync. before is zero for a new object, and
 	// after is zero for a deleted object.
 	OnChange func(before, after T)
-	// OnFailure, if set, is called with each new reason why nothing can be read.
+	// OnFailure, if set, is called with each new reason why there is no copy.
 	OnFailure func(error)
 
 	// GrantedBy names the manifest with the role to read the resource, for messages.
 	GrantedBy string
 	// Retry is the longest pause between attempts. Zero means ten seconds.
 	Retry time.Duration
-	// Silence is how long watches may deliver neither an event nor a bookmark. Zero means three minutes.
-	Silence time.Duration
 	// Log has values that name the watched objects.
 	Log logr.Logger
+
+	failing  time.Time // of the first failure since the last list or watch; zero without a failure
+	reported string    // the last reason that was reported since a watch was open
 
 	mu    sync.RWMutex
 	store toolscache.Indexer // nil while there is no copy
@@ -82,113 +89,89 @@ func (*Informer[T]) NeedLeaderElection() bool { return false }
 func (i *Informer[T]) Start(ctx context.Context) error {
 	longest := cmp.Or(i.Retry, lastRetry)
 	pause := min(firstRetry, longest)
-	for ctx.Err() == nil {
-		synced, err := i.watch(ctx)
-		i.set(nil, err)
-		if synced {
+	for {
+		began := time.Now()
+		err := i.attempt(ctx)
+		if ctx.Err() != nil {
+			i.set(nil, context.Cause(ctx))
+			return nil
+		}
+		i.failed(err)
+		if time.Since(began) > longest {
 			pause = min(firstRetry, longest)
 		}
-		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-		case <-timer.C:
+		case <-time.After(pause):
 		}
-		timer.Stop()
 		pause = min(2*pause, longest)
 	}
-	return nil
 }
 
-// watch runs until the first list or watch fails. It reports whether all objects had been read before.
-func (i *Informer[T]) watch(ctx context.Context) (synced bool, err error) {
+// attempt lists all objects and watches them, until a list or a watch fails. The watch is resumed whenever it ends. The
+// error is nil if the objects must be listed again for another reason.
+func (i *Informer[T]) attempt(ctx context.Context) error {
 	resource := i.Resource
 	if i.Find != nil {
+		var err error
 		if resource, err = i.Find(); err != nil {
-			return false, err
+			return err
 		}
 	}
-	ctx, fail := context.WithCancelCause(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer fail(nil)
-	stream := &stream{
-		resource: resource, namespace: i.Namespace, name: i.Name, selector: i.Selector, grantedBy: i.GrantedBy,
-		ctx: ctx, fail: fail, silence: cmp.Or(i.Silence, longestSilence),
+	r := &mirror[T]{informer: i, resource: resource}
+	from := plainLists{&toolscache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}}
+	reflector := toolscache.NewReflectorWithOptions(from, resource.object, r, toolscache.ReflectorOptions{Name: "informer"})
+	err := reflector.ListAndWatchWithContext(ctx)
+	var failed failure
+	if errors.As(err, &failed) {
+		return failed.cause
 	}
-	defer stream.end()
-	indexers := toolscache.Indexers{}
-	for name, keys := range i.Indexers {
-		indexers[name] = func(obj any) ([]string, error) { return keys(obj.(T)), nil }
-	}
-	informer := toolscache.NewSharedIndexInformer(plainLists{stream.listWatch()}, resource.object, 0, indexers)
-	registration, err := informer.AddEventHandler(i.handler())
-	err = errors.Join(err,
-		informer.SetTransform(func(obj any) (any, error) {
-			// A transformer may be called with its own result.
-			if object, ok := obj.(runtime.Object); ok && i.Convert != nil {
-				return i.Convert(object), nil
-			}
-			return obj, nil
-		}),
-		// Each failure ends this call, which returns the error.
-		informer.SetWatchErrorHandlerWithContext(func(context.Context, *toolscache.Reflector, error) {}),
-	)
-	if err != nil {
-		return false, err
-	}
-	running.Go(func() { informer.RunWithContext(ctx) })
-	if !toolscache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
-		return false, context.Cause(ctx)
-	}
-	i.set(informer.GetIndexer(), nil)
-	i.Log.Info("Resource is read", "version", resource.Version)
-	if i.OnSync != nil {
-		i.OnSync()
-	}
-	<-ctx.Done()
-	// At once, because the informer may take time to end.
-	i.set(nil, context.Cause(ctx))
-	return true, context.Cause(ctx)
+	return err
 }
 
-// handler returns an event handler that calls OnChange for each change after the first list. OnSync reports the first
-// list.
-func (i *Informer[T]) handler() toolscache.ResourceEventHandler {
-	var none T
-	changed := func(before, after T) {
-		if i.OnChange != nil {
-			i.OnChange(before, after)
-		}
-	}
-	return toolscache.ResourceEventHandlerDetailedFuncs{
-		AddFunc: func(obj any, initial bool) {
-			if !initial {
-				changed(none, obj.(T))
-			}
-		},
-		UpdateFunc: func(before, after any) { changed(before.(T), after.(T)) },
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			changed(obj.(T), none)
-		},
-	}
-}
-
-// set replaces the copy, or drops it because of err. It reports each new err.
-func (i *Informer[T]) set(store toolscache.Indexer, err error) {
-	i.mu.Lock()
-	last := i.err
-	i.store, i.err = store, err
-	i.mu.Unlock()
-	if err == nil || errors.Is(err, context.Canceled) || last != nil && last.Error() == err.Error() {
+// failed drops the copy because of err, unless the copy may still be current. It reports each new reason.
+func (i *Informer[T]) failed(err error) {
+	if err == nil {
 		return
 	}
+	if i.failing.IsZero() {
+		i.failing = time.Now()
+	}
+	if i.Err() == nil && !refused(err) && time.Since(i.failing) < longestGap {
+		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
+		return
+	}
+	i.set(nil, err)
+	if i.reported == err.Error() {
+		return
+	}
+	i.reported = err.Error()
 	i.Log.Info("Resource is not available", "reason", err.Error())
 	if i.OnFailure != nil {
 		i.OnFailure(err)
 	}
+}
+
+// refused reports whether the API server has refused a call, so that its answer to others may have changed too.
+func refused(err error) bool {
+	return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) ||
+		apierrors.IsMethodNotSupported(err)
+}
+
+// set replaces the copy. Without a store, err is the reason.
+func (i *Informer[T]) set(store toolscache.Indexer, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.store, i.err = store, err
+}
+
+// indexer returns an empty store.
+func (i *Informer[T]) indexer() toolscache.Indexer {
+	indexers := toolscache.Indexers{}
+	for name, keys := range i.Indexers {
+		indexers[name] = func(obj any) ([]string, error) { return keys(obj.(T)), nil }
+	}
+	return toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers)
 }
 
 func (i *Informer[T]) read() (toolscache.Indexer, error) {
@@ -262,43 +245,9 @@ func (i *Informer[T]) Fake(err error, objects ...T) {
 		i.set(nil, err)
 		return
 	}
-	indexers := toolscache.Indexers{}
-	for name, keys := range i.Indexers {
-		indexers[name] = func(obj any) ([]string, error) { return keys(obj.(T)), nil }
-	}
-	store := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers)
+	store := i.indexer()
 	for _, obj := range objects {
 		_ = store.Add(obj) // its key is that of an object's metadata
 	}
 	i.set(store, nil)
-}
-
-// FromCache returns the informer for the kind of obj from the manager's cache. The informer may not have synced yet.
-// FromCache retries until it succeeds: discovery fails when a connection is reset, and while the kind is not
-// installed. It returns an error only when ctx ends. It calls failed, which may be nil, with each earlier error.
-func FromCache(
-	ctx context.Context, from cache.Informers, obj client.Object, log logr.Logger, failed func(error),
-) (cache.Informer, error) {
-	last := ""
-	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
-		informer, err := from.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
-		switch {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case err == nil:
-			return informer, nil
-		}
-		if failed != nil {
-			failed(err)
-		}
-		if err.Error() != last {
-			last = err.Error()
-			log.Error(err, "Waiting for a resource that can't be watched yet")
-		}
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-time.After(pause):
-		}
-	}
 }

@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	toolscache "k8s.io/client-go/tools/cache"
 )
 
 func node(name, address string) *corev1.Node {
@@ -29,123 +28,280 @@ func node(name, address string) *corev1.Node {
 	}
 }
 
-// TestInformer follows an API server that stops, returns with other objects, and withdraws the right.
-func TestInformer(t *testing.T) {
+// show describes a Node, or none.
+func show(obj *corev1.Node) string {
+	if obj == nil {
+		return "none"
+	}
+	return obj.Name + "=" + obj.Status.Addresses[0].Address
+}
+
+// staged is an API server of Nodes that the test controls.
+type staged struct {
+	mu        sync.Mutex
+	watchers  chan *watch.FakeWatcher
+	nodes     []corev1.Node
+	refused   error // of lists and watches
+	unwatched error // of watches
+	lists     int
+}
+
+func newStaged(nodes ...corev1.Node) *staged {
+	return &staged{watchers: make(chan *watch.FakeWatcher, 100), nodes: nodes}
+}
+
+// become sets the nodes that lists return, or the error of lists and watches.
+func (s *staged) become(refused error, nodes ...corev1.Node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused, s.nodes = refused, nodes
+}
+
+func (s *staged) resource() Resource {
+	return Resource{
+		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"), object: &corev1.Node{},
+		list: func(_ context.Context, _ string, options metav1.ListOptions) (runtime.Object, error) {
+			if options.ResourceVersion != "" {
+				return nil, fmt.Errorf("list at version %q, want the newest", options.ResourceVersion)
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.lists++
+			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, s.refused
+		},
+		watch: func(context.Context, string, metav1.ListOptions) (watch.Interface, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			switch {
+			case s.refused != nil:
+				return nil, s.refused
+			case s.unwatched != nil:
+				return nil, s.unwatched
+			}
+			watcher := watch.NewFake()
+			s.watchers <- watcher
+			return watcher, nil
+		},
+	}
+}
+
+// observed is a running Informer whose calls are recorded.
+type observed struct {
+	*Informer[*corev1.Node]
+	mu     sync.Mutex
+	events []string
+}
+
+func (o *observed) note(format string, args ...any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.events = append(o.events, fmt.Sprintf(format, args...))
+}
+
+// observe starts an Informer of source, which ends with the test.
+func observe(t *testing.T, source *staged) *observed {
+	o := &observed{}
+	o.Informer = &Informer[*corev1.Node]{
+		Resource: source.resource(), GrantedBy: "config/x", Log: logr.Discard(),
+		Convert: func(obj runtime.Object) *corev1.Node {
+			obj.(*corev1.Node).Labels = nil
+			return obj.(*corev1.Node)
+		},
+		Indexers: map[string]func(*corev1.Node) []string{
+			"address": func(obj *corev1.Node) []string { return []string{obj.Status.Addresses[0].Address} },
+		},
+		OnSync:    func() { o.note("sync") },
+		OnChange:  func(before, after *corev1.Node) { o.note("%s -> %s", show(before), show(after)) },
+		OnFailure: func(err error) { o.note("failed: %v", err) },
+	}
+	if err := o.Err(); !errors.Is(err, ErrNotRead) {
+		t.Errorf("before Start: %v", err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := o.Start(ctx); err != nil {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+		if o.Err() == nil {
+			t.Error("answers after its end")
+		}
+	})
+	return o
+}
+
+// expect checks what o knows, or its error, and its calls since the last check.
+func (o *observed) expect(t *testing.T, known string, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	all, err := o.List()
+	slices.SortFunc(all, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	got := ""
+	for _, obj := range all {
+		got += show(obj) + " "
+	}
+	if err != nil {
+		got = err.Error()
+	}
+	if got != known {
+		t.Errorf("it knows %q, want %q", got, known)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if diff := cmp.Diff(want, o.events); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	o.events = nil
+}
+
+func TestInformerFollowsChanges(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		source := &staged{watchers: make(chan *watch.FakeWatcher, 10), nodes: []corev1.Node{*node("a", "1"), *node("b", "2")}}
-		var mu sync.Mutex
-		var events []string
-		note := func(format string, args ...any) {
-			mu.Lock()
-			defer mu.Unlock()
-			events = append(events, fmt.Sprintf(format, args...))
-		}
-		name := func(obj *corev1.Node) string {
-			if obj == nil {
-				return "none"
-			}
-			return obj.Name + "=" + obj.Status.Addresses[0].Address
-		}
-		i := &Informer[*corev1.Node]{
-			Resource: source.resource(), GrantedBy: "config/x", Log: logr.Discard(),
-			Convert: func(obj runtime.Object) *corev1.Node {
-				obj.(*corev1.Node).Labels = nil
-				return obj.(*corev1.Node)
-			},
-			Indexers: map[string]func(*corev1.Node) []string{
-				"address": func(obj *corev1.Node) []string { return []string{obj.Status.Addresses[0].Address} },
-			},
-			OnSync:    func() { note("sync") },
-			OnChange:  func(before, after *corev1.Node) { note("%s -> %s", name(before), name(after)) },
-			OnFailure: func(err error) { note("failed: %v", err) },
-		}
-		if err := i.Err(); !errors.Is(err, ErrNotRead) {
-			t.Errorf("before Start: %v", err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- i.Start(ctx) }()
-		expect := func(known string, want ...string) {
-			t.Helper()
-			time.Sleep(firstRetry / 2) // client-go checks every 100 ms whether its informer has synced
-			synctest.Wait()
-			got := ""
-			all, err := i.List()
-			slices.SortFunc(all, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-			for _, obj := range all {
-				got += name(obj) + " "
-			}
-			if err != nil {
-				got = err.Error()
-			}
-			if got != known {
-				t.Errorf("it knows %q, want %q", got, known)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if diff := cmp.Diff(want, events); diff != "" {
-				t.Errorf("events (-want +got):\n%s", diff)
-			}
-			events = nil
-		}
-
-		expect("a=1 b=2 ", "sync")
+		source := newStaged(*node("a", "1"), *node("b", "2"))
+		o := observe(t, source)
+		o.expect(t, "a=1 b=2 ", "sync")
 		watcher := <-source.watchers
 		watcher.Modify(node("a", "3"))
 		watcher.Add(node("c", "4"))
 		watcher.Delete(node("b", "2"))
-		expect("a=3 c=4 ", "a=1 -> a=3", "none -> c=4", "b=2 -> none")
-		found, err := i.ByIndex("address", "3")
-		keys, keysErr := i.KeysByIndex("address", "3")
+		watcher.Delete(node("unknown", "2"))
+		o.expect(t, "a=3 c=4 ", "a=1 -> a=3", "none -> c=4", "b=2 -> none")
+		found, err := o.ByIndex("address", "3")
+		keys, keysErr := o.KeysByIndex("address", "3")
 		if err != nil || keysErr != nil || len(found) != 1 || found[0].Labels != nil || !slices.Equal(keys, []string{"a"}) {
 			t.Errorf("by index: %v, error %v; %q, error %v", found, err, keys, keysErr)
 		}
 		for _, name := range []string{"a", "b"} {
-			if obj, found, err := i.Get("", name); err != nil || found != (name == "a") || found && obj.Name != name {
+			if obj, found, err := o.Get("", name); err != nil || found != (name == "a") || found && obj.Name != name {
 				t.Errorf("get %s: %v, found %t, error %v", name, obj, found, err)
 			}
 		}
 
-		source.become(errors.New("connection refused"))
+		time.Sleep(5 * time.Minute)
 		watcher.Stop()
-		time.Sleep(time.Minute)
-		expect("list nodes: connection refused", "failed: watch nodes: connection refused", "failed: list nodes: connection refused")
-		for _, err := range []error{i.Err(), second(i.ByIndex("address", "3")), second(i.KeysByIndex("address", "3"))} {
-			if err == nil {
-				t.Error("answers while the API server is away")
-			}
+		o.expect(t, "a=3 c=4 ") // the watch is resumed
+		watcher = <-source.watchers
+		watcher.Add(node("a", "5")) // some API servers repeat objects
+		o.expect(t, "a=5 c=4 ", "a=3 -> a=5")
+		if source.lists != 1 {
+			t.Errorf("%d lists, want 1", source.lists)
 		}
-		if _, found, err := i.Get("", "a"); found || err == nil {
-			t.Error("answers while the API server is away")
-		}
-
-		source.become(nil, *node("d", "5"))
-		time.Sleep(lastRetry)
-		expect("d=5 ", "sync")
-		source.become(apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
-		(<-source.watchers).Stop()
+		watcher.Error(&metav1.Status{Status: metav1.StatusFailure, Code: 410, Reason: metav1.StatusReasonExpired})
 		time.Sleep(time.Second)
-		const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
-		expect(forbidden, "failed: "+forbidden)
-		source.become(apierrors.NewNotFound(corev1.Resource("nodes"), ""))
-		time.Sleep(lastRetry)
-		const missing = "nodes in version v1 is not installed yet"
-		expect(missing, "failed: "+missing)
-		stop()
-		if err := <-done; err != nil {
-			t.Errorf("it ended with %v", err)
+		o.expect(t, "a=1 b=2 ", "sync")
+	})
+}
+
+// TestInformerDropsACopyThatMayBeWrong checks how long the copy stays in use while nothing can be listed or watched.
+func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err   error
+		stays bool // for up to a minute
+		want  string
+	}{
+		"the API server is unreachable": {errors.New("connection refused"), true, "list nodes: connection refused"},
+		"the API server is overloaded":  {apierrors.NewTooManyRequests("later", 1), true, "list nodes: later"},
+		"an expired version":            {apierrors.NewResourceExpired("too old"), true, "list nodes: too old"},
+		"the right was withdrawn": {
+			apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")), false,
+			"grant list and watch on nodes (config/x): nodes is forbidden: no",
+		},
+		"the credentials are not accepted": {apierrors.NewUnauthorized("who"), false, "list nodes: who"},
+		"the kind was removed": {
+			apierrors.NewNotFound(corev1.Resource("nodes"), ""), false, `nodes in version v1 is not installed yet: nodes "" not found`,
+		},
+		"the kind can't be watched": {
+			apierrors.NewMethodNotSupported(corev1.Resource("nodes"), "list"), false, `list nodes: list is not supported on resources of kind "nodes"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				source := newStaged(*node("a", "1"))
+				o := observe(t, source)
+				o.expect(t, "a=1 ", "sync")
+				source.become(test.err)
+				(<-source.watchers).Stop()
+				time.Sleep(50 * time.Second)
+				if test.stays {
+					o.expect(t, "a=1 ")
+					time.Sleep(20 * time.Second)
+				}
+				o.mu.Lock()
+				first := ""
+				if len(o.events) > 0 {
+					first, o.events = o.events[len(o.events)-1], nil
+				}
+				o.mu.Unlock()
+				if first != "failed: "+test.want {
+					t.Errorf("reported %q, want %q", first, test.want)
+				}
+				time.Sleep(time.Hour) // without another report
+				o.expect(t, test.want)
+				if _, found, err := o.Get("", "a"); found || err == nil {
+					t.Errorf("found: %t, error %v", found, err)
+				}
+				for _, err := range []error{o.Err(), second(o.ByIndex("address", "1")), second(o.KeysByIndex("address", "1"))} {
+					if err == nil || err.Error() != test.want {
+						t.Errorf("error %v, want %s", err, test.want)
+					}
+				}
+				source.become(nil, *node("b", "2"))
+				time.Sleep(10 * time.Second)
+				o.expect(t, "b=2 ", "sync")
+			})
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestInformerAfterAShortFailure checks that failures that end in time add up to nothing.
+func TestInformerAfterAShortFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := newStaged(*node("a", "1"))
+		o := observe(t, source)
+		o.expect(t, "a=1 ", "sync")
+		for range 5 {
+			source.become(errors.New("connection refused"))
+			(<-source.watchers).Stop()
+			time.Sleep(30 * time.Second)
+			o.expect(t, "a=1 ")
+			source.become(nil, *node("a", "1"))
+			time.Sleep(10 * time.Second)
+			o.expect(t, "a=1 ", "sync")
 		}
 	})
 }
 
-func second[T any](_ T, err error) error { return err }
+// TestInformerThatMayOnlyList checks that a missing right to watch is reported once, although every list succeeds.
+func TestInformerThatMayOnlyList(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := newStaged(*node("a", "1"))
+		source.unwatched = apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
+		o := observe(t, source)
+		time.Sleep(time.Minute)
+		const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
+		synctest.Wait()
+		o.mu.Lock()
+		o.events = slices.DeleteFunc(o.events, func(event string) bool { return event == "sync" })
+		o.mu.Unlock()
+		o.expect(t, forbidden, "failed: "+forbidden)
+	})
+}
 
 // TestInformerFindsItsResource checks that Find is called before each attempt.
 func TestInformerFindsItsResource(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		source := &staged{watchers: make(chan *watch.FakeWatcher, 10)}
+		source := newStaged()
 		var attempts atomic.Int32
 		i := &Informer[*corev1.Node]{
 			Find: func() (Resource, error) {
@@ -168,24 +324,4 @@ func TestInformerFindsItsResource(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 		}
 	})
-}
-
-// TestInformerReportsDeletionsThatItMissed checks that OnChange reports them, and that OnSync reports the first list.
-func TestInformerReportsDeletionsThatItMissed(t *testing.T) {
-	t.Parallel()
-	var deleted []string
-	i := &Informer[*corev1.Node]{OnChange: func(before, after *corev1.Node) {
-		if after != nil {
-			t.Errorf("reported %s", after.Name)
-			return
-		}
-		deleted = append(deleted, before.Name)
-	}}
-	handler := i.handler()
-	handler.OnAdd(node("a", "1"), true)
-	handler.OnDelete(node("b", "2"))
-	handler.OnDelete(toolscache.DeletedFinalStateUnknown{Key: "c", Obj: node("c", "3")})
-	if !slices.Equal(deleted, []string{"b", "c"}) {
-		t.Errorf("deleted %q", deleted)
-	}
 }
