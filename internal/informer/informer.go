@@ -28,6 +28,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -90,14 +91,14 @@ func (i *Informer[T]) Start(ctx context.Context) error {
 	longest := cmp.Or(i.Retry, lastRetry)
 	pause := min(firstRetry, longest)
 	for {
-		began := time.Now()
+		began := clock.RealClock{}.Now()
 		err := i.attempt(ctx)
 		if ctx.Err() != nil {
 			i.set(nil, context.Cause(ctx))
 			return nil
 		}
 		i.failed(err)
-		if time.Since(began) > longest {
+		if clock.RealClock{}.Since(began) > longest {
 			pause = min(firstRetry, longest)
 		}
 		select {
@@ -135,9 +136,9 @@ func (i *Informer[T]) failed(err error) {
 		return
 	}
 	if i.failing.IsZero() {
-		i.failing = time.Now()
+		i.failing = clock.RealClock{}.Now()
 	}
-	if i.Err() == nil && !refused(err) && time.Since(i.failing) < longestGap {
+	if i.Err() == nil && !refused(err) && clock.RealClock{}.Since(i.failing) < longestGap {
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
 		return
 	}
