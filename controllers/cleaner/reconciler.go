@@ -35,7 +35,7 @@ const (
 	// longestPause is the longest time between two reconciles of a request. After it, the cleaner notices that the clock
 	// of the API servers was set, and it repeats a deletion that was answered wrongly.
 	longestPause = 10 * time.Minute
-	// clockPause is the pause of a request that cannot be judged, because the API servers' time is not certain.
+	// clockPause is the pause of a request that cannot be judged, because the API servers' time is unknown.
 	clockPause = time.Second
 	// callTimeout bounds one deletion. Admission webhooks may take up to 30 s.
 	callTimeout = 45 * time.Second
@@ -104,42 +104,28 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if !ok || obj.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil
 	}
-	now, err := r.now(ctx)
-	if err != nil {
-		log.FromContext(ctx).V(1).Info("The request is not judged", "why", err.Error())
-		// The rate bounds these attempts too. Otherwise a large cache would be reconciled without end.
-		return reconcile.Result{RequeueAfter: clockPause}, r.wait(ctx)
+	now, err := r.ServerTime.Now(ctx)
+	if seemsDue := err != nil || deadline.Before(now); seemsDue && !r.DryRun {
+		// The rate bounds the attempts without a known time too: a large cache must not be reconciled without end.
+		if r.Limiter.Wait(ctx) != nil { // the manager stops
+			return reconcile.Result{RequeueAfter: clockPause}, nil
+		}
+		// If the clock of the API servers was set back, a new request seems to be old.
+		now, err = r.ServerTime.Fresh(ctx)
 	}
-	if left := deadline.Sub(now); left >= 0 {
+	switch left := deadline.Sub(now); {
+	case err != nil:
+		log.FromContext(ctx).V(1).Info("The request is not judged", "why", err.Error())
+		return reconcile.Result{RequeueAfter: clockPause}, nil
+	case left >= 0:
 		// A request is due after its deadline, not at it.
 		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestPause)}, nil
-	}
-	if r.DryRun {
+	case r.DryRun:
 		r.reportDue(ctx, obj, deadline)
 		return reconcile.Result{RequeueAfter: longestPause}, nil
+	default:
+		return r.delete(ctx, obj, now)
 	}
-	return r.delete(ctx, obj, now)
-}
-
-// now returns the API servers' time. It returns an error if that time is unknown, or if it differs too much from the
-// manager's clock. One of the two is wrong then, and a deletion cannot be undone.
-func (r *Reconciler) now(ctx context.Context) (time.Time, error) {
-	skew, err := r.ServerTime.Skew(ctx)
-	if err != nil {
-		return time.Time{}, err
-	}
-	if skew.Abs() > servertime.MaxSkew {
-		return time.Time{}, fmt.Errorf("clock skew: %s", servertime.Sentence(skew))
-	}
-	return r.ServerTime.Now(ctx)
-}
-
-// wait waits until the rate permits another deletion.
-func (r *Reconciler) wait(ctx context.Context) error {
-	if err := r.Limiter.Wait(ctx); err != nil {
-		return fmt.Errorf("wait for the deletion rate: %w", err)
-	}
-	return nil
 }
 
 // delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change,
@@ -147,9 +133,6 @@ func (r *Reconciler) wait(ctx context.Context) error {
 func (r *Reconciler) delete(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (reconcile.Result, error) {
-	if err := r.wait(ctx); err != nil {
-		return reconcile.Result{}, err
-	}
 	calling, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	err := r.Client.Delete(calling, obj, client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -224,7 +225,7 @@ func TestReconcileFaults(t *testing.T) {
 	}{
 		"not found":          {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":     {get: down, want: "read request: down"},
-		"stopping":           {limit: context.Canceled, want: "wait for the deletion rate: context canceled"},
+		"stopping":           {limit: context.Canceled, again: time.Second},
 		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: 10 * time.Minute},
 		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: 10 * time.Minute},
 		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
@@ -265,55 +266,68 @@ func TestErrorsAreCounted(t *testing.T) {
 	}
 }
 
-// serverTime returns the time of an API server whose clock is ahead of this machine's by shift.
-func serverTime(t *testing.T, shift time.Duration) *servertime.Clock {
+// apiServer is a server whose clock is ahead of this machine's by a time.Duration.
+type apiServer struct{ ahead atomic.Int64 }
+
+// ServeHTTP answers with the time.
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Date", time.Now().Add(time.Duration(a.ahead.Load())).UTC().Format(http.TimeFormat))
+}
+
+// newServerTime returns the time of an API server whose clock is ahead of this machine's, and a function that sets that
+// clock.
+func newServerTime(t *testing.T, ahead time.Duration) (*servertime.Clock, func(ahead time.Duration)) {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Date", time.Now().Add(shift).UTC().Format(http.TimeFormat))
-	}))
+	clocked := &apiServer{}
+	set := func(ahead time.Duration) { clocked.ahead.Store(int64(ahead)) }
+	set(ahead)
+	server := httptest.NewServer(clocked)
 	t.Cleanup(server.Close)
 	measured, err := servertime.New(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return measured
+	return measured, set
 }
 
-// TestReconcileDeletesNothingByAWrongClock checks requests that one clock takes for old and the other for new. The
-// cleaner can't know which clock is right.
-func TestReconcileDeletesNothingByAWrongClock(t *testing.T) {
+// TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong deletes
+// nothing early.
+func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	t.Parallel()
-	const day, minute = 24 * time.Hour, time.Minute
+	const day, hour = 24 * time.Hour, time.Hour
 	for name, test := range map[string]struct {
-		ahead time.Duration // the API server's clock, before this machine's
-		age   time.Duration // by this machine's clock
+		ahead time.Duration  // the API server's clock
+		step  *time.Duration // which it is ahead after it was noted
+		age   time.Duration  // of the request, by this machine's clock
 		again time.Duration
 		gone  bool
 	}{
-		"this clock is set forward by 25 h":              {ahead: -25 * time.Hour, age: 25 * time.Hour, again: time.Second},
-		"the API server's clock is set forward by 25 h":  {ahead: 25 * time.Hour, again: time.Second},
-		"due by both clocks, which differ by 25 h":       {ahead: 25 * time.Hour, age: 1000 * day, again: time.Second},
-		"due by the API server's clock only":             {ahead: 4 * minute, age: day - 2*minute, gone: true},
-		"due by this clock only":                         {ahead: -4 * minute, age: day + 2*minute, again: 2 * minute},
-		"the clocks differ by less than five minutes":    {ahead: 4 * minute, age: minute, again: 10 * minute},
-		"the clocks differ by more than five minutes":    {ahead: 6 * minute, age: 2 * day, again: time.Second},
-		"the clocks differ by more, and nothing is due":  {ahead: -6 * minute, age: minute, again: time.Second},
-		"the clocks agree, and the request is a day old": {age: day + minute, gone: true},
+		"both clocks agree":                             {age: day + time.Minute, gone: true},
+		"this clock is set forward by 25 h":             {ahead: -25 * hour, age: 25 * hour, again: 10 * time.Minute},
+		"this clock is an hour behind":                  {ahead: hour, age: 23*hour + time.Minute, gone: true},
+		"this clock is a year behind":                   {ahead: 365 * day, age: -365 * day, again: 10 * time.Minute},
+		"the API server's clock is set forward by 25 h": {step: new(25 * hour), again: time.Second},
+		"the API server's clock is set back by 2 days":  {step: new(-2 * day), age: 2 * day, again: 10 * time.Minute},
+		"it is set back, and the request is due still":  {step: new(-2 * day), age: 4 * day, gone: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			obj := object(func(obj *request) { obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-test.age)) })
-			r, deleted, limiter := newReconciler(obj, now, nil, nil)
-			r.ServerTime = serverTime(t, test.ahead)
+			r, deleted, _ := newReconciler(obj, now, nil, nil)
+			var set func(time.Duration)
+			r.ServerTime, set = newServerTime(t, test.ahead)
+			if test.step != nil {
+				if _, err := r.ServerTime.Now(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				set(*test.step)
+				if *test.step > 0 { // another call notes it
+					_, _ = r.ServerTime.Fresh(t.Context())
+				}
+			}
 			again, problem := reconcileOnce(t, r)
-			if diff := (again - test.again).Abs(); diff > 2*time.Second || problem != "" { // a Date has whole seconds
-				t.Errorf("again after %s, want %s; error %q", again, test.again, problem)
-			}
-			if gone := len(*deleted) == 1; gone != test.gone {
-				t.Errorf("deleted %t, want %t", gone, test.gone)
-			}
-			if bounded := limiter.waits == 1; bounded != (test.gone || test.again == time.Second) {
-				t.Errorf("%d waits for the rate", limiter.waits)
+			if gone := len(*deleted) == 1; gone != test.gone || again != test.again || problem != "" {
+				t.Errorf("deleted %t, want %t; again after %s, want %s; error %q", gone, test.gone, again, test.again, problem)
 			}
 		})
 	}
@@ -324,11 +338,7 @@ func TestReconcileDeletesNothingByAWrongClock(t *testing.T) {
 func TestReconcileWaitsForServerTime(t *testing.T) {
 	t.Parallel()
 	r, deleted, limiter := newReconciler(object(), now.Add(1000*time.Hour), nil, nil)
-	unknown, err := servertime.New(&rest.Config{Host: "http://127.0.0.1:1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.ServerTime = unknown
+	r.ServerTime = &servertime.Clock{}
 	if again, problem := reconcileOnce(t, r); len(*deleted) > 0 || again != time.Second || problem != "" || limiter.waits != 1 {
 		t.Errorf("%d deletions, %d waits, again after %s, error %q", len(*deleted), limiter.waits, again, problem)
 	}
