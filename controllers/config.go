@@ -50,6 +50,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
 		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), limits
+		options.Approver.Workers = c.Concurrency.Approver
 	}
 	if c.Enabled(config.SignerController) {
 		signers, err := signersOf(c)
@@ -58,14 +59,12 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 		options.Signer = &signer.Reconciler{
 			Signers: signers, Retention: retention, RequestLimits: limits, DryRun: c.DryRuns(config.SignerController),
-			APIServers: c.Signing.APIServers,
 		}
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
 		options.Cleaner = &cleaner.Reconciler{
-			Retention: retention, SupersededAfter: c.Cleaning.SupersededAfter.Duration,
-			DryRun: c.DryRuns(config.CleanerController), RequestLimits: limits,
+			Retention: retention, DryRun: c.DryRuns(config.CleanerController),
 			Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
 		}
 	}
@@ -80,7 +79,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 			return Options{}, err
 		}
 		options.SelfCheck = &SelfCheck{
-			Interval: c.SelfCheck.Interval.Duration, Rights: rights,
+			Interval: c.SelfCheck.Interval.Duration, Rights: rights, Namespace: LeaseNamespace(c),
 			BootstrapGroups: c.SelfCheck.BootstrapGroups, NodeGroups: c.SelfCheck.NodeGroups,
 		}
 	}

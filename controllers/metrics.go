@@ -15,7 +15,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
@@ -89,7 +88,7 @@ type requestsCollector struct {
 // many there are. It is a Runnable of that manager, and runs on standbys too.
 type requestsSource struct {
 	cache   cache.Informers
-	clock   clock.PassiveClock
+	now     func() time.Time
 	signers map[string]bool // signers with a label of their own; all other signers share a label
 	log     logr.Logger
 
@@ -210,7 +209,7 @@ func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 func (s *requestsSource) report(counts, ages map[requestsLabels]float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
+	now := s.now()
 	for _, name := range append(slices.Collect(maps.Keys(s.signers)), others) {
 		for _, state := range csr.States() {
 			labels := requestsLabels{name, state}

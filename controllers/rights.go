@@ -83,6 +83,9 @@ func LeaseNamespace(c *config.Configuration) string {
 	return metav1.NamespaceSystem
 }
 
+// rootCA is the ConfigMap with the CAs of the API servers' own certificates.
+const rootCA = "kube-root-ca.crt"
+
 const requestsResource = "certificatesigningrequests"
 
 // rights collects the rights, without duplicates.
@@ -192,12 +195,10 @@ func (r *rights) signer(all *config.Configuration) error {
 			}
 		}
 	}
-	// To ask API servers about trust, the signer lists their endpoints.
-	if len(signers) > 0 && len(c.APIServers) == 0 && !all.DryRuns(config.SignerController) {
-		r.optional("the trust in its CAs", discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
+	// Without these, the rules of custom signers are strict.
+	for _, name := range []string{trust.ExtensionName, rootCA} {
+		r.optional("self-check and the trust in its CAs", "", "configmaps", trust.ExtensionNamespace, name, "get")
 	}
-	r.optional("self-check and the trust in its CAs", "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName,
-		"get")
 	return nil
 }
 
@@ -205,7 +206,6 @@ func (r *rights) leaderElection(namespace, name string) {
 	const need = "leader election"
 	r.add(need, coordinationv1.GroupName, "leases", namespace, "", "create")
 	r.add(need, coordinationv1.GroupName, "leases", namespace, name, "get", "update")
-	r.optional("fail-over within seconds", coordinationv1.GroupName, "leases", namespace, name, "list", "watch")
 	r.optional(need, "", "events", namespace, "", "create", "patch")
 }
 

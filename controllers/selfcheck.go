@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,15 +25,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // SelfCheck configures the checks that the manager repeats while it runs, see docs/reference/check.md.
 type SelfCheck struct {
-	// Interval is the time between two checks. A check that did not pass is repeated within a minute. The manager's own
-	// rights are checked every 30 seconds, or at Interval if that is shorter.
+	// Interval is the time between two checks. A check that did not pass is repeated within a minute.
 	Interval time.Duration
-	// Rights are the rights that the manager needs.
-	Rights []check.Right
+	// Rights are the rights that the manager needs. Namespace is the manager's own: Events about missing rights name it.
+	Rights    []check.Right
+	Namespace string
 	// BootstrapGroups and NodeGroups are groups of kubelets. At least one of BootstrapGroups must be able to join nodes.
 	// All NodeGroups must be able to renew.
 	BootstrapGroups, NodeGroups []string
@@ -41,15 +43,12 @@ type SelfCheck struct {
 const (
 	// checkRetry is the pause before a check that did not pass is repeated. It also bounds how late a new CA is noticed.
 	checkRetry = time.Minute
-	// rightsInterval is the longest time between two checks of the manager's own rights. A right that is lost while
-	// nothing uses it must be reported within a minute. After a refused call, the next check is up to half of it later.
-	rightsInterval = 30 * time.Second
-	// refusalPause is the minimum time between two checks of the manager's own rights that refused calls cause.
-	refusalPause = 5 * time.Second
 	// checkPatience bounds one check. If an API server does not answer in that time, the result is unknown.
 	checkPatience = time.Minute
 	// caPatience bounds how long the trust check waits until the CA is read.
 	caPatience = 10 * time.Second
+	// reasonRights is the reason of Events about missing rights.
+	reasonRights = "RightsMissing"
 )
 
 var (
@@ -77,7 +76,6 @@ type selfCheck struct {
 	interval time.Duration
 	tasks    []*checkTask
 	elected  <-chan struct{}
-	refused  <-chan struct{} // receives when an API server has refused a call, which makes all tasks due
 	clock    clock.WithTicker
 	log      logr.Logger
 
@@ -92,14 +90,12 @@ type selfCheck struct {
 type checkTask struct {
 	name string
 	run  func(ctx context.Context) []check.Result
-	// leader restricts the check to the leader. before, if set, returns a key. If the key changes, the check runs again
-	// at once.
+	// leader restricts the check to the leader. key, if set, identifies what is checked. If it changes, the check is
+	// repeated within a minute.
 	leader bool
-	before func() string
+	key    func() string
 
-	due  time.Time
 	last map[string]check.Status
-	key  string
 }
 
 // setupSelfCheck adds the checks that o.SelfCheck configures to mgr. It also adds a readiness check of the manager's
@@ -108,9 +104,14 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if o.SelfCheck == nil {
 		return nil
 	}
-	rights, s := o.newSelfCheck(mgr, min(o.SelfCheck.Interval, rightsInterval)), o.newSelfCheck(mgr, o.SelfCheck.Interval)
-	rights.refused = o.Observer.Refused()
-	rights.tasks = []*checkTask{{name: check.OwnRights, run: rights.ownRights(mgr.GetClient(), o.SelfCheck.Rights)}}
+	s := &selfCheck{
+		interval: o.SelfCheck.Interval, elected: mgr.Elected(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check"),
+	}
+	if s.clock == nil {
+		s.clock = clock.RealClock{}
+	}
+	missing := report.New(mgr.GetEventRecorder("csr-self-check"), s.clock)
+	s.tasks = []*checkTask{{name: check.OwnRights, run: s.ownRights(mgr.GetClient(), o.SelfCheck, missing)}}
 	if o.Approver != nil {
 		s.tasks = append(s.tasks, &checkTask{name: check.KubeletRights, run: func(ctx context.Context) []check.Result {
 			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
@@ -120,39 +121,23 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 		trust := check.Trust{Reader: mgr.GetAPIReader(), Cluster: mgr.GetConfig(), Audit: o.Signer.Audit}
 		authorities := func() []check.CA { return ClientCAs(o.Signer, s.clock.Now()) }
 		s.tasks = append(s.tasks, &checkTask{name: check.CATrusted, leader: true,
-			before: func() string { return keyIDs(authorities()) },
+			key: func() string { return keyIDs(authorities()) },
 			run: func(ctx context.Context) []check.Result {
-				s.awaitCA(ctx, authorities)
+				awaitCA(ctx, authorities)
 				return trust.CAs(ctx, authorities(), s.clock.Now())
 			}})
 	}
-	if err := mgr.AddReadyzCheck(check.OwnRights, rights.ready); err != nil {
+	if err := mgr.AddReadyzCheck(check.OwnRights, s.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	// The checks of the rights are a Runnable of their own, because the others may wait for the CA.
-	return errors.Join(mgr.Add(rights), mgr.Add(s))
-}
-
-// newSelfCheck returns a selfCheck without tasks.
-func (o Options) newSelfCheck(mgr manager.Manager, interval time.Duration) *selfCheck {
-	s := &selfCheck{
-		interval: interval, elected: mgr.Elected(), clock: o.Clock, log: mgr.GetLogger().WithName("self-check"),
-	}
-	if s.clock == nil {
-		s.clock = clock.RealClock{}
-	}
-	return s
+	return mgr.Add(s)
 }
 
 // awaitCA waits until every CA is read, for caPatience at most.
-func (s *selfCheck) awaitCA(ctx context.Context, authorities func() []check.CA) {
+func awaitCA(ctx context.Context, authorities func() []check.CA) {
 	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, caPatience, true, func(context.Context) (bool, error) {
-		for _, one := range authorities() {
-			if one.Authority == nil {
-				return false, nil
-			}
-		}
-		return true, nil
+		unread := func(one check.CA) bool { return one.Authority == nil }
+		return !slices.ContainsFunc(authorities(), unread), nil
 	})
 }
 
@@ -161,69 +146,62 @@ func (*selfCheck) NeedLeaderElection() bool { return false }
 
 // Start repeats the checks until ctx ends.
 func (s *selfCheck) Start(ctx context.Context) error {
-	ctx = log.IntoContext(ctx, s.log)
-	ticker := s.clock.NewTicker(s.pause())
-	defer ticker.Stop()
-	elected, refused := s.elected, s.refused
-	var listenAgain <-chan time.Time
-	leads := false
-	for {
-		for _, task := range s.tasks {
-			if !task.leader || leads {
-				s.runIfDue(ctx, task)
-			}
-		}
+	var running sync.WaitGroup
+	for _, task := range s.tasks {
+		running.Go(func() { s.repeat(log.IntoContext(ctx, s.log), task) })
+	}
+	running.Wait()
+	return nil
+}
+
+// repeat runs task at once, at every interval, and within a minute if it did not pass or its key has changed.
+func (s *selfCheck) repeat(ctx context.Context, task *checkTask) {
+	if task.leader {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-elected:
-			elected, leads = nil, true
-		case <-refused: // refused calls must not cause as many reviews
-			refused, listenAgain = nil, time.After(refusalPause)
-			for _, task := range s.tasks {
-				task.due = time.Time{}
+			return
+		case <-s.elected:
+		}
+	}
+	tick := min(s.interval, checkRetry)
+	ticker := s.clock.NewTicker(tick)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		due := s.clock.Now().Add(s.interval - tick/2) // the nearest tick counts
+		worst := s.run(ctx, task)
+		key := task.currentKey()
+		for waiting := true; waiting; waiting = worst == check.OK && key == task.currentKey() && s.clock.Now().Before(due) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C():
 			}
-		case <-listenAgain:
-			refused, listenAgain = s.refused, nil
-		case <-ticker.C():
 		}
 	}
 }
 
-// pause returns the time before a check that did not pass is repeated.
-func (s *selfCheck) pause() time.Duration { return min(s.interval, checkRetry) }
+func (t *checkTask) currentKey() string {
+	if t.key == nil {
+		return ""
+	}
+	return t.key()
+}
 
-// runIfDue runs task if it is due or its key has changed.
-func (s *selfCheck) runIfDue(ctx context.Context, task *checkTask) {
-	key := ""
-	if task.before != nil {
-		key = task.before()
-	}
-	now := s.clock.Now()
-	if now.Before(task.due) && key == task.key {
-		return
-	}
+// run runs task once, reports its results, and returns the worst status.
+func (s *selfCheck) run(ctx context.Context, task *checkTask) check.Status {
 	asking, cancel := context.WithTimeout(ctx, checkPatience)
 	defer cancel()
 	results := task.run(asking)
 	if ctx.Err() != nil {
-		return // an interrupted check has no result
+		return check.Unknown // an interrupted check has no result
 	}
-	if task.before != nil {
-		key = task.before()
-	}
-	worst := check.Worst(results)
-	pause := s.interval
-	if worst != check.OK {
-		pause = s.pause()
-	}
-	task.key, task.due = key, now.Add(pause-s.pause()/2) // due at the nearest tick
-	s.report(task, results, now)
+	s.report(task, results)
+	return check.Worst(results)
 }
 
-// report updates the metrics of each check in results, which was made at now, and logs the results that changed since the last run. The first
+// report updates the metrics of each check in results, and logs the results that changed since the last run. The first
 // run logs every result that is not OK.
-func (s *selfCheck) report(task *checkTask, results []check.Result, now time.Time) {
+func (s *selfCheck) report(task *checkTask, results []check.Result) {
 	checks := map[string][]check.Result{}
 	if len(results) == 0 {
 		checks[task.name] = nil
@@ -234,22 +212,14 @@ func (s *selfCheck) report(task *checkTask, results []check.Result, now time.Tim
 	for _, name := range slices.Sorted(maps.Keys(checks)) {
 		worst := check.Worst(checks[name])
 		for _, status := range check.Statuses() {
-			value := 0.0
-			if status == worst {
-				value = 1
-			}
-			checkResult.WithLabelValues(name, string(status)).Set(value)
+			checkResult.WithLabelValues(name, string(status)).Set(0)
 		}
-		checkLastRun.WithLabelValues(name).Set(float64(now.Unix()))
+		checkResult.WithLabelValues(name, string(worst)).Set(1)
+		checkLastRun.WithLabelValues(name).Set(float64(s.clock.Now().Unix()))
 		if task.last == nil {
 			s.log.Info("Self-check completed", "check", name, "result", worst, "questions", len(checks[name]))
 		}
 	}
-	s.logChanges(task, results)
-}
-
-// logChanges logs the results that changed since the last run.
-func (s *selfCheck) logChanges(task *checkTask, results []check.Result) {
 	last := make(map[string]check.Status, len(results))
 	for _, result := range results {
 		last[result.Subject] = result.Status
@@ -257,31 +227,35 @@ func (s *selfCheck) logChanges(task *checkTask, results []check.Result) {
 		if before == result.Status || !known && result.Status == check.OK {
 			continue
 		}
-		details := []any{
-			"check", result.Check, "subject", result.Subject, "result", result.Status,
-			"evidence", result.Evidence, "nextStep", result.NextStep,
-		}
-		switch result.Status {
-		case check.Failed:
-			s.log.Error(nil, "Self-check failed", details...)
-		case check.OK:
-			s.log.Info("Self-check passes again", details[:8]...)
-		case check.Unknown:
-			s.log.Info("Self-check could not complete", details...)
-		}
+		s.logChange(result)
 	}
 	task.last = last
 }
 
-// ownRights returns a check of rights. It records which of them are denied, in the metrics and, if the controllers need
-// them, for ready. A result that is unknown changes nothing.
-func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(context.Context) []check.Result {
-	denied := make([]bool, len(rights)) // as far as known
+// logChange logs a result that was another one, or none, at the last run.
+func (s *selfCheck) logChange(result check.Result) {
+	details := []any{"check", result.Check, "subject", result.Subject, "result", result.Status, "evidence", result.Evidence}
+	switch result.Status {
+	case check.Failed:
+		s.log.Error(nil, "Self-check failed", append(details, "nextStep", result.NextStep)...)
+	case check.OK:
+		s.log.Info("Self-check passes again", details...)
+	case check.Unknown:
+		s.log.Info("Self-check could not complete", append(details, "nextStep", result.NextStep)...)
+	}
+}
+
+// ownRights returns a check of the rights that c configures. It records which of them are denied: in the metrics, and for
+// those that the controllers need, in an Event and for ready. A result that is unknown changes nothing.
+func (s *selfCheck) ownRights(
+	reviewer client.Client, c *SelfCheck, events *report.Reporter,
+) func(context.Context) []check.Result {
+	denied := make([]bool, len(c.Rights)) // as far as known
 	return func(ctx context.Context) []check.Result {
-		results := check.RightsByRules(ctx, c, rights)
+		results := check.Rights(ctx, reviewer, c.Rights)
 		var names []string
 		missing := map[[2]string]float64{}
-		for i, right := range rights {
+		for i, right := range c.Rights {
 			label := [2]string{right.Verb, right.GroupResource()}
 			missing[label] += 0 // a series for each right
 			if status := results[i].Status; status != check.Unknown {
@@ -303,6 +277,10 @@ func (s *selfCheck) ownRights(c client.Client, rights []check.Right) func(contex
 		s.asked, s.missing = true, nil
 		if len(names) > 0 {
 			s.missing = errors.New("missing rights: " + strings.Join(names, ", "))
+			manager := &corev1.Namespace{}
+			manager.Name = c.Namespace
+			events.Request(manager, "", "CheckRights", reasonRights, fmt.Sprintf(
+				"%v: apply the roles and bindings of the manager's manifests; its log says which manifest has which right", s.missing))
 		}
 		return results
 	}

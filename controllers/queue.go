@@ -1,0 +1,106 @@
+package controllers
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+)
+
+const (
+	// firstRetry and lastRetry bound the pause after an error. It starts as kube-controller-manager's, and doubles.
+	firstRetry, lastRetry = 200 * time.Millisecond, 30 * time.Second
+	// reconciliationTimeout ends a reconcile that hangs. Each API call has a shorter timeout of its own.
+	reconciliationTimeout = 3 * time.Minute
+	// cacheSyncTimeout is a century, because controller-runtime ends the process after it. The manager waits for a missing
+	// CRD, a missing right or an unreachable API server.
+	cacheSyncTimeout = 100 * 365 * 24 * time.Hour
+)
+
+// storage returns the queue in which the items of the controller name wait for a worker.
+type storage[item comparable] func(name string) workqueue.TypedInterface[item]
+
+// fairly returns a storage in which no requester delays another.
+func fairly(workers int) storage[fairqueue.Key] {
+	return func(name string) workqueue.TypedInterface[fairqueue.Key] { return fairqueue.New(name, workers) }
+}
+
+// controllerOptions returns the options of a controller with that many workers. The delays of its queue follow own, or
+// the real clock if own is nil. A nil storage is first in, first out.
+func controllerOptions[item comparable](
+	own clock.WithTicker, workers int, items storage[item],
+) controller.TypedOptions[item] {
+	warmUp := false
+	return controller.TypedOptions[item]{
+		MaxConcurrentReconciles: workers,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry),
+		CacheSyncTimeout:        cacheSyncTimeout,
+		ReconciliationTimeout:   reconciliationTimeout,
+		// A standby's queue would grow with every new request. The cache fills it after the election.
+		EnableWarmup: &warmUp,
+		NewQueue: func(name string, limiter workqueue.TypedRateLimiter[item]) workqueue.TypedRateLimitingInterface[item] {
+			delaying := workqueue.TypedDelayingQueueConfig[item]{Name: name, Clock: own}
+			if items != nil {
+				delaying.Queue = items(name)
+			}
+			queue := workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[item]{
+				DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(delaying),
+			})
+			if own != nil {
+				queue = &steppedQueue[item]{
+					TypedRateLimitingInterface: queue, limiter: limiter, clock: own, taken: map[item]time.Time{},
+				}
+			}
+			return queue
+		},
+	}
+}
+
+// steppedQueue counts a delay from the moment when the worker received the item. If a test steps the clock during a
+// reconcile, another queue would delay the item by the whole step, possibly for ever.
+type steppedQueue[item comparable] struct {
+	workqueue.TypedRateLimitingInterface[item]
+	limiter workqueue.TypedRateLimiter[item]
+	clock   clock.PassiveClock
+
+	mu    sync.Mutex
+	taken map[item]time.Time
+}
+
+// Get blocks until an item is queued.
+func (q *steppedQueue[item]) Get() (taken item, shutdown bool) {
+	taken, shutdown = q.TypedRateLimitingInterface.Get()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.taken[taken] = q.clock.Now()
+	return taken, shutdown
+}
+
+// AddAfter adds again after delay.
+func (q *steppedQueue[item]) AddAfter(again item, delay time.Duration) {
+	q.mu.Lock()
+	since, working := q.taken[again]
+	q.mu.Unlock()
+	if !working {
+		since = q.clock.Now()
+	}
+	// Of two delays the shorter one counts. If the clock is stepped during the first call, the second one is right.
+	for range 2 {
+		q.TypedRateLimitingInterface.AddAfter(again, delay-q.clock.Since(since))
+	}
+}
+
+// AddRateLimited adds again after the pause that the rate limiter sets.
+func (q *steppedQueue[item]) AddRateLimited(again item) { q.AddAfter(again, q.limiter.When(again)) }
+
+// Done ends the work on done.
+func (q *steppedQueue[item]) Done(done item) {
+	q.mu.Lock()
+	delete(q.taken, done)
+	q.mu.Unlock()
+	q.TypedRateLimitingInterface.Done(done)
+}
