@@ -40,6 +40,9 @@ const (
 	listTimeout = 45 * time.Second
 )
 
+// passed measures how long attempts and failures last.
+var passed clock.RealClock
+
 // ErrNotRead is the error of an Informer that has not tried to read anything yet.
 var ErrNotRead = errors.New("not read yet")
 
@@ -91,14 +94,14 @@ func (i *Informer[T]) Start(ctx context.Context) error {
 	longest := cmp.Or(i.Retry, lastRetry)
 	pause := min(firstRetry, longest)
 	for {
-		began := clock.RealClock{}.Now()
+		began := passed.Now()
 		err := i.attempt(ctx)
 		if ctx.Err() != nil {
 			i.set(nil, context.Cause(ctx))
 			return nil
 		}
 		i.failed(err)
-		if clock.RealClock{}.Since(began) > longest {
+		if passed.Since(began) > longest {
 			pause = min(firstRetry, longest)
 		}
 		select {
@@ -136,9 +139,9 @@ func (i *Informer[T]) failed(err error) {
 		return
 	}
 	if i.failing.IsZero() {
-		i.failing = clock.RealClock{}.Now()
+		i.failing = passed.Now()
 	}
-	if i.Err() == nil && !refused(err) && clock.RealClock{}.Since(i.failing) < longestGap {
+	if i.Err() == nil && !refused(err) && passed.Since(i.failing) < longestGap {
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
 		return
 	}
